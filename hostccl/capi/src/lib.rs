@@ -1,0 +1,1 @@
+//! libhostccl.so: the host engine under its NCCL names.

@@ -1,0 +1,1 @@
+//! NCCL's C API over host memory on one machine.

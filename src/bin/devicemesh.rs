@@ -1,0 +1,2 @@
+//! The tool `devicemesh`.
+fn main() {}

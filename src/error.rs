@@ -1,0 +1,198 @@
+//! The one error type: a status of the C contract, a one-line message that carries the values, and foreign codes.
+
+use std::fmt;
+
+/// The outcome classes of the C ABI (`dm_status`); the numbers are part of the ABI and never change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Status {
+    /// Success.
+    Ok = 0,
+    /// An argument is NULL, out of range, repeated or contradicts another.
+    InvalidArgument = 1,
+    /// The handle was never given out, or was freed.
+    InvalidHandle = 2,
+    /// No dimension, symbol or registered mesh of that name.
+    NotFound = 3,
+    /// The calling rank is not part of this mesh.
+    NotMember = 4,
+    /// The caller's buffer is smaller than the answer.
+    BufferTooSmall = 5,
+    /// Ranks disagree about a collective call.
+    Mismatch = 6,
+    /// A deadline passed.
+    Timeout = 7,
+    /// The rendezvous store is unreachable, broke the protocol or refused us.
+    Store = 8,
+    /// The communicator library failed.
+    Ccl = 9,
+    /// The device driver failed.
+    Device = 10,
+    /// No usable communicator library.
+    Library = 11,
+    /// Not available here.
+    Unsupported = 12,
+    /// Aborted or finalized.
+    Aborted = 13,
+    /// A rank died.
+    PeerLost = 14,
+    /// A bug in this library.
+    Internal = 15,
+}
+
+impl Status {
+    /// All statuses, in the order of their numbers.
+    pub const ALL: [Status; 16] = [
+        Status::Ok,
+        Status::InvalidArgument,
+        Status::InvalidHandle,
+        Status::NotFound,
+        Status::NotMember,
+        Status::BufferTooSmall,
+        Status::Mismatch,
+        Status::Timeout,
+        Status::Store,
+        Status::Ccl,
+        Status::Device,
+        Status::Library,
+        Status::Unsupported,
+        Status::Aborted,
+        Status::PeerLost,
+        Status::Internal,
+    ];
+
+    /// The status with that number, if there is one.
+    pub fn from_code(code: i32) -> Option<Status> {
+        usize::try_from(code).ok().and_then(|index| Status::ALL.get(index).copied())
+    }
+}
+
+/// A failure: what class, what happened in one line with the values, and the codes of other layers where they exist.
+///
+/// ```
+/// use devicemesh::error::{Error, Status};
+/// let error = Error::invalid(format!("dimension {} has size {}, which must be at least 1", 1, 0));
+/// assert_eq!(error.status(), Status::InvalidArgument);
+/// assert_eq!(error.to_string(), "dimension 1 has size 0, which must be at least 1");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    status: Status,
+    message: String,
+    ccl_result: i32,
+    device_error: i32,
+    os_error: i32,
+}
+
+/// The result of every fallible function of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error of that class. Line breaks in the message become spaces: messages are one line.
+    pub fn new(status: Status, message: impl Into<String>) -> Error {
+        let mut message = message.into();
+        if message.contains(['\n', '\r']) {
+            message = message.split(['\n', '\r']).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+        }
+        Error { status, message, ccl_result: 0, device_error: 0, os_error: 0 }
+    }
+
+    /// `DM_STATUS_INVALID_ARGUMENT`.
+    pub fn invalid(message: impl Into<String>) -> Error {
+        Error::new(Status::InvalidArgument, message)
+    }
+
+    /// `DM_STATUS_NOT_FOUND`.
+    pub fn not_found(message: impl Into<String>) -> Error {
+        Error::new(Status::NotFound, message)
+    }
+
+    /// `DM_STATUS_NOT_MEMBER`.
+    pub fn not_member(message: impl Into<String>) -> Error {
+        Error::new(Status::NotMember, message)
+    }
+
+    /// `DM_STATUS_TIMEOUT`.
+    pub fn timeout(message: impl Into<String>) -> Error {
+        Error::new(Status::Timeout, message)
+    }
+
+    /// `DM_STATUS_ABORTED`.
+    pub fn aborted(message: impl Into<String>) -> Error {
+        Error::new(Status::Aborted, message)
+    }
+
+    /// `DM_STATUS_UNSUPPORTED`.
+    pub fn unsupported(message: impl Into<String>) -> Error {
+        Error::new(Status::Unsupported, message)
+    }
+
+    /// `DM_STATUS_STORE`.
+    pub fn store(message: impl Into<String>) -> Error {
+        Error::new(Status::Store, message)
+    }
+
+    /// `DM_STATUS_STORE` caused by the operating system; what failed is said by `action`, the cause and code are added.
+    pub fn store_io(action: impl fmt::Display, cause: &std::io::Error) -> Error {
+        Error::store(format!("{action}: {cause}")).with_os_error(cause.raw_os_error().unwrap_or(0))
+    }
+
+    /// `DM_STATUS_INTERNAL`.
+    pub fn internal(message: impl Into<String>) -> Error {
+        Error::new(Status::Internal, message)
+    }
+
+    /// The same error with a communicator library's result code (`ncclResult_t`).
+    #[must_use]
+    pub fn with_ccl_result(mut self, code: i32) -> Error {
+        self.ccl_result = code;
+        self
+    }
+
+    /// The same error with a device driver's code (`CUresult`).
+    #[must_use]
+    pub fn with_device_error(mut self, code: i32) -> Error {
+        self.device_error = code;
+        self
+    }
+
+    /// The same error with an `errno`.
+    #[must_use]
+    pub fn with_os_error(mut self, code: i32) -> Error {
+        self.os_error = code;
+        self
+    }
+
+    /// The class.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// The one-line message.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The communicator library's result, 0 when it was not involved.
+    pub fn ccl_result(&self) -> i32 {
+        self.ccl_result
+    }
+
+    /// The device driver's result, 0 when it was not involved.
+    pub fn device_error(&self) -> i32 {
+        self.device_error
+    }
+
+    /// The `errno`, 0 when the operating system was not involved.
+    pub fn os_error(&self) -> i32 {
+        self.os_error
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,8 @@
+//! PyTorch's DeviceMesh without Python: a job says "I am (replicate=2, shard=4)" and gets, for every dimension of that
+//! mesh, a ready communicator, through a stable C ABI.
+
+pub mod error;
+pub mod layout;
+pub mod mesh;
+pub mod rendezvous;
+pub mod wait;

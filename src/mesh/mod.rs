@@ -1,0 +1,1 @@
+//! One rank's view of a mesh: layout, names and rank map.

@@ -1,0 +1,1 @@
+//! Where am I, the key-value store, and the agreement between ranks.

@@ -1,0 +1,71 @@
+//! What every wait of the library carries: a deadline, and a flag by which another thread ends it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+
+/// The longest a blocked wait sleeps before it looks at its [`Cancel`] flag again.
+pub const CANCEL_SLICE: Duration = Duration::from_millis(20);
+
+/// A moment by which a wait ends, with the timeout it came from (for messages).
+#[derive(Debug, Clone, Copy)]
+pub struct Deadline {
+    at: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    /// The moment `timeout` from now. Timeouts past 100 years count as 100 years.
+    pub fn after(timeout: Duration) -> Deadline {
+        let timeout = timeout.min(Duration::from_secs(100 * 365 * 86_400));
+        Deadline { at: Instant::now() + timeout, timeout }
+    }
+
+    /// Time left, zero when passed.
+    pub fn left(&self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// Time left, at most [`CANCEL_SLICE`]: how long to sleep before looking around again.
+    pub fn slice(&self) -> Duration {
+        self.left().min(CANCEL_SLICE)
+    }
+
+    /// Whether the moment has passed.
+    pub fn passed(&self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// The whole timeout that this deadline was made with.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+}
+
+/// A flag that ends waits: clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// A flag that is not raised.
+    pub fn new() -> Cancel {
+        Cancel::default()
+    }
+
+    /// Raises the flag; it stays raised.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it is raised.
+    pub fn is_raised(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// `DM_STATUS_ABORTED` when raised.
+    pub fn check(&self) -> Result<()> {
+        if self.is_raised() { Err(Error::aborted("aborted by dm_abort from another thread")) } else { Ok(()) }
+    }
+}
