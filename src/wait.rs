@@ -69,3 +69,25 @@ impl Cancel {
         if self.is_raised() { Err(Error::aborted("aborted by dm_abort from another thread")) } else { Ok(()) }
     }
 }
+
+/// How long a blocking call may wait and who may end it early. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Wait {
+    /// When the call gives up.
+    pub deadline: Deadline,
+    /// Raised by another thread to end the call at once.
+    pub cancel: Cancel,
+}
+
+impl Wait {
+    /// A wait of at most `timeout` that nobody cancels.
+    pub fn after(timeout: Duration) -> Wait {
+        Wait { deadline: Deadline::after(timeout), cancel: Cancel::new() }
+    }
+
+    /// The same cancel flag with another deadline.
+    #[must_use]
+    pub fn with_deadline(&self, deadline: Deadline) -> Wait {
+        Wait { deadline, cancel: self.cancel.clone() }
+    }
+}

@@ -1,0 +1,38 @@
+//! The key-value store that ranks meet in: one interface over PyTorch's TCPStore protocol, a shared folder, this
+//! process's memory and the caller's own callbacks.
+
+use crate::error::Result;
+use crate::wait::Wait;
+
+/// A key-value service shared by all ranks of a job.
+///
+/// Every method may be called from several threads at once. A passed deadline is `DM_STATUS_TIMEOUT`, a raised cancel
+/// flag `DM_STATUS_ABORTED` (within about [`crate::wait::CANCEL_SLICE`]), everything else that goes wrong
+/// `DM_STATUS_STORE` with the store's [`name`](Store::name) in the message.
+pub trait Store: Send + Sync {
+    /// Stores `value` under `key`, replacing what was there. May return before the store has it, but operations of one
+    /// handle take effect in order.
+    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()>;
+
+    /// The value under `key`; waits until there is one.
+    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>>;
+
+    /// The value under `key` now, `None` when there is none.
+    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>>;
+
+    /// Adds to the integer under `key` (0 when there is none) and returns the sum. Atomic over all ranks.
+    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64>;
+
+    /// Stores `value` under `key` unless a value stands there, and returns the value that stands there now: over all
+    /// ranks exactly one value wins, and every rank gets that one. `value` is not empty.
+    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>>;
+
+    /// For each key whether it exists now; cheap when most do (few round trips).
+    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>>;
+
+    /// Removes `key`; no error when it is not there.
+    fn delete(&self, key: &str, wait: &Wait) -> Result<()>;
+
+    /// What to call this store in messages, for example `tcp://127.0.0.1:29500`.
+    fn name(&self) -> &str;
+}
