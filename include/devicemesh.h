@@ -1,0 +1,1010 @@
+/* libdevicemesh: PyTorch's DeviceMesh without Python. A job says "I am (replicate=2, shard=4)" and gets, for every dimension of that
+ * mesh, a ready communicator.
+ *
+ * Generated from src/ffi by cbindgen (make header). Do not edit.
+ *
+ * Words used below
+ *   Local         returns without talking to any other rank.
+ *   Collective    every rank of the named set makes the same call, in the same order. A rank that makes a different call, or none, leads to
+ *                 DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT on all of them, naming the ranks.
+ *   out           outputs come last and are written only on success; queries into a buffer always write *len_out.
+ *   borrowed      stays owned by the library; the named owner bounds its life.
+ *
+ * Threads: every function may be called from several threads at once, on the same handle. A handle is a token (slot and generation), not an
+ * address: one that is stale, freed twice or made up gives DM_STATUS_INVALID_HANDLE, never undefined behaviour. A process with several
+ * devices joins one dm_world per device, with explicit ranks, and makes its collective calls from one thread per device. Collective calls of one
+ * world happen one after another, in the same order on every rank.
+ *
+ * Strings in are NUL-terminated UTF-8 and copied. NULL where it is not allowed gives DM_STATUS_INVALID_ARGUMENT. No function aborts the
+ * process or unwinds into C. A failing call leaves its reason in dm_last_error of the calling thread.
+ *
+ * Structs begin with struct_size, their size as the caller knows it, and grow only at their end: initialise them with their INIT macro. */
+
+
+#ifndef DEVICEMESH_H
+#define DEVICEMESH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/**
+ * World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine.
+ */
+#define DM_WORLD_OFFLINE 1
+
+/**
+ * Dimension flag: never share this dimension's communicator with one over the same ranks.
+ */
+#define DM_DIM_OWN_COMM 1
+
+/**
+ * Mesh flag: make a dimension's communicator at its first dm_get_comm or collective, which is then collective over this rank's
+ * group along that dimension. Later flattened dimensions are lazy too.
+ */
+#define DM_INIT_LAZY 1
+
+/**
+ * Mesh flag of dm_from_comms: the library destroys the communicators when the mesh is finalized or aborted.
+ */
+#define DM_INIT_OWN_COMMS 2
+
+/**
+ * One rank's immutable view of a mesh: shape, names, ranks, communicators.
+ *
+ * A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
+ * several threads at once. Made by dm_init and the functions that return views, freed by dm_free.
+ */
+typedef struct dm_mesh dm_mesh;
+
+/**
+ * This process's place in the job: its rank, the store the ranks meet in, the device, the communicator library.
+ *
+ * A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
+ * several threads at once. Made by dm_world_init, freed by dm_world_free.
+ */
+typedef struct dm_world dm_world;
+
+/**
+ * The outcome of a call: one of the DM_STATUS_ values.
+ */
+typedef int32_t dm_status;
+
+/**
+ * What went wrong in a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.
+ */
+typedef struct dm_error_info {
+  /**
+   * sizeof(dm_error_info), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * The failing call's status; DM_STATUS_OK when no call of this thread failed.
+   */
+  dm_status status;
+  /**
+   * The communicator library's ncclResult_t, 0 when it was not involved.
+   */
+  int32_t ccl_result;
+  /**
+   * The device driver's code (CUresult), 0 when it was not involved.
+   */
+  int32_t device_error;
+  /**
+   * The errno, 0 when the operating system was not involved.
+   */
+  int32_t os_error;
+  /**
+   * One line with the values. Borrowed: valid until this thread's next failing call.
+   */
+  const char *message;
+} dm_error_info;
+
+/**
+ * Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
+ *
+ * Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any thread of this process, and
+ * from several at once. Each returns 0 for success; anything else ends the call that needed it with DM_STATUS_STORE and that number.
+ * Initialise with DM_STORE_CALLBACKS_INIT.
+ */
+typedef struct dm_store_callbacks {
+  /**
+   * sizeof(dm_store_callbacks), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * Passed to every function.
+   */
+  void *user_data;
+  /**
+   * Stores len bytes under key, replacing what was there.
+   */
+  int32_t (*set)(void *user_data, const char *key, const void *value, size_t len);
+  /**
+   * Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of its bytes to value.
+   * Returns non-zero when the key did not come in time.
+   */
+  int32_t (*get)(void *user_data, const char *key, void *value, size_t capacity, size_t *len_out, int64_t timeout_ms);
+  /**
+   * Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
+   */
+  int32_t (*add)(void *user_data, const char *key, int64_t amount, int64_t *value_out);
+  /**
+   * Called exactly once, when the world is gone. May be NULL.
+   */
+  void (*drop)(void *user_data);
+} dm_store_callbacks;
+
+/**
+ * How to join a world. Initialise with DM_WORLD_OPTIONS_INIT; zero means the default everywhere.
+ */
+typedef struct dm_world_options {
+  /**
+   * sizeof(dm_world_options), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * DM_WORLD_ flags.
+   */
+  uint32_t flags;
+  /**
+   * Number of ranks. 0: rank, world size and local rank come from the launcher's environment.
+   */
+  int32_t world_size;
+  /**
+   * This process's rank, 0 to world_size - 1; used when world_size is given.
+   */
+  int32_t rank;
+  /**
+   * This process's device index in its host; used when world_size is given.
+   */
+  int32_t local_rank;
+  /**
+   * Every wait of the library ends by then, in milliseconds. 0: 600000.
+   */
+  int64_t timeout_ms;
+  /**
+   * Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or "file:///path".
+   */
+  const char *init_method;
+  /**
+   * A communicator library with NCCL's C API, by path or SONAME. NULL: the one that the environment variable
+   * DM_CCL_LIBRARY names, else the usual names on cuda (libnccl.so.2, librccl.so.1) and the embedded host engine on cpu.
+   */
+  const char *ccl_library;
+  /**
+   * NULL: the store that init_method names; else the caller's own.
+   */
+  const struct dm_store_callbacks *store;
+} dm_world_options;
+
+/**
+ * Wishes for one dimension's communicator. Initialise with DM_DIM_OPTIONS_INIT.
+ */
+typedef struct dm_dim_options {
+  /**
+   * sizeof(dm_dim_options), set by the caller; also the distance to the next element of an array of them.
+   */
+  size_t struct_size;
+  /**
+   * DM_DIM_ flags.
+   */
+  uint32_t flags;
+  /**
+   * NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config does not share its
+   * communicator. The fields other than names must be the same on every rank.
+   */
+  const void *nccl_config;
+  /**
+   * The communicator's name in the library's logs. NULL: "mesh_" and the dimension's name.
+   */
+  const char *comm_name;
+} dm_dim_options;
+
+/**
+ * Wishes for a mesh. Initialise with DM_INIT_OPTIONS_INIT.
+ */
+typedef struct dm_init_options {
+  /**
+   * sizeof(dm_init_options), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * DM_INIT_ flags.
+   */
+  uint32_t flags;
+  /**
+   * NULL: the process's default world of that device type, joined from the environment at first use.
+   */
+  struct dm_world *world;
+  /**
+   * NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product of the shape).
+   */
+  const int32_t *ranks;
+  /**
+   * NULL, or ndim elements, one per dimension.
+   */
+  const struct dm_dim_options *dim_options;
+  /**
+   * How long each collective call of the mesh may take, in milliseconds. 0: as long as the world's.
+   */
+  int64_t timeout_ms;
+} dm_init_options;
+
+/**
+ * A communicator of NCCL or of a library with its API: the same line as in nccl.h, so that both headers can be included,
+ * in either order.
+ */
+typedef struct ncclComm *ncclComm_t;
+
+/**
+ * The type of a buffer's elements: the values of ncclDataType_t.
+ */
+typedef int32_t dm_dtype;
+
+/**
+ * A reduction: the values of ncclRedOp_t.
+ */
+typedef int32_t dm_op;
+
+/**
+ * Success.
+ */
+#define DM_STATUS_OK 0
+
+/**
+ * An argument is NULL, out of range, repeated or contradicts another; a struct_size is wrong; a flag is unknown.
+ */
+#define DM_STATUS_INVALID_ARGUMENT 1
+
+/**
+ * The handle was never given out, or was freed.
+ */
+#define DM_STATUS_INVALID_HANDLE 2
+
+/**
+ * No dimension, symbol or registered mesh of that name.
+ */
+#define DM_STATUS_NOT_FOUND 3
+
+/**
+ * The calling rank is not part of this mesh.
+ */
+#define DM_STATUS_NOT_MEMBER 4
+
+/**
+ * The buffer is smaller than the answer; the length that is needed was written.
+ */
+#define DM_STATUS_BUFFER_TOO_SMALL 5
+
+/**
+ * Ranks disagree about a collective call; the message says which rank asked for what.
+ */
+#define DM_STATUS_MISMATCH 6
+
+/**
+ * A deadline passed; the message names the ranks that never came.
+ */
+#define DM_STATUS_TIMEOUT 7
+
+/**
+ * The rendezvous store is unreachable, broke the protocol or refused us.
+ */
+#define DM_STATUS_STORE 8
+
+/**
+ * The communicator library failed; ccl_result of dm_error_info has its code.
+ */
+#define DM_STATUS_CCL 9
+
+/**
+ * The device driver failed; device_error of dm_error_info has its code.
+ */
+#define DM_STATUS_DEVICE 10
+
+/**
+ * No usable communicator library; the message lists what was tried.
+ */
+#define DM_STATUS_LIBRARY 11
+
+/**
+ * Not available for this device type, world or library version; the message says what to do instead.
+ */
+#define DM_STATUS_UNSUPPORTED 12
+
+/**
+ * The mesh was aborted or finalized.
+ */
+#define DM_STATUS_ABORTED 13
+
+/**
+ * A rank died or left; the message names it where known.
+ */
+#define DM_STATUS_PEER_LOST 14
+
+/**
+ * A bug in this library (a caught panic).
+ */
+#define DM_STATUS_INTERNAL 15
+
+/**
+ * Signed 8-bit integers.
+ */
+#define DM_INT8 0
+
+/**
+ * Unsigned 8-bit integers.
+ */
+#define DM_UINT8 1
+
+/**
+ * Signed 32-bit integers.
+ */
+#define DM_INT32 2
+
+/**
+ * Unsigned 32-bit integers.
+ */
+#define DM_UINT32 3
+
+/**
+ * Signed 64-bit integers.
+ */
+#define DM_INT64 4
+
+/**
+ * Unsigned 64-bit integers.
+ */
+#define DM_UINT64 5
+
+/**
+ * IEEE 754 binary16.
+ */
+#define DM_FLOAT16 6
+
+/**
+ * IEEE 754 binary32.
+ */
+#define DM_FLOAT32 7
+
+/**
+ * IEEE 754 binary64.
+ */
+#define DM_FLOAT64 8
+
+/**
+ * bfloat16: the upper half of a binary32.
+ */
+#define DM_BFLOAT16 9
+
+/**
+ * Sum.
+ */
+#define DM_SUM 0
+
+/**
+ * Product.
+ */
+#define DM_PROD 1
+
+/**
+ * Maximum.
+ */
+#define DM_MAX 2
+
+/**
+ * Minimum.
+ */
+#define DM_MIN 3
+
+/**
+ * Sum divided by the number of ranks; truncated for integers.
+ */
+#define DM_AVG 4
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is none.
+ *
+ * Local. The string is static and never NULL.
+ */
+const char *dm_status_name(dm_status status);
+
+/**
+ * What this thread's last failing call says: one line with the values, or "" when none has failed yet.
+ *
+ * Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not clear it.
+ */
+const char *dm_last_error(void);
+
+/**
+ * This thread's last failing call in full: status, message and the codes of the layers below.
+ *
+ * Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the status is DM_STATUS_OK and
+ * the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is NULL or its struct_size is wrong.
+ */
+dm_status dm_last_error_info(struct dm_error_info *info_out);
+
+/**
+ * The version of the loaded library: 10000 * major + 100 * minor + patch, so 100 is 0.1.0.
+ *
+ * Local.
+ */
+uint32_t dm_version(void);
+
+/**
+ * Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
+ *
+ * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
+ * NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PMI, PALS, Slurm,
+ * or alone). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
+ * Each rank frees its handle with dm_world_free.
+ *
+ * With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
+ * meshes are freed or its process ends; the other ranks need it for every collective call of this library.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables), DM_STATUS_STORE (unreachable, port in
+ * use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ),
+ * DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
+ */
+dm_status dm_world_init(const char *device_type,
+                        const struct dm_world_options *options,
+                        struct dm_world **world_out);
+
+/**
+ * This process's rank in the world, 0 to size - 1.
+ *
+ * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (rank_out is NULL).
+ */
+dm_status dm_world_rank(const struct dm_world *world, int32_t *rank_out);
+
+/**
+ * The number of ranks in the world.
+ *
+ * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (size_out is NULL).
+ */
+dm_status dm_world_size(const struct dm_world *world, int32_t *size_out);
+
+/**
+ * Returns when every rank of the world has called it.
+ *
+ * Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs some round trips; it says nothing of work on
+ * devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call.
+ */
+dm_status dm_world_barrier(const struct dm_world *world,
+                           int64_t timeout_ms);
+
+/**
+ * Frees a world handle. Local; NULL is a no-op, and so is a handle that was freed before.
+ *
+ * Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
+ */
+void dm_world_free(struct dm_world *world);
+
+/**
+ * Makes a mesh: gives every dimension of this rank a ready communicator. These are the two lines:
+ *
+ *     dm_init("cuda", (size_t[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
+ *     dm_get_comm(mesh, "shard", &comm);
+ *
+ * Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
+ * where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
+ * (see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
+ * non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. The caller frees
+ * the handle with dm_free.
+ *
+ * Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
+ * alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, and what
+ * dm_world_init gives when the default world is joined here.
+ */
+dm_status dm_init(const char *device_type,
+                  const size_t *shape,
+                  size_t ndim,
+                  const char *const *dim_names,
+                  const struct dm_init_options *options,
+                  struct dm_mesh **mesh_out);
+
+/**
+ * Makes a mesh over communicators that exist already, one per dimension in the order of the dimensions.
+ *
+ * Local. comms[i] is this rank's communicator along dimension i: it has shape[i] ranks, and this process's rank in it is its coordinate
+ * (checked). They belong to the library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must outlive
+ * the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks are
+ * 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit), DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL,
+ * DM_STATUS_LIBRARY.
+ */
+dm_status dm_from_comms(const char *device_type,
+                        const size_t *shape,
+                        size_t ndim,
+                        const char *const *dim_names,
+                        const ncclComm_t *comms,
+                        const struct dm_init_options *options,
+                        struct dm_mesh **mesh_out);
+
+/**
+ * A view of the named dimensions, in the order given; it shares the parent's communicators.
+ *
+ * Local. Any view can be sliced, in any order of names: ("cp", "dp") gives the transposed view. A name given to a flattened dimension is known
+ * to the root and to every view that holds its dimensions. num_names 0 gives a view without dimensions, of this rank alone. The
+ * caller frees the handle with dm_free; it does not depend on the handle of the parent.
+ *
+ * Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT (a repeated name, or dimensions that overlap),
+ * DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_slice(const struct dm_mesh *mesh,
+                   const char *const *dim_names,
+                   size_t num_names,
+                   struct dm_mesh **mesh_out);
+
+/**
+ * One dimension out of all of this view's, with a communicator over its ranks in row-major order.
+ *
+ * Collective over the root mesh. name NULL joins the dimensions' names with "_". The same dimensions under the same name give the
+ * communicator that exists, without communication; under another name they share it unless options says DM_DIM_OWN_COMM. options NULL:
+ * the defaults. The caller frees the handle with dm_free.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's), DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
+ * DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE; DM_STATUS_UNSUPPORTED for a mesh without a world (dm_from_comms).
+ */
+dm_status dm_flatten(const struct dm_mesh *mesh,
+                     const char *name,
+                     const struct dm_dim_options *options,
+                     struct dm_mesh **mesh_out);
+
+/**
+ * The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each with a communicator.
+ *
+ * Collective over the root mesh. The first of the new dimensions is the slowest. Their names must not be those of the view's other
+ * dimensions. options is NULL or has n elements, one per new dimension. The caller frees the handle with dm_free.
+ *
+ * Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and those of dm_flatten.
+ */
+dm_status dm_unflatten(const struct dm_mesh *mesh,
+                       const char *dim,
+                       const size_t *sizes,
+                       const char *const *names,
+                       size_t n,
+                       const struct dm_dim_options *options,
+                       struct dm_mesh **mesh_out);
+
+/**
+ * Views of one root mesh side by side: a view with the dimensions of all of them, in order.
+ *
+ * Local. They may not overlap: each rank appears once. The caller frees the handle with dm_free.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (no mesh, different roots, overlap, a repeated name), DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_ABORTED.
+ */
+dm_status dm_concatenate(const struct dm_mesh *const *meshes,
+                         size_t n,
+                         struct dm_mesh **mesh_out);
+
+/**
+ * The root mesh of a view: the one that dm_init made.
+ *
+ * Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_ABORTED.
+ */
+dm_status dm_root(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
+
+/**
+ * How many parallel copies of the named dimensions this view has: one per coordinate in its other dimensions.
+ *
+ * Local. Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when count_out is NULL.
+ */
+dm_status dm_submesh_count(const struct dm_mesh *mesh,
+                           const char *const *dim_names,
+                           size_t num_names,
+                           size_t *count_out);
+
+/**
+ * One of the parallel copies of the named dimensions, by index; the copies are ordered by their coordinates in the other dimensions.
+ *
+ * Local. The copy that holds this rank equals dm_slice of those names; the others answer questions about their ranks, and
+ * DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked for. The caller frees the handle with dm_free.
+ *
+ * Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when index is not below dm_submesh_count.
+ */
+dm_status dm_submesh(const struct dm_mesh *mesh,
+                     const char *const *dim_names,
+                     size_t num_names,
+                     size_t index,
+                     struct dm_mesh **mesh_out);
+
+/**
+ * Another handle of the same view, freed on its own.
+ *
+ * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (mesh_out is NULL).
+ */
+dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
+
+/**
+ * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so is a handle that was freed before.
+ *
+ * Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process.
+ */
+void dm_free(struct dm_mesh *mesh);
+
+/**
+ * The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view without dimensions.
+ *
+ * Local.
+ */
+size_t dm_ndim(const struct dm_mesh *mesh);
+
+/**
+ * The name of the dimension at that index; NULL past the end and for an invalid handle.
+ *
+ * Local. Borrowed from the handle: valid until it is freed.
+ */
+const char *dm_dim_name(const struct dm_mesh *mesh, size_t index);
+
+/**
+ * The sizes of the dimensions, in order.
+ *
+ * Local. *len_out is the number of dimensions, always written for a valid handle. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_shape(const struct dm_mesh *mesh,
+                   size_t *sizes,
+                   size_t capacity,
+                   size_t *len_out);
+
+/**
+ * The size of a dimension in ranks; dim NULL: the number of ranks of the whole view.
+ *
+ * Local. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_size(const struct dm_mesh *mesh, const char *dim, size_t *size_out);
+
+/**
+ * This process's rank in the world, whether or not it is in the mesh.
+ *
+ * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_rank(const struct dm_mesh *mesh, int32_t *rank_out);
+
+/**
+ * This rank's coordinate along a dimension, which is also its rank in that dimension's communicator.
+ *
+ * Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several dimensions).
+ */
+dm_status dm_get_local_rank(const struct dm_mesh *mesh,
+                            const char *dim,
+                            int32_t *rank_out);
+
+/**
+ * This rank's coordinate in the view, one number per dimension.
+ *
+ * Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_get_coordinate(const struct dm_mesh *mesh,
+                            size_t *coordinate,
+                            size_t capacity,
+                            size_t *len_out);
+
+/**
+ * The world ranks of the view, row-major in its shape.
+ *
+ * Local. *len_out is their number, the product of the shape. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_ranks(const struct dm_mesh *mesh,
+                   int32_t *ranks,
+                   size_t capacity,
+                   size_t *len_out);
+
+/**
+ * The world ranks of this rank's group along a dimension, in the order of their ranks in its communicator.
+ *
+ * Local. dim NULL is allowed on a 1-D mesh. *len_out is the size of the dimension. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_group_ranks(const struct dm_mesh *mesh,
+                         const char *dim,
+                         int32_t *ranks,
+                         size_t capacity,
+                         size_t *len_out);
+
+/**
+ * All groups along a dimension, as XLA wants them: an array of shape [groups, size of dim], row-major, that holds each rank of the root mesh
+ * once.
+ *
+ * Local. dim NULL is allowed on a 1-D mesh. *len_out is groups times size, the number of ranks of the root mesh. Groups are ordered by the
+ * row-major position of their first rank. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_replica_groups(const struct dm_mesh *mesh,
+                            const char *dim,
+                            int64_t *ranks,
+                            size_t capacity,
+                            size_t *len_out);
+
+/**
+ * Whether two views have the same ranks, shape, dimension names and device type.
+ *
+ * Local. By value: views of different root meshes can be equal. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_equal(const struct dm_mesh *a,
+                   const struct dm_mesh *b,
+                   bool *equal_out);
+
+/**
+ * A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and on every machine.
+ *
+ * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_hash(const struct dm_mesh *mesh, uint64_t *hash_out);
+
+/**
+ * The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)).
+ *
+ * Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_describe(const struct dm_mesh *mesh, char *text, size_t capacity, size_t *len_out);
+
+/**
+ * The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.
+ *
+ * Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group along it. dim NULL is allowed on a 1-D mesh. A
+ * dimension of size 1 gives the one communicator of this rank alone, made at the first such call.
+ *
+ * Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process, whatever handles are freed; never destroyed by the
+ * caller. It is valid only in the library that made it: call it through dm_get_proc. Takes no lock; a few nanoseconds.
+ *
+ * Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_get_comm(const struct dm_mesh *mesh,
+                      const char *dim,
+                      ncclComm_t *comm_out);
+
+/**
+ * The function of that name ("ncclAllReduce", ...) in the library that made this mesh's communicators: the right copy also with several NCCLs in
+ * the process, and on cpu, where no NCCL is linked.
+ *
+ * Local. Cast the result to the function's type, for example decltype(&ncclAllReduce). It stays valid until the end of the process. Errors:
+ * DM_STATUS_NOT_FOUND (names the library and its version), DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_get_proc(const struct dm_mesh *mesh,
+                      const char *symbol,
+                      void **proc_out);
+
+/**
+ * Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
+ *
+ * Collective over this rank's group along dim. In place when send == recv.
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+ * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+ * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_all_reduce(const struct dm_mesh *mesh,
+                        const char *dim,
+                        const void *send,
+                        void *recv,
+                        size_t count,
+                        dm_dtype dtype,
+                        dm_op op,
+                        void *stream);
+
+/**
+ * Reduces count elements over all ranks of dim to its rank root.
+ *
+ * Collective over this rank's group along dim. recv is used on the root only and may be NULL elsewhere. In place when send == recv on the root.
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+ * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+ * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_reduce(const struct dm_mesh *mesh,
+                    const char *dim,
+                    const void *send,
+                    void *recv,
+                    size_t count,
+                    dm_dtype dtype,
+                    dm_op op,
+                    int32_t root,
+                    void *stream);
+
+/**
+ * Copies count elements from the rank root of dim to all its ranks.
+ *
+ * Collective over this rank's group along dim. send is used on the root only and may be NULL elsewhere. In place when send == recv on the root.
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+ * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+ * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_broadcast(const struct dm_mesh *mesh,
+                       const char *dim,
+                       const void *send,
+                       void *recv,
+                       size_t count,
+                       dm_dtype dtype,
+                       int32_t root,
+                       void *stream);
+
+/**
+ * Gathers send_count elements of every rank of dim, in rank order, on every rank.
+ *
+ * Collective over this rank's group along dim. recv has room for send_count times the size of dim. In place when send == recv + (my rank in dim) * send_count.
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+ * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+ * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_all_gather(const struct dm_mesh *mesh,
+                        const char *dim,
+                        const void *send,
+                        void *recv,
+                        size_t send_count,
+                        dm_dtype dtype,
+                        void *stream);
+
+/**
+ * Reduces over all ranks of dim and leaves block i of recv_count elements on rank i.
+ *
+ * Collective over this rank's group along dim. send has recv_count times the size of dim elements. In place when recv == send + (my rank in dim) * recv_count.
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+ * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+ * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_reduce_scatter(const struct dm_mesh *mesh,
+                            const char *dim,
+                            const void *send,
+                            void *recv,
+                            size_t recv_count,
+                            dm_dtype dtype,
+                            dm_op op,
+                            void *stream);
+
+/**
+ * Sends block i of send to rank i of dim, and receives block i of recv from rank i.
+ *
+ * Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. They must not overlap.
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+ * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+ * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_all_to_all(const struct dm_mesh *mesh,
+                        const char *dim,
+                        const void *send,
+                        void *recv,
+                        size_t count_per_peer,
+                        dm_dtype dtype,
+                        void *stream);
+
+/**
+ * Sends count elements to the rank peer of dim, which receives them with dm_recv.
+ *
+ * Collective over this rank's group along dim (with the peer only). On cpu it may return before the peer has them; the buffer can be used again then. Sends and receives of one exchange belong in a group (dm_group_start).
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+ * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+ * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_send(const struct dm_mesh *mesh,
+                  const char *dim,
+                  const void *send,
+                  size_t count,
+                  dm_dtype dtype,
+                  int32_t peer,
+                  void *stream);
+
+/**
+ * Receives count elements from the rank peer of dim, which sends as many with dm_send.
+ *
+ * Collective over this rank's group along dim (with the peer only). Sends and receives of one exchange belong in a group (dm_group_start).
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+ * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+ * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_recv(const struct dm_mesh *mesh,
+                  const char *dim,
+                  void *recv,
+                  size_t count,
+                  dm_dtype dtype,
+                  int32_t peer,
+                  void *stream);
+
+/**
+ * Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
+ *
+ * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Errors:
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_group_start(const struct dm_mesh *mesh);
+
+/**
+ * Ends the group that this thread began, and runs its operations. On cpu it returns when all of their results are there.
+ *
+ * Errors: the first error of any of the operations, as they would give it; DM_STATUS_CCL when no group was begun.
+ */
+dm_status dm_group_end(const struct dm_mesh *mesh);
+
+/**
+ * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
+ *
+ * Local, does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a rank died; named where known), DM_STATUS_CCL,
+ * DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_check(const struct dm_mesh *mesh,
+                   const char *dim);
+
+/**
+ * Ends the root mesh of this view on this rank, at once: wakes every call that is blocked in any of its views, here and, with the host
+ * engine, on the other ranks, where they get DM_STATUS_PEER_LOST.
+ *
+ * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
+ * communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
+ * any more. A second abort, or one after dm_finalize, does nothing.
+ */
+dm_status dm_abort(const struct dm_mesh *mesh);
+
+/**
+ * Waits for the outstanding work of this view's root mesh and destroys those of its communicators that no other root mesh of this world
+ * shares. Every view of this root answers DM_STATUS_ABORTED from then on; handles are still to be freed.
+ *
+ * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (the mesh is
+ * then as before: dm_abort ends it), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+ */
+dm_status dm_finalize(const struct dm_mesh *mesh);
+
+/**
+ * Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of that name. mesh NULL removes the name.
+ *
+ * Local. The registry holds the view by itself: the handle may be freed. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is
+ * NULL or empty).
+ */
+dm_status dm_register(const struct dm_mesh *mesh,
+                      const char *name);
+
+/**
+ * A new handle of the view that was registered under that name. The caller frees it with dm_free.
+ *
+ * Local. Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+
+/* ---- initialisers ---- */
+
+#define DM_ERROR_INFO_INIT { sizeof(dm_error_info), 0, 0, 0, 0, NULL }
+#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL }
+#define DM_STORE_CALLBACKS_INIT { sizeof(dm_store_callbacks), NULL, NULL, NULL, NULL, NULL }
+#define DM_DIM_OPTIONS_INIT { sizeof(dm_dim_options), 0, NULL, NULL }
+#define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, NULL, NULL, NULL, 0 }
+
+#endif /* DEVICEMESH_H */

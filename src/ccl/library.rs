@@ -1,0 +1,484 @@
+//! One communicator library: its name, its version and its functions, with results turned into errors that carry them.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::time::Duration;
+
+use libloading::os::unix::Library as Handle;
+
+use super::config::CommConfig;
+use super::types::{NcclResult, UniqueId, result};
+use crate::error::{Error, Result, Status};
+use crate::wait::Wait;
+
+/// A raw `ncclComm_t`: a pointer that only its own library understands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct RawComm(pub *mut c_void);
+
+// SAFETY: the pointer is only handed to its library, whose functions may be called from any thread; what must not run at
+// the same time on one communicator is said where it is called.
+unsafe impl Send for RawComm {}
+// SAFETY: as above.
+unsafe impl Sync for RawComm {}
+
+impl RawComm {
+    /// No communicator.
+    pub const NULL: RawComm = RawComm(std::ptr::null_mut());
+
+    /// Whether there is no communicator.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+}
+
+/// The signatures of nccl.h, by field. `Option` is for what some release or implementation lacks.
+struct Functions {
+    get_version: unsafe extern "C" fn(*mut c_int) -> NcclResult,
+    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
+    init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut c_void) -> NcclResult,
+    split: Option<unsafe extern "C" fn(RawComm, c_int, c_int, *mut RawComm, *mut c_void) -> NcclResult>,
+    finalize: Option<unsafe extern "C" fn(RawComm) -> NcclResult>,
+    destroy: unsafe extern "C" fn(RawComm) -> NcclResult,
+    abort: unsafe extern "C" fn(RawComm) -> NcclResult,
+    get_async_error: unsafe extern "C" fn(RawComm, *mut NcclResult) -> NcclResult,
+    count: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
+    user_rank: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
+    get_error_string: unsafe extern "C" fn(NcclResult) -> *const c_char,
+    get_last_error: Option<unsafe extern "C" fn(RawComm) -> *const c_char>,
+    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    reduce:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    broadcast: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> NcclResult,
+    reduce_scatter:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    all_to_all:
+        Option<unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> NcclResult>,
+    send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    group_start: unsafe extern "C" fn() -> NcclResult,
+    group_end: unsafe extern "C" fn() -> NcclResult,
+    host_lost_rank: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
+    host_set_timeout: Option<unsafe extern "C" fn(RawComm, i64) -> NcclResult>,
+}
+
+/// A communicator library.
+pub struct Library {
+    name: String,
+    version: i32,
+    functions: Functions,
+    /// How a symbol's address is found later on; `None` in the embedded engine.
+    handle: Option<Handle>,
+}
+
+impl Library {
+    /// Fills the table through `lookup` (a symbol's address by name, as dlsym). The core must be there: `ncclGetVersion`,
+    /// `ncclGetUniqueId`, `ncclCommInitRankConfig` (2.14), destroy, abort, the queries, five collectives, send, recv and groups.
+    pub(super) fn from_lookup(
+        name: &str,
+        handle: Option<Handle>,
+        lookup: impl Fn(&str) -> Option<*const c_void>,
+    ) -> Result<Library> {
+        let missing = |symbol: &str| {
+            Error::new(Status::Library, format!("{name} has no symbol {symbol}: it is not NCCL 2.14 or later"))
+        };
+        macro_rules! symbol {
+            ($name:literal) => {
+                // SAFETY: the address is that of the C function of this name, whose signature nccl.h fixes and the field
+                // it goes into repeats.
+                lookup($name).filter(|address| !address.is_null()).map(|address| unsafe { std::mem::transmute(address) })
+            };
+            ($name:literal, core) => {
+                symbol!($name).ok_or_else(|| missing($name))?
+            };
+        }
+        let functions = Functions {
+            get_version: symbol!("ncclGetVersion", core),
+            get_unique_id: symbol!("ncclGetUniqueId", core),
+            init_rank_config: symbol!("ncclCommInitRankConfig", core),
+            split: symbol!("ncclCommSplit"),
+            finalize: symbol!("ncclCommFinalize"),
+            destroy: symbol!("ncclCommDestroy", core),
+            abort: symbol!("ncclCommAbort", core),
+            get_async_error: symbol!("ncclCommGetAsyncError", core),
+            count: symbol!("ncclCommCount", core),
+            user_rank: symbol!("ncclCommUserRank", core),
+            get_error_string: symbol!("ncclGetErrorString", core),
+            get_last_error: symbol!("ncclGetLastError"),
+            all_reduce: symbol!("ncclAllReduce", core),
+            reduce: symbol!("ncclReduce", core),
+            broadcast: symbol!("ncclBroadcast", core),
+            all_gather: symbol!("ncclAllGather", core),
+            reduce_scatter: symbol!("ncclReduceScatter", core),
+            all_to_all: symbol!("ncclAlltoAll"),
+            send: symbol!("ncclSend", core),
+            recv: symbol!("ncclRecv", core),
+            group_start: symbol!("ncclGroupStart", core),
+            group_end: symbol!("ncclGroupEnd", core),
+            host_lost_rank: symbol!("hostcclCommLostRank"),
+            host_set_timeout: symbol!("hostcclCommSetTimeout"),
+        };
+        let mut version = 0;
+        // SAFETY: the out-parameter is a valid int.
+        let code = unsafe { (functions.get_version)(&mut version) };
+        if code != result::SUCCESS {
+            return Err(Error::new(Status::Library, format!("ncclGetVersion of {name} gives {code}")).with_ccl_result(code));
+        }
+        Ok(Library { name: name.to_owned(), version, functions, handle })
+    }
+
+    /// The same library, holding the loader's handle so that it stays loaded and later lookups work.
+    pub(super) fn keep(mut self, handle: Handle) -> Library {
+        self.handle = Some(handle);
+        self
+    }
+
+    /// What to call it in messages: a path, a SONAME, or the embedded engine.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `ncclGetVersion`: 22707 is 2.27.7.
+    pub fn version(&self) -> i32 {
+        self.version
+    }
+
+    /// Whether this is our host engine, embedded or as libhostccl.so: host memory, no device, no streams.
+    pub fn is_host_engine(&self) -> bool {
+        self.functions.host_lost_rank.is_some()
+    }
+
+    /// Whether child communicators can be split off a parent.
+    pub fn can_split(&self) -> bool {
+        self.functions.split.is_some()
+    }
+
+    /// The address of any function of the library, by its C name.
+    pub fn symbol(&self, name: &str) -> Option<*const c_void> {
+        match &self.handle {
+            None => hostccl::symbol(name),
+            // SAFETY: the address is handed on, not called.
+            Some(handle) => unsafe {
+                handle.get::<*const c_void>(name.as_bytes()).ok().map(|address| address.into_raw().cast_const())
+            },
+        }
+    }
+
+    /// A fresh id for one communicator. It is one-shot.
+    pub fn unique_id(&self) -> Result<UniqueId> {
+        let mut id = UniqueId { bytes: [0; 128] };
+        // SAFETY: the out-parameter is a valid ncclUniqueId.
+        self.check("ncclGetUniqueId", RawComm::NULL, unsafe { (self.functions.get_unique_id)(&mut id) })?;
+        Ok(id)
+    }
+
+    /// Starts `ncclCommInitRankConfig`; with a non-blocking config the communicator is ready when
+    /// [`poll`](Library::poll) says so.
+    pub fn init_rank(&self, size: usize, id: &UniqueId, rank: usize, config: &mut CommConfig) -> Result<RawComm> {
+        let mut comm = RawComm::NULL;
+        // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which copies it.
+        let code = unsafe {
+            (self.functions.init_rank_config)(&mut comm, int(size), *id, int(rank), config.as_mut_ptr())
+        };
+        self.check("ncclCommInitRankConfig", RawComm::NULL, code).map(|()| comm)
+    }
+
+    /// Starts `ncclCommSplit` of a parent with nothing outstanding. The child's handle is written to `child` by the time
+    /// [`poll`](Library::poll) of the *parent* says that it is done, so `child` must stay where it is until then.
+    pub fn split(
+        &self,
+        parent: RawComm,
+        color: i32,
+        key: i32,
+        child: &mut RawComm,
+        config: &mut CommConfig,
+    ) -> Result<()> {
+        let Some(split) = self.functions.split else {
+            return Err(Error::unsupported(format!("{} (version {}) has no ncclCommSplit", self.name, self.version)));
+        };
+        // SAFETY: the parent is live (its owner calls), `child` is a valid out-parameter that the caller keeps in place.
+        let code = unsafe { split(parent, color, key, child, config.as_mut_ptr()) };
+        self.check("ncclCommSplit", parent, code)
+    }
+
+    /// `ncclCommGetAsyncError`: `Ok(true)` when nothing is in progress any more, `Ok(false)` while something is.
+    pub fn poll(&self, comm: RawComm) -> Result<bool> {
+        let mut state = result::SUCCESS;
+        // SAFETY: the communicator is live and the out-parameter valid.
+        self.check("ncclCommGetAsyncError", comm, unsafe { (self.functions.get_async_error)(comm, &mut state) })?;
+        if state == result::IN_PROGRESS {
+            return Ok(false);
+        }
+        self.check("the communicator", comm, state).map(|()| true)
+    }
+
+    /// Polls until nothing is in progress on `comm`: to the deadline, and unless cancelled. `what` names the work.
+    pub fn settle(&self, comm: RawComm, wait: &Wait, what: &str) -> Result<()> {
+        self.settle_while(comm, wait, what, || Ok(()))
+    }
+
+    /// The same, and `look_around` is asked between two polls whether to go on.
+    pub fn settle_while(
+        &self,
+        comm: RawComm,
+        wait: &Wait,
+        what: &str,
+        mut look_around: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let mut pause = Duration::from_micros(20);
+        while !self.poll(comm)? {
+            wait.cancel.check()?;
+            if wait.deadline.passed() {
+                let timeout = wait.deadline.timeout().as_millis();
+                return Err(Error::timeout(format!("{what} was not done after {timeout} ms")));
+            }
+            look_around()?;
+            std::thread::sleep(pause.min(wait.deadline.left()));
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Starts `ncclCommFinalize` where the library has it: flushes what is outstanding.
+    pub fn finalize(&self, comm: RawComm) -> Result<()> {
+        match self.functions.finalize {
+            // SAFETY: the communicator is live.
+            Some(finalize) => self.check("ncclCommFinalize", comm, unsafe { finalize(comm) }),
+            None => Ok(()),
+        }
+    }
+
+    /// `ncclCommDestroy`: frees a communicator whose ranks are all leaving in order.
+    pub fn destroy(&self, comm: RawComm) -> Result<()> {
+        // SAFETY: the owner calls this once and forgets the handle.
+        self.check("ncclCommDestroy", RawComm::NULL, unsafe { (self.functions.destroy)(comm) })
+    }
+
+    /// `ncclCommAbort`: ends what is in flight and frees.
+    pub fn abort(&self, comm: RawComm) -> Result<()> {
+        // SAFETY: the owner calls this once and forgets the handle.
+        self.check("ncclCommAbort", RawComm::NULL, unsafe { (self.functions.abort)(comm) })
+    }
+
+    /// Number of ranks and this process's rank in a communicator.
+    pub fn size_and_rank(&self, comm: RawComm) -> Result<(usize, usize)> {
+        let (mut size, mut rank) = (0, 0);
+        // SAFETY: the communicator is live by the caller's word, the out-parameters are valid.
+        self.check("ncclCommCount", comm, unsafe { (self.functions.count)(comm, &mut size) })?;
+        // SAFETY: as above.
+        self.check("ncclCommUserRank", comm, unsafe { (self.functions.user_rank)(comm, &mut rank) })?;
+        match (usize::try_from(size), usize::try_from(rank)) {
+            (Ok(size), Ok(rank)) if rank < size => Ok((size, rank)),
+            _ => Err(Error::new(Status::Ccl, format!("{} says rank {rank} of {size} ranks", self.name))),
+        }
+    }
+
+    /// The rank of the communicator that the host engine found dead, where known; `None` in other libraries.
+    pub fn lost_rank(&self, comm: RawComm) -> Option<usize> {
+        let mut rank = -1;
+        // SAFETY: the communicator is live, the out-parameter valid.
+        let code = unsafe { (self.functions.host_lost_rank?)(comm, &mut rank) };
+        if code == result::SUCCESS { usize::try_from(rank).ok() } else { None }
+    }
+
+    /// How long a call on this communicator may wait for its peers; only the host engine blocks in them.
+    pub fn set_timeout(&self, comm: RawComm, timeout: Duration) -> Result<()> {
+        let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+        match self.functions.host_set_timeout {
+            // SAFETY: the communicator is live.
+            Some(set) => self.check("hostcclCommSetTimeout", comm, unsafe { set(comm, millis) }),
+            None => Ok(()),
+        }
+    }
+
+    /// `ncclGroupStart`, for the calling thread.
+    pub fn group_start(&self) -> Result<()> {
+        // SAFETY: no arguments.
+        self.check("ncclGroupStart", RawComm::NULL, unsafe { (self.functions.group_start)() })
+    }
+
+    /// `ncclGroupEnd`, for the calling thread.
+    pub fn group_end(&self) -> Result<()> {
+        // SAFETY: no arguments.
+        self.check("ncclGroupEnd", RawComm::NULL, unsafe { (self.functions.group_end)() })
+    }
+
+    /// Success and "in progress" are fine (the communicator is polled later); anything else is an error with the
+    /// library's own words.
+    pub fn check(&self, call: &str, comm: RawComm, code: NcclResult) -> Result<()> {
+        if code == result::SUCCESS || code == result::IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: the library returns a static string.
+        let meaning = unsafe { text((self.functions.get_error_string)(code)) };
+        let detail = match self.functions.get_last_error {
+            // SAFETY: NULL is allowed, a communicator is live; the string is copied at once.
+            Some(last) => unsafe { text(last(comm)) },
+            None => String::new(),
+        };
+        let detail = if detail.is_empty() { detail } else { format!(": {detail}") };
+        let status = match code {
+            result::REMOTE_ERROR => Status::PeerLost,
+            result::TIMEOUT => Status::Timeout,
+            _ => Status::Ccl,
+        };
+        Err(Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}", self.name)).with_ccl_result(code))
+    }
+}
+
+/// The collectives: thin calls, arguments as in nccl.h.
+///
+/// # Safety
+/// Of each: buffers are as large as count, data type and communicator size make them, and live until the work is done.
+#[allow(clippy::too_many_arguments, missing_docs)]
+impl Library {
+    pub unsafe fn all_reduce(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        count: usize,
+        dtype: i32,
+        op: i32,
+        comm: RawComm,
+        stream: *mut c_void,
+    ) -> NcclResult {
+        // SAFETY: the caller's contract is NCCL's.
+        unsafe { (self.functions.all_reduce)(send, recv, count, dtype, op, comm, stream) }
+    }
+
+    pub unsafe fn reduce(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        count: usize,
+        dtype: i32,
+        op: i32,
+        root: i32,
+        comm: RawComm,
+        stream: *mut c_void,
+    ) -> NcclResult {
+        // SAFETY: the caller's contract is NCCL's.
+        unsafe { (self.functions.reduce)(send, recv, count, dtype, op, root, comm, stream) }
+    }
+
+    pub unsafe fn broadcast(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        count: usize,
+        dtype: i32,
+        root: i32,
+        comm: RawComm,
+        stream: *mut c_void,
+    ) -> NcclResult {
+        // SAFETY: the caller's contract is NCCL's.
+        unsafe { (self.functions.broadcast)(send, recv, count, dtype, root, comm, stream) }
+    }
+
+    pub unsafe fn all_gather(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        send_count: usize,
+        dtype: i32,
+        comm: RawComm,
+        stream: *mut c_void,
+    ) -> NcclResult {
+        // SAFETY: the caller's contract is NCCL's.
+        unsafe { (self.functions.all_gather)(send, recv, send_count, dtype, comm, stream) }
+    }
+
+    pub unsafe fn reduce_scatter(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        recv_count: usize,
+        dtype: i32,
+        op: i32,
+        comm: RawComm,
+        stream: *mut c_void,
+    ) -> NcclResult {
+        // SAFETY: the caller's contract is NCCL's.
+        unsafe { (self.functions.reduce_scatter)(send, recv, recv_count, dtype, op, comm, stream) }
+    }
+
+    /// `ncclAlltoAll` (2.28), and on older libraries what it stands for: a group of sends and receives with every rank.
+    pub unsafe fn all_to_all(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        count_per_peer: usize,
+        dtype: i32,
+        comm: RawComm,
+        stream: *mut c_void,
+    ) -> NcclResult {
+        if let Some(all_to_all) = self.functions.all_to_all {
+            // SAFETY: the caller's contract is NCCL's.
+            return unsafe { all_to_all(send, recv, count_per_peer, dtype, comm, stream) };
+        }
+        let mut size = 0;
+        // SAFETY: the out-parameter is valid.
+        let code = unsafe { (self.functions.count)(comm, &mut size) };
+        if code != result::SUCCESS {
+            return code;
+        }
+        let block = count_per_peer * super::types::element_size(dtype).unwrap_or(0);
+        // SAFETY: both buffers hold `size` blocks of `block` bytes; a group that was started is always ended.
+        unsafe {
+            let mut first = (self.functions.group_start)();
+            for peer in 0..size {
+                let at = peer as usize * block;
+                for code in [
+                    (self.functions.send)(send.byte_add(at), count_per_peer, dtype, peer, comm, stream),
+                    (self.functions.recv)(recv.byte_add(at), count_per_peer, dtype, peer, comm, stream),
+                ] {
+                    if first == result::SUCCESS {
+                        first = code;
+                    }
+                }
+            }
+            let end = (self.functions.group_end)();
+            if first == result::SUCCESS { end } else { first }
+        }
+    }
+
+    pub unsafe fn send(
+        &self,
+        send: *const c_void,
+        count: usize,
+        dtype: i32,
+        peer: i32,
+        comm: RawComm,
+        stream: *mut c_void,
+    ) -> NcclResult {
+        // SAFETY: the caller's contract is NCCL's.
+        unsafe { (self.functions.send)(send, count, dtype, peer, comm, stream) }
+    }
+
+    pub unsafe fn recv(
+        &self,
+        recv: *mut c_void,
+        count: usize,
+        dtype: i32,
+        peer: i32,
+        comm: RawComm,
+        stream: *mut c_void,
+    ) -> NcclResult {
+        // SAFETY: the caller's contract is NCCL's.
+        unsafe { (self.functions.recv)(recv, count, dtype, peer, comm, stream) }
+    }
+}
+
+fn int(value: usize) -> c_int {
+    c_int::try_from(value).unwrap_or(c_int::MAX)
+}
+
+/// # Safety
+/// `string` is NULL or a NUL-terminated string that lives through the call.
+unsafe fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: not NULL, and the caller's contract.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
+}

@@ -1,0 +1,17 @@
+//! The boundary to a communicator library: NCCL's C API as a table of function pointers.
+//!
+//! libnccl, librccl, a library named by the caller, and the embedded host engine all fill the same [`Library`] table, so
+//! everything above this module is one code path. Results stay integers (an enum would be undefined behaviour for a code
+//! that a newer library invents), and every symbol is optional but the core (see [`Library::from_lookup`]).
+
+mod config;
+mod driver;
+mod library;
+mod load;
+mod types;
+
+pub use config::CommConfig;
+pub use driver::{has_device, select_device};
+pub use library::{Library, RawComm};
+pub use load::{LIBRARY_VARIABLE, embedded, for_device, open};
+pub use types::{DATA_TYPES, NcclResult, UniqueId, element_size, result};

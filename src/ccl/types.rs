@@ -1,0 +1,55 @@
+//! NCCL's plain types and numbers (nccl.h, 2.18 to 2.32): the parts that are ABI.
+
+use std::ffi::c_int;
+
+/// `ncclResult_t`. An integer, because libraries newer than this one may return codes that it does not know.
+pub type NcclResult = c_int;
+
+/// Values of `ncclResult_t`.
+pub mod result {
+    use super::NcclResult;
+    /// The call succeeded.
+    pub const SUCCESS: NcclResult = 0;
+    /// The call was used wrongly, for example ranks made different calls.
+    pub const INVALID_USAGE: NcclResult = 5;
+    /// A peer failed or has gone.
+    pub const REMOTE_ERROR: NcclResult = 6;
+    /// A non-blocking call goes on in the background.
+    pub const IN_PROGRESS: NcclResult = 7;
+    /// A wait of the library passed its deadline (NCCL 2.30.3 and later, and the host engine).
+    pub const TIMEOUT: NcclResult = 8;
+}
+
+/// `ncclUniqueId`: 128 opaque bytes, passed by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct UniqueId {
+    /// The bytes, to be sent to the other ranks as they are.
+    pub bytes: [u8; 128],
+}
+
+impl UniqueId {
+    /// An id from the bytes another rank published; `None` unless there are exactly 128.
+    pub fn from_bytes(bytes: &[u8]) -> Option<UniqueId> {
+        Some(UniqueId { bytes: bytes.try_into().ok()? })
+    }
+}
+
+/// Names and sizes in bytes of the ten data types, by their `ncclDataType_t` number.
+pub const DATA_TYPES: [(&str, usize); 10] = [
+    ("int8", 1),
+    ("uint8", 1),
+    ("int32", 4),
+    ("uint32", 4),
+    ("int64", 8),
+    ("uint64", 8),
+    ("float16", 2),
+    ("float32", 4),
+    ("float64", 8),
+    ("bfloat16", 2),
+];
+
+/// Bytes of one element of that `ncclDataType_t`, `None` for a number outside 0..=9.
+pub fn element_size(dtype: i32) -> Option<usize> {
+    usize::try_from(dtype).ok().and_then(|index| DATA_TYPES.get(index)).map(|(_, size)| *size)
+}

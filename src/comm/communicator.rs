@@ -1,0 +1,203 @@
+//! One communicator of this rank: made, still to be made, or ended.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::ccl::{CommConfig, Library, RawComm};
+use crate::error::{Error, Result, Status};
+use crate::mesh::Mesh;
+
+/// Why a communicator has no raw handle, or that it has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum State {
+    /// Nobody asked for it yet.
+    Unmade = 0,
+    Ready = 1,
+    Aborted = 2,
+    Finalized = 3,
+}
+
+/// How a communicator is made when it is first asked for, if no agreed call made it before.
+#[derive(Debug, Default)]
+pub(super) struct LazyPlan {
+    /// The agreement scope of its group when a lazy mesh planned it; such a one is made by its own ranks alone.
+    pub(super) scope: Option<String>,
+    pub(super) config: Option<CommConfig>,
+    pub(super) comm_name: Option<String>,
+}
+
+impl LazyPlan {
+    /// Of the single-rank communicator.
+    pub(super) fn alone() -> LazyPlan {
+        LazyPlan { comm_name: Some("mesh_single".to_owned()), ..LazyPlan::default() }
+    }
+
+    pub(super) fn is_lazy(&self) -> bool {
+        self.scope.is_some()
+    }
+}
+
+/// A communicator over an ordered list of ranks, in which this rank is one. Shared by every mesh dimension with that list.
+pub struct Communicator {
+    library: Arc<Library>,
+    /// The ranks as a one-dimensional view, for messages.
+    group: Mesh,
+    /// NULL unless `state` is `Ready`: readers of the fast path look only here.
+    raw: AtomicPtr<c_void>,
+    state: AtomicU8,
+    /// Root meshes that use it; at zero it may be destroyed.
+    users: AtomicUsize,
+    /// Whether ending it is ours: false for a communicator adopted from the caller.
+    owned: bool,
+    plan: LazyPlan,
+}
+
+impl Communicator {
+    pub(super) fn unmade(library: Arc<Library>, group: Mesh, plan: LazyPlan) -> Communicator {
+        Communicator {
+            library,
+            group,
+            raw: AtomicPtr::new(ptr::null_mut()),
+            state: AtomicU8::new(State::Unmade as u8),
+            users: AtomicUsize::new(0),
+            owned: true,
+            plan,
+        }
+    }
+
+    pub(super) fn adopted(library: Arc<Library>, group: Mesh, raw: RawComm, owned: bool) -> Communicator {
+        let adopted = Communicator { owned, ..Communicator::unmade(library, group, LazyPlan::default()) };
+        adopted.set_ready(raw);
+        adopted
+    }
+
+    /// Puts the raw communicator in place. An abort that came first ends it at once.
+    pub(super) fn set_ready(&self, raw: RawComm) {
+        self.raw.store(raw.0, Ordering::SeqCst);
+        let ready = self.state.compare_exchange(
+            State::Unmade as u8,
+            State::Ready as u8,
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
+        if ready.is_err() {
+            self.take_raw().map(|raw| self.library.abort(raw));
+        }
+    }
+
+    /// The raw communicator; NULL when it is not made yet or has ended. The cheapest question there is.
+    pub fn raw(&self) -> RawComm {
+        RawComm(self.raw.load(Ordering::Acquire))
+    }
+
+    /// The raw communicator, or why there is none.
+    pub fn ready(&self) -> Result<RawComm> {
+        let raw = self.raw();
+        if !raw.is_null() {
+            return Ok(raw);
+        }
+        Err(match self.state() {
+            State::Aborted => Error::aborted(format!("the communicator of {} was aborted", self.label())),
+            State::Finalized => Error::aborted(format!("the communicator of {} was finalized", self.label())),
+            State::Unmade | State::Ready => {
+                Error::internal(format!("the communicator of {} is not made yet", self.label()))
+            }
+        })
+    }
+
+    /// The library it belongs to.
+    pub fn library(&self) -> &Arc<Library> {
+        &self.library
+    }
+
+    /// The ranks it joins, as a one-dimensional view; rank order in the communicator is this order.
+    pub fn group(&self) -> &Mesh {
+        &self.group
+    }
+
+    pub(super) fn state(&self) -> State {
+        match self.state.load(Ordering::SeqCst) {
+            0 => State::Unmade,
+            1 => State::Ready,
+            2 => State::Aborted,
+            _ => State::Finalized,
+        }
+    }
+
+    pub(super) fn plan(&self) -> &LazyPlan {
+        &self.plan
+    }
+
+    pub(super) fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// One root mesh less; true when that was the last.
+    pub(super) fn drop_user(&self) -> bool {
+        self.users.fetch_sub(1, Ordering::SeqCst) == 1
+    }
+
+    /// Ends it at once, waking whoever is blocked in it. Takes no lock. A borrowed one is left to its owner.
+    pub(super) fn abort(&self) -> Result<()> {
+        if self.state.swap(State::Aborted as u8, Ordering::SeqCst) == State::Finalized as u8 {
+            self.state.store(State::Finalized as u8, Ordering::SeqCst);
+        }
+        match self.take_raw() {
+            Some(raw) if self.owned => self.library.abort(raw),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the raw communicator out for its orderly end; `None` when it has ended already or is the caller's.
+    pub(super) fn retire(&self) -> Option<RawComm> {
+        self.state.store(State::Finalized as u8, Ordering::SeqCst);
+        self.take_raw().filter(|_| self.owned)
+    }
+
+    /// The error of a call on this communicator, with the lost rank by its world rank where the library knows it.
+    pub(super) fn explain(&self, raw: RawComm, error: Error) -> Error {
+        if self.state() != State::Ready {
+            return Error::aborted(format!("the communicator of {} was aborted during the call", self.label()))
+                .with_ccl_result(error.ccl_result());
+        }
+        if error.status() != Status::PeerLost {
+            return error;
+        }
+        let lost = self.library.lost_rank(raw);
+        match lost.and_then(|lost| Some((lost, *self.group.ranks().get(lost)?))) {
+            Some((lost, world_rank)) => Error::new(
+                Status::PeerLost,
+                format!("rank {world_rank} was lost (rank {lost} of {}): {}", self.label(), error.message()),
+            )
+            .with_ccl_result(error.ccl_result()),
+            None => error,
+        }
+    }
+
+    /// What to call it in messages: its dimension and where it lies.
+    pub(super) fn label(&self) -> String {
+        self.group.describe()
+    }
+
+    fn take_raw(&self) -> Option<RawComm> {
+        let raw = RawComm(self.raw.swap(ptr::null_mut(), Ordering::SeqCst));
+        if raw.is_null() { None } else { Some(raw) }
+    }
+}
+
+/// A name that lives as long as the process, because communicator libraries keep the pointer and a communicator may outlive
+/// every handle. Equal names are one string, so what this holds is bounded by the number of different names.
+pub(super) fn lasting_name(name: &str) -> &'static CStr {
+    static NAMES: OnceLock<Mutex<Vec<&'static CStr>>> = OnceLock::new();
+    let wanted = CString::new(name.replace('\0', "")).unwrap_or_default();
+    let mut names = NAMES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.iter().find(|known| ***known == *wanted) {
+        return known;
+    }
+    let name: &'static CStr = Box::leak(wanted.into_boxed_c_str());
+    names.push(name);
+    name
+}

@@ -1,0 +1,87 @@
+//! Making raw communicators inside an agreed call: by unique id, by split, always against the deadline.
+
+use std::time::{Duration, Instant};
+
+use crate::ccl::{CommConfig, Library, RawComm, UniqueId};
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::Round;
+use crate::wait::Wait;
+
+/// How often, while a library works in the background, the other ranks' failures are looked for in the store.
+const LOOK_AROUND: Duration = Duration::from_millis(100);
+
+/// Makes communicators of one library within one round of agreement.
+pub(super) struct Maker<'a> {
+    pub(super) library: &'a Library,
+    /// The agreed call that this happens in; `None` where no other rank takes part.
+    pub(super) round: Option<&'a Round>,
+    pub(super) wait: &'a Wait,
+}
+
+impl Maker<'_> {
+    /// A communicator over `size` ranks that meet by a fresh id: its rank 0 publishes it under `key`.
+    pub(super) fn meet(&self, key: &str, size: usize, rank: usize, mut config: CommConfig) -> Result<RawComm> {
+        let id = match self.round {
+            Some(round) if rank > 0 => {
+                let bytes = round.fetch(key, self.wait)?;
+                UniqueId::from_bytes(&bytes).ok_or_else(|| {
+                    Error::store(format!("the unique id under {key} has {} bytes instead of 128", bytes.len()))
+                })?
+            }
+            round => {
+                let id = self.library.unique_id()?;
+                if let Some(round) = round.filter(|_| size > 1) {
+                    round.publish(key, &id.bytes, self.wait)?;
+                }
+                id
+            }
+        };
+        let comm = self.library.init_rank(size, &id, rank, &mut config)?;
+        self.settle(comm, comm, &format!("making the communicator {key} of {size} ranks"))?;
+        Ok(comm)
+    }
+
+    /// A child of `parent` that joins the ranks which say the same colour, ordered by key.
+    pub(super) fn split(&self, parent: RawComm, color: i32, key: i32, mut config: CommConfig) -> Result<RawComm> {
+        // The library may write the handle from its own thread until the parent has settled: if that never happens, the place
+        // it writes to must stay.
+        let child = Box::leak(Box::new(RawComm::NULL));
+        self.library.split(parent, color, key, child, &mut config)?;
+        self.settle(parent, parent, &format!("splitting the root communicator by colour {color}"))?;
+        let place: *mut RawComm = child;
+        // SAFETY: `place` came from Box::leak above, and the settled library does not write to it any more.
+        let child = *unsafe { Box::from_raw(place) };
+        if child.is_null() {
+            return Err(Error::new(
+                Status::Ccl,
+                format!("ncclCommSplit of {} left no communicator for colour {color}, key {key}", self.library.name()),
+            ));
+        }
+        // A child that goes on in the background by itself is waited for as well.
+        self.settle(child, child, &format!("initialising the communicator of colour {color}"))?;
+        Ok(child)
+    }
+
+    /// Polls `comm` until its background work is done; aborts `victim` at the deadline, when cancelled, and when another
+    /// rank reports that it failed.
+    fn settle(&self, comm: RawComm, victim: RawComm, what: &str) -> Result<()> {
+        let result = self.poll(comm, what);
+        if result.is_err() {
+            let _ = self.library.abort(victim);
+        }
+        result
+    }
+
+    fn poll(&self, comm: RawComm, what: &str) -> Result<()> {
+        let mut looked = Instant::now();
+        self.library.settle_while(comm, self.wait, what, || {
+            if let Some(round) = self.round.filter(|_| looked.elapsed() > LOOK_AROUND) {
+                looked = Instant::now();
+                if let Some(failure) = round.failed(self.wait)? {
+                    return Err(failure);
+                }
+            }
+            Ok(())
+        })
+    }
+}

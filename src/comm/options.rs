@@ -1,0 +1,73 @@
+//! What a caller can ask of the communicators of a mesh.
+
+use std::time::Duration;
+
+use crate::ccl::CommConfig;
+
+/// Wishes for one dimension's communicator.
+#[derive(Debug, Clone, Default)]
+pub struct DimOptions {
+    /// Never share it with a communicator over the same ranks.
+    pub own: bool,
+    /// The caller's `ncclConfig_t`. A communicator with a config of its own is not shared with one made without.
+    pub config: Option<CommConfig>,
+    /// Its name in the library's logs; `None`: `mesh_<dimension>`.
+    pub name: Option<String>,
+}
+
+impl DimOptions {
+    /// Whether the dimension needs a communicator that nothing else uses.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.own || self.config.is_some()
+    }
+
+    /// What must be equal on all ranks, for the agreement: empty for the defaults.
+    pub(super) fn agreed(&self) -> String {
+        let mut parts = Vec::new();
+        if self.own {
+            parts.push("own_comm".to_owned());
+        }
+        if let Some(config) = &self.config {
+            parts.push(format!("config={:016x}", config.digest()));
+        }
+        parts.join(" ")
+    }
+
+    /// The same with a leading comma, to end a call's text with.
+    pub(super) fn agreed_suffix(&self) -> String {
+        let agreed = self.agreed();
+        if agreed.is_empty() { agreed } else { format!(", {agreed}") }
+    }
+}
+
+/// Wishes for a whole mesh.
+#[derive(Debug, Clone, Default)]
+pub struct MeshOptions {
+    /// Make each dimension's communicator at its first use.
+    pub lazy: bool,
+    /// One per dimension, or empty for the defaults.
+    pub dims: Vec<DimOptions>,
+    /// How long each collective call of the mesh may take; `None`: as long as the world's.
+    pub timeout: Option<Duration>,
+}
+
+impl MeshOptions {
+    pub(super) fn dim(&self, index: usize) -> DimOptions {
+        self.dims.get(index).cloned().unwrap_or_default()
+    }
+
+    /// The part of the agreed call that the options add, with a leading comma; empty for the defaults.
+    pub(super) fn agreed(&self) -> String {
+        let mut text = String::new();
+        if self.lazy {
+            text.push_str(", lazy");
+        }
+        for (index, dim) in self.dims.iter().enumerate() {
+            let agreed = dim.agreed();
+            if !agreed.is_empty() {
+                text.push_str(&format!(", dim {index}: {agreed}"));
+            }
+        }
+        text
+    }
+}

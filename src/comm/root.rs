@@ -1,0 +1,250 @@
+//! A root mesh's communicators: made together with the mesh, extended by flatten and unflatten.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use super::communicator::Communicator;
+use super::dims::Plan;
+use super::domain::{Domain, Turn};
+use super::options::{DimOptions, MeshOptions};
+use crate::ccl::{Library, RawComm};
+use crate::error::{Error, Result};
+use crate::layout::Dim;
+use crate::mesh::Mesh;
+use crate::rendezvous::{Round, Scope};
+use crate::wait::{Cancel, Deadline, Wait};
+
+/// How a root mesh's life stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Life {
+    Alive = 0,
+    Aborted = 1,
+    Finalized = 2,
+}
+
+/// A root mesh's [`Life`], shared with everything that must stop when it ends.
+pub(super) struct LifeFlag(AtomicU8);
+
+impl LifeFlag {
+    fn new() -> Arc<LifeFlag> {
+        Arc::new(LifeFlag(AtomicU8::new(Life::Alive as u8)))
+    }
+
+    #[inline]
+    pub(super) fn is_alive(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Life::Alive as u8
+    }
+}
+
+/// One dimension's communicator, by the dimension's name and layout.
+pub(super) struct DimComm {
+    pub(super) name: String,
+    pub(super) dim: Dim,
+    pub(super) communicator: Arc<Communicator>,
+}
+
+/// What a root mesh owns. Its views share it.
+pub struct RootComms {
+    pub(super) domain: Option<Arc<Domain>>,
+    pub(super) library: Option<Arc<Library>>,
+    pub(super) root: Mesh,
+    /// The root's ranks as a set that makes collective calls; `None` where there is nobody to agree with.
+    pub(super) scope: Option<Arc<Scope>>,
+    pub(super) cancel: Cancel,
+    pub(super) dims: RwLock<Vec<DimComm>>,
+    /// The communicator over all ranks of the root, from which dimensions are split; made when first needed.
+    pub(super) parent: RwLock<Option<Arc<Communicator>>>,
+    pub(super) lazy: bool,
+    pub(super) timeout: Duration,
+    pub(super) number: u64,
+    life: Arc<LifeFlag>,
+}
+
+impl RootComms {
+    /// A mesh with its communicators. **Collective over the world** of `domain` (also for ranks outside the mesh).
+    pub fn create(domain: &Arc<Domain>, mesh: Mesh, options: &MeshOptions) -> Result<Arc<RootComms>> {
+        let world = domain.world();
+        let timeout = options.timeout.unwrap_or(world.timeout());
+        let mut root = RootComms {
+            domain: Some(Arc::clone(domain)),
+            library: None,
+            root: mesh,
+            scope: None,
+            cancel: Cancel::new(),
+            dims: RwLock::default(),
+            parent: RwLock::default(),
+            lazy: options.lazy,
+            timeout,
+            number: domain.next_root(),
+            life: LifeFlag::new(),
+        };
+        if world.is_offline() {
+            return Ok(Arc::new(root));
+        }
+        root.library = Some(Arc::clone(domain.library()?));
+
+        let wait = root.wait(None);
+        let _turn = domain.take_turn(&wait)?;
+        let call = format!("dm_init({}{})", call_text(&root.root), options.agreed());
+        let round = world.scope().agree(&call, &wait)?;
+        if root.root.is_member() {
+            root.scope = Some(root.own_scope(domain));
+        }
+        let wanted: Vec<(usize, DimOptions)> = (0..root.root.ndim()).map(|index| (index, options.dim(index))).collect();
+        let plan = Plan { view: root.root.clone(), dims: wanted };
+        root.carry_out(&plan, round, &wait)?;
+        Ok(Arc::new(root))
+    }
+
+    /// A root mesh over communicators that exist. Local.
+    pub fn adopt(
+        domain: Option<Arc<Domain>>,
+        library: Arc<Library>,
+        mesh: Mesh,
+        comms: &[RawComm],
+        owned: bool,
+        timeout: Duration,
+    ) -> Result<Arc<RootComms>> {
+        let mut dims = Vec::new();
+        for (index, raw) in comms.iter().enumerate() {
+            let (size, rank) = library.size_and_rank(*raw)?;
+            let (name, wanted) = (mesh.dim_name(index), mesh.dim_size(index));
+            let coordinate = mesh.local_rank(index)?;
+            if (size, rank) != (wanted, coordinate) {
+                return Err(Error::invalid(format!(
+                    "the communicator of dimension {name} has {size} ranks and is rank {rank} here, but the dimension has {wanted} ranks and coordinate {coordinate} here"
+                )));
+            }
+            let group = mesh.slice(&[name])?;
+            let communicator = Communicator::adopted(Arc::clone(&library), group, *raw, owned);
+            communicator.add_user();
+            dims.push(DimComm {
+                name: name.to_owned(),
+                dim: mesh.dim_layout(index).clone(),
+                communicator: Arc::new(communicator),
+            });
+        }
+        let number = domain.as_ref().map_or(0, |domain| domain.next_root());
+        let mut root = RootComms {
+            domain,
+            library: Some(library),
+            root: mesh,
+            scope: None,
+            cancel: Cancel::new(),
+            dims: RwLock::new(dims),
+            parent: RwLock::default(),
+            lazy: false,
+            timeout,
+            number,
+            life: LifeFlag::new(),
+        };
+        if let Some(domain) = root.domain.clone().filter(|domain| !domain.world().is_offline()) {
+            root.scope = Some(root.own_scope(&domain));
+        }
+        Ok(Arc::new(root))
+    }
+
+    /// The root mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.root
+    }
+
+    /// Whether there are no communicators by design.
+    pub fn is_offline(&self) -> bool {
+        self.library.is_none()
+    }
+
+    pub(super) fn life(&self) -> Life {
+        match self.life.0.load(Ordering::SeqCst) {
+            0 => Life::Alive,
+            1 => Life::Aborted,
+            _ => Life::Finalized,
+        }
+    }
+
+    pub(super) fn life_flag(&self) -> Arc<LifeFlag> {
+        Arc::clone(&self.life)
+    }
+
+    pub(super) fn end(&self, life: Life) {
+        // The first end stands: what was finalized is not aborted any more, nor the other way round.
+        let _ = self.life.0.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    pub(super) fn alive(&self) -> Result<()> {
+        match self.life() {
+            Life::Alive => Ok(()),
+            Life::Aborted => Err(Error::aborted(format!("{} was aborted by dm_abort", self.root.describe()))),
+            Life::Finalized => Err(Error::aborted(format!("{} was finalized by dm_finalize", self.root.describe()))),
+        }
+    }
+
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> Wait {
+        Wait { deadline: Deadline::after(timeout.unwrap_or(self.timeout)), cancel: self.cancel.clone() }
+    }
+
+    /// The communicator of a dimension; `None` where none was ever planned.
+    pub(super) fn communicator(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
+        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
+        let same = |known: &&DimComm| known.dim.coalesced() == dim.coalesced();
+        let found = dims.iter().filter(same).find(|known| known.name == name).or_else(|| dims.iter().find(same));
+        found.map(|known| Arc::clone(&known.communicator))
+    }
+
+    /// Whether a dimension of that layout is known by that very name.
+    pub(super) fn has_dim(&self, name: &str, dim: &Dim) -> bool {
+        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
+        dims.iter().any(|known| known.name == name && known.dim.coalesced() == dim.coalesced())
+    }
+
+    /// Begins one collective call of this root: takes the turn and agrees on `call` with the root's other ranks.
+    pub(super) fn begin(&self, call: &str) -> Result<(Turn<'_>, Round, Wait)> {
+        self.alive()?;
+        if !self.root.is_member() {
+            return Err(Error::not_member(format!(
+                "{call}: rank {} is not in {}, so it takes no part in its collective calls",
+                self.root.rank(),
+                self.root.describe()
+            )));
+        }
+        let (Some(domain), Some(scope)) = (&self.domain, &self.scope) else {
+            return Err(Error::unsupported(format!(
+                "{call} is collective, but {} was made over existing communicators without a world; pass dm_init_options.world",
+                self.root.describe()
+            )));
+        };
+        let wait = self.wait(None);
+        let turn = domain.take_turn(&wait)?;
+        let round = scope.agree(call, &wait)?;
+        Ok((turn, round, wait))
+    }
+
+    fn own_scope(&self, domain: &Domain) -> Scope {
+        let position = self.root.root_position().unwrap_or(0);
+        domain.world().subscope(&format!("mesh{}", self.number), self.root.root_ranks(), position)
+    }
+}
+
+/// What rank `dm_init` was asked, as all ranks must say it.
+fn call_text(mesh: &Mesh) -> String {
+    let shape: Vec<String> = mesh.shape().iter().map(usize::to_string).collect();
+    let mut text = format!("shape=({}), names=({})", shape.join(", "), mesh.dim_names().join(", "));
+    if let Some(ranks) = mesh.rank_map() {
+        text.push_str(&format!(", ranks={}", ranks_text(ranks.as_slice().unwrap_or_default())));
+    }
+    text
+}
+
+/// Short lists in full; long ones by their first ranks, their number and a digest (FNV-1a), so that any difference shows.
+fn ranks_text(ranks: &[i32]) -> String {
+    let list = |ranks: &[i32]| ranks.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+    if ranks.len() <= 32 {
+        return format!("({})", list(ranks));
+    }
+    let bytes = ranks.iter().flat_map(|rank| rank.to_le_bytes());
+    let digest =
+        bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    format!("({}, ... {} ranks, digest {digest:016x})", list(&ranks[..8]), ranks.len())
+}

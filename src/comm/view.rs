@@ -1,0 +1,242 @@
+//! A mesh view with its communicators: what a mesh handle names.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::communicator::{Communicator, State};
+use super::dims::{Plan, config, unplanned};
+use super::making::Maker;
+use super::options::DimOptions;
+use super::root::{LifeFlag, RootComms};
+use crate::ccl::{Library, RawComm};
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+
+/// The communicators of a view's dimensions, for reading in a few nanoseconds; keeps no world alive.
+pub struct DimComms {
+    life: Arc<LifeFlag>,
+    /// By dimension; `None` where this rank is not in the view or there are no communicators at all.
+    comms: Vec<Option<Arc<Communicator>>>,
+}
+
+impl DimComms {
+    /// The raw communicator along dimension `index` when it is made and the root has not ended; else the view says why not.
+    #[inline]
+    pub fn ready(&self, index: usize) -> Option<RawComm> {
+        let communicator = self.comms.get(index)?.as_ref()?;
+        let raw = communicator.raw();
+        (!raw.is_null() && self.life.is_alive()).then_some(raw)
+    }
+}
+
+/// One rank's immutable view of a mesh, and for each dimension the communicator of this rank's group along it.
+pub struct View {
+    mesh: Mesh,
+    root: Arc<RootComms>,
+    comms: Arc<DimComms>,
+}
+
+impl View {
+    /// `mesh`, which is a view of `root`'s mesh, with the communicators that exist or are planned by now.
+    pub fn new(mesh: Mesh, root: Arc<RootComms>) -> View {
+        let comms = (0..mesh.ndim())
+            .map(|index| match mesh.is_member() {
+                true => root.communicator(mesh.dim_name(index), mesh.dim_layout(index)),
+                false => None,
+            })
+            .collect();
+        let comms = Arc::new(DimComms { life: root.life_flag(), comms });
+        View { mesh, root, comms }
+    }
+
+    /// Its communicators alone.
+    pub fn dim_comms(&self) -> &Arc<DimComms> {
+        &self.comms
+    }
+
+    /// The view of the whole root mesh.
+    pub fn of_root(root: Arc<RootComms>) -> View {
+        View::new(root.mesh().clone(), root)
+    }
+
+    /// The layout side of the view.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The root mesh's communicators.
+    pub fn root_comms(&self) -> &Arc<RootComms> {
+        &self.root
+    }
+
+    /// The named dimensions in that order. Local.
+    pub fn slice(&self, names: &[&str]) -> Result<View> {
+        self.root.alive()?;
+        Ok(View::new(self.mesh.slice(names)?, Arc::clone(&self.root)))
+    }
+
+    /// One dimension out of all of this view's, with a communicator. **Collective over the root mesh**, but local when this
+    /// dimension exists under this name already.
+    pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
+        self.root.alive()?;
+        let flat = self.mesh.flatten(name)?;
+        let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())] };
+        if !self.root.is_offline() && !(flat.is_known() && plan.is_known(&self.root)) {
+            let call = format!(
+                "dm_flatten(dims=({}), name={}{})",
+                self.mesh.dim_names().join(", "),
+                flat.dim_name(0),
+                options.agreed_suffix()
+            );
+            self.carry_out(&call, &plan)?;
+        }
+        flat.publish()?;
+        Ok(View::new(flat, Arc::clone(&self.root)))
+    }
+
+    /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root mesh**.
+    pub fn unflatten(&self, dim: &str, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
+        self.root.alive()?;
+        let at = self.mesh.dim_index(dim)?;
+        let split = self.mesh.unflatten(dim, sizes, names)?;
+        if !self.root.is_offline() {
+            let dims: Vec<(usize, DimOptions)> =
+                (0..sizes.len()).map(|index| (at + index, options.get(index).cloned().unwrap_or_default())).collect();
+            let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
+            let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+            let call = format!(
+                "dm_unflatten(dims=({}), dim={dim}, sizes=({}), names=({}){suffix})",
+                self.mesh.dim_names().join(", "),
+                sizes.join(", "),
+                names.join(", ")
+            );
+            self.carry_out(&call, &Plan { view: split.clone(), dims })?;
+        }
+        Ok(View::new(split, Arc::clone(&self.root)))
+    }
+
+    /// Views of one root side by side. Local.
+    pub fn concatenate(views: &[&View]) -> Result<View> {
+        let Some(first) = views.first() else {
+            return Err(Error::invalid("concatenate needs at least one mesh, got 0"));
+        };
+        for view in views {
+            view.root.alive()?;
+        }
+        let meshes: Vec<&Mesh> = views.iter().map(|view| &view.mesh).collect();
+        Ok(View::new(Mesh::concatenate(&meshes)?, Arc::clone(&first.root)))
+    }
+
+    /// The root mesh. Local.
+    pub fn root(&self) -> Result<View> {
+        self.root.alive()?;
+        Ok(View::of_root(Arc::clone(&self.root)))
+    }
+
+    /// One of the parallel copies of the named dimensions. Local.
+    pub fn submesh(&self, names: &[&str], index: usize) -> Result<View> {
+        self.root.alive()?;
+        Ok(View::new(self.mesh.submesh(names, index)?, Arc::clone(&self.root)))
+    }
+
+    /// The raw communicator of this rank's group along dimension `index`. Local, but collective over the group at the first call
+    /// for a lazily planned one.
+    pub fn comm(&self, index: usize) -> Result<RawComm> {
+        match self.comms.ready(index) {
+            Some(raw) => Ok(raw),
+            None => self.communicator(index)?.ready(),
+        }
+    }
+
+    /// The communicator along dimension `index`, made now if it was only planned; an error that says why when there is none.
+    pub fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
+        self.root.alive()?;
+        if self.root.is_offline() {
+            return Err(Error::unsupported(format!(
+                "{} belongs to an offline world (DM_WORLD_OFFLINE), which has no communicators",
+                self.mesh.describe()
+            )));
+        }
+        if !self.mesh.is_member() {
+            return Err(Error::not_member(format!(
+                "rank {} is not in {}, so it has no communicator there",
+                self.mesh.rank(),
+                self.mesh.describe()
+            )));
+        }
+        let Some(Some(communicator)) = self.comms.comms.get(index) else {
+            return Err(unplanned(&self.mesh, index));
+        };
+        if communicator.state() == State::Unmade {
+            self.make_lazily(communicator, self.mesh.dim_name(index))?;
+        }
+        Ok(communicator)
+    }
+
+    /// The library of this mesh's communicators.
+    pub fn library(&self) -> Result<&Arc<Library>> {
+        self.root.library.as_ref().ok_or_else(|| {
+            Error::unsupported("an offline world (DM_WORLD_OFFLINE) has no communicator library")
+        })
+    }
+
+    /// The address of a function of that library.
+    pub fn symbol(&self, name: &str) -> Result<*const c_void> {
+        let library = self.library()?;
+        library.symbol(name).ok_or_else(|| {
+            Error::not_found(format!("{} (version {}) has no symbol {name}", library.name(), library.version()))
+        })
+    }
+
+    fn carry_out(&self, call: &str, plan: &Plan) -> Result<()> {
+        if !self.mesh.is_member() {
+            return Err(Error::not_member(format!(
+                "{call}: rank {} is not in {}",
+                self.mesh.rank(),
+                self.mesh.describe()
+            )));
+        }
+        let (_turn, round, wait) = self.root.begin(call)?;
+        self.root.carry_out(plan, round, &wait)
+    }
+
+    fn make_lazily(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
+        let library = communicator.library();
+        let domain = self.root.domain.as_ref().ok_or_else(|| unplanned(&self.mesh, 0))?;
+        let wait = self.root.wait(None);
+        let _turn = domain.take_turn(&wait)?;
+        if communicator.state() != State::Unmade {
+            return Ok(());
+        }
+        let plan = communicator.plan();
+        let name = plan.comm_name.as_deref().unwrap_or(dim);
+        let config = config(library, plan.config.as_ref(), name).blocking(false);
+        let size = communicator.group().size();
+        let raw = match &plan.scope {
+            _ if size == 1 => Maker { library, round: None, wait: &wait }.meet("comm/single", 1, 0, config)?,
+            None => return Err(Error::internal(format!("the communicator of {dim} was planned eagerly but not made"))),
+            Some(scope) => {
+                let group = communicator.group();
+                let position = group.local_rank(0)?;
+                let scope = domain.world().subscope(scope, group.ranks().into(), position);
+                let round = scope.agree(&format!("dm_get_comm(dim={dim})"), &wait)?;
+                let made = Maker { library, round: Some(&round), wait: &wait }.meet("comm/lazy", size, position, config);
+                if let Err(error) = &made {
+                    round.fail(error);
+                }
+                let finished = round.finish(&wait);
+                match (made, finished) {
+                    (Ok(raw), Ok(())) => raw,
+                    (Ok(raw), Err(error)) => {
+                        let _ = library.abort(raw);
+                        return Err(error);
+                    }
+                    (Err(error), _) => return Err(error),
+                }
+            }
+        };
+        library.set_timeout(raw, self.root.timeout)?;
+        communicator.set_ready(raw);
+        Ok(())
+    }
+}

@@ -1,0 +1,197 @@
+//! Reading what C passes and writing what it gets back.
+
+use std::ffi::{CStr, c_char};
+use std::time::Duration;
+
+use super::errors::{null, out};
+use crate::error::{Error, Result, Status};
+
+/// More than any options struct will ever have: a larger struct_size is garbage.
+const MAX_STRUCT_SIZE: usize = 4096;
+
+/// The most names or dimensions that one call may list: more is a garbage count, not a mesh.
+const MAX_LIST: usize = 1 << 16;
+
+/// A required string, as UTF-8.
+///
+/// # Safety
+/// `string` is NULL or NUL-terminated and lives as long as the result is used.
+pub(super) unsafe fn text<'a>(what: &str, string: *const c_char) -> Result<&'a str> {
+    // SAFETY: the caller's contract.
+    unsafe { optional_text(what, string)? }.ok_or_else(|| null(what))
+}
+
+/// A string that may be NULL.
+///
+/// # Safety
+/// As [`text`].
+pub(super) unsafe fn optional_text<'a>(what: &str, string: *const c_char) -> Result<Option<&'a str>> {
+    if string.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not NULL, NUL-terminated by the caller's contract.
+    let string = unsafe { CStr::from_ptr(string) };
+    match string.to_str() {
+        Ok(text) => Ok(Some(text)),
+        Err(_) => Err(Error::invalid(format!("{what} is not UTF-8: {:?}", string.to_string_lossy()))),
+    }
+}
+
+/// `count` values; an empty slice when there are none.
+///
+/// # Safety
+/// `values` is NULL or points to `count` readable values that live as long as the result is used.
+pub(super) unsafe fn list<'a, T>(what: &str, values: *const T, count: usize) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if values.is_null() {
+        return Err(Error::invalid(format!("{what} is NULL, but its count is {count}")));
+    }
+    if count > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(Error::invalid(format!("the count of {what} is {count}, more than memory can hold")));
+    }
+    // SAFETY: not NULL, and the caller vouches for `count` values.
+    Ok(unsafe { std::slice::from_raw_parts(values, count) })
+}
+
+/// The same for a list that describes dimensions, where a huge count is a mistake.
+///
+/// # Safety
+/// As [`list`].
+pub(super) unsafe fn short_list<'a, T>(what: &str, values: *const T, count: usize) -> Result<&'a [T]> {
+    if count > MAX_LIST {
+        return Err(Error::invalid(format!("the count of {what} is {count}, more than {MAX_LIST}")));
+    }
+    // SAFETY: the caller's contract.
+    unsafe { list(what, values, count) }
+}
+
+/// `count` strings, none of them NULL.
+///
+/// # Safety
+/// As [`list`], and each element as [`text`].
+pub(super) unsafe fn names<'a>(what: &str, names: *const *const c_char, count: usize) -> Result<Vec<&'a str>> {
+    // SAFETY: the caller's contract.
+    let names = unsafe { short_list(what, names, count)? };
+    // SAFETY: the caller's contract.
+    names.iter().enumerate().map(|(index, name)| unsafe { text(&format!("{what}[{index}]"), *name) }).collect()
+}
+
+/// A struct whose first field is its size: as many bytes as both sides know, zero for the rest.
+///
+/// # Safety
+/// `given` points to at least as many readable bytes as its first field says, and all-zero is a valid `T`.
+pub(super) unsafe fn read_struct<T: Copy>(what: &str, given: *const T) -> Result<T> {
+    // SAFETY: the caller's contract: the first field is there.
+    let size = unsafe { given.cast::<usize>().read_unaligned() };
+    check_size(what, size, size_of::<T>())?;
+    let known = size_of::<T>();
+    // SAFETY: `size` bytes are readable by the caller's word.
+    let bytes = unsafe { std::slice::from_raw_parts(given.cast::<u8>(), size) };
+    if let Some(at) = bytes.iter().skip(known).position(|byte| *byte != 0) {
+        return Err(Error::invalid(format!(
+            "{what}.struct_size is {size} and byte {} of it is set, but this library (version {}) knows only {known} bytes: it is older than the header you compiled with",
+            known + at,
+            env!("CARGO_PKG_VERSION")
+        )));
+    }
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: both sides have `known` bytes, and every byte of `value` is initialised, to zero or to the caller's.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.as_mut_ptr().cast::<u8>(), known);
+        Ok(value.assume_init())
+    }
+}
+
+/// Writes a struct whose first field is the caller's idea of its size, which is kept; bytes that only the caller knows become zero.
+///
+/// # Safety
+/// `place` is NULL or points to as many writable bytes as its first field says.
+pub(super) unsafe fn write_struct<T: Copy>(what: &str, place: *mut T, value: T) -> Result<()> {
+    let place = out(what, place)?;
+    // SAFETY: the caller's contract: the first field is there.
+    let size = unsafe { place.cast::<usize>().read_unaligned() };
+    check_size(what, size, size_of::<T>())?;
+    let place = place.as_ptr().cast::<u8>();
+    // SAFETY: `size` bytes are writable by the caller's word and `size` is at least that of T; the size field, which comes first,
+    // is left alone.
+    unsafe {
+        let from = size_of::<usize>();
+        let value = std::ptr::from_ref(&value).cast::<u8>();
+        std::ptr::copy_nonoverlapping(value.add(from), place.add(from), size_of::<T>() - from);
+        std::ptr::write_bytes(place.add(size_of::<T>()), 0, size - size_of::<T>());
+    }
+    Ok(())
+}
+
+fn check_size(what: &str, size: usize, least: usize) -> Result<()> {
+    if (least..=MAX_STRUCT_SIZE).contains(&size) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{what}.struct_size is {size}, but the struct has at least {least} bytes: set it to sizeof, or use the INIT macro"
+    )))
+}
+
+/// Refuses flags that this library does not know.
+pub(super) fn check_flags(what: &str, flags: u32, known: u32) -> Result<()> {
+    match flags & !known {
+        0 => Ok(()),
+        unknown => Err(Error::invalid(format!("{what}.flags has unknown bits {unknown:#x}; known are {known:#x}"))),
+    }
+}
+
+/// A timeout in milliseconds; 0 is the default.
+pub(super) fn timeout(what: &str, millis: i64) -> Result<Option<Duration>> {
+    match u64::try_from(millis) {
+        Ok(0) => Ok(None),
+        Ok(millis) => Ok(Some(Duration::from_millis(millis))),
+        Err(_) => Err(Error::invalid(format!("{what} is {millis}; a timeout is in milliseconds, 0 for the default"))),
+    }
+}
+
+/// Gives a list to the caller: its length always, its values when they fit.
+///
+/// # Safety
+/// `buffer` is NULL or points to `capacity` writable values, `len_out` is NULL or writable.
+pub(super) unsafe fn give_list<T: Copy>(
+    what: &str,
+    values: &[T],
+    buffer: *mut T,
+    capacity: usize,
+    len_out: *mut usize,
+) -> Result<()> {
+    let len_out = out("len_out", len_out)?;
+    // SAFETY: not NULL, and writable by the caller's word.
+    unsafe { len_out.write(values.len()) };
+    if values.len() > capacity {
+        return Err(Error::new(
+            Status::BufferTooSmall,
+            format!("{what} holds {capacity} elements, but the answer has {}", values.len()),
+        ));
+    }
+    if values.is_empty() {
+        return Ok(());
+    }
+    let buffer = out(what, buffer)?;
+    // SAFETY: `capacity` values are writable and there are no more than that.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), buffer.as_ptr(), values.len()) };
+    Ok(())
+}
+
+/// Gives a string to the caller; the length counts the NUL.
+///
+/// # Safety
+/// As [`give_list`].
+pub(super) unsafe fn give_text(
+    what: &str,
+    text: &str,
+    buffer: *mut c_char,
+    capacity: usize,
+    len_out: *mut usize,
+) -> Result<()> {
+    let bytes: Vec<u8> = text.bytes().filter(|byte| *byte != 0).chain([0]).collect();
+    // SAFETY: the caller's contract; a char is a byte.
+    unsafe { give_list(what, &bytes, buffer.cast::<u8>(), capacity, len_out) }
+}

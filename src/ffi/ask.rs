@@ -1,0 +1,291 @@
+//! Questions to a mesh.
+
+use std::ffi::{CStr, c_char};
+
+use super::arguments::{give_list, give_text, optional_text};
+use super::errors::out;
+use super::guard::{guard, guard_or};
+use super::make::{MESHES, Quick, find};
+use super::types::{dm_mesh, dm_status};
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+
+/// The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view without dimensions.
+///
+/// Local.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_ndim(mesh: *const dm_mesh) -> usize {
+    guard_or(0, || MESHES.with(mesh as usize, |quick| quick.mesh.ndim()))
+}
+
+/// The name of the dimension at that index; NULL past the end and for an invalid handle.
+///
+/// Local. Borrowed from the handle: valid until it is freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_dim_name(mesh: *const dm_mesh, index: usize) -> *const c_char {
+    guard_or(std::ptr::null(), || {
+        MESHES.with(mesh as usize, |quick| quick.names.get(index).map_or(std::ptr::null(), |name| name.as_ptr()))
+    })
+}
+
+/// The sizes of the dimensions, in order.
+///
+/// Local. *len_out is the number of dimensions, always written for a valid handle. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// sizes is NULL or has room for capacity elements; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_shape(
+    mesh: *const dm_mesh,
+    sizes: *mut usize,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let shape = find(mesh)?.mesh().shape();
+        // SAFETY: the caller's contract.
+        unsafe { give_list("sizes", &shape, sizes, capacity, len_out) }
+    })
+}
+
+/// The size of a dimension in ranks; dim NULL: the number of ranks of the whole view.
+///
+/// Local. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; size_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_out: *mut usize) -> dm_status {
+    guard(|| {
+        let size_out = out("size_out", size_out)?;
+        // SAFETY: the caller's contract.
+        let dim = unsafe { optional_text("dim", dim)? };
+        let view = find(mesh)?;
+        let size = match dim {
+            None => view.mesh().size(),
+            Some(dim) => view.mesh().dim_size(view.mesh().dim_index(dim)?),
+        };
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { size_out.write(size) };
+        Ok(())
+    })
+}
+
+/// This process's rank in the world, whether or not it is in the mesh.
+///
+/// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// rank_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, rank_out: *mut i32) -> dm_status {
+    guard(|| {
+        let rank_out = out("rank_out", rank_out)?;
+        let rank = MESHES.with(mesh as usize, |quick| quick.mesh.rank())?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { rank_out.write(rank) };
+        Ok(())
+    })
+}
+
+/// This rank's coordinate along a dimension, which is also its rank in that dimension's communicator.
+///
+/// Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several dimensions).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; rank_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_get_local_rank(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    rank_out: *mut i32,
+) -> dm_status {
+    guard(|| {
+        let rank_out = out("rank_out", rank_out)?;
+        // SAFETY: the caller's contract.
+        let rank = MESHES.with(mesh as usize, |quick| quick.mesh.local_rank(unsafe { quick.index(dim)? }))??;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { rank_out.write(rank as i32) };
+        Ok(())
+    })
+}
+
+/// This rank's coordinate in the view, one number per dimension.
+///
+/// Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// coordinate is NULL or has room for capacity elements; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_get_coordinate(
+    mesh: *const dm_mesh,
+    coordinate: *mut usize,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let mine = find(mesh)?.mesh().coordinate()?;
+        // SAFETY: the caller's contract.
+        unsafe { give_list("coordinate", &mine, coordinate, capacity, len_out) }
+    })
+}
+
+/// The world ranks of the view, row-major in its shape.
+///
+/// Local. *len_out is their number, the product of the shape. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// ranks is NULL or has room for capacity elements; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_ranks(
+    mesh: *const dm_mesh,
+    ranks: *mut i32,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let all = find(mesh)?.mesh().ranks();
+        // SAFETY: the caller's contract.
+        unsafe { give_list("ranks", &all, ranks, capacity, len_out) }
+    })
+}
+
+/// The world ranks of this rank's group along a dimension, in the order of their ranks in its communicator.
+///
+/// Local. dim NULL is allowed on a 1-D mesh. *len_out is the size of the dimension. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; ranks is NULL or has room for capacity elements; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_group_ranks(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    ranks: *mut i32,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let view = find(mesh)?;
+        // SAFETY: the caller's contract.
+        let group = view.mesh().group_ranks(unsafe { index_of(view.mesh(), dim)? })?;
+        // SAFETY: the caller's contract.
+        unsafe { give_list("ranks", &group, ranks, capacity, len_out) }
+    })
+}
+
+/// All groups along a dimension, as XLA wants them: an array of shape [groups, size of dim], row-major, that holds each rank of the root mesh
+/// once.
+///
+/// Local. dim NULL is allowed on a 1-D mesh. *len_out is groups times size, the number of ranks of the root mesh. Groups are ordered by the
+/// row-major position of their first rank. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; ranks is NULL or has room for capacity elements; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_replica_groups(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    ranks: *mut i64,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let view = find(mesh)?;
+        // SAFETY: the caller's contract.
+        let groups = view.mesh().replica_groups(unsafe { index_of(view.mesh(), dim)? });
+        // SAFETY: the caller's contract.
+        unsafe { give_list("ranks", &groups, ranks, capacity, len_out) }
+    })
+}
+
+/// Whether two views have the same ranks, shape, dimension names and device type.
+///
+/// Local. By value: views of different root meshes can be equal. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// equal_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_out: *mut bool) -> dm_status {
+    guard(|| {
+        let equal_out = out("equal_out", equal_out)?;
+        let equal = find(a)?.mesh().equals(find(b)?.mesh());
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { equal_out.write(equal) };
+        Ok(())
+    })
+}
+
+/// A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and on every machine.
+///
+/// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// hash_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_hash(mesh: *const dm_mesh, hash_out: *mut u64) -> dm_status {
+    guard(|| {
+        let hash_out = out("hash_out", hash_out)?;
+        let hash = find(mesh)?.mesh().hash();
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { hash_out.write(hash) };
+        Ok(())
+    })
+}
+
+/// The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)).
+///
+/// Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// text is NULL or has room for capacity bytes; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_describe(
+    mesh: *const dm_mesh,
+    text: *mut c_char,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let description = find(mesh)?.mesh().describe();
+        // SAFETY: the caller's contract.
+        unsafe { give_text("text", &description, text, capacity, len_out) }
+    })
+}
+
+impl Quick {
+    /// The index of the dimension of that name, without more work than comparing; the mesh words the error.
+    ///
+    /// # Safety
+    /// `dim` is NULL or NUL-terminated.
+    #[inline]
+    pub(super) unsafe fn index(&self, dim: *const c_char) -> Result<usize> {
+        if !dim.is_null() {
+            // SAFETY: the caller's contract.
+            let wanted = unsafe { CStr::from_ptr(dim) };
+            if let Some(index) = self.names.iter().position(|name| **name == *wanted) {
+                return Ok(index);
+            }
+        }
+        // SAFETY: the caller's contract.
+        unsafe { index_of(&self.mesh, dim) }
+    }
+}
+
+/// The index of a dimension by name; NULL on a 1-D mesh.
+///
+/// # Safety
+/// `dim` is NULL or NUL-terminated.
+pub(super) unsafe fn index_of(mesh: &Mesh, dim: *const c_char) -> Result<usize> {
+    // SAFETY: the caller's contract.
+    match unsafe { optional_text("dim", dim)? } {
+        Some("") => Err(Error::invalid("dim is empty")),
+        dim => mesh.dim_index_or_only(dim),
+    }
+}

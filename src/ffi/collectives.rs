@@ -1,0 +1,343 @@
+//! Thin calls of the communicator library along one dimension.
+//!
+//! Buffers are device memory on cuda and host memory on cpu. `stream` is a `cudaStream_t` on cuda, where the call returns when the
+//! work is enqueued; on cpu it is NULL and the call returns when its result is there. `dim` NULL is allowed on a 1-D mesh.
+
+use std::ffi::{c_char, c_void};
+
+use super::ask::index_of;
+use super::guard::guard;
+use super::make::find;
+use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
+use crate::ccl::{Library, NcclResult, RawComm};
+use crate::comm::{Operands, View};
+use crate::error::Result;
+
+/// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
+///
+/// Collective over this rank's group along dim. In place when send == recv.
+///
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_all_reduce(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    dtype: dm_dtype,
+    op: dm_op,
+    stream: *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let call = Call::new("dm_all_reduce", mesh)?;
+        // SAFETY: the caller's contract.
+        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        call.view.check_operator(call.name, op)?;
+        let operands = Operands { count, dtype, stream };
+        call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
+            // SAFETY: the caller's contract is the library's.
+            unsafe { library.all_reduce(send, recv, count, dtype, op, comm, stream) }
+        })
+    })
+}
+
+/// Reduces count elements over all ranks of dim to its rank root.
+///
+/// Collective over this rank's group along dim. recv is used on the root only and may be NULL elsewhere. In place when send == recv on the root.
+///
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_reduce(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    dtype: dm_dtype,
+    op: dm_op,
+    root: i32,
+    stream: *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let call = Call::new("dm_reduce", mesh)?;
+        // SAFETY: the caller's contract.
+        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        call.view.check_operator(call.name, op)?;
+        call.view.check_peer(call.name, index, "root", root)?;
+        let at_root = call.view.mesh().local_rank(index)? == root as usize;
+        let buffers = [("send", send), ("recv", recv.cast_const())];
+        let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
+        let operands = Operands { count, dtype, stream };
+        call.run(index, operands, buffers, |library, comm| {
+            // SAFETY: the caller's contract is the library's.
+            unsafe { library.reduce(send, recv, count, dtype, op, root, comm, stream) }
+        })
+    })
+}
+
+/// Copies count elements from the rank root of dim to all its ranks.
+///
+/// Collective over this rank's group along dim. send is used on the root only and may be NULL elsewhere. In place when send == recv on the root.
+///
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_broadcast(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    dtype: dm_dtype,
+    root: i32,
+    stream: *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let call = Call::new("dm_broadcast", mesh)?;
+        // SAFETY: the caller's contract.
+        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        call.view.check_peer(call.name, index, "root", root)?;
+        let at_root = call.view.mesh().local_rank(index)? == root as usize;
+        let buffers = [("recv", recv.cast_const()), ("send", send)];
+        let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
+        let operands = Operands { count, dtype, stream };
+        call.run(index, operands, buffers, |library, comm| {
+            // SAFETY: the caller's contract is the library's.
+            unsafe { library.broadcast(send, recv, count, dtype, root, comm, stream) }
+        })
+    })
+}
+
+/// Gathers send_count elements of every rank of dim, in rank order, on every rank.
+///
+/// Collective over this rank's group along dim. recv has room for send_count times the size of dim. In place when send == recv + (my rank in dim) * send_count.
+///
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_all_gather(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    send_count: usize,
+    dtype: dm_dtype,
+    stream: *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let call = Call::new("dm_all_gather", mesh)?;
+        // SAFETY: the caller's contract.
+        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let operands = Operands { count: send_count, dtype, stream };
+        call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
+            // SAFETY: the caller's contract is the library's.
+            unsafe { library.all_gather(send, recv, send_count, dtype, comm, stream) }
+        })
+    })
+}
+
+/// Reduces over all ranks of dim and leaves block i of recv_count elements on rank i.
+///
+/// Collective over this rank's group along dim. send has recv_count times the size of dim elements. In place when recv == send + (my rank in dim) * recv_count.
+///
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_reduce_scatter(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    recv_count: usize,
+    dtype: dm_dtype,
+    op: dm_op,
+    stream: *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let call = Call::new("dm_reduce_scatter", mesh)?;
+        // SAFETY: the caller's contract.
+        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        call.view.check_operator(call.name, op)?;
+        let operands = Operands { count: recv_count, dtype, stream };
+        call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
+            // SAFETY: the caller's contract is the library's.
+            unsafe { library.reduce_scatter(send, recv, recv_count, dtype, op, comm, stream) }
+        })
+    })
+}
+
+/// Sends block i of send to rank i of dim, and receives block i of recv from rank i.
+///
+/// Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. They must not overlap.
+///
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_all_to_all(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count_per_peer: usize,
+    dtype: dm_dtype,
+    stream: *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let call = Call::new("dm_all_to_all", mesh)?;
+        // SAFETY: the caller's contract.
+        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let operands = Operands { count: count_per_peer, dtype, stream };
+        call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
+            // SAFETY: the caller's contract is the library's.
+            unsafe { library.all_to_all(send, recv, count_per_peer, dtype, comm, stream) }
+        })
+    })
+}
+
+/// Sends count elements to the rank peer of dim, which receives them with dm_recv.
+///
+/// Collective over this rank's group along dim (with the peer only). On cpu it may return before the peer has them; the buffer can be used again then. Sends and receives of one exchange belong in a group (dm_group_start).
+///
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_send(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    send: *const c_void,
+    count: usize,
+    dtype: dm_dtype,
+    peer: i32,
+    stream: *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let call = Call::new("dm_send", mesh)?;
+        // SAFETY: the caller's contract.
+        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        call.view.check_peer(call.name, index, "peer", peer)?;
+        let operands = Operands { count, dtype, stream };
+        call.run(index, operands, &[("send", send)], |library, comm| {
+            // SAFETY: the caller's contract is the library's.
+            unsafe { library.send(send, count, dtype, peer, comm, stream) }
+        })
+    })
+}
+
+/// Receives count elements from the rank peer of dim, which sends as many with dm_send.
+///
+/// Collective over this rank's group along dim (with the peer only). Sends and receives of one exchange belong in a group (dm_group_start).
+///
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
+/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
+/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_recv(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    recv: *mut c_void,
+    count: usize,
+    dtype: dm_dtype,
+    peer: i32,
+    stream: *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let call = Call::new("dm_recv", mesh)?;
+        // SAFETY: the caller's contract.
+        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        call.view.check_peer(call.name, index, "peer", peer)?;
+        let operands = Operands { count, dtype, stream };
+        call.run(index, operands, &[("recv", recv.cast_const())], |library, comm| {
+            // SAFETY: the caller's contract is the library's.
+            unsafe { library.recv(recv, count, dtype, peer, comm, stream) }
+        })
+    })
+}
+
+/// Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
+///
+/// Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Errors:
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
+    guard(|| find(mesh)?.group_start())
+}
+
+/// Ends the group that this thread began, and runs its operations. On cpu it returns when all of their results are there.
+///
+/// Errors: the first error of any of the operations, as they would give it; DM_STATUS_CCL when no group was begun.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
+    guard(|| find(mesh)?.group_end())
+}
+
+/// One call in progress: its name for messages, and the view it is made on.
+struct Call {
+    name: &'static str,
+    view: std::sync::Arc<View>,
+}
+
+impl Call {
+    fn new(name: &'static str, mesh: *const dm_mesh) -> Result<Call> {
+        Ok(Call { name, view: find(mesh)? })
+    }
+
+    fn run(
+        &self,
+        index: usize,
+        operands: Operands,
+        buffers: &[(&str, *const c_void)],
+        issue: impl FnOnce(&Library, RawComm) -> NcclResult,
+    ) -> Result<()> {
+        self.view.operate(self.name, index, operands, buffers, issue)
+    }
+}

@@ -1,0 +1,103 @@
+//! Errors and versions.
+
+use std::ffi::c_char;
+
+use super::arguments::write_struct;
+use super::guard::{NO_ERROR, guard, with_last};
+use super::types::{DM_STATUS_OK, dm_error_info, dm_status};
+use crate::error::{Error, Status};
+
+/// The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is none.
+///
+/// Local. The string is static and never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_status_name(status: dm_status) -> *const c_char {
+    let name = match Status::from_code(status) {
+        Some(Status::Ok) => c"DM_STATUS_OK",
+        Some(Status::InvalidArgument) => c"DM_STATUS_INVALID_ARGUMENT",
+        Some(Status::InvalidHandle) => c"DM_STATUS_INVALID_HANDLE",
+        Some(Status::NotFound) => c"DM_STATUS_NOT_FOUND",
+        Some(Status::NotMember) => c"DM_STATUS_NOT_MEMBER",
+        Some(Status::BufferTooSmall) => c"DM_STATUS_BUFFER_TOO_SMALL",
+        Some(Status::Mismatch) => c"DM_STATUS_MISMATCH",
+        Some(Status::Timeout) => c"DM_STATUS_TIMEOUT",
+        Some(Status::Store) => c"DM_STATUS_STORE",
+        Some(Status::Ccl) => c"DM_STATUS_CCL",
+        Some(Status::Device) => c"DM_STATUS_DEVICE",
+        Some(Status::Library) => c"DM_STATUS_LIBRARY",
+        Some(Status::Unsupported) => c"DM_STATUS_UNSUPPORTED",
+        Some(Status::Aborted) => c"DM_STATUS_ABORTED",
+        Some(Status::PeerLost) => c"DM_STATUS_PEER_LOST",
+        Some(Status::Internal) => c"DM_STATUS_INTERNAL",
+        None => c"DM_STATUS_UNKNOWN",
+    };
+    name.as_ptr()
+}
+
+/// What this thread's last failing call says: one line with the values, or "" when none has failed yet.
+///
+/// Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not clear it.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_last_error() -> *const c_char {
+    with_last(|last| last.map_or(NO_ERROR.as_ptr(), |last| last.message.as_ptr()))
+}
+
+/// This thread's last failing call in full: status, message and the codes of the layers below.
+///
+/// Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the status is DM_STATUS_OK and
+/// the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is NULL or its struct_size is wrong.
+///
+/// # Safety
+/// `info_out` is NULL or points to `info_out->struct_size` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_last_error_info(info_out: *mut dm_error_info) -> dm_status {
+    let mut info = dm_error_info {
+        struct_size: size_of::<dm_error_info>(),
+        status: DM_STATUS_OK,
+        ccl_result: 0,
+        device_error: 0,
+        os_error: 0,
+        message: NO_ERROR.as_ptr(),
+    };
+    // Read before the guard, whose own failure would replace the answer.
+    with_last(|last| {
+        if let Some(last) = last {
+            info.status = last.error.status() as dm_status;
+            info.ccl_result = last.error.ccl_result();
+            info.device_error = last.error.device_error();
+            info.os_error = last.error.os_error();
+            info.message = last.message.as_ptr();
+        }
+    });
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { write_struct("info_out", info_out, info) })
+}
+
+/// The version of the loaded library: 10000 * major + 100 * minor + patch, so 100 is 0.1.0.
+///
+/// Local.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_version() -> u32 {
+    const VERSION: u32 = 10_000 * number(env!("CARGO_PKG_VERSION_MAJOR"))
+        + 100 * number(env!("CARGO_PKG_VERSION_MINOR"))
+        + number(env!("CARGO_PKG_VERSION_PATCH"));
+    VERSION
+}
+
+const fn number(digits: &str) -> u32 {
+    let (digits, mut value, mut at) = (digits.as_bytes(), 0, 0);
+    while at < digits.len() {
+        value = 10 * value + (digits[at] - b'0') as u32;
+        at += 1;
+    }
+    value
+}
+
+pub(super) fn null(what: &str) -> Error {
+    Error::invalid(format!("{what} is NULL"))
+}
+
+/// Checks that an out-parameter can be written.
+pub(super) fn out<T>(what: &str, pointer: *mut T) -> crate::error::Result<std::ptr::NonNull<T>> {
+    std::ptr::NonNull::new(pointer).ok_or_else(|| null(what))
+}

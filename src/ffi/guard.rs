@@ -1,0 +1,101 @@
+//! What every export runs inside: panics become `DM_STATUS_INTERNAL`, failures are kept for `dm_last_error`.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::types::{DM_STATUS_OK, dm_status};
+use crate::error::{Error, Result};
+
+/// A thread's last failure, with its message as C reads it.
+pub(super) struct LastError {
+    pub(super) error: Error,
+    pub(super) message: CString,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
+}
+
+/// Runs `body`; its failure becomes this thread's last error and its status the return value.
+pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> dm_status {
+    match caught(body) {
+        Ok(()) => DM_STATUS_OK,
+        Err(error) => remember(error),
+    }
+}
+
+/// The same for functions that answer with a value instead of a status: `otherwise` on failure.
+pub(super) fn guard_or<T>(otherwise: T, body: impl FnOnce() -> Result<T>) -> T {
+    match caught(body) {
+        Ok(value) => value,
+        Err(error) => {
+            remember(error);
+            otherwise
+        }
+    }
+}
+
+/// Looks at this thread's last failure. `None` also while the thread is being torn down.
+pub(super) fn with_last<R>(look: impl FnOnce(Option<&LastError>) -> R) -> R {
+    let mut look = Some(look);
+    let seen = LAST.try_with(|last| match last.try_borrow() {
+        Ok(last) => look.take().map(|look| look(last.as_ref())),
+        Err(_) => None,
+    });
+    match (seen.ok().flatten(), look) {
+        (Some(answer), _) => answer,
+        (None, Some(look)) => look(None),
+        (None, None) => unreachable!("look was taken, so it has answered"),
+    }
+}
+
+fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // Whatever a panic leaves half done sits behind locks whose poison is ignored on purpose and whose data is whole at
+    // every statement; see the modules that lock.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::internal(panic_text(&*panic))))
+}
+
+fn remember(error: Error) -> dm_status {
+    let status = error.status() as dm_status;
+    let message = CString::new(error.message().replace('\0', "\\0")).unwrap_or_default();
+    // A thread that is exiting has nowhere to keep it; the status still says what happened.
+    let _ = LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            *last = Some(LastError { error, message });
+        }
+    });
+    status
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a bug in libdevicemesh, please report it: {}", text.unwrap_or("a panic without a message"))
+}
+
+/// The empty string that stands for "no failure yet".
+pub(super) const NO_ERROR: &CStr = c"";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ffi::types::DM_STATUS_INTERNAL;
+
+    #[test]
+    fn a_panic_becomes_internal_with_its_message() {
+        let status = guard(|| panic!("table index {} of {}", 7, 3));
+        assert_eq!(status, DM_STATUS_INTERNAL);
+        let message = with_last(|last| last.unwrap().message.to_str().unwrap().to_owned());
+        assert!(message.contains("table index 7 of 3"), "{message}");
+    }
+
+    #[test]
+    fn each_thread_has_its_own_last_error() {
+        guard(|| Err(Error::invalid("mine")));
+        let theirs = std::thread::spawn(|| with_last(|last| last.is_none())).join().unwrap();
+        assert!(theirs, "a fresh thread has no last error");
+        assert_eq!(with_last(|last| last.unwrap().error.message().to_owned()), "mine");
+    }
+}

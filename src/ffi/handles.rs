@@ -1,0 +1,244 @@
+//! Handles: tokens of kind, slot and generation, never addresses. Looking one up takes no lock; a stale, freed or made-up one
+//! is an error, never undefined behaviour.
+//!
+//! A token is `kind (16 bits) | generation (24) | slot (24)`. No user-space address of a 64-bit machine has these kinds in its upper 16
+//! bits, so a pointer passed by mistake is never taken for a handle. A slot's generation grows with each reuse, and a slot whose
+//! generations are used up is retired.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::AtomicPtr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_epoch::{self as epoch, Atomic, Owned};
+
+use crate::error::{Error, Result, Status};
+
+const _: () = assert!(size_of::<usize>() == 8, "handles pack kind, generation and slot into 64 bits");
+
+const SLOT_BITS: u32 = 24;
+const GENERATION_BITS: u32 = 24;
+const KIND_SHIFT: u32 = SLOT_BITS + GENERATION_BITS;
+const MASK: usize = (1 << SLOT_BITS) - 1;
+
+/// Slots of the first chunk; each further chunk doubles what there is.
+const FIRST_CHUNK: usize = 64;
+const CHUNKS: usize = (SLOT_BITS - FIRST_CHUNK.trailing_zeros() + 1) as usize;
+
+/// What a handle names: `F` is read in place without a lock, `T` is cloned out.
+struct Entry<F, T> {
+    token: usize,
+    fast: F,
+    /// Taken when the handle is freed, so that what it owns goes at once; the entry itself is memory that readers may still look at.
+    value: Mutex<Option<Arc<T>>>,
+}
+
+struct Slot<F, T> {
+    entry: Atomic<Entry<F, T>>,
+}
+
+/// Free slots with their next generation, and how many slots were ever used.
+struct Free {
+    slots: Vec<(usize, usize)>,
+    used: usize,
+}
+
+/// All handles of one kind.
+pub(super) struct Table<F, T> {
+    kind: usize,
+    /// What to call one in messages.
+    noun: &'static str,
+    chunks: [AtomicPtr<Slot<F, T>>; CHUNKS],
+    free: Mutex<Free>,
+}
+
+impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
+    /// An empty table. `kind` is not zero, differs from that of other tables, and is no prefix of an address (its top bit and some other
+    /// upper bit differ).
+    pub(super) const fn new(kind: u16, noun: &'static str) -> Table<F, T> {
+        Table {
+            kind: kind as usize,
+            noun,
+            chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
+            free: Mutex::new(Free { slots: Vec::new(), used: 0 }),
+        }
+    }
+
+    /// A new handle.
+    pub(super) fn insert(&self, fast: F, value: Arc<T>) -> Result<usize> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let (slot, generation) = match free.slots.pop() {
+            Some(known) => known,
+            None if free.used <= MASK => {
+                free.used += 1;
+                (free.used - 1, 0)
+            }
+            None => return Err(Error::internal(format!("{} handles of kind {} are alive", MASK + 1, self.noun))),
+        };
+        let token = self.kind << KIND_SHIFT | generation << SLOT_BITS | slot;
+        let entry = Owned::new(Entry { token, fast, value: Mutex::new(Some(value)) });
+        self.place(slot).entry.store(entry, Release);
+        Ok(token)
+    }
+
+    /// Looks at a handle's fast part in place.
+    #[inline]
+    pub(super) fn with<R>(&self, token: usize, look: impl FnOnce(&F) -> R) -> Result<R> {
+        let guard = epoch::pin();
+        match self.entry(token, &guard) {
+            Some(entry) => Ok(look(&entry.fast)),
+            None => Err(self.unknown(token)),
+        }
+    }
+
+    /// What a handle names.
+    pub(super) fn get(&self, token: usize) -> Result<Arc<T>> {
+        let guard = epoch::pin();
+        let entry = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
+        let value = entry.value.lock().unwrap_or_else(PoisonError::into_inner);
+        value.clone().ok_or_else(|| self.unknown(token))
+    }
+
+    /// Ends a handle and gives what it named to the caller, outside of any lock.
+    pub(super) fn remove(&self, token: usize) -> Result<Arc<T>> {
+        let guard = epoch::pin();
+        let entry = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
+        let value = entry.value.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Whoever took the value ends the handle; anybody else came second.
+        let value = value.ok_or_else(|| self.unknown(token))?;
+        let slot = token & MASK;
+        let entry = self.place(slot).entry.swap(epoch::Shared::null(), AcqRel, &guard);
+        // SAFETY: the entry was unlinked just now, by the one thread that took its value, so nobody reaches it any more who was
+        // not pinned before.
+        unsafe { guard.defer_destroy(entry) };
+        let generation = (token >> SLOT_BITS & MASK) + 1;
+        if generation <= MASK {
+            self.free.lock().unwrap_or_else(PoisonError::into_inner).slots.push((slot, generation));
+        }
+        guard.flush();
+        Ok(value)
+    }
+
+    #[inline]
+    fn entry<'g>(&self, token: usize, guard: &'g epoch::Guard) -> Option<&'g Entry<F, T>> {
+        if token >> KIND_SHIFT != self.kind {
+            return None;
+        }
+        let (chunk, at) = locate(token & MASK);
+        let slots = self.chunks[chunk].load(Acquire);
+        if slots.is_null() {
+            return None;
+        }
+        // SAFETY: a chunk is allocated whole and never freed, and `at` is within it by the construction of `locate`.
+        let slot = unsafe { &*slots.add(at) };
+        // SAFETY: entries are destroyed only after every thread that was pinned at their unlinking is unpinned.
+        let entry = unsafe { slot.entry.load(Acquire, guard).as_ref() }?;
+        (entry.token == token).then_some(entry)
+    }
+
+    /// The slot, with its chunk allocated. Called with the lock of `free` held, or for a slot that is in use.
+    fn place(&self, slot: usize) -> &Slot<F, T> {
+        let (chunk, at) = locate(slot);
+        let mut slots = self.chunks[chunk].load(Acquire);
+        if slots.is_null() {
+            let fresh: Vec<Slot<F, T>> = (0..chunk_len(chunk)).map(|_| Slot { entry: Atomic::null() }).collect();
+            slots = Box::leak(fresh.into_boxed_slice()).as_mut_ptr();
+            self.chunks[chunk].store(slots, Release);
+        }
+        // SAFETY: as in `entry`.
+        unsafe { &*slots.add(at) }
+    }
+
+    #[cold]
+    fn unknown(&self, token: usize) -> Error {
+        Error::new(
+            Status::InvalidHandle,
+            format!("{token:#x} is not a live {}: it is NULL, was freed, or was never given out", self.noun),
+        )
+    }
+}
+
+/// Chunk 0 has `FIRST_CHUNK` slots, chunk `k` as many as all before it.
+#[inline]
+fn locate(slot: usize) -> (usize, usize) {
+    if slot < FIRST_CHUNK {
+        return (0, slot);
+    }
+    let chunk = (slot / FIRST_CHUNK).ilog2() as usize + 1;
+    (chunk, slot - (FIRST_CHUNK << (chunk - 1)))
+}
+
+fn chunk_len(chunk: usize) -> usize {
+    if chunk == 0 { FIRST_CHUNK } else { FIRST_CHUNK << (chunk - 1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> &'static Table<usize, String> {
+        Box::leak(Box::new(Table::new(0xd3ff, "thing")))
+    }
+
+    #[test]
+    fn a_freed_handle_stays_dead_when_its_slot_is_used_again() {
+        let table = table();
+        let first = table.insert(1, Arc::new("first".into())).unwrap();
+        assert_eq!(*table.remove(first).unwrap(), "first");
+        let second = table.insert(2, Arc::new("second".into())).unwrap();
+        assert_eq!(first & MASK, second & MASK, "the slot is reused");
+        assert_ne!(first, second);
+        assert_eq!(table.get(first).unwrap_err().status(), Status::InvalidHandle);
+        assert_eq!(table.remove(first).unwrap_err().status(), Status::InvalidHandle);
+        assert_eq!(*table.get(second).unwrap(), "second");
+    }
+
+    #[test]
+    fn made_up_tokens_are_refused() {
+        let table = table();
+        let real = table.insert(1, Arc::new("x".into())).unwrap();
+        let local = 0u8;
+        for token in [0, 1, usize::MAX, real + 1, real ^ 1 << 63, real + (1 << SLOT_BITS), &raw const local as usize] {
+            assert_eq!(table.get(token).unwrap_err().status(), Status::InvalidHandle, "{token:#x}");
+        }
+    }
+
+    #[test]
+    fn slots_lie_in_chunks_without_gap_or_overlap() {
+        let mut expected = (0, 0);
+        for slot in 0..100_000 {
+            if expected.1 == chunk_len(expected.0) {
+                expected = (expected.0 + 1, 0);
+            }
+            assert_eq!(locate(slot), expected, "slot {slot}");
+            expected.1 += 1;
+        }
+        assert!(locate(MASK).0 < CHUNKS);
+    }
+
+    #[test]
+    fn readers_see_whole_entries_while_handles_come_and_go() {
+        let table = table();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let current = Mutex::new(table.insert(7, Arc::new("7".into())).unwrap());
+            let (stop, current) = (&stop, &current);
+            for _ in 0..2 {
+                scope.spawn(move || {
+                    while !stop.load(Acquire) {
+                        let token = *current.lock().unwrap();
+                        match table.with(token, |fast| *fast) {
+                            Ok(fast) => assert_eq!(fast % 7, 0),
+                            Err(error) => assert_eq!(error.status(), Status::InvalidHandle),
+                        }
+                    }
+                });
+            }
+            for round in 2..5000 {
+                let fresh = table.insert(7 * round, Arc::new(String::new())).unwrap();
+                let old = std::mem::replace(&mut *current.lock().unwrap(), fresh);
+                table.remove(old).unwrap();
+            }
+            stop.store(true, Release);
+        });
+    }
+}

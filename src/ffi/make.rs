@@ -1,0 +1,235 @@
+//! Making root meshes.
+
+use std::ffi::{CString, c_char};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::arguments::{list, names, optional_text, short_list};
+use super::errors::{null, out};
+use super::guard::guard;
+use super::handles::Table;
+use super::options::read_init_options;
+use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
+use super::world;
+use crate::ccl::{self, RawComm};
+use crate::comm::{DimComms, Domain, RootComms, View};
+use crate::error::{Error, Result};
+use crate::mesh::{Mesh, MeshSpec};
+
+/// What the quick questions need, read in place without a lock.
+pub(super) struct Quick {
+    pub(super) mesh: Mesh,
+    pub(super) comms: Arc<DimComms>,
+    pub(super) names: Vec<CString>,
+}
+
+pub(super) static MESHES: Table<Quick, View> = Table::new(0xd35e, "dm_mesh");
+
+/// Makes a mesh: gives every dimension of this rank a ready communicator. These are the two lines:
+///
+///     dm_init("cuda", (size_t[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
+///     dm_get_comm(mesh, "shard", &comm);
+///
+/// Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
+/// where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
+/// (see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
+/// non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. The caller frees
+/// the handle with dm_free.
+///
+/// Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
+/// alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, and what
+/// dm_world_init gives when the default world is joined here.
+///
+/// # Safety
+/// Pointers are NULL or point to as many elements as their counts say; strings are NUL-terminated; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_init(
+    device_type: *const c_char,
+    shape: *const usize,
+    ndim: usize,
+    dim_names: *const *const c_char,
+    options: *const dm_init_options,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let asked = unsafe { Asked::read(device_type, shape, ndim, dim_names, options)? };
+        if asked.options.own_comms {
+            return Err(Error::invalid("DM_INIT_OWN_COMMS is for dm_from_comms; dm_init always owns what it makes"));
+        }
+        let domain = match asked.world()? {
+            Some(domain) => domain,
+            // What can be refused without the world is refused before this process joins one.
+            None => {
+                asked.mesh(MAX_WORLD, 0)?;
+                world::default_world(asked.device_type)?
+            }
+        };
+        let mesh = asked.mesh(domain.world().size(), domain.world().rank())?;
+        let root = RootComms::create(&domain, mesh, &asked.options.mesh)?;
+        give(View::of_root(root), mesh_out)
+    })
+}
+
+/// Makes a mesh over communicators that exist already, one per dimension in the order of the dimensions.
+///
+/// Local. comms[i] is this rank's communicator along dimension i: it has shape[i] ranks, and this process's rank in it is its coordinate
+/// (checked). They belong to the library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must outlive
+/// the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks are
+/// 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit), DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL,
+/// DM_STATUS_LIBRARY.
+///
+/// # Safety
+/// As dm_init; comms points to ndim live communicators of that library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_from_comms(
+    device_type: *const c_char,
+    shape: *const usize,
+    ndim: usize,
+    dim_names: *const *const c_char,
+    comms: *const ncclComm_t,
+    options: *const dm_init_options,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let (asked, comms) = unsafe {
+            (
+                Asked::read(device_type, shape, ndim, dim_names, options)?,
+                short_list("comms", comms, ndim)?.iter().map(|comm| RawComm(comm.cast())).collect::<Vec<_>>(),
+            )
+        };
+        if comms.is_empty() {
+            return Err(Error::invalid("dm_from_comms needs at least one dimension, got ndim 0"));
+        }
+        if let Some(index) = comms.iter().position(|comm| comm.is_null()) {
+            return Err(null(&format!("comms[{index}]")));
+        }
+        let domain = asked.world()?;
+        let library = match &domain {
+            Some(domain) => Arc::clone(domain.library()?),
+            None => ccl::for_device(asked.device_type, None)?,
+        };
+        let mesh = match &domain {
+            Some(domain) => asked.mesh(domain.world().size(), domain.world().rank())?,
+            None => asked.mesh(MAX_WORLD, asked.place(&library, &comms)?)?,
+        };
+        let timeout = asked.options.mesh.timeout.or(domain.as_ref().map(|domain| domain.world().timeout()));
+        let timeout = timeout.unwrap_or(crate::rendezvous::DEFAULT_TIMEOUT);
+        let root = RootComms::adopt(domain, library, mesh, &comms, asked.options.own_comms, timeout)?;
+        give(View::of_root(root), mesh_out)
+    })
+}
+
+/// Ranks are 32-bit, so this is as large as any world gets.
+const MAX_WORLD: usize = i32::MAX as usize;
+
+/// The arguments that both constructors have.
+struct Asked<'a> {
+    device_type: &'static str,
+    shape: &'a [usize],
+    names: Option<Vec<&'a str>>,
+    ranks: Option<&'a [i32]>,
+    options: super::options::InitOptions,
+}
+
+impl<'a> Asked<'a> {
+    /// # Safety
+    /// As `dm_init`.
+    unsafe fn read(
+        device_type: *const c_char,
+        shape: *const usize,
+        ndim: usize,
+        dim_names: *const *const c_char,
+        options: *const dm_init_options,
+    ) -> Result<Asked<'a>> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let device_type = world::device(optional_text("device_type", device_type)?)?;
+            let shape = short_list("shape", shape, ndim)?;
+            let names = if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) };
+            let options = read_init_options(options, ndim)?;
+            let ranks = match options.ranks.is_null() {
+                true => None,
+                // The count is the shape's product, so a shape that is wrong is refused before the array is read.
+                false => {
+                    let spec = MeshSpec {
+                        device_type,
+                        shape,
+                        names: names.as_deref(),
+                        ranks: None,
+                        world_size: MAX_WORLD,
+                        rank: 0,
+                    };
+                    Some(list("options.ranks", options.ranks, Mesh::new(&spec)?.size())?)
+                }
+            };
+            Ok(Asked { device_type, shape, names, ranks, options })
+        }
+    }
+
+    /// The world that the caller gave.
+    fn world(&self) -> Result<Option<Arc<Domain>>> {
+        if self.options.world.is_null() {
+            return Ok(None);
+        }
+        let domain = world::find(self.options.world)?;
+        let theirs = domain.world().device_type();
+        if theirs != self.device_type {
+            return Err(Error::invalid(format!(
+                "device_type is {}, but options.world was joined for device type {theirs}",
+                self.device_type
+            )));
+        }
+        Ok(Some(domain))
+    }
+
+    fn mesh(&self, world_size: usize, rank: usize) -> Result<Mesh> {
+        Mesh::new(&MeshSpec {
+            device_type: self.device_type,
+            shape: self.shape,
+            names: self.names.as_deref(),
+            ranks: self.ranks,
+            world_size,
+            rank,
+        })
+    }
+
+    /// This process's rank in a mesh that joins no world: the one at the coordinate that its communicators say.
+    fn place(&self, library: &ccl::Library, comms: &[RawComm]) -> Result<usize> {
+        let mut position = 0;
+        for (size, comm) in self.shape.iter().zip(comms) {
+            let (_, coordinate) = library.size_and_rank(*comm)?;
+            position = position * size + coordinate;
+        }
+        let rank = match self.ranks {
+            Some(ranks) => ranks.get(position).copied().unwrap_or(-1) as usize,
+            None => position,
+        };
+        Ok(rank)
+    }
+}
+
+/// Gives a view to the caller as a new handle.
+pub(super) fn give(view: View, mesh_out: NonNull<*mut dm_mesh>) -> Result<()> {
+    let token = handle(Arc::new(view))?;
+    // SAFETY: `mesh_out` is what the caller passed as writable.
+    unsafe { mesh_out.write(token as *mut dm_mesh) };
+    Ok(())
+}
+
+/// A new handle of a view.
+pub(super) fn handle(view: Arc<View>) -> Result<usize> {
+    let mesh = view.mesh().clone();
+    let names = mesh.dim_names().iter().map(|name| CString::new(*name).unwrap_or_default()).collect();
+    MESHES.insert(Quick { mesh, comms: Arc::clone(view.dim_comms()), names }, view)
+}
+
+/// What a mesh handle names.
+pub(super) fn find(mesh: *const dm_mesh) -> Result<Arc<View>> {
+    MESHES.get(mesh as usize)
+}

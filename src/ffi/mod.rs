@@ -1,0 +1,32 @@
+//! The C ABI: argument checks, the handle table, and one guard around every export. No logic.
+//!
+//! include/devicemesh.h is generated from the files of this folder (`make header`), so their doc comments are the C
+//! documentation. Rules that hold for every function: the status is returned, outputs come last and are written on success
+//! only, NULL is checked, strings are copied in, a panic becomes `DM_STATUS_INTERNAL`.
+#![allow(non_camel_case_types)]
+
+mod arguments;
+mod ask;
+mod collectives;
+mod communicators;
+mod errors;
+mod guard;
+mod handles;
+mod life;
+mod make;
+mod options;
+mod registry;
+mod types;
+mod views;
+mod world;
+
+pub use ask::*;
+pub use collectives::*;
+pub use communicators::*;
+pub use errors::*;
+pub use life::*;
+pub use make::*;
+pub use registry::*;
+pub use types::*;
+pub use views::*;
+pub use world::*;

@@ -1,0 +1,144 @@
+//! The options structs, read into the types of the layers below.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use super::arguments::{check_flags, optional_text, read_struct, text, timeout};
+use super::types::{
+    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_OFFLINE, dm_dim_options, dm_init_options,
+    dm_store_callbacks, dm_world, dm_world_options,
+};
+use crate::ccl::CommConfig;
+use crate::comm::{DimOptions, DomainOptions, MeshOptions};
+use crate::error::{Error, Result};
+use crate::rendezvous::JoinOptions;
+use crate::rendezvous::store::{CallbackStore, Callbacks, Store};
+
+/// What `dm_init_options` says, with the parts that are not the mesh's own.
+pub(super) struct InitOptions {
+    pub(super) mesh: MeshOptions,
+    pub(super) world: *mut dm_world,
+    pub(super) ranks: *const i32,
+    pub(super) own_comms: bool,
+}
+
+/// # Safety
+/// `options` is NULL or as `dm_world_init` demands.
+pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Result<DomainOptions> {
+    if options.is_null() {
+        return Ok(DomainOptions::default());
+    }
+    // SAFETY: not NULL, and the caller's contract.
+    let options = unsafe { read_struct("options", options)? };
+    check_flags("options", options.flags, DM_WORLD_OFFLINE)?;
+    let natural = |what: &str, value: i32| {
+        usize::try_from(value).map_err(|_| Error::invalid(format!("options.{what} is {value}, which is negative")))
+    };
+    let size = natural("world_size", options.world_size)?;
+    let rank = natural("rank", options.rank)?;
+    if size > 0 && rank >= size {
+        return Err(Error::invalid(format!("options.rank is {rank}, but options.world_size is {size}")));
+    }
+    if size == 0 && (rank > 0 || options.local_rank != 0) {
+        return Err(Error::invalid(format!(
+            "options.rank is {rank} and options.local_rank is {}, but options.world_size is 0, which takes all three from the environment",
+            options.local_rank
+        )));
+    }
+    // SAFETY: the caller's contract.
+    let (init_method, library) = unsafe {
+        (
+            optional_text("options.init_method", options.init_method)?,
+            optional_text("options.ccl_library", options.ccl_library)?,
+        )
+    };
+    // SAFETY: the caller's contract.
+    let store = unsafe { read_store(options.store)? };
+    Ok(DomainOptions {
+        join: JoinOptions {
+            offline: options.flags & DM_WORLD_OFFLINE != 0,
+            world_size: (size > 0).then_some(size),
+            rank,
+            local_rank: natural("local_rank", options.local_rank)?,
+            timeout: timeout("options.timeout_ms", options.timeout_ms)?,
+            init_method: init_method.map(str::to_owned),
+            store,
+            ..JoinOptions::default()
+        },
+        library: library.map(str::to_owned),
+    })
+}
+
+/// # Safety
+/// `callbacks` is NULL or points to a `dm_store_callbacks` whose functions keep their promises.
+unsafe fn read_store(callbacks: *const dm_store_callbacks) -> Result<Option<Arc<dyn Store>>> {
+    if callbacks.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not NULL, and the caller's contract.
+    let given = unsafe { read_struct("options.store", callbacks)? };
+    let callbacks =
+        Callbacks { user_data: given.user_data, set: given.set, get: given.get, add: given.add, drop: given.drop };
+    // SAFETY: the caller vouches for the functions.
+    Ok(Some(Arc::new(unsafe { CallbackStore::new(callbacks)? })))
+}
+
+/// # Safety
+/// `options` is NULL or as `dm_init` demands for `ndim` dimensions.
+pub(super) unsafe fn read_init_options(options: *const dm_init_options, ndim: usize) -> Result<InitOptions> {
+    if options.is_null() {
+        return Ok(InitOptions {
+            mesh: MeshOptions::default(),
+            world: std::ptr::null_mut(),
+            ranks: std::ptr::null(),
+            own_comms: false,
+        });
+    }
+    // SAFETY: not NULL, and the caller's contract.
+    let options = unsafe { read_struct("options", options)? };
+    check_flags("options", options.flags, DM_INIT_LAZY | DM_INIT_OWN_COMMS)?;
+    // SAFETY: the caller's contract.
+    let dims = unsafe { read_dim_options("options.dim_options", options.dim_options, ndim)? };
+    Ok(InitOptions {
+        mesh: MeshOptions {
+            lazy: options.flags & DM_INIT_LAZY != 0,
+            dims,
+            timeout: timeout("options.timeout_ms", options.timeout_ms)?,
+        },
+        world: options.world,
+        ranks: options.ranks,
+        own_comms: options.flags & DM_INIT_OWN_COMMS != 0,
+    })
+}
+
+/// `count` elements, each as far from the one before as its struct_size says.
+///
+/// # Safety
+/// `options` is NULL or points to `count` initialised elements.
+pub(super) unsafe fn read_dim_options(
+    what: &str,
+    options: *const dm_dim_options,
+    count: usize,
+) -> Result<Vec<DimOptions>> {
+    let mut list = Vec::new();
+    let mut next = options;
+    for index in 0..if options.is_null() { 0 } else { count } {
+        // SAFETY: the caller's contract; `next` lies within the caller's array.
+        let given = unsafe { read_struct(&format!("{what}[{index}]"), next)? };
+        check_flags(&format!("{what}[{index}]"), given.flags, DM_DIM_OWN_COMM)?;
+        let config = match given.nccl_config.is_null() {
+            true => None,
+            // SAFETY: the caller's contract.
+            false => Some(unsafe { CommConfig::copy_of(given.nccl_config)? }),
+        };
+        let name = match given.comm_name.is_null() {
+            true => None,
+            // SAFETY: the caller's contract.
+            false => Some(unsafe { text("comm_name", given.comm_name as *const c_char)?.to_owned() }),
+        };
+        list.push(DimOptions { own: given.flags & DM_DIM_OWN_COMM != 0, config, name });
+        // SAFETY: still within the array or one past its end.
+        next = unsafe { next.byte_add(given.struct_size) };
+    }
+    Ok(list)
+}

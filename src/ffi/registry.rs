@@ -1,0 +1,73 @@
+//! A mesh by name, for FFI handlers that can carry only attributes.
+
+use std::collections::HashMap;
+use std::ffi::c_char;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use once_cell::sync::Lazy;
+
+use super::arguments::text;
+use super::errors::out;
+use super::guard::guard;
+use super::make::{find, handle};
+use super::types::{dm_mesh, dm_status};
+use crate::comm::View;
+use crate::error::Error;
+
+static NAMED: Lazy<Mutex<HashMap<String, Arc<View>>>> = Lazy::new(Mutex::default);
+
+/// Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of that name. mesh NULL removes the name.
+///
+/// Local. The registry holds the view by itself: the handle may be freed. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is
+/// NULL or empty).
+///
+/// # Safety
+/// name is NULL or NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_register(mesh: *const dm_mesh, name: *const c_char) -> dm_status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let name = unsafe { text("name", name)? };
+        if name.is_empty() {
+            return Err(Error::invalid("name is empty"));
+        }
+        // The earlier view is dropped after the lock is given back: it may be the last of its world.
+        let _earlier = if mesh.is_null() {
+            named().remove(name)
+        } else {
+            let view = find(mesh)?;
+            named().insert(name.to_owned(), view)
+        };
+        Ok(())
+    })
+}
+
+/// A new handle of the view that was registered under that name. The caller frees it with dm_free.
+///
+/// Local. Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// name is NULL or NUL-terminated; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_lookup(name: *const c_char, mesh_out: *mut *mut dm_mesh) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let name = unsafe { text("name", name)? };
+        let view = named().get(name).cloned();
+        let token = handle(view.ok_or_else(|| unknown(name))?)?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { mesh_out.write(token as *mut dm_mesh) };
+        Ok(())
+    })
+}
+
+fn named() -> MutexGuard<'static, HashMap<String, Arc<View>>> {
+    NAMED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unknown(name: &str) -> Error {
+    let mut known: Vec<String> = named().keys().cloned().collect();
+    known.sort();
+    Error::not_found(format!("no mesh is registered as {name:?}; registered are ({})", known.join(", ")))
+}

@@ -1,0 +1,226 @@
+//! Types and constants of the C contract. The numbers are part of the ABI and never change.
+
+use std::ffi::{c_char, c_void};
+
+/// NCCL's communicator, as nccl.h declares it.
+///
+/// cbindgen:no-export
+#[repr(C)]
+pub struct ncclComm {
+    _private: [u8; 0],
+}
+
+/// A communicator of NCCL or of a library with its API: the same line as in nccl.h, so that both headers can be included,
+/// in either order.
+pub type ncclComm_t = *mut ncclComm;
+
+/// This process's place in the job: its rank, the store the ranks meet in, the device, the communicator library.
+///
+/// A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
+/// several threads at once. Made by dm_world_init, freed by dm_world_free.
+pub struct dm_world {
+    _private: [u8; 0],
+}
+
+/// One rank's immutable view of a mesh: shape, names, ranks, communicators.
+///
+/// A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
+/// several threads at once. Made by dm_init and the functions that return views, freed by dm_free.
+pub struct dm_mesh {
+    _private: [u8; 0],
+}
+
+/// The outcome of a call: one of the DM_STATUS_ values.
+pub type dm_status = i32;
+/// Success.
+pub const DM_STATUS_OK: dm_status = 0;
+/// An argument is NULL, out of range, repeated or contradicts another; a struct_size is wrong; a flag is unknown.
+pub const DM_STATUS_INVALID_ARGUMENT: dm_status = 1;
+/// The handle was never given out, or was freed.
+pub const DM_STATUS_INVALID_HANDLE: dm_status = 2;
+/// No dimension, symbol or registered mesh of that name.
+pub const DM_STATUS_NOT_FOUND: dm_status = 3;
+/// The calling rank is not part of this mesh.
+pub const DM_STATUS_NOT_MEMBER: dm_status = 4;
+/// The buffer is smaller than the answer; the length that is needed was written.
+pub const DM_STATUS_BUFFER_TOO_SMALL: dm_status = 5;
+/// Ranks disagree about a collective call; the message says which rank asked for what.
+pub const DM_STATUS_MISMATCH: dm_status = 6;
+/// A deadline passed; the message names the ranks that never came.
+pub const DM_STATUS_TIMEOUT: dm_status = 7;
+/// The rendezvous store is unreachable, broke the protocol or refused us.
+pub const DM_STATUS_STORE: dm_status = 8;
+/// The communicator library failed; ccl_result of dm_error_info has its code.
+pub const DM_STATUS_CCL: dm_status = 9;
+/// The device driver failed; device_error of dm_error_info has its code.
+pub const DM_STATUS_DEVICE: dm_status = 10;
+/// No usable communicator library; the message lists what was tried.
+pub const DM_STATUS_LIBRARY: dm_status = 11;
+/// Not available for this device type, world or library version; the message says what to do instead.
+pub const DM_STATUS_UNSUPPORTED: dm_status = 12;
+/// The mesh was aborted or finalized.
+pub const DM_STATUS_ABORTED: dm_status = 13;
+/// A rank died or left; the message names it where known.
+pub const DM_STATUS_PEER_LOST: dm_status = 14;
+/// A bug in this library (a caught panic).
+pub const DM_STATUS_INTERNAL: dm_status = 15;
+
+/// The type of a buffer's elements: the values of ncclDataType_t.
+pub type dm_dtype = i32;
+/// Signed 8-bit integers.
+pub const DM_INT8: dm_dtype = 0;
+/// Unsigned 8-bit integers.
+pub const DM_UINT8: dm_dtype = 1;
+/// Signed 32-bit integers.
+pub const DM_INT32: dm_dtype = 2;
+/// Unsigned 32-bit integers.
+pub const DM_UINT32: dm_dtype = 3;
+/// Signed 64-bit integers.
+pub const DM_INT64: dm_dtype = 4;
+/// Unsigned 64-bit integers.
+pub const DM_UINT64: dm_dtype = 5;
+/// IEEE 754 binary16.
+pub const DM_FLOAT16: dm_dtype = 6;
+/// IEEE 754 binary32.
+pub const DM_FLOAT32: dm_dtype = 7;
+/// IEEE 754 binary64.
+pub const DM_FLOAT64: dm_dtype = 8;
+/// bfloat16: the upper half of a binary32.
+pub const DM_BFLOAT16: dm_dtype = 9;
+
+/// A reduction: the values of ncclRedOp_t.
+pub type dm_op = i32;
+/// Sum.
+pub const DM_SUM: dm_op = 0;
+/// Product.
+pub const DM_PROD: dm_op = 1;
+/// Maximum.
+pub const DM_MAX: dm_op = 2;
+/// Minimum.
+pub const DM_MIN: dm_op = 3;
+/// Sum divided by the number of ranks; truncated for integers.
+pub const DM_AVG: dm_op = 4;
+
+/// What went wrong in a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_error_info {
+    /// sizeof(dm_error_info), set by the caller.
+    pub struct_size: usize,
+    /// The failing call's status; DM_STATUS_OK when no call of this thread failed.
+    pub status: dm_status,
+    /// The communicator library's ncclResult_t, 0 when it was not involved.
+    pub ccl_result: i32,
+    /// The device driver's code (CUresult), 0 when it was not involved.
+    pub device_error: i32,
+    /// The errno, 0 when the operating system was not involved.
+    pub os_error: i32,
+    /// One line with the values. Borrowed: valid until this thread's next failing call.
+    pub message: *const c_char,
+}
+
+/// World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine.
+pub const DM_WORLD_OFFLINE: u32 = 1;
+
+/// How to join a world. Initialise with DM_WORLD_OPTIONS_INIT; zero means the default everywhere.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_world_options {
+    /// sizeof(dm_world_options), set by the caller.
+    pub struct_size: usize,
+    /// DM_WORLD_ flags.
+    pub flags: u32,
+    /// Number of ranks. 0: rank, world size and local rank come from the launcher's environment.
+    pub world_size: i32,
+    /// This process's rank, 0 to world_size - 1; used when world_size is given.
+    pub rank: i32,
+    /// This process's device index in its host; used when world_size is given.
+    pub local_rank: i32,
+    /// Every wait of the library ends by then, in milliseconds. 0: 600000.
+    pub timeout_ms: i64,
+    /// Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or "file:///path".
+    pub init_method: *const c_char,
+    /// A communicator library with NCCL's C API, by path or SONAME. NULL: the one that the environment variable
+    /// DM_CCL_LIBRARY names, else the usual names on cuda (libnccl.so.2, librccl.so.1) and the embedded host engine on cpu.
+    pub ccl_library: *const c_char,
+    /// NULL: the store that init_method names; else the caller's own.
+    pub store: *const dm_store_callbacks,
+}
+
+/// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
+///
+/// Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any thread of this process, and
+/// from several at once. Each returns 0 for success; anything else ends the call that needed it with DM_STATUS_STORE and that number.
+/// Initialise with DM_STORE_CALLBACKS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_store_callbacks {
+    /// sizeof(dm_store_callbacks), set by the caller.
+    pub struct_size: usize,
+    /// Passed to every function.
+    pub user_data: *mut c_void,
+    /// Stores len bytes under key, replacing what was there.
+    pub set: Option<
+        unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, value: *const c_void, len: usize) -> i32,
+    >,
+    /// Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of its bytes to value.
+    /// Returns non-zero when the key did not come in time.
+    pub get: Option<
+        unsafe extern "C" fn(
+            user_data: *mut c_void,
+            key: *const c_char,
+            value: *mut c_void,
+            capacity: usize,
+            len_out: *mut usize,
+            timeout_ms: i64,
+        ) -> i32,
+    >,
+    /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
+    pub add: Option<
+        unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32,
+    >,
+    /// Called exactly once, when the world is gone. May be NULL.
+    pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
+}
+
+/// Dimension flag: never share this dimension's communicator with one over the same ranks.
+pub const DM_DIM_OWN_COMM: u32 = 1;
+
+/// Wishes for one dimension's communicator. Initialise with DM_DIM_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_dim_options {
+    /// sizeof(dm_dim_options), set by the caller; also the distance to the next element of an array of them.
+    pub struct_size: usize,
+    /// DM_DIM_ flags.
+    pub flags: u32,
+    /// NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config does not share its
+    /// communicator. The fields other than names must be the same on every rank.
+    pub nccl_config: *const c_void,
+    /// The communicator's name in the library's logs. NULL: "mesh_" and the dimension's name.
+    pub comm_name: *const c_char,
+}
+
+/// Mesh flag: make a dimension's communicator at its first dm_get_comm or collective, which is then collective over this rank's
+/// group along that dimension. Later flattened dimensions are lazy too.
+pub const DM_INIT_LAZY: u32 = 1;
+/// Mesh flag of dm_from_comms: the library destroys the communicators when the mesh is finalized or aborted.
+pub const DM_INIT_OWN_COMMS: u32 = 2;
+
+/// Wishes for a mesh. Initialise with DM_INIT_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_init_options {
+    /// sizeof(dm_init_options), set by the caller.
+    pub struct_size: usize,
+    /// DM_INIT_ flags.
+    pub flags: u32,
+    /// NULL: the process's default world of that device type, joined from the environment at first use.
+    pub world: *mut dm_world,
+    /// NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product of the shape).
+    pub ranks: *const i32,
+    /// NULL, or ndim elements, one per dimension.
+    pub dim_options: *const dm_dim_options,
+    /// How long each collective call of the mesh may take, in milliseconds. 0: as long as the world's.
+    pub timeout_ms: i64,
+}

@@ -1,0 +1,213 @@
+//! Views of a mesh that exists.
+
+use std::ffi::c_char;
+
+use super::arguments::{names, optional_text, short_list, text};
+use super::errors::out;
+use super::guard::guard;
+use super::make::{MESHES, find, give, handle};
+use super::options::read_dim_options;
+use super::types::{dm_dim_options, dm_mesh, dm_status};
+use crate::comm::View;
+
+/// A view of the named dimensions, in the order given; it shares the parent's communicators.
+///
+/// Local. Any view can be sliced, in any order of names: ("cp", "dp") gives the transposed view. A name given to a flattened dimension is known
+/// to the root and to every view that holds its dimensions. num_names 0 gives a view without dimensions, of this rank alone. The
+/// caller frees the handle with dm_free; it does not depend on the handle of the parent.
+///
+/// Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT (a repeated name, or dimensions that overlap),
+/// DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE.
+///
+/// # Safety
+/// dim_names is NULL or points to num_names NUL-terminated strings; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_slice(
+    mesh: *const dm_mesh,
+    dim_names: *const *const c_char,
+    num_names: usize,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let names = unsafe { names("dim_names", dim_names, num_names)? };
+        give(find(mesh)?.slice(&names)?, mesh_out)
+    })
+}
+
+/// One dimension out of all of this view's, with a communicator over its ranks in row-major order.
+///
+/// Collective over the root mesh. name NULL joins the dimensions' names with "_". The same dimensions under the same name give the
+/// communicator that exists, without communication; under another name they share it unless options says DM_DIM_OWN_COMM. options NULL:
+/// the defaults. The caller frees the handle with dm_free.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's), DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
+/// DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE; DM_STATUS_UNSUPPORTED for a mesh without a world (dm_from_comms).
+///
+/// # Safety
+/// name is NULL or NUL-terminated; options is NULL or points to struct_size bytes; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_flatten(
+    mesh: *const dm_mesh,
+    name: *const c_char,
+    options: *const dm_dim_options,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let (name, options) = unsafe { (optional_text("name", name)?, read_dim_options("options", options, 1)?) };
+        let options = options.into_iter().next().unwrap_or_default();
+        give(find(mesh)?.flatten(name, options)?, mesh_out)
+    })
+}
+
+/// The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each with a communicator.
+///
+/// Collective over the root mesh. The first of the new dimensions is the slowest. Their names must not be those of the view's other
+/// dimensions. options is NULL or has n elements, one per new dimension. The caller frees the handle with dm_free.
+///
+/// Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and those of dm_flatten.
+///
+/// # Safety
+/// dim and each of the n names are NUL-terminated; sizes has n elements; options is NULL or has n; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_unflatten(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    sizes: *const usize,
+    names: *const *const c_char,
+    n: usize,
+    options: *const dm_dim_options,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let (dim, sizes, names, options) = unsafe {
+            (
+                text("dim", dim)?,
+                short_list("sizes", sizes, n)?,
+                super::arguments::names("names", names, n)?,
+                read_dim_options("options", options, n)?,
+            )
+        };
+        give(find(mesh)?.unflatten(dim, sizes, &names, &options)?, mesh_out)
+    })
+}
+
+/// Views of one root mesh side by side: a view with the dimensions of all of them, in order.
+///
+/// Local. They may not overlap: each rank appears once. The caller frees the handle with dm_free.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (no mesh, different roots, overlap, a repeated name), DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_ABORTED.
+///
+/// # Safety
+/// meshes is NULL or points to n handles; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_concatenate(
+    meshes: *const *const dm_mesh,
+    n: usize,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let handles = unsafe { short_list("meshes", meshes, n)? };
+        let views = handles.iter().map(|mesh| find(*mesh)).collect::<crate::error::Result<Vec<_>>>()?;
+        let views: Vec<&View> = views.iter().map(|view| &**view).collect();
+        give(View::concatenate(&views)?, mesh_out)
+    })
+}
+
+/// The root mesh of a view: the one that dm_init made.
+///
+/// Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_ABORTED.
+///
+/// # Safety
+/// mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_root(mesh: *const dm_mesh, mesh_out: *mut *mut dm_mesh) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        give(find(mesh)?.root()?, mesh_out)
+    })
+}
+
+/// How many parallel copies of the named dimensions this view has: one per coordinate in its other dimensions.
+///
+/// Local. Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when count_out is NULL.
+///
+/// # Safety
+/// dim_names is NULL or points to num_names NUL-terminated strings; count_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_submesh_count(
+    mesh: *const dm_mesh,
+    dim_names: *const *const c_char,
+    num_names: usize,
+    count_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let count_out = out("count_out", count_out)?;
+        // SAFETY: the caller's contract.
+        let names = unsafe { names("dim_names", dim_names, num_names)? };
+        let count = find(mesh)?.mesh().submesh_count(&names)?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { count_out.write(count) };
+        Ok(())
+    })
+}
+
+/// One of the parallel copies of the named dimensions, by index; the copies are ordered by their coordinates in the other dimensions.
+///
+/// Local. The copy that holds this rank equals dm_slice of those names; the others answer questions about their ranks, and
+/// DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked for. The caller frees the handle with dm_free.
+///
+/// Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when index is not below dm_submesh_count.
+///
+/// # Safety
+/// dim_names is NULL or points to num_names NUL-terminated strings; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_submesh(
+    mesh: *const dm_mesh,
+    dim_names: *const *const c_char,
+    num_names: usize,
+    index: usize,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let names = unsafe { names("dim_names", dim_names, num_names)? };
+        give(find(mesh)?.submesh(&names, index)?, mesh_out)
+    })
+}
+
+/// Another handle of the same view, freed on its own.
+///
+/// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (mesh_out is NULL).
+///
+/// # Safety
+/// mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_mesh) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        let token = handle(find(mesh)?)?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { mesh_out.write(token as *mut dm_mesh) };
+        Ok(())
+    })
+}
+
+/// Frees a mesh handle. Local, never blocks; NULL is a no-op, and so is a handle that was freed before.
+///
+/// Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
+    if !mesh.is_null() {
+        guard(|| MESHES.remove(mesh as usize).map(drop));
+    }
+}

@@ -1,0 +1,139 @@
+//! The world: joining it and asking it.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use once_cell::sync::OnceCell;
+
+use super::arguments::{optional_text, timeout};
+use super::errors::out;
+use super::guard::guard;
+use super::handles::Table;
+use super::options::read_world_options;
+use super::types::{dm_status, dm_world, dm_world_options};
+use crate::ccl;
+use crate::comm::{Domain, DomainOptions};
+use crate::error::{Error, Result};
+
+static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
+
+/// Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
+///
+/// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
+/// NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PMI, PALS, Slurm,
+/// or alone). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
+/// Each rank frees its handle with dm_world_free.
+///
+/// With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
+/// meshes are freed or its process ends; the other ranks need it for every collective call of this library.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables), DM_STATUS_STORE (unreachable, port in
+/// use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ),
+/// DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
+///
+/// # Safety
+/// Strings are NULL or NUL-terminated; options is NULL or points to struct_size bytes; world_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_world_init(
+    device_type: *const c_char,
+    options: *const dm_world_options,
+    world_out: *mut *mut dm_world,
+) -> dm_status {
+    guard(|| {
+        let world_out = out("world_out", world_out)?;
+        // SAFETY: the caller's contract.
+        let device_type = unsafe { optional_text("device_type", device_type)? };
+        // SAFETY: the caller's contract.
+        let options = unsafe { read_world_options(options)? };
+        let domain = Domain::join(device(device_type)?, &options)?;
+        let token = WORLDS.insert((), Arc::new(domain))?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { world_out.write(token as *mut dm_world) };
+        Ok(())
+    })
+}
+
+/// This process's rank in the world, 0 to size - 1.
+///
+/// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (rank_out is NULL).
+///
+/// # Safety
+/// `rank_out` is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_world_rank(world: *const dm_world, rank_out: *mut i32) -> dm_status {
+    guard(|| {
+        let rank_out = out("rank_out", rank_out)?;
+        let rank = find(world)?.world().rank();
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { rank_out.write(rank as i32) };
+        Ok(())
+    })
+}
+
+/// The number of ranks in the world.
+///
+/// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (size_out is NULL).
+///
+/// # Safety
+/// `size_out` is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i32) -> dm_status {
+    guard(|| {
+        let size_out = out("size_out", size_out)?;
+        let size = find(world)?.world().size();
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { size_out.write(size as i32) };
+        Ok(())
+    })
+}
+
+/// Returns when every rank of the world has called it.
+///
+/// Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs some round trips; it says nothing of work on
+/// devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
+    guard(|| {
+        let timeout = timeout("timeout_ms", timeout_ms)?;
+        find(world)?.barrier(timeout)
+    })
+}
+
+/// Frees a world handle. Local; NULL is a no-op, and so is a handle that was freed before.
+///
+/// Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_world_free(world: *mut dm_world) {
+    if !world.is_null() {
+        guard(|| WORLDS.remove(world as usize).map(drop));
+    }
+}
+
+/// What a world handle names.
+pub(super) fn find(world: *const dm_world) -> Result<Arc<Domain>> {
+    WORLDS.get(world as usize)
+}
+
+/// The world that `dm_init` uses when the caller gives none: joined from the environment at first use, one per device type.
+pub(super) fn default_world(device_type: &str) -> Result<Arc<Domain>> {
+    static CPU: OnceCell<Arc<Domain>> = OnceCell::new();
+    static CUDA: OnceCell<Arc<Domain>> = OnceCell::new();
+    let cell = if device_type == "cpu" { &CPU } else { &CUDA };
+    cell.get_or_try_init(|| Domain::join(device_type, &DomainOptions::default()).map(Arc::new)).cloned()
+}
+
+/// The device type that the caller means; NULL is what this machine has.
+pub(super) fn device(named: Option<&str>) -> Result<&'static str> {
+    match named {
+        Some("cuda") => Ok("cuda"),
+        Some("cpu") => Ok("cpu"),
+        None if ccl::has_device() && ccl::for_device("cuda", None).is_ok() => Ok("cuda"),
+        None => Ok("cpu"),
+        Some(other) => Err(match other.split_once(':') {
+            Some((device_type, _)) => Error::invalid(format!(
+                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank"
+            )),
+            None => Error::invalid(format!("device_type is {other:?}, not \"cuda\" or \"cpu\"")),
+        }),
+    }
+}
