@@ -1,1 +1,4 @@
 //! NCCL's C API over host memory on one machine.
+
+mod functions;
+pub mod types;

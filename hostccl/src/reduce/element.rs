@@ -1,0 +1,202 @@
+//! Arithmetic of the accumulators, and how each element type gets into one and out again.
+
+use super::isa::Isa;
+use std::ptr;
+
+/// A type that reductions compute in.
+pub(super) trait Number: Copy {
+    fn sum(self, other: Self) -> Self;
+    fn product(self, other: Self) -> Self;
+    fn maximum(self, other: Self) -> Self;
+    fn minimum(self, other: Self) -> Self;
+    /// The sum of `inputs` values (one at least), turned into their average.
+    fn average(self, inputs: usize) -> Self;
+}
+
+macro_rules! integer {
+    ($($type:ty, |$value:ident, $inputs:ident| $average:expr;)*) => {$(
+        impl Number for $type {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn product(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+            #[inline(always)]
+            fn maximum(self, other: Self) -> Self {
+                self.max(other)
+            }
+            #[inline(always)]
+            fn minimum(self, other: Self) -> Self {
+                self.min(other)
+            }
+            #[inline(always)]
+            fn average(self, inputs: usize) -> Self {
+                let ($value, $inputs) = (self, inputs);
+                $average
+            }
+        }
+    )*};
+}
+
+// A quotient of integers below 2^8 differs from the next integer by at least one part in 2^8 and an f32 errs by one in 2^23:
+// truncating the f32 quotient is exact, for any number of inputs, and vectorises. The others divide in 64 bits, where
+// the number of inputs always fits (a slice is no longer than i64::MAX).
+integer! {
+    i8, |sum, inputs| (f32::from(sum) / inputs as f32) as i32 as i8;
+    u8, |sum, inputs| (f32::from(sum) / inputs as f32) as i32 as u8;
+    i32, |sum, inputs| (i64::from(sum) / inputs as i64) as i32;
+    u32, |sum, inputs| (u64::from(sum) / inputs as u64) as u32;
+    i64, |sum, inputs| sum / inputs as i64;
+    u64, |sum, inputs| sum / inputs as u64;
+}
+
+macro_rules! float {
+    ($($type:ty),*) => {$(
+        impl Number for $type {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline(always)]
+            fn product(self, other: Self) -> Self {
+                self * other
+            }
+            // Equal numbers have equal bits, except for the zeros: there the sign bit must be set in both for the maximum
+            // to be -0, and in either for the minimum.
+            #[inline(always)]
+            fn maximum(self, other: Self) -> Self {
+                let equal = <$type>::from_bits(self.to_bits() & other.to_bits());
+                if self == other { equal } else { self.max(other) }
+            }
+            #[inline(always)]
+            fn minimum(self, other: Self) -> Self {
+                let equal = <$type>::from_bits(self.to_bits() | other.to_bits());
+                if self == other { equal } else { self.min(other) }
+            }
+            #[inline(always)]
+            fn average(self, inputs: usize) -> Self {
+                self / inputs as $type
+            }
+        }
+    )*};
+}
+
+float!(f32, f64);
+
+/// An element type of the API. Pointers need no alignment.
+pub(super) trait Element {
+    type Accumulator: Number;
+
+    /// Bytes of one element.
+    const SIZE: usize;
+
+    /// Writes `len` elements of `source` as accumulators.
+    ///
+    /// # Safety
+    /// `source` is readable for `len` elements, `target` aligned and writable for `len` accumulators, without overlap;
+    /// the processor has what `I` needs.
+    unsafe fn widen<I: Isa>(source: *const u8, target: *mut Self::Accumulator, len: usize);
+
+    /// Rounds accumulators to elements.
+    ///
+    /// # Safety
+    /// `target` is writable for as many elements, without overlap; the processor has what `I` needs.
+    unsafe fn narrow<I: Isa>(source: &[Self::Accumulator], target: *mut u8);
+
+    /// `source` itself where it can be read as accumulators, else null.
+    #[inline(always)]
+    fn as_accumulators(_source: *const u8) -> *const Self::Accumulator {
+        ptr::null()
+    }
+}
+
+macro_rules! native {
+    ($($type:ty),*) => {$(
+        impl Element for $type {
+            type Accumulator = $type;
+
+            const SIZE: usize = size_of::<$type>();
+
+            #[inline(always)]
+            unsafe fn widen<I: Isa>(source: *const u8, target: *mut $type, len: usize) {
+                // SAFETY: the contract of widen.
+                unsafe { ptr::copy_nonoverlapping(source, target.cast::<u8>(), len * Self::SIZE) }
+            }
+
+            #[inline(always)]
+            unsafe fn narrow<I: Isa>(source: &[$type], target: *mut u8) {
+                // SAFETY: the contract of narrow.
+                unsafe { ptr::copy_nonoverlapping(source.as_ptr().cast::<u8>(), target, size_of_val(source)) }
+            }
+
+            #[inline(always)]
+            fn as_accumulators(source: *const u8) -> *const $type {
+                let source = source.cast::<$type>();
+                if source.is_aligned() { source } else { ptr::null() }
+            }
+        }
+    )*};
+}
+
+native!(i8, u8, i32, u32, i64, u64, f32, f64);
+
+/// IEEE 754 half precision; computes in `f32`.
+pub(super) struct Float16;
+
+impl Element for Float16 {
+    type Accumulator = f32;
+
+    const SIZE: usize = 2;
+
+    #[inline(always)]
+    unsafe fn widen<I: Isa>(source: *const u8, target: *mut f32, len: usize) {
+        // SAFETY: the contract of widen.
+        unsafe { I::widen_f16(source.cast(), target, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow<I: Isa>(source: &[f32], target: *mut u8) {
+        // SAFETY: the contract of narrow.
+        unsafe { I::narrow_f16(source, target.cast()) }
+    }
+}
+
+/// The upper half of an IEEE 754 single; computes in `f32`.
+pub(super) struct Bfloat16;
+
+impl Element for Bfloat16 {
+    type Accumulator = f32;
+
+    const SIZE: usize = 2;
+
+    #[inline(always)]
+    unsafe fn widen<I: Isa>(source: *const u8, target: *mut f32, len: usize) {
+        let source = source.cast::<u16>();
+        for i in 0..len {
+            // SAFETY: i < len, which both pointers are good for.
+            unsafe { target.add(i).write(f32::from_bits(u32::from(source.add(i).read_unaligned()) << 16)) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow<I: Isa>(source: &[f32], target: *mut u8) {
+        let target = target.cast::<u16>();
+        for (i, value) in source.iter().enumerate() {
+            // SAFETY: target is good for as many elements as source has.
+            unsafe { target.add(i).write_unaligned(round_to_bfloat16(*value)) };
+        }
+    }
+}
+
+/// To nearest, ties to even; without branches, so that loops over it vectorise.
+#[inline(always)]
+fn round_to_bfloat16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // Rounding could carry a NaN into infinity: keep its upper bits and make it quiet.
+    let quiet = (bits >> 16) | 0x40;
+    (if value.is_nan() { quiet } else { rounded }) as u16
+}
