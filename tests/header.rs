@@ -3,9 +3,8 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them.
-const SOURCES: [&str; 10] = [
-    "types", "errors", "world", "make", "views", "ask", "communicators", "collectives", "life", "registry",
-];
+const SOURCES: [&str; 10] =
+    ["types", "errors", "world", "make", "views", "ask", "communicators", "collectives", "life", "registry"];
 
 fn generate(root: &Path) -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is readable");
@@ -35,7 +34,10 @@ fn tidy(header: &str) -> String {
         }
         skipping = false;
         // The guard's end is in the trailer, after the initialisers.
-        if line.starts_with("#endif") && line.contains("DEVICEMESH_H") && lines.iter().all(|seen| !seen.contains("---- initialisers")) {
+        if line.starts_with("#endif")
+            && line.contains("DEVICEMESH_H")
+            && lines.iter().all(|seen| !seen.contains("---- initialisers"))
+        {
             continue;
         }
         lines.push(line.trim_end());

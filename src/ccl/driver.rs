@@ -29,8 +29,8 @@ pub fn select_device(local_rank: usize) -> Result<()> {
     let device = result::device::get(ordinal).map_err(|error| driver_error("cuDeviceGet", error))?;
     // SAFETY: `device` came from the driver a line above; the primary context is retained for the process's life, which
     // is what the runtime API does too.
-    let context =
-        unsafe { result::primary_ctx::retain(device) }.map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
+    let context = unsafe { result::primary_ctx::retain(device) }
+        .map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
     // SAFETY: the context was just retained and is never released.
     unsafe { result::ctx::set_current(context) }.map_err(|error| driver_error("cuCtxSetCurrent", error))
 }
@@ -38,9 +38,8 @@ pub fn select_device(local_rank: usize) -> Result<()> {
 /// Whether there is a driver that sees at least one device.
 pub fn has_device() -> bool {
     // SAFETY: only looks whether libcuda can be opened.
-    unsafe { sys::is_culib_present() }
-        && result::init().is_ok()
-        && result::device::get_count().is_ok_and(|count| count > 0)
+    let present = unsafe { sys::is_culib_present() };
+    present && result::init().is_ok() && result::device::get_count().is_ok_and(|count| count > 0)
 }
 
 fn driver_error(call: &str, error: DriverError) -> Error {

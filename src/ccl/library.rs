@@ -45,10 +45,20 @@ struct Functions {
     user_rank: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
     get_error_string: unsafe extern "C" fn(NcclResult) -> *const c_char,
     get_last_error: Option<unsafe extern "C" fn(RawComm) -> *const c_char>,
-    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
-    reduce:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
-    broadcast: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    all_reduce:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    reduce: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        c_int,
+        RawComm,
+        *mut c_void,
+    ) -> NcclResult,
+    broadcast:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
     all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> NcclResult,
     reduce_scatter:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
@@ -122,7 +132,9 @@ impl Library {
         // SAFETY: the out-parameter is a valid int.
         let code = unsafe { (functions.get_version)(&mut version) };
         if code != result::SUCCESS {
-            return Err(Error::new(Status::Library, format!("ncclGetVersion of {name} gives {code}")).with_ccl_result(code));
+            return Err(
+                Error::new(Status::Library, format!("ncclGetVersion of {name} gives {code}")).with_ccl_result(code)
+            );
         }
         Ok(Library { name: name.to_owned(), version, functions, handle })
     }
@@ -177,9 +189,8 @@ impl Library {
     pub fn init_rank(&self, size: usize, id: &UniqueId, rank: usize, config: &mut CommConfig) -> Result<RawComm> {
         let mut comm = RawComm::NULL;
         // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which copies it.
-        let code = unsafe {
-            (self.functions.init_rank_config)(&mut comm, int(size), *id, int(rank), config.as_mut_ptr())
-        };
+        let code =
+            unsafe { (self.functions.init_rank_config)(&mut comm, int(size), *id, int(rank), config.as_mut_ptr()) };
         self.check("ncclCommInitRankConfig", RawComm::NULL, code).map(|()| comm)
     }
 
@@ -322,7 +333,14 @@ impl Library {
             result::TIMEOUT => Status::Timeout,
             _ => Status::Ccl,
         };
-        Err(Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}", self.name)).with_ccl_result(code))
+        Err(Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}", self.name))
+            .with_ccl_result(code))
+    }
+}
+
+impl std::fmt::Debug for Library {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Library").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
     }
 }
 

@@ -31,9 +31,9 @@ pub fn embedded() -> Result<Arc<Library>> {
 
 /// The library at `path` (a path, or a name for the dynamic loader).
 pub fn open(path: &str) -> Result<Arc<Library>> {
-    open_handle(path, libc::RTLD_NOW | libc::RTLD_LOCAL).map(Arc::new).map_err(|why| {
-        Error::new(Status::Library, format!("no usable communicator library at {path}: {why}"))
-    })
+    open_handle(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
+        .map(Arc::new)
+        .map_err(|why| Error::new(Status::Library, format!("no usable communicator library at {path}: {why}")))
 }
 
 /// The library that makes communicators for `device_type`; `named` is the caller's choice.

@@ -77,12 +77,8 @@ impl Communicator {
     /// Puts the raw communicator in place. An abort that came first ends it at once.
     pub(super) fn set_ready(&self, raw: RawComm) {
         self.raw.store(raw.0, Ordering::SeqCst);
-        let ready = self.state.compare_exchange(
-            State::Unmade as u8,
-            State::Ready as u8,
-            Ordering::SeqCst,
-            Ordering::SeqCst,
-        );
+        let ready =
+            self.state.compare_exchange(State::Unmade as u8, State::Ready as u8, Ordering::SeqCst, Ordering::SeqCst);
         if ready.is_err() {
             self.take_raw().map(|raw| self.library.abort(raw));
         }

@@ -188,9 +188,8 @@ pub(super) fn config(library: &Library, callers: Option<&CommConfig>, name: &str
 impl Plan {
     /// Whether every dimension has a communicator planned already.
     pub(super) fn is_known(&self, root: &RootComms) -> bool {
-        let known = |index: &usize| {
-            root.communicator(self.view.dim_name(*index), self.view.dim_layout(*index)).is_some()
-        };
+        let known =
+            |index: &usize| root.communicator(self.view.dim_name(*index), self.view.dim_layout(*index)).is_some();
         self.dims.iter().all(|(index, _)| known(index))
     }
 }

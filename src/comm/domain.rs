@@ -38,7 +38,7 @@ impl PartitionKey {
         PartitionKey {
             root_size: mesh.root_size(),
             rank_map: mesh.rank_map().map(|ranks| ranks.to_vec()),
-            pairs: dim.coalesced().to_vec(),
+            pairs: dim.pairs().to_vec(),
         }
     }
 }
@@ -62,11 +62,8 @@ impl Domain {
     ///
     /// The library is found and, for cuda, a device chosen before anybody is waited for.
     pub fn join(device_type: &str, options: &DomainOptions) -> Result<Domain> {
-        let library = if options.join.offline {
-            None
-        } else {
-            Some(ccl::for_device(device_type, options.library.as_deref())?)
-        };
+        let library =
+            if options.join.offline { None } else { Some(ccl::for_device(device_type, options.library.as_deref())?) };
         let world = World::join(device_type, &options.join)?;
         if let Some(library) = &library
             && device_type != "cpu"
@@ -93,7 +90,9 @@ impl Domain {
     /// The library that makes this world's communicators; an offline world has none.
     pub fn library(&self) -> Result<&Arc<Library>> {
         self.library.as_ref().ok_or_else(|| {
-            Error::unsupported("this world was joined with DM_WORLD_OFFLINE: it has layouts and ranks, but no communicators")
+            Error::unsupported(
+                "this world was joined with DM_WORLD_OFFLINE: it has layouts and ranks, but no communicators",
+            )
         })
     }
 

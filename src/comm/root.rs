@@ -88,9 +88,9 @@ impl RootComms {
         let wait = root.wait(None);
         let _turn = domain.take_turn(&wait)?;
         let call = format!("dm_init({}{})", call_text(&root.root), options.agreed());
-        let round = world.scope().agree(&call, &wait)?;
+        let round = world.scope()?.agree(&call, &wait)?;
         if root.root.is_member() {
-            root.scope = Some(root.own_scope(domain));
+            root.scope = Some(root.own_scope(domain)?);
         }
         let wanted: Vec<(usize, DimOptions)> = (0..root.root.ndim()).map(|index| (index, options.dim(index))).collect();
         let plan = Plan { view: root.root.clone(), dims: wanted };
@@ -141,7 +141,7 @@ impl RootComms {
             life: LifeFlag::new(),
         };
         if let Some(domain) = root.domain.clone().filter(|domain| !domain.world().is_offline()) {
-            root.scope = Some(root.own_scope(&domain));
+            root.scope = Some(root.own_scope(&domain)?);
         }
         Ok(Arc::new(root))
     }
@@ -188,7 +188,7 @@ impl RootComms {
     /// The communicator of a dimension; `None` where none was ever planned.
     pub(super) fn communicator(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
-        let same = |known: &&DimComm| known.dim.coalesced() == dim.coalesced();
+        let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();
         let found = dims.iter().filter(same).find(|known| known.name == name).or_else(|| dims.iter().find(same));
         found.map(|known| Arc::clone(&known.communicator))
     }
@@ -196,7 +196,7 @@ impl RootComms {
     /// Whether a dimension of that layout is known by that very name.
     pub(super) fn has_dim(&self, name: &str, dim: &Dim) -> bool {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
-        dims.iter().any(|known| known.name == name && known.dim.coalesced() == dim.coalesced())
+        dims.iter().any(|known| known.name == name && known.dim.pairs() == dim.pairs())
     }
 
     /// Begins one collective call of this root: takes the turn and agrees on `call` with the root's other ranks.
@@ -221,9 +221,16 @@ impl RootComms {
         Ok((turn, round, wait))
     }
 
-    fn own_scope(&self, domain: &Domain) -> Scope {
+    /// Who takes part in this root's collective calls: the world's own scope where that is everybody, so that calls on different meshes in different
+    /// orders are a mismatch and not a wait; else a set of its own.
+    fn own_scope(&self, domain: &Domain) -> Result<Arc<Scope>> {
+        let world = domain.world();
+        if self.root.root_size() == world.size() {
+            return world.scope().map(Arc::clone);
+        }
         let position = self.root.root_position().unwrap_or(0);
-        domain.world().subscope(&format!("mesh{}", self.number), self.root.root_ranks(), position)
+        let id = format!("mesh{}", self.number);
+        world.subscope(&id, self.root.root_ranks().into(), position).map(Arc::new)
     }
 }
 

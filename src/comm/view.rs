@@ -175,9 +175,10 @@ impl View {
 
     /// The library of this mesh's communicators.
     pub fn library(&self) -> Result<&Arc<Library>> {
-        self.root.library.as_ref().ok_or_else(|| {
-            Error::unsupported("an offline world (DM_WORLD_OFFLINE) has no communicator library")
-        })
+        self.root
+            .library
+            .as_ref()
+            .ok_or_else(|| Error::unsupported("an offline world (DM_WORLD_OFFLINE) has no communicator library"))
     }
 
     /// The address of a function of that library.
@@ -218,9 +219,10 @@ impl View {
             Some(scope) => {
                 let group = communicator.group();
                 let position = group.local_rank(0)?;
-                let scope = domain.world().subscope(scope, group.ranks().into(), position);
+                let scope = domain.world().subscope(scope, group.ranks().into(), position)?;
                 let round = scope.agree(&format!("dm_get_comm(dim={dim})"), &wait)?;
-                let made = Maker { library, round: Some(&round), wait: &wait }.meet("comm/lazy", size, position, config);
+                let made =
+                    Maker { library, round: Some(&round), wait: &wait }.meet("comm/lazy", size, position, config);
                 if let Err(error) = &made {
                     round.fail(error);
                 }

@@ -97,11 +97,7 @@ pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, rank_out: *mut i32) -> dm
 /// # Safety
 /// dim is NULL or NUL-terminated; rank_out is NULL or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dm_get_local_rank(
-    mesh: *const dm_mesh,
-    dim: *const c_char,
-    rank_out: *mut i32,
-) -> dm_status {
+pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_char, rank_out: *mut i32) -> dm_status {
     guard(|| {
         let rank_out = out("rank_out", rank_out)?;
         // SAFETY: the caller's contract.

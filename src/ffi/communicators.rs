@@ -23,11 +23,7 @@ use super::types::{dm_mesh, dm_status, ncclComm_t};
 /// # Safety
 /// dim is NULL or NUL-terminated; comm_out is NULL or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dm_get_comm(
-    mesh: *const dm_mesh,
-    dim: *const c_char,
-    comm_out: *mut ncclComm_t,
-) -> dm_status {
+pub unsafe extern "C" fn dm_get_comm(mesh: *const dm_mesh, dim: *const c_char, comm_out: *mut ncclComm_t) -> dm_status {
     guard(|| {
         let comm_out = out("comm_out", comm_out)?;
         let quick = MESHES.with(mesh as usize, |quick| {

@@ -5,8 +5,8 @@
 //! bits, so a pointer passed by mistake is never taken for a handle. A slot's generation grows with each reuse, and a slot whose
 //! generations are used up is retired.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_epoch::{self as epoch, Atomic, Owned};
@@ -219,8 +219,8 @@ mod tests {
     fn readers_see_whole_entries_while_handles_come_and_go() {
         let table = table();
         let stop = std::sync::atomic::AtomicBool::new(false);
+        let current = Mutex::new(table.insert(7, Arc::new("7".into())).unwrap());
         std::thread::scope(|scope| {
-            let current = Mutex::new(table.insert(7, Arc::new("7".into())).unwrap());
             let (stop, current) = (&stop, &current);
             for _ in 0..2 {
                 scope.spawn(move || {

@@ -22,11 +22,18 @@ pub(super) struct InitOptions {
     pub(super) own_comms: bool,
 }
 
+/// What `dm_world_options` says, with the caller's callbacks, which are kept once a world was made with them.
+#[derive(Default)]
+pub(super) struct WorldOptions {
+    pub(super) domain: DomainOptions,
+    pub(super) callbacks: Option<Arc<CallbackStore>>,
+}
+
 /// # Safety
 /// `options` is NULL or as `dm_world_init` demands.
-pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Result<DomainOptions> {
+pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Result<WorldOptions> {
     if options.is_null() {
-        return Ok(DomainOptions::default());
+        return Ok(WorldOptions::default());
     }
     // SAFETY: not NULL, and the caller's contract.
     let options = unsafe { read_struct("options", options)? };
@@ -53,8 +60,8 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
         )
     };
     // SAFETY: the caller's contract.
-    let store = unsafe { read_store(options.store)? };
-    Ok(DomainOptions {
+    let callbacks = unsafe { read_store(options.store)? };
+    let domain = DomainOptions {
         join: JoinOptions {
             offline: options.flags & DM_WORLD_OFFLINE != 0,
             world_size: (size > 0).then_some(size),
@@ -62,16 +69,17 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
             local_rank: natural("local_rank", options.local_rank)?,
             timeout: timeout("options.timeout_ms", options.timeout_ms)?,
             init_method: init_method.map(str::to_owned),
-            store,
+            store: callbacks.clone().map(|store| store as Arc<dyn Store>),
             ..JoinOptions::default()
         },
         library: library.map(str::to_owned),
-    })
+    };
+    Ok(WorldOptions { domain, callbacks })
 }
 
 /// # Safety
 /// `callbacks` is NULL or points to a `dm_store_callbacks` whose functions keep their promises.
-unsafe fn read_store(callbacks: *const dm_store_callbacks) -> Result<Option<Arc<dyn Store>>> {
+unsafe fn read_store(callbacks: *const dm_store_callbacks) -> Result<Option<Arc<CallbackStore>>> {
     if callbacks.is_null() {
         return Ok(None);
     }

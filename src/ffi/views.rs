@@ -136,7 +136,7 @@ pub unsafe extern "C" fn dm_root(mesh: *const dm_mesh, mesh_out: *mut *mut dm_me
     })
 }
 
-/// How many parallel copies of the named dimensions this view has: one per coordinate in its other dimensions.
+/// How many parallel copies of the named dimensions there are over the ranks of the root mesh: its size divided by theirs.
 ///
 /// Local. Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when count_out is NULL.
 ///
@@ -160,7 +160,8 @@ pub unsafe extern "C" fn dm_submesh_count(
     })
 }
 
-/// One of the parallel copies of the named dimensions, by index; the copies are ordered by their coordinates in the other dimensions.
+/// One of the parallel copies of the named dimensions over the ranks of the root mesh, by index; the copies are ordered by the row-major position of
+/// their first rank.
 ///
 /// Local. The copy that holds this rank equals dm_slice of those names; the others answer questions about their ranks, and
 /// DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked for. The caller frees the handle with dm_free.

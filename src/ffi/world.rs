@@ -45,8 +45,11 @@ pub unsafe extern "C" fn dm_world_init(
         let device_type = unsafe { optional_text("device_type", device_type)? };
         // SAFETY: the caller's contract.
         let options = unsafe { read_world_options(options)? };
-        let domain = Domain::join(device(device_type)?, &options)?;
+        let domain = Domain::join(device(device_type)?, &options.domain)?;
         let token = WORLDS.insert((), Arc::new(domain))?;
+        if let Some(callbacks) = &options.callbacks {
+            callbacks.keep();
+        }
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { world_out.write(token as *mut dm_world) };
         Ok(())

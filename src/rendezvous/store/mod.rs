@@ -1,7 +1,21 @@
 //! The key-value store that ranks meet in: one interface over PyTorch's TCPStore protocol, a shared folder, this
 //! process's memory and the caller's own callbacks.
 
-use crate::error::Result;
+mod callbacks;
+mod client;
+mod file;
+pub mod frame;
+mod memory;
+mod server;
+mod table;
+
+pub use callbacks::{CallbackStore, Callbacks};
+pub use client::TcpStore;
+pub use file::FileStore;
+pub use memory::MemoryStore;
+pub use server::Server;
+
+use crate::error::{Error, Result};
 use crate::wait::Wait;
 
 /// A key-value service shared by all ranks of a job.
@@ -35,4 +49,22 @@ pub trait Store: Send + Sync {
 
     /// What to call this store in messages, for example `tcp://127.0.0.1:29500`.
     fn name(&self) -> &str;
+}
+
+/// The error of a wait for a key that did not come.
+fn no_key(store: &dyn Store, key: &str, wait: &Wait) -> Error {
+    Error::timeout(format!(
+        "key {key} did not come to {} within {} ms",
+        store.name(),
+        wait.deadline.timeout().as_millis()
+    ))
+}
+
+/// The integer that a counter holds; 0 when there is none.
+fn parse_integer(store: &dyn Store, key: &str, value: Option<&[u8]>) -> Result<i64> {
+    let Some(value) = value else { return Ok(0) };
+    let text = String::from_utf8_lossy(value);
+    text.trim()
+        .parse()
+        .map_err(|_| Error::store(format!("key {key} of {} holds {text:?}, which is no integer", store.name())))
 }

@@ -1,0 +1,151 @@
+//! One dimension of a layout.
+
+use crate::error::{Error, Result};
+
+/// `size` steps of `stride` positions.
+pub type Pair = (usize, usize);
+
+/// One dimension: (size, stride) pairs, the most significant first.
+///
+/// Kept coalesced: no pair has size 1, and two neighbours that make one longer pair are one. So two dimensions visit the same
+/// offsets in the same order exactly when their pairs are equal, and a dimension of size 1 has none.
+///
+/// ```
+/// use devicemesh::layout::Dim;
+/// // Of a (2, 2, 2) mesh (strides 4, 2, 1): the first and the last dimension as one.
+/// let dim = Dim::new(&[(2, 4), (2, 1)]);
+/// assert_eq!((0..dim.size()).map(|index| dim.offset(index)).collect::<Vec<_>>(), [0, 1, 4, 5]);
+/// // Adjacent dimensions are one pair: strides 4 and 2 walk 0, 2, 4, 6.
+/// assert_eq!(Dim::new(&[(2, 4), (2, 2)]).pairs(), [(4, 2)]);
+/// assert_eq!(Dim::new(&[(1, 8)]).pairs(), []);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Dim {
+    size: usize,
+    pairs: Vec<Pair>,
+}
+
+impl Dim {
+    /// The dimension that walks these pairs, the last fastest. Sizes are at least 1 and multiply to a `usize`, as they do when they
+    /// come from the shape of a mesh that exists.
+    pub fn new(pairs: &[Pair]) -> Dim {
+        let mut coalesced: Vec<Pair> = Vec::with_capacity(pairs.len());
+        for &(size, stride) in pairs.iter().filter(|(size, _)| *size != 1) {
+            match coalesced.last_mut() {
+                Some(last) if Some(last.1) == size.checked_mul(stride) => *last = (last.0 * size, stride),
+                _ => coalesced.push((size, stride)),
+            }
+        }
+        Dim { size: coalesced.iter().map(|(size, _)| size).product(), pairs: coalesced }
+    }
+
+    /// These dimensions as one, the last fastest.
+    ///
+    /// ```
+    /// use devicemesh::layout::Dim;
+    /// let (dp, cp, tp) = (Dim::new(&[(2, 8)]), Dim::new(&[(2, 4)]), Dim::new(&[(4, 1)]));
+    /// assert_eq!(Dim::join([&dp, &cp]).pairs(), [(4, 4)]);
+    /// assert_eq!(Dim::join([&dp, &tp]).pairs(), [(2, 8), (4, 1)]);
+    /// assert_eq!(Dim::join([&cp, &dp]).pairs(), [(2, 4), (2, 8)]); // the transposed walk: 0, 8, 4, 12
+    /// ```
+    pub fn join<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Dim {
+        let pairs: Vec<Pair> = dims.into_iter().flat_map(|dim| dim.pairs.iter().copied()).collect();
+        Dim::new(&pairs)
+    }
+
+    /// This dimension as several of those sizes, the last fastest.
+    ///
+    /// Refused when the sizes do not multiply to this one's, and when a boundary between them falls inside a step: six ranks
+    /// that lie as 2 x 3 with a gap cannot be walked as 3 x 2.
+    ///
+    /// ```
+    /// use devicemesh::layout::Dim;
+    /// let dim = Dim::new(&[(8, 2)]);
+    /// let split = dim.split(&[2, 4]).unwrap();
+    /// assert_eq!((split[0].pairs(), split[1].pairs()), (&[(2, 8)][..], &[(4, 2)][..]));
+    /// assert!(dim.split(&[3, 3]).is_err());
+    /// ```
+    pub fn split(&self, sizes: &[usize]) -> Result<Vec<Dim>> {
+        let text = || sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let product = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+        if product != Some(self.size) {
+            let product = product.map_or("more than a size can be".to_owned(), |product| product.to_string());
+            return Err(Error::invalid(format!(
+                "the product of sizes ({}) is {product}, but the dimension has size {}",
+                text(),
+                self.size
+            )));
+        }
+        let mut left: Vec<Pair> = self.pairs.clone();
+        let mut parts = Vec::with_capacity(sizes.len());
+        for &size in sizes.iter().rev() {
+            let mut wanted = size;
+            let mut pairs = Vec::new();
+            while wanted > 1 {
+                // The product was checked, so there is something left while something is wanted.
+                let Some((have, stride)) = left.pop() else { break };
+                if have % wanted == 0 {
+                    pairs.insert(0, (wanted, stride));
+                    if have > wanted {
+                        left.push((have / wanted, stride * wanted));
+                    }
+                    wanted = 1;
+                } else if wanted % have == 0 {
+                    pairs.insert(0, (have, stride));
+                    wanted /= have;
+                } else {
+                    return Err(Error::invalid(format!(
+                        "sizes ({}) do not fit a dimension whose ranks lie in steps of {have}",
+                        text()
+                    )));
+                }
+            }
+            parts.push(Dim::new(&pairs));
+        }
+        parts.reverse();
+        Ok(parts)
+    }
+
+    /// Number of steps.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The pairs, most significant first, coalesced.
+    pub fn pairs(&self) -> &[Pair] {
+        &self.pairs
+    }
+
+    /// How far step `index` lies from step 0. Indices past the end wrap.
+    pub fn offset(&self, index: usize) -> usize {
+        let (mut left, mut offset) = (index, 0);
+        for &(size, stride) in self.pairs.iter().rev() {
+            offset += left % size * stride;
+            left /= size;
+        }
+        offset
+    }
+
+    /// The step along this dimension at which a position lies.
+    ///
+    /// ```
+    /// use devicemesh::layout::Dim;
+    /// // Position 6 of (2, 4) row-major is at (1, 2).
+    /// assert_eq!((Dim::new(&[(2, 4)]).coordinate(6), Dim::new(&[(4, 1)]).coordinate(6)), (1, 2));
+    /// ```
+    #[inline]
+    pub fn coordinate(&self, position: usize) -> usize {
+        self.pairs.iter().fold(0, |coordinate, &(size, stride)| coordinate * size + position / stride % size)
+    }
+
+    /// The position at step 0 of the group that holds `position`: equal exactly for the members of one group.
+    ///
+    /// ```
+    /// use devicemesh::layout::Dim;
+    /// let dp = Dim::new(&[(2, 4)]);
+    /// assert_eq!((dp.base(2), dp.base(6)), (2, 2)); // the group {2, 6}
+    /// ```
+    pub fn base(&self, position: usize) -> usize {
+        position - self.pairs.iter().map(|&(size, stride)| position / stride % size * stride).sum::<usize>()
+    }
+}

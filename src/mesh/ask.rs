@@ -1,0 +1,145 @@
+//! Questions to a view.
+
+use super::root::Mesh;
+use crate::error::{Error, Result};
+use crate::layout::Dim;
+
+impl Mesh {
+    /// "cuda", "cpu" ...
+    pub fn device_type(&self) -> &str {
+        &self.root.device_type
+    }
+
+    /// Number of dimensions.
+    pub fn ndim(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// The sizes of the dimensions.
+    pub fn shape(&self) -> Vec<usize> {
+        self.dims.iter().map(|named| named.dim.size()).collect()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.dims.iter().map(|named| named.dim.size()).product()
+    }
+
+    /// The name of a dimension.
+    pub fn dim_name(&self, index: usize) -> &str {
+        &self.dims[index].name
+    }
+
+    /// The names of all dimensions.
+    pub fn dim_names(&self) -> Vec<&str> {
+        self.dims.iter().map(|named| &*named.name).collect()
+    }
+
+    /// The layout of a dimension over the root's positions.
+    pub fn dim_layout(&self, index: usize) -> &Dim {
+        &self.dims[index].dim
+    }
+
+    /// The size of a dimension in ranks.
+    pub fn dim_size(&self, index: usize) -> usize {
+        self.dims[index].dim.size()
+    }
+
+    /// The dimension of that name.
+    pub fn dim_index(&self, name: &str) -> Result<usize> {
+        self.dims.iter().position(|named| *named.name == *name).ok_or_else(|| {
+            Error::not_found(format!(
+                "dimension {name} does not exist in {}; there are ({})",
+                self.describe(),
+                self.dim_names().join(", ")
+            ))
+        })
+    }
+
+    /// The dimension of that name, or the only one.
+    pub fn dim_index_or_only(&self, name: Option<&str>) -> Result<usize> {
+        match name {
+            Some(name) => self.dim_index(name),
+            None if self.dims.len() == 1 => Ok(0),
+            None => Err(Error::invalid(format!(
+                "{} has {} dimensions: say which one; without a name there must be exactly 1",
+                self.describe(),
+                self.dims.len()
+            ))),
+        }
+    }
+
+    /// This process's rank in the world.
+    pub fn rank(&self) -> i32 {
+        self.root.rank
+    }
+
+    /// Whether this rank is in the view.
+    pub fn is_member(&self) -> bool {
+        self.mine
+    }
+
+    /// This rank's coordinate along a dimension, which is its rank in that dimension's group.
+    #[inline]
+    pub fn local_rank(&self, index: usize) -> Result<usize> {
+        match self.root.position {
+            Some(position) if self.mine => Ok(self.dims[index].dim.coordinate(position)),
+            _ => Err(self.outsider()),
+        }
+    }
+
+    /// This rank's coordinates.
+    pub fn coordinate(&self) -> Result<Vec<usize>> {
+        (0..self.dims.len())
+            .map(|index| self.local_rank(index))
+            .collect::<Result<_>>()
+            .and_then(|coordinate: Vec<usize>| if self.mine { Ok(coordinate) } else { Err(self.outsider()) })
+    }
+
+    /// The world ranks of the view, row-major.
+    pub fn ranks(&self) -> Vec<i32> {
+        let all = Dim::join(self.dims.iter().map(|named| &named.dim));
+        (0..all.size()).map(|index| self.rank_at(self.base + all.offset(index))).collect()
+    }
+
+    /// The world ranks of the root, row-major.
+    pub fn root_ranks(&self) -> Vec<i32> {
+        (0..self.root.size).map(|position| self.rank_at(position)).collect()
+    }
+
+    /// The world ranks of this rank's group along a dimension, in the order of their coordinates.
+    pub fn group_ranks(&self, index: usize) -> Result<Vec<i32>> {
+        let dim = &self.dims[index].dim;
+        match self.root.position {
+            Some(position) if self.mine => {
+                let base = dim.base(position);
+                Ok((0..dim.size()).map(|index| self.rank_at(base + dim.offset(index))).collect())
+            }
+            _ => Err(self.outsider()),
+        }
+    }
+
+    /// All groups along a dimension over the root's ranks, `[groups, size of the dimension]` row-major: each rank of the root once, groups in the
+    /// order of their first positions.
+    pub fn replica_groups(&self, index: usize) -> Vec<i64> {
+        let dim = &self.dims[index].dim;
+        let firsts = (0..self.root.size).filter(|position| dim.base(*position) == *position);
+        let group = |first| (0..dim.size()).map(move |index| i64::from(self.rank_at(first + dim.offset(index))));
+        firsts.flat_map(group).collect()
+    }
+
+    /// For `ncclCommSplit` over the root's ranks: a colour that is equal exactly within this rank's group along the dimension (its base
+    /// position), and the coordinate as key.
+    pub fn split_color_key(&self, index: usize) -> Result<(i32, i32)> {
+        let dim = &self.dims[index].dim;
+        match self.root.position {
+            // A root has at most i32::MAX ranks.
+            Some(position) if self.mine => Ok((dim.base(position) as i32, dim.coordinate(position) as i32)),
+            _ => Err(self.outsider()),
+        }
+    }
+
+    fn outsider(&self) -> Error {
+        Error::not_member(format!("rank {} is not in {}", self.root.rank, self.describe()))
+    }
+}

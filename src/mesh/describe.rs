@@ -1,0 +1,163 @@
+//! A view as text, compared, and hashed.
+
+use std::fmt;
+
+use super::root::Mesh;
+use crate::layout::Pair;
+
+impl Mesh {
+    /// As PyTorch prints it.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["dp", "cp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 0 };
+    /// let mesh = Mesh::new(&spec).unwrap();
+    /// assert_eq!(mesh.describe(), "DeviceMesh((dp=2, cp=2, tp=2), 'cuda', stride=(4, 2, 1))");
+    /// let flat = mesh.slice(&["dp", "tp"]).unwrap().flatten(None).unwrap();
+    /// assert_eq!(flat.describe(), "DeviceMesh((dp_tp=4), 'cuda', stride=((4, 1),))");
+    /// ```
+    pub fn describe(&self) -> String {
+        self.to_string()
+    }
+
+    /// Whether two views have the same ranks, shape, names and device type, by value.
+    pub fn equals(&self, other: &Mesh) -> bool {
+        let same_form = self.device_type() == other.device_type()
+            && self.dim_names() == other.dim_names()
+            && self.shape() == other.shape();
+        if !same_form {
+            return false;
+        }
+        let simple = self.root.ranks.is_none() && other.root.ranks.is_none();
+        if simple || self.same_root(other) {
+            // Coalesced pairs are equal exactly when the walks are.
+            let same_walk = self.dims.iter().zip(other.dims.iter()).all(|(ours, theirs)| ours.dim == theirs.dim);
+            return self.base == other.base && same_walk;
+        }
+        self.ranks() == other.ranks()
+    }
+
+    /// A hash of what [`equals`](Mesh::equals) compares, the same on every rank, run and machine.
+    ///
+    /// FNV-1a (64 bits) over the device type, and for each dimension its size and name, and then the number
+    /// `R = sum of rank[i] * Q^i` modulo 2^64 over the row-major ranks, with `Q = 0x9e3779b97f4a7c15`. For ranks that lie in strides `R` has a
+    /// closed form, so the hash of a mesh without an explicit rank array takes no longer for a million ranks than for eight.
+    pub fn hash(&self) -> u64 {
+        let mut hash = Fnv::new();
+        hash.bytes(self.device_type().as_bytes());
+        for named in self.dims.iter() {
+            hash.number(named.dim.size() as u64);
+            hash.bytes(named.name.as_bytes());
+        }
+        hash.number(match self.root.ranks {
+            None => self.strided_sum(),
+            Some(_) => {
+                self.ranks().iter().rev().fold(0, |sum: u64, rank| sum.wrapping_mul(Q).wrapping_add(*rank as u64))
+            }
+        });
+        hash.0
+    }
+
+    /// `R` of [`hash`](Mesh::hash) from strides. Each pair walks k = 0 .. size with offset k * stride and adds k * step to the row-major index, so
+    /// the sum over all indices is a product of geometric sums, with one factor weighted by k for each pair in turn.
+    fn strided_sum(&self) -> u64 {
+        let pairs: Vec<Pair> = self.dims.iter().flat_map(|named| named.dim.pairs().iter().copied()).collect();
+        let mut sums = Vec::new();
+        let mut power = Q;
+        for &(size, stride) in pairs.iter().rev() {
+            let (plain, weighted, next) = geometric(power, size as u64);
+            sums.push((plain, weighted.wrapping_mul(stride as u64)));
+            power = next;
+        }
+        let all = sums.iter().fold(1u64, |product, (plain, _)| product.wrapping_mul(*plain));
+        let mut total = all.wrapping_mul(self.base as u64);
+        for index in 0..sums.len() {
+            let others = sums.iter().enumerate().filter(|(other, _)| *other != index);
+            total = total.wrapping_add(others.fold(sums[index].1, |product, (_, sum)| product.wrapping_mul(sum.0)));
+        }
+        total
+    }
+}
+
+/// The base of the rank polynomial: odd, so that no power of it loses bits.
+const Q: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Sum of q^k, sum of k q^k over k = 0 .. n, and q^n, modulo 2^64, by doubling.
+fn geometric(q: u64, n: u64) -> (u64, u64, u64) {
+    let (mut plain, mut weighted, mut power, mut count) = (0u64, 0u64, 1u64, 0u64);
+    for bit in (0..u64::BITS - n.leading_zeros()).rev() {
+        // The second half is the first times q^count, its weights larger by count.
+        weighted = weighted
+            .wrapping_add(power.wrapping_mul(weighted))
+            .wrapping_add(power.wrapping_mul(count).wrapping_mul(plain));
+        plain = plain.wrapping_add(power.wrapping_mul(plain));
+        power = power.wrapping_mul(power);
+        count *= 2;
+        if n >> bit & 1 == 1 {
+            plain = plain.wrapping_add(power);
+            weighted = weighted.wrapping_add(count.wrapping_mul(power));
+            power = power.wrapping_mul(q);
+            count += 1;
+        }
+    }
+    (plain, weighted, power)
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo; draft-eastlake-fnv).
+struct Fnv(u64);
+
+impl Fnv {
+    fn new() -> Fnv {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+
+    /// Length first, so that neighbouring strings cannot run into each other.
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.raw(bytes);
+    }
+
+    fn number(&mut self, number: u64) {
+        self.raw(&number.to_le_bytes());
+    }
+
+    fn raw(&mut self, bytes: &[u8]) {
+        self.0 = bytes.iter().fold(self.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<String> = self.dims.iter().map(|named| format!("{}={}", named.name, named.dim.size())).collect();
+        let strides: Vec<String> = self.dims.iter().map(|named| stride_text(named.dim.pairs())).collect();
+        let comma = if strides.len() == 1 { "," } else { "" };
+        write!(f, "DeviceMesh(({}), '{}', stride=({}{comma}))", dims.join(", "), self.device_type(), strides.join(", "))
+    }
+}
+
+/// One pair is its stride, several are a tuple, none (size 1) is the empty tuple.
+fn stride_text(pairs: &[Pair]) -> String {
+    match pairs {
+        [(_, stride)] => stride.to_string(),
+        pairs => format!("({})", pairs.iter().map(|(_, stride)| stride.to_string()).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn geometric_sums_equal_the_plain_ones() {
+        for n in [0u64, 1, 2, 3, 7, 8, 100, 1023] {
+            let (mut plain, mut weighted, mut power) = (0u64, 0u64, 1u64);
+            for k in 0..n {
+                plain = plain.wrapping_add(power);
+                weighted = weighted.wrapping_add(power.wrapping_mul(k));
+                power = power.wrapping_mul(Q);
+            }
+            assert_eq!(geometric(Q, n), (plain, weighted, power), "n = {n}");
+        }
+    }
+}

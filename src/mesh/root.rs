@@ -1,0 +1,198 @@
+//! Root meshes: making one and what its views share.
+
+use std::collections::HashSet;
+use std::sync::{Arc, RwLock};
+
+use ndarray::{Array1, ArrayView1};
+
+use crate::error::{Error, Result};
+use crate::layout::{Dim, row_major};
+
+/// What a root mesh is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct MeshSpec<'a> {
+    /// "cuda", "cpu" or another type without an index; which ones work is the caller's business.
+    pub device_type: &'a str,
+    /// The sizes of the dimensions, each at least 1.
+    pub shape: &'a [usize],
+    /// One name per dimension; `None` names them dim_0, dim_1 ...
+    pub names: Option<&'a [&'a str]>,
+    /// World ranks, row-major; `None` is 0 .. n-1.
+    pub ranks: Option<&'a [i32]>,
+    /// Ranks of the world; the mesh may have fewer.
+    pub world_size: usize,
+    /// This process's rank in the world.
+    pub rank: usize,
+}
+
+/// A dimension with its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NamedDim {
+    pub(super) name: Arc<str>,
+    pub(super) dim: Dim,
+}
+
+/// What all views of one root share.
+#[derive(Debug)]
+pub(super) struct Root {
+    pub(super) device_type: String,
+    pub(super) size: usize,
+    /// World rank by position; `None` where they are equal.
+    pub(super) ranks: Option<Array1<i32>>,
+    pub(super) dims: Arc<[NamedDim]>,
+    /// This process's world rank and, where it is in the mesh, its position.
+    pub(super) rank: i32,
+    pub(super) position: Option<usize>,
+    /// Flattened dimensions, known by name to every view that holds their digits.
+    pub(super) flattened: RwLock<Vec<NamedDim>>,
+}
+
+/// One rank's immutable view of a mesh. Cloning is cheap; a view can be used from any thread.
+///
+/// ```
+/// use devicemesh::mesh::{Mesh, MeshSpec};
+/// let names = ["dp", "tp"];
+/// let spec = MeshSpec { device_type: "cpu", shape: &[2, 4], names: Some(&names), ranks: None, world_size: 8, rank: 6 };
+/// let mesh = Mesh::new(&spec).unwrap();
+/// assert_eq!(mesh.coordinate().unwrap(), [1, 2]);
+/// assert_eq!(mesh.group_ranks(0).unwrap(), [2, 6]);
+/// assert_eq!(mesh.slice(&["tp"]).unwrap().ranks(), [4, 5, 6, 7]);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Mesh {
+    pub(super) root: Arc<Root>,
+    pub(super) dims: Arc<[NamedDim]>,
+    /// The position at coordinate zero.
+    pub(super) base: usize,
+    /// Whether this rank is in the view.
+    pub(super) mine: bool,
+}
+
+impl Mesh {
+    /// A root mesh. Everything that is wrong with the arguments is found here, without talking to anybody.
+    pub fn new(spec: &MeshSpec<'_>) -> Result<Mesh> {
+        let device_type = spec.device_type;
+        if device_type.is_empty() || device_type.contains(':') {
+            return Err(Error::invalid(format!(
+                "device type with index is not supported, got {device_type:?}: pass the type alone, for example \"cuda\""
+            )));
+        }
+        let layout = row_major(spec.shape)?;
+        let names = dim_names(spec.names, spec.shape.len())?;
+        let size: usize = spec.shape.iter().product();
+        if spec.world_size > i32::MAX as usize || size > spec.world_size {
+            return Err(Error::invalid(format!(
+                "a mesh of shape ({}) has {size} ranks, but the world has {}",
+                list(spec.shape),
+                spec.world_size
+            )));
+        }
+        let ranks = spec.ranks.map(|ranks| rank_map(ranks, size, spec.world_size)).transpose()?.flatten();
+        let rank = i32::try_from(spec.rank).ok().filter(|_| spec.rank < spec.world_size);
+        let Some(rank) = rank else {
+            return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", spec.rank, spec.world_size)));
+        };
+        let position = match &ranks {
+            None => Some(spec.rank).filter(|position| *position < size),
+            Some(ranks) => ranks.iter().position(|known| *known == rank),
+        };
+        let dims: Arc<[NamedDim]> = names.into_iter().zip(layout).map(|(name, dim)| NamedDim { name, dim }).collect();
+        let root = Root {
+            device_type: device_type.to_owned(),
+            size,
+            ranks,
+            dims: Arc::clone(&dims),
+            rank,
+            position,
+            flattened: RwLock::default(),
+        };
+        Ok(Mesh { root: Arc::new(root), dims, base: 0, mine: position.is_some() })
+    }
+
+    /// The root mesh of this view.
+    pub fn root(&self) -> Mesh {
+        let root = Arc::clone(&self.root);
+        Mesh { dims: Arc::clone(&root.dims), base: 0, mine: root.position.is_some(), root }
+    }
+
+    /// Whether two views have the same root: the same one, not an equal one.
+    pub fn same_root(&self, other: &Mesh) -> bool {
+        Arc::ptr_eq(&self.root, &other.root)
+    }
+
+    /// Number of ranks of the root.
+    pub fn root_size(&self) -> usize {
+        self.root.size
+    }
+
+    /// This rank's row-major position in the root, where it is in it.
+    pub fn root_position(&self) -> Option<usize> {
+        self.root.position
+    }
+
+    /// World ranks by position, where they are not simply equal.
+    pub fn rank_map(&self) -> Option<ArrayView1<'_, i32>> {
+        self.root.ranks.as_ref().map(|ranks| ranks.view())
+    }
+
+    /// The world rank at a position of the root.
+    pub fn rank_at(&self, position: usize) -> i32 {
+        match &self.root.ranks {
+            None => position as i32,
+            Some(ranks) => ranks[position],
+        }
+    }
+}
+
+fn dim_names(names: Option<&[&str]>, ndim: usize) -> Result<Vec<Arc<str>>> {
+    let Some(names) = names else {
+        return Ok((0..ndim).map(|index| format!("dim_{index}").into()).collect());
+    };
+    if names.len() != ndim {
+        return Err(Error::invalid(format!("the shape has {ndim} dimensions, but there are {} names", names.len())));
+    }
+    check_names(names.iter().copied())?;
+    Ok(names.iter().map(|name| (*name).into()).collect())
+}
+
+/// Refuses empty and repeated names.
+pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
+    let mut seen = HashSet::new();
+    for (index, name) in names.clone().enumerate() {
+        if name.is_empty() {
+            return Err(Error::invalid(format!("the name of dimension {index} is empty")));
+        }
+        if !seen.insert(name) {
+            let all: Vec<&str> = names.collect();
+            return Err(Error::invalid(format!("dimension name {name} is repeated in ({})", all.join(", "))));
+        }
+    }
+    Ok(())
+}
+
+/// The map of explicit ranks; `None` when it is 0 .. n-1 after all.
+fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<Option<Array1<i32>>> {
+    if ranks.len() != size {
+        return Err(Error::invalid(format!("the shape has {size} ranks, but {} are listed", ranks.len())));
+    }
+    let mut at = vec![false; world_size.min(1 << 31)];
+    for (index, &rank) in ranks.iter().enumerate() {
+        let seen = usize::try_from(rank).ok().and_then(|rank| at.get_mut(rank));
+        let Some(seen) = seen else {
+            return Err(Error::invalid(format!(
+                "rank {rank} at index {index} is out of range: the world has ranks 0 to {}",
+                world_size - 1
+            )));
+        };
+        if std::mem::replace(seen, true) {
+            let first = ranks.iter().position(|known| *known == rank).unwrap_or(index);
+            return Err(Error::invalid(format!("rank {rank} is listed twice, at index {first} and index {index}")));
+        }
+    }
+    let identity = ranks.iter().enumerate().all(|(index, rank)| *rank as usize == index);
+    Ok((!identity).then(|| Array1::from(ranks.to_vec())))
+}
+
+pub(super) fn list(sizes: &[usize]) -> String {
+    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}

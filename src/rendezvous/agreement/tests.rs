@@ -1,0 +1,138 @@
+//! Ranks as threads over a store in memory.
+
+use super::*;
+use crate::rendezvous::store::MemoryStore;
+use std::time::Instant;
+
+fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
+    Scope::new(Arc::new(store.clone()), "test".to_owned(), Members::All(size), me, false, false)
+}
+
+/// What each of `size` ranks gets from `run(rank, scope)`.
+fn ranks<T: Send>(size: usize, run: impl Fn(usize, Scope) -> T + Sync) -> Vec<T> {
+    let store = MemoryStore::new();
+    std::thread::scope(|threads| {
+        let handles: Vec<_> = (0..size)
+            .map(|me| {
+                let (scope, run) = (scope(&store, me, size), &run);
+                threads.spawn(move || run(me, scope))
+            })
+            .collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+fn soon() -> Wait {
+    Wait::after(Duration::from_secs(20))
+}
+
+#[test]
+fn equal_calls_agree_and_exchange_data() {
+    let sums = ranks(4, |me, scope| {
+        let mut sum = 0;
+        for call in 0..3 {
+            let round = scope.agree(&format!("call {call}"), &soon()).unwrap();
+            if me == 2 {
+                round.publish("id", &[10 + call], &soon()).unwrap();
+            }
+            sum += round.fetch("id", &soon()).unwrap()[0];
+            round.finish(&soon()).unwrap();
+        }
+        sum
+    });
+    assert_eq!(sums, [33, 33, 33, 33]);
+}
+
+#[test]
+fn a_different_call_is_named_on_every_rank() {
+    let began = Instant::now();
+    let errors = ranks(4, |me, scope| {
+        scope.agree("first()", &soon()).unwrap();
+        let call = if me == 3 { "dm_init(shape=(4, 2))" } else { "dm_init(shape=(2, 4))" };
+        scope.agree(call, &soon()).map(drop).unwrap_err()
+    });
+    assert!(began.elapsed() < Duration::from_secs(5), "long before the deadline");
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        assert_eq!(
+            error.message(),
+            "rank 3 called dm_init(shape=(4, 2)) as call 1, rank 0 called dm_init(shape=(2, 4))"
+        );
+    }
+}
+
+#[test]
+fn absent_ranks_are_named_at_the_deadline_and_late_ones_learn_at_once() {
+    let timeout = Duration::from_millis(400);
+    let errors = ranks(5, |me, scope| {
+        if me == 1 || me == 4 {
+            return None;
+        }
+        let began = Instant::now();
+        let error = scope.agree("dm_init()", &Wait::after(timeout)).map(drop).unwrap_err();
+        assert!(began.elapsed() < Duration::from_millis(690 + 500), "{:?}", began.elapsed());
+        Some(error)
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!(error.status(), Status::Timeout);
+        assert_eq!(error.message(), "ranks 1, 4 never called dm_init() as call 0 within 400 ms");
+    }
+}
+
+#[test]
+fn a_late_rank_gets_the_verdict_that_stands() {
+    let store = MemoryStore::new();
+    let first = scope(&store, 0, 2).agree("dm_init()", &Wait::after(Duration::from_millis(100))).map(drop).unwrap_err();
+    let began = Instant::now();
+    let late = scope(&store, 1, 2).agree("dm_init()", &soon()).map(drop).unwrap_err();
+    assert_eq!((late.status(), late.message()), (Status::Timeout, first.message()));
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_failure_in_the_middle_reaches_every_rank() {
+    let errors = ranks(3, |me, scope| {
+        let round = scope.agree("dm_init()", &soon()).unwrap();
+        if me == 1 {
+            let own = Error::new(Status::Ccl, "out of memory").with_ccl_result(1);
+            round.fail(&own);
+            round.finish(&soon()).unwrap_err()
+        } else {
+            // The id that rank 1 should have published never comes.
+            round.fetch("id", &soon()).map(drop).unwrap_err()
+        }
+    });
+    for error in errors {
+        assert_eq!((error.status(), error.ccl_result()), (Status::Ccl, 1));
+        assert_eq!(error.message(), "rank 1 failed in dm_init(): out of memory");
+    }
+}
+
+#[test]
+fn an_aborted_rank_frees_the_others() {
+    let errors = ranks(3, |me, scope| {
+        let wait = soon();
+        if me == 2 {
+            // Rank 1 never comes, so both wait; then rank 2 is aborted.
+            let cancel = wait.cancel.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                cancel.raise();
+            });
+        }
+        if me == 1 {
+            return None;
+        }
+        Some(scope.agree("dm_init()", &wait).map(drop).unwrap_err())
+    });
+    assert_eq!(errors[0].as_ref().unwrap().status(), Status::PeerLost);
+    assert_eq!(errors[2].as_ref().unwrap().status(), Status::Aborted);
+}
+
+#[test]
+fn many_missing_ranks_are_written_as_ranges() {
+    assert_eq!(ranges(&[5]), "rank 5");
+    assert_eq!(ranges(&[31, 5, 17, 18, 19]), "ranks 5, 17-19, 31");
+    let odd: Vec<i32> = (0..40).map(|index| 2 * index + 1).collect();
+    assert_eq!(ranges(&odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 32 more");
+}

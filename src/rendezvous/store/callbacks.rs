@@ -1,0 +1,173 @@
+//! The caller's own key-value service as a store.
+
+use std::ffi::{CString, c_char, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::frame::MAX_VALUE;
+use super::{Store, no_key};
+use crate::error::{Error, Result};
+use crate::wait::Wait;
+
+/// How long one call of the caller's `get` may wait; between two the cancel flag is looked at.
+const SLICE: Duration = Duration::from_millis(100);
+const FIRST_CAPACITY: usize = 64 << 10;
+
+/// The caller's functions; see `dm_store_callbacks`.
+#[derive(Clone, Copy)]
+#[allow(missing_docs, reason = "documented at dm_store_callbacks")]
+pub struct Callbacks {
+    pub user_data: *mut c_void,
+    pub set: Option<unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize) -> i32>,
+    pub get: Option<unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_void, usize, *mut usize, i64) -> i32>,
+    pub add: Option<unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32>,
+    pub drop: Option<unsafe extern "C" fn(*mut c_void)>,
+}
+
+/// A store made of the caller's functions.
+pub struct CallbackStore {
+    user_data: *mut c_void,
+    set: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize) -> i32,
+    get: unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_void, usize, *mut usize, i64) -> i32,
+    add: unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32,
+    drop: Option<unsafe extern "C" fn(*mut c_void)>,
+    /// Whether a world was made with it: only then is `drop` owed.
+    kept: AtomicBool,
+}
+
+// SAFETY: the contract of dm_store_callbacks: the functions may be called from any thread, several at once.
+unsafe impl Send for CallbackStore {}
+// SAFETY: as above.
+unsafe impl Sync for CallbackStore {}
+
+impl CallbackStore {
+    /// A store of those functions; `set`, `get` and `add` must be there.
+    ///
+    /// # Safety
+    /// The functions do what `dm_store_callbacks` says for as long as the store lives.
+    pub unsafe fn new(callbacks: Callbacks) -> Result<CallbackStore> {
+        let missing = |name: &str| Error::invalid(format!("dm_store_callbacks.{name} is NULL"));
+        Ok(CallbackStore {
+            user_data: callbacks.user_data,
+            set: callbacks.set.ok_or_else(|| missing("set"))?,
+            get: callbacks.get.ok_or_else(|| missing("get"))?,
+            add: callbacks.add.ok_or_else(|| missing("add"))?,
+            drop: callbacks.drop,
+            kept: AtomicBool::new(false),
+        })
+    }
+
+    /// From now on the caller's `drop` is called when the store goes: a world was made with it.
+    pub fn keep(&self) {
+        self.kept.store(true, Ordering::SeqCst);
+    }
+
+    fn key(&self, key: &str) -> Result<CString> {
+        CString::new(key).map_err(|_| Error::store(format!("key {key:?} contains a NUL byte")))
+    }
+
+    fn failed(&self, function: &str, key: &str, code: i32) -> Error {
+        Error::store(format!("dm_store_callbacks.{function} of key {key} returned {code}"))
+    }
+
+    /// One call of the caller's `get`, again with a larger buffer when the value needs it. `Err` is its return code.
+    fn get_once(&self, key: &CString, timeout: Duration) -> Result<std::result::Result<Vec<u8>, i32>> {
+        let mut value = vec![0u8; FIRST_CAPACITY];
+        loop {
+            let mut len = 0;
+            let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+            // SAFETY: the buffer has the capacity that is said; the caller's contract for the rest.
+            let code = unsafe {
+                (self.get)(self.user_data, key.as_ptr(), value.as_mut_ptr().cast(), value.len(), &mut len, millis)
+            };
+            if len > value.len() && len <= MAX_VALUE {
+                value.resize(len, 0);
+                continue;
+            }
+            if code != 0 {
+                return Ok(Err(code));
+            }
+            if len > MAX_VALUE {
+                return Err(Error::store(format!(
+                    "dm_store_callbacks.get says that key {} has {len} bytes; at most {MAX_VALUE} are taken",
+                    key.to_string_lossy()
+                )));
+            }
+            value.truncate(len);
+            return Ok(Ok(value));
+        }
+    }
+}
+
+impl Store for CallbackStore {
+    fn set(&self, key: &str, value: &[u8], _wait: &Wait) -> Result<()> {
+        let c_key = self.key(key)?;
+        // SAFETY: the caller's contract.
+        match unsafe { (self.set)(self.user_data, c_key.as_ptr(), value.as_ptr().cast(), value.len()) } {
+            0 => Ok(()),
+            code => Err(self.failed("set", key, code)),
+        }
+    }
+
+    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+        let c_key = self.key(key)?;
+        loop {
+            wait.cancel.check()?;
+            if wait.deadline.passed() {
+                return Err(no_key(self, key, wait));
+            }
+            let slice = wait.deadline.left().min(SLICE).max(Duration::from_millis(1));
+            let began = Instant::now();
+            match self.get_once(&c_key, slice)? {
+                Ok(value) => return Ok(value),
+                // It waited as long as it was told: the key is not there yet. A quick refusal is slowed down, and ends at the deadline.
+                Err(_) => std::thread::sleep(Duration::from_millis(2).saturating_sub(began.elapsed())),
+            }
+        }
+    }
+
+    fn try_get(&self, key: &str, _wait: &Wait) -> Result<Option<Vec<u8>>> {
+        Ok(self.get_once(&self.key(key)?, Duration::ZERO)?.ok())
+    }
+
+    fn add(&self, key: &str, amount: i64, _wait: &Wait) -> Result<i64> {
+        let c_key = self.key(key)?;
+        let mut sum = 0;
+        // SAFETY: the caller's contract; the out-parameter is valid.
+        match unsafe { (self.add)(self.user_data, c_key.as_ptr(), amount, &mut sum) } {
+            0 => Ok(sum),
+            code => Err(self.failed("add", key, code)),
+        }
+    }
+
+    /// Without compare-and-set: the first to add to a counter beside the key may set it.
+    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        if self.add(&format!("{key}#owner"), 1, wait)? == 1 {
+            self.set(key, value, wait)?;
+            return Ok(value.to_vec());
+        }
+        self.get(key, wait)
+    }
+
+    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+        keys.iter().map(|key| Ok(self.try_get(key, wait)?.is_some())).collect()
+    }
+
+    /// The caller's service cannot remove keys; ours are few and small.
+    fn delete(&self, _key: &str, _wait: &Wait) -> Result<()> {
+        Ok(())
+    }
+
+    fn name(&self) -> &str {
+        "the caller's store"
+    }
+}
+
+impl Drop for CallbackStore {
+    fn drop(&mut self) {
+        if let Some(drop) = self.drop.filter(|_| self.kept.load(Ordering::SeqCst)) {
+            // SAFETY: the caller's contract; this is the last use of its data.
+            unsafe { drop(self.user_data) };
+        }
+    }
+}

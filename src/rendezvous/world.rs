@@ -1,0 +1,392 @@
+//! This process's place in the job.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use once_cell::sync::Lazy;
+
+use super::agreement::{Members, Scope};
+use super::hosts::HostIdentity;
+use super::launcher::{Place, detect};
+use super::store::{FileStore, MemoryStore, Server, Store, TcpStore};
+use crate::error::{Error, Result, Status};
+use crate::wait::{Cancel, Deadline, Wait};
+
+/// How long a wait lasts where nobody says otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How to join a world.
+#[derive(Clone, Default)]
+pub struct JoinOptions {
+    /// No rendezvous: for layouts and planning only.
+    pub offline: bool,
+    /// Number of ranks; `None`: size, rank and local rank come from the launcher's environment.
+    pub world_size: Option<usize>,
+    /// This process's rank, when the size is given.
+    pub rank: usize,
+    /// This process's device index in its host, when the size is given.
+    pub local_rank: usize,
+    /// How long each wait lasts; `None`: [`DEFAULT_TIMEOUT`].
+    pub timeout: Option<Duration>,
+    /// `env://`, `tcp://host:port` or `file:///path`; `None` is `env://`.
+    pub init_method: Option<String>,
+    /// The caller's store instead.
+    pub store: Option<Arc<dyn Store>>,
+    /// Ends the joining early.
+    pub cancel: Cancel,
+}
+
+/// A job as one of its ranks sees it.
+pub struct World {
+    device_type: String,
+    place: Place,
+    timeout: Duration,
+    offline: bool,
+    session: Option<Session>,
+}
+
+/// What joined ranks share. Fields drop in order: the store's connections before the server that they may lead to.
+struct Session {
+    scope: Arc<Scope>,
+    store: Arc<dyn Store>,
+    prefix: String,
+    served: bool,
+    server: Option<Arc<Server>>,
+}
+
+impl World {
+    /// Finds out who this process is, reaches the store and agrees with the other ranks on world size, device type and library version.
+    /// **Collective over the world** unless offline.
+    pub fn join(device_type: &str, options: &JoinOptions) -> Result<World> {
+        let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
+        let method = Method::parse(options.init_method.as_deref())?;
+        let place = place(options, &method)?;
+        let mut world =
+            World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
+        if !options.offline {
+            let wait = Wait { deadline: Deadline::after(timeout), cancel: options.cancel.clone() };
+            world.session = Some(world.meet(method, options.store.clone(), &wait)?);
+            world.agree_on_join(&wait)?;
+        }
+        Ok(world)
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// Rank in this host.
+    pub fn local_rank(&self) -> usize {
+        self.place.local_rank
+    }
+
+    /// How long each wait lasts.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Whether there is no rendezvous by choice.
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
+    /// "cuda" or "cpu".
+    pub fn device_type(&self) -> &str {
+        &self.device_type
+    }
+
+    /// Who started this process, for messages.
+    pub fn launcher(&self) -> &'static str {
+        self.place.launcher
+    }
+
+    /// All ranks as a set that makes collective calls.
+    pub fn scope(&self) -> Result<&Arc<Scope>> {
+        Ok(&self.session()?.scope)
+    }
+
+    /// Some of the ranks, in an order of their own, as such a set; `id` is the same on all of them and used once.
+    pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
+        let session = self.session()?;
+        let serving = session.server.is_some() && self.place.rank == 0;
+        let served = session.served && ranks.contains(&0);
+        let prefix = format!("{}/{id}", session.prefix);
+        Ok(Scope::new(Arc::clone(&session.store), prefix, Members::Listed(ranks), position, served, serving))
+    }
+
+    /// Returns when every rank has called it. **Collective over the world**.
+    pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
+        let wait = Wait::after(timeout.unwrap_or(self.timeout));
+        self.scope()?.agree("dm_world_barrier()", &wait)?.finish(&wait)
+    }
+
+    fn session(&self) -> Result<&Session> {
+        self.session
+            .as_ref()
+            .ok_or_else(|| Error::unsupported("this world was joined with DM_WORLD_OFFLINE: it talks to no other rank"))
+    }
+
+    /// Reaches the store, and agrees with rank 0 on a prefix for the keys that no earlier run has used.
+    fn meet(&self, method: Method, store: Option<Arc<dyn Store>>, wait: &Wait) -> Result<Session> {
+        let Place { rank, size, .. } = self.place;
+        let (store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
+            (None, _) if size == 1 => (Arc::new(MemoryStore::new()), None, true),
+            (Some(store), _) => (store, None, false),
+            (None, Method::File(path)) => (Arc::new(FileStore::open(Path::new(&path))?), None, false),
+            (None, Method::Tcp(..) | Method::Env) => {
+                let (host, port) = self.place.address.clone().ok_or_else(|| {
+                    Error::invalid(format!(
+                        "{} gives rank {rank} of {size} ranks, but no address to meet at: set MASTER_ADDR and MASTER_PORT, or dm_world_options.init_method",
+                        self.place.launcher
+                    ))
+                })?;
+                let serves = rank == 0 && !self.place.agent;
+                let server = if serves { Some(serve(&host, port)?) } else { None };
+                (Arc::new(TcpStore::connect(&host, port, wait)?), server, !self.place.agent)
+            }
+        };
+        let joins = joins_before(store.name(), rank);
+        let prefix = format!("devicemesh/{}/{joins}", self.place.attempt);
+        let prefix = if fresh { prefix } else { handshake(&*store, &prefix, rank, size, wait)? };
+        let served = size > 1 && fresh;
+        let scope = Scope::new(
+            Arc::clone(&store),
+            format!("{prefix}/world"),
+            Members::All(size),
+            rank,
+            served,
+            server.is_some(),
+        );
+        Ok(Session { scope: Arc::new(scope), store, prefix, served, server })
+    }
+
+    fn agree_on_join(&self, wait: &Wait) -> Result<()> {
+        let session = self.session()?;
+        let Place { rank, size, .. } = self.place;
+        if size == 1 {
+            return session.scope.agree("dm_world_init()", wait).map(drop);
+        }
+        if session.store.add(&format!("{}/rank/{rank}", session.prefix), 1, wait)? != 1 {
+            return Err(Error::new(
+                Status::Mismatch,
+                format!("two processes joined {} as rank {rank} of {size}", session.store.name()),
+            ));
+        }
+        let call = format!(
+            "dm_world_init(device_type={}, world_size={size}, version={})",
+            self.device_type,
+            env!("CARGO_PKG_VERSION")
+        );
+        let round = session.scope.agree(&call, wait)?;
+        let mut outcome = Ok(());
+        if self.device_type == "cpu" {
+            outcome = same_host(&round, rank, wait);
+            if let Err(error) = &outcome {
+                round.fail(error);
+            }
+        }
+        let finished = round.finish(wait);
+        outcome.and(finished)
+    }
+}
+
+/// The host engine's ranks share memory, so they must share a machine: everybody compares with rank 0.
+fn same_host(round: &super::agreement::Round, rank: usize, wait: &Wait) -> Result<()> {
+    let mine = HostIdentity::here();
+    if rank == 0 {
+        return round.publish("host", mine.line().as_bytes(), wait);
+    }
+    let theirs = String::from_utf8_lossy(&round.fetch("host", wait)?).into_owned();
+    if theirs == mine.line() {
+        return Ok(());
+    }
+    let their_name = theirs.split(' ').next().unwrap_or_default();
+    Err(Error::unsupported(format!(
+        "device type cpu works within one host, but rank 0 is on {their_name} and rank {rank} on {} (or in another container): use device type cuda across hosts, or start all ranks on one",
+        mine.name
+    )))
+}
+
+/// Where the ranks meet.
+enum Method {
+    Env,
+    Tcp(String, u16),
+    File(String),
+}
+
+impl Method {
+    fn parse(text: Option<&str>) -> Result<Method> {
+        let text = text.unwrap_or("env://");
+        let broken = |why: &str| {
+            Error::invalid(format!("init_method is {text:?}: {why}; it is env://, tcp://host:port or file:///path"))
+        };
+        if text == "env://" {
+            return Ok(Method::Env);
+        }
+        if let Some(path) = text.strip_prefix("file://") {
+            return match path.starts_with('/') && path.len() > 1 {
+                true => Ok(Method::File(path.to_owned())),
+                false => Err(broken("the path is not absolute")),
+            };
+        }
+        let Some(address) = text.strip_prefix("tcp://") else { return Err(broken("no such method")) };
+        let (host, port) = address.rsplit_once(':').ok_or_else(|| broken("there is no port"))?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        match port.parse::<u16>() {
+            _ if host.is_empty() => Err(broken("there is no host")),
+            Ok(0) => Err(broken("port 0 is none that the other ranks could know")),
+            Ok(port) => Ok(Method::Tcp(host.to_owned(), port)),
+            Err(_) => Err(broken("the port is not a number up to 65535")),
+        }
+    }
+}
+
+fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
+    let env = |name: &str| std::env::var(name).ok();
+    let mut place = match options.world_size {
+        None => detect(&env)?,
+        Some(size) => {
+            let mut place = Place {
+                rank: options.rank,
+                size,
+                local_rank: options.local_rank,
+                address: None,
+                agent: false,
+                attempt: 0,
+                launcher: "dm_world_options",
+            };
+            // The options say who, the environment may still say where.
+            if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline {
+                let master = |name: &str| if name.starts_with("MASTER_") { env(name) } else { None };
+                let identity = |name: &str| match name {
+                    "RANK" => Some(options.rank.to_string()),
+                    "WORLD_SIZE" => Some(size.to_string()),
+                    name => master(name),
+                };
+                place.address = detect(&identity)?.address;
+            }
+            place
+        }
+    };
+    if let Method::Tcp(host, port) = method {
+        place.address = Some((host.clone(), *port));
+        place.agent = false;
+    }
+    if place.size > i32::MAX as usize || place.rank >= place.size {
+        return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", place.rank, place.size)));
+    }
+    Ok(place)
+}
+
+/// This process's server at that address: a second world there uses the one that runs.
+fn serve(host: &str, port: u16) -> Result<Arc<Server>> {
+    static SERVERS: Lazy<Mutex<HashMap<(String, u16), Weak<Server>>>> = Lazy::new(Mutex::default);
+    let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
+        return Ok(running);
+    }
+    let server = Arc::new(Server::bind(&*listening_addresses(host, port)?)?);
+    servers.retain(|_, known| known.strong_count() > 0);
+    servers.insert((host.to_owned(), port), Arc::downgrade(&server));
+    Ok(server)
+}
+
+/// What to listen on for ranks that connect to `host`: its own addresses and no others. But a host name that only this host takes for a loopback
+/// address (Debian writes its own name beside 127.0.1.1) means another address to the other hosts.
+fn listening_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    let addresses: Vec<SocketAddr> = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| Error::store_io(format!("cannot resolve {host}, where rank 0 serves the store"), &error))?
+        .collect();
+    let literal = host.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost");
+    if literal || !addresses.iter().all(|address| address.ip().is_loopback()) {
+        return Ok(addresses);
+    }
+    Ok(vec![
+        SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port),
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port),
+    ])
+}
+
+/// How many worlds this rank of this process joined on that store before: the same number on every rank.
+fn joins_before(store: &str, rank: usize) -> u64 {
+    static JOINS: Lazy<Mutex<HashMap<(String, usize), u64>>> = Lazy::new(Mutex::default);
+    let mut joins = JOINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = joins.entry((store.to_owned(), rank)).or_insert(0);
+    *count += 1;
+    *count - 1
+}
+
+/// On a store that may hold what an earlier run left: rank 0 chooses a nonce and hands it to each rank under a token of that rank's own making,
+/// which nothing old can carry. A rank may have left a stale token, so rank 0 answers again when it changes, until the rank says that it
+/// has the nonce.
+fn handshake(store: &dyn Store, prefix: &str, rank: usize, size: usize, wait: &Wait) -> Result<String> {
+    let token_key = |rank: usize| format!("{prefix}/token/{rank}");
+    if rank > 0 {
+        let token = random();
+        store.set(&token_key(rank), token.as_bytes(), wait)?;
+        let nonce = store.get(&format!("{prefix}/nonce/{token}"), wait).map_err(|error| match error.status() {
+            Status::Timeout => Error::timeout(format!(
+                "rank 0 never joined the world at {} within {} ms",
+                store.name(),
+                wait.deadline.timeout().as_millis()
+            )),
+            _ => error,
+        })?;
+        let session = format!("{prefix}/{}", String::from_utf8_lossy(&nonce));
+        store.set(&format!("{session}/joined/{rank}"), b"1", wait)?;
+        return Ok(session);
+    }
+    let session = format!("{prefix}/{}", random());
+    let nonce = session.rsplit('/').next().unwrap_or_default().to_owned();
+    let mut answered: HashMap<usize, Vec<u8>> = HashMap::new();
+    let mut pending: Vec<usize> = (1..size).collect();
+    let mut pause = Duration::from_millis(1);
+    while !pending.is_empty() {
+        wait.cancel.check()?;
+        for &rank in &pending {
+            let Some(token) = store.try_get(&token_key(rank), wait)? else { continue };
+            if answered.get(&rank) != Some(&token) {
+                store.set(&format!("{prefix}/nonce/{}", String::from_utf8_lossy(&token)), nonce.as_bytes(), wait)?;
+                answered.insert(rank, token);
+                pause = Duration::from_millis(1);
+            }
+        }
+        let keys: Vec<String> = pending.iter().map(|rank| format!("{session}/joined/{rank}")).collect();
+        let joined = store.present(&keys, wait)?;
+        let mut joined = joined.into_iter();
+        pending.retain(|_| !joined.next().unwrap_or(false));
+        if wait.deadline.passed() && !pending.is_empty() {
+            let missing: Vec<i32> = pending.iter().map(|rank| *rank as i32).collect();
+            return Err(Error::timeout(format!(
+                "{} never joined the world of {size} ranks at {} within {} ms",
+                super::agreement::ranges(&missing),
+                store.name(),
+                wait.deadline.timeout().as_millis()
+            )));
+        }
+        if !pending.is_empty() {
+            std::thread::sleep(pause.min(wait.deadline.left()));
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+    Ok(session)
+}
+
+/// 16 hexadecimal digits that no other process or call has.
+fn random() -> String {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    // Each RandomState is keyed from the system's randomness and a counter.
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    format!("{:016x}", hasher.finish())
+}
