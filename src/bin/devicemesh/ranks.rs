@@ -1,0 +1,244 @@
+//! The rank processes: starting, signalling, reaping.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::output::Output;
+use crate::signals::reset_in_child;
+
+/// Why the tool itself failed.
+pub struct Failure {
+    pub code: u8,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(code: u8, message: impl Into<String>) -> Failure {
+        Failure { code, message: message.into() }
+    }
+}
+
+/// A rank that has ended.
+#[derive(Clone)]
+pub struct Ended {
+    rank: u32,
+    pid: i32,
+    how: How,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Exited(i32),
+    Signalled(i32),
+}
+
+impl Ended {
+    pub fn failed(&self) -> bool {
+        !matches!(self.how, How::Exited(0))
+    }
+
+    pub fn code(&self) -> u8 {
+        match self.how {
+            How::Exited(code) => code as u8,
+            How::Signalled(signal) => 128 + signal as u8,
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ended { rank, pid, how } = self;
+        match how {
+            How::Exited(code) => write!(f, "rank {rank} (pid {pid}) exited with code {code}"),
+            How::Signalled(signal) => {
+                write!(f, "rank {rank} (pid {pid}) was killed by signal {signal} ({})", name(*signal))
+            }
+        }
+    }
+}
+
+fn name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGINT => "SIGINT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGILL => "SIGILL",
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGUSR2 => "SIGUSR2",
+        _ => "see kill -l",
+    }
+}
+
+/// All ranks of the job. Each leads a process group of its own, so that what a rank started ends with it.
+pub struct Ranks {
+    /// By rank; `None` once reaped.
+    pids: Vec<Option<i32>>,
+    ended: Vec<Ended>,
+}
+
+impl Ranks {
+    /// Starts all of them. When one cannot be started, those before it are killed again.
+    pub fn start(count: u32, command: &[OsString], port: u16, output: &mut Output) -> Result<Ranks, Failure> {
+        // Grandchildren whose parents have gone become ours, so that they can be ended and reaped.
+        // SAFETY: no pointers.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+        let mut ranks = Ranks { pids: Vec::new(), ended: Vec::new() };
+        let run_id = format!("devicemesh-{}", std::process::id());
+        for rank in 0..count {
+            match spawn(rank, count, command, port, &run_id, output) {
+                Ok(pid) => ranks.pids.push(Some(pid)),
+                Err(error) => {
+                    ranks.signal(libc::SIGKILL);
+                    let until = Instant::now() + Duration::from_secs(5);
+                    while ranks.running() > 0 && Instant::now() < until {
+                        ranks.reap();
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+                    let program = command[0].to_string_lossy();
+                    return Err(Failure::new(code, format!("cannot start {program} as rank {rank}: {error}")));
+                }
+            }
+        }
+        Ok(ranks)
+    }
+
+    /// How many have not ended.
+    pub fn running(&self) -> usize {
+        self.pids.iter().flatten().count()
+    }
+
+    /// Sends a signal to every rank that has not ended, and to what it started.
+    pub fn signal(&self, signal: i32) {
+        for pid in self.pids.iter().flatten() {
+            // SAFETY: the group's leader is not reaped yet, so its number is still ours.
+            unsafe { libc::kill(-pid, signal) };
+        }
+    }
+
+    /// Those that have ended since the last time.
+    pub fn reap(&mut self) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        for rank in 0..self.pids.len() {
+            let Some(pid) = self.pids[rank] else { continue };
+            if let Some(how) = peek(pid) {
+                // What it started ends with it: while it is not reaped, the group's number is still ours.
+                // SAFETY: no pointers.
+                unsafe { libc::kill(-pid, libc::SIGKILL) };
+                collect(pid);
+                self.pids[rank] = None;
+                ended.push(Ended { rank: rank as u32, pid, how });
+            }
+        }
+        self.ended.extend(ended.iter().cloned());
+        ended
+    }
+
+    /// Waits a moment for adopted grandchildren, which were killed with their groups.
+    pub fn end_orphans(&self) {
+        let until = Instant::now() + Duration::from_secs(2);
+        loop {
+            // SAFETY: no status is asked for.
+            match unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } {
+                0 if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+                pid if pid > 0 => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Says how the ranks that failed after the first one ended.
+    pub fn summarise(&self) {
+        let later: Vec<&Ended> = self.ended.iter().filter(|ended| ended.failed()).skip(1).collect();
+        for ended in later.iter().take(8) {
+            eprintln!("devicemesh run: afterwards {ended}");
+        }
+        if later.len() > 8 {
+            eprintln!("devicemesh run: and {} more ranks", later.len() - 8);
+        }
+    }
+}
+
+fn spawn(rank: u32, count: u32, command: &[OsString], port: u16, run_id: &str, output: &mut Output) -> io::Result<i32> {
+    let mut child = Command::new(&command[0]);
+    child.args(&command[1..]).stdin(Stdio::null()).process_group(0);
+    for (name, value) in [
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", rank.to_string()),
+        ("ROLE_RANK", rank.to_string()),
+        ("WORLD_SIZE", count.to_string()),
+        ("LOCAL_WORLD_SIZE", count.to_string()),
+        ("ROLE_WORLD_SIZE", count.to_string()),
+        ("GROUP_RANK", "0".to_owned()),
+        ("GROUP_WORLD_SIZE", "1".to_owned()),
+        ("ROLE_NAME", "default".to_owned()),
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
+        ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
+        ("TORCHELASTIC_RUN_ID", run_id.to_owned()),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
+    ] {
+        child.env(name, value);
+    }
+    if count > 1 && std::env::var_os("OMP_NUM_THREADS").is_none() {
+        child.env("OMP_NUM_THREADS", "1");
+    }
+    if output.is_prefixed() {
+        child.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    let tool = std::process::id() as i32;
+    // SAFETY: only async-signal-safe calls between fork and exec.
+    unsafe {
+        child.pre_exec(move || {
+            reset_in_child();
+            // The rank dies with the tool, however that ends; if it has ended already, here is the end.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+            if libc::getppid() != tool {
+                return Err(io::Error::other("the tool has ended"));
+            }
+            Ok(())
+        });
+    }
+    let mut child = child.spawn()?;
+    if let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) {
+        output.add(rank, stdout, stderr)?;
+    }
+    Ok(child.id() as i32)
+}
+
+/// How a child ended, without reaping it.
+fn peek(pid: i32) -> Option<How> {
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: the struct is writable, zeroed, and filled by the call; its child fields are read only when it says that a child ended.
+    unsafe {
+        let code = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), flags);
+        let info = info.assume_init();
+        if code != 0 || info.si_pid() != pid {
+            return None;
+        }
+        Some(if info.si_code == libc::CLD_EXITED {
+            How::Exited(info.si_status())
+        } else {
+            How::Signalled(info.si_status())
+        })
+    }
+}
+
+fn collect(pid: i32) {
+    // SAFETY: no status is asked for; the child has ended, so this does not wait.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+}
