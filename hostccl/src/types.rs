@@ -3,7 +3,7 @@
 //! Enumerations travel as plain integers: a caller may pass any value, and a Rust enum with an unlisted value is
 //! undefined behaviour. [`DataType`] and [`ReduceOp`] are the checked forms that the engine works with.
 
-#![allow(non_camel_case_types, non_upper_case_globals)]
+#![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 
 use std::ffi::{c_char, c_int, c_void};
 

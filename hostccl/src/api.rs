@@ -1,0 +1,37 @@
+//! The C functions: each runs its body of [`body`] inside the guard.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use crate::body;
+use crate::error;
+use crate::for_each_function;
+use crate::types::*;
+
+macro_rules! define {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// Pointers are NULL or valid for what NCCL documents for this function.
+            #[allow(non_snake_case)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                // SAFETY: the caller keeps NCCL's contract, which is the body's.
+                error::guard(stringify!($name), || unsafe { body::$name($($arg),*) })
+            }
+        )*
+
+        /// The address of the function of that C name: what `dlsym` would answer if this crate exported its names.
+        pub fn symbol(name: &str) -> Option<*const c_void> {
+            match name {
+                $(stringify!($name) => Some($name as unsafe extern "C" fn($($type),*) -> $result as *const c_void),)*
+                _ => None,
+            }
+        }
+
+        /// The names that [`symbol`] knows.
+        pub const SYMBOLS: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+for_each_function!(define);

@@ -1,0 +1,218 @@
+//! Making, asking and ending communicators.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use super::check_out;
+use crate::config::Config;
+use crate::error::{self, Error, Result};
+use crate::group::{self, Task};
+use crate::handle::{self, Handle};
+use crate::id::Id;
+use crate::join::{Join, Source};
+use crate::segment::MAX_RANKS;
+use crate::setup::{Init, SplitInto};
+use crate::split::Split;
+use crate::types::*;
+
+pub(crate) unsafe fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> Result<ncclResult_t> {
+    check_out("unique_id", unique_id)?;
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { unique_id.write(Id::create()?.to_raw()) };
+    Ok(ncclSuccess)
+}
+
+/// One rank's joining by id, as a task.
+///
+/// # Safety
+/// `comm` is NULL or stays valid until the call is over.
+unsafe fn init(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: Id,
+    rank: c_int,
+    device: c_int,
+    config: Config,
+) -> Result<Task> {
+    check_out("comm", comm)?;
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { comm.write(std::ptr::null_mut()) };
+    if nranks < 1 || nranks as u32 > MAX_RANKS {
+        return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
+    }
+    if rank < 0 || rank >= nranks {
+        return Err(Error::argument(format!("rank {rank} is not in 0..{nranks}")));
+    }
+    let [a, b, c, d, ..] = id.token;
+    let name = config.name.clone().unwrap_or_else(|| format!("communicator {a:02x}{b:02x}{c:02x}{d:02x}"));
+    let handle = Arc::new(Handle::new(rank, nranks, device, config));
+    let join = Join::new(Source::Id(id), nranks as u32, rank as u32, name, handle.aborted.clone());
+    // SAFETY: the caller's contract.
+    Ok(Task::Init(unsafe { Init::new(join, handle, comm) }?))
+}
+
+pub(crate) unsafe fn ncclCommInitRank(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+) -> Result<ncclResult_t> {
+    // SAFETY: the caller's contract.
+    group::submit(|| unsafe { Ok(vec![init(comm, nranks, Id::parse(&id)?, rank, 0, Config::default())?]) })
+}
+
+pub(crate) unsafe fn ncclCommInitRankConfig(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+    config: *mut ncclConfig_t,
+) -> Result<ncclResult_t> {
+    group::submit(|| {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let config = Config::read(config, &Config::default())?;
+            Ok(vec![init(comm, nranks, Id::parse(&id)?, rank, 0, config)?])
+        }
+    })
+}
+
+pub(crate) unsafe fn ncclCommInitRankScalable(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    rank: c_int,
+    id_count: c_int,
+    ids: *mut ncclUniqueId,
+    config: *mut ncclConfig_t,
+) -> Result<ncclResult_t> {
+    group::submit(|| {
+        if id_count < 1 || ids.is_null() {
+            return Err(Error::argument(format!("{id_count} ids at {ids:p}: at least one is needed")));
+        }
+        // SAFETY: the caller's contract: at least one id lies there.
+        unsafe {
+            let config = Config::read(config, &Config::default())?;
+            Ok(vec![init(comm, nranks, Id::parse(&*ids)?, rank, 0, config)?])
+        }
+    })
+}
+
+pub(crate) unsafe fn ncclCommInitAll(
+    comms: *mut ncclComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> Result<ncclResult_t> {
+    group::submit(|| {
+        check_out("comms", comms)?;
+        if ndev < 1 || ndev as u32 > MAX_RANKS {
+            return Err(Error::argument(format!("ndev {ndev} is not in 1..={MAX_RANKS}")));
+        }
+        let id = Id::create()?;
+        (0..ndev)
+            .map(|rank| {
+                // SAFETY: the caller's contract: both arrays, if there, have `ndev` places.
+                unsafe {
+                    let device = if devlist.is_null() { rank } else { *devlist.add(rank as usize) };
+                    init(comms.add(rank as usize), ndev, id, rank, device, Config::default())
+                }
+            })
+            .collect()
+    })
+}
+
+pub(crate) unsafe fn ncclCommSplit(
+    comm: ncclComm_t,
+    color: c_int,
+    key: c_int,
+    new_comm: *mut ncclComm_t,
+    config: *mut ncclConfig_t,
+) -> Result<ncclResult_t> {
+    group::submit(|| {
+        check_out("new_comm", new_comm)?;
+        if color < 0 && color != NCCL_SPLIT_NOCOLOR {
+            return Err(Error::argument(format!("color {color} is neither >= 0 nor NCCL_SPLIT_NOCOLOR (-1)")));
+        }
+        let parent = handle::find(comm)?;
+        let on = parent.ready()?.clone();
+        // The parent's name describes the parent only.
+        let inherited = Config { name: None, ..parent.config.clone() };
+        // SAFETY: the caller's contract.
+        let config = unsafe { Config::read(config, &inherited) }?;
+        let name = config.name.clone().unwrap_or_else(|| format!("{}/{color}", on.name));
+        let handle = Arc::new(Handle::new(0, 0, parent.device, config));
+        let split = Split::new(on.clone(), color, key, name, handle.aborted.clone())?;
+        // SAFETY: not NULL, and valid by the caller's contract.
+        Ok(vec![Task::Split(unsafe { SplitInto::new(split, parent, on, handle, new_comm) })])
+    })
+}
+
+pub(crate) unsafe fn ncclCommFinalize(comm: ncclComm_t) -> Result<ncclResult_t> {
+    let handle = handle::find(comm)?;
+    let comm = handle.ready()?;
+    comm.check_open()?;
+    comm.finalize();
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclCommDestroy(comm: ncclComm_t) -> Result<ncclResult_t> {
+    if !comm.is_null() {
+        handle::remove(comm)?.destroy();
+    }
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclCommAbort(comm: ncclComm_t) -> Result<ncclResult_t> {
+    if !comm.is_null() {
+        handle::remove(comm)?.abort();
+    }
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclCommGetAsyncError(comm: ncclComm_t, async_error: *mut ncclResult_t) -> Result<ncclResult_t> {
+    check_out("async_error", async_error)?;
+    let status = handle::find(comm)?.status().unwrap_or_else(|error| {
+        error::remember(error.message());
+        error.code()
+    });
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { async_error.write(status) };
+    Ok(ncclSuccess)
+}
+
+/// Writes one fact of a communicator.
+///
+/// # Safety
+/// `out` is NULL or valid.
+unsafe fn answer(
+    comm: ncclComm_t,
+    name: &str,
+    out: *mut c_int,
+    of: impl FnOnce(&Handle) -> c_int,
+) -> Result<ncclResult_t> {
+    check_out(name, out)?;
+    let handle = handle::find(comm)?;
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { out.write(of(&handle)) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> Result<ncclResult_t> {
+    // SAFETY: the caller's contract.
+    unsafe { answer(comm, "count", count, |handle| handle.place().1) }
+}
+
+pub(crate) unsafe fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> Result<ncclResult_t> {
+    // SAFETY: the caller's contract.
+    unsafe { answer(comm, "device", device, |handle| handle.device) }
+}
+
+pub(crate) unsafe fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> Result<ncclResult_t> {
+    // SAFETY: the caller's contract.
+    unsafe { answer(comm, "rank", rank, |handle| handle.place().0) }
+}
+
+pub(crate) unsafe fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> Result<ncclResult_t> {
+    let lost = |handle: &Handle| handle.comm().map_or(-1, |comm| comm.lost_rank());
+    // SAFETY: the caller's contract.
+    unsafe { answer(comm, "rank", rank, lost) }
+}

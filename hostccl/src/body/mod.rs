@@ -1,0 +1,128 @@
+//! The bodies of the C functions: check the arguments, then hand over.
+
+// NCCL's names and its parameter lists.
+#![allow(non_snake_case, non_upper_case_globals, clippy::too_many_arguments)]
+
+mod communicators;
+mod operations;
+
+use std::ffi::{c_char, c_int, c_void};
+
+pub(crate) use self::communicators::*;
+pub(crate) use self::operations::*;
+use crate::error::{self, Error, Result};
+use crate::group;
+use crate::handle::{self, PreMulSum, Scalar};
+use crate::types::*;
+
+/// The version whose API this one follows.
+const VERSION: c_int = 22_707;
+
+/// Fails when an out-parameter is NULL.
+fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
+    if out.is_null() { Err(Error::argument(format!("{name} is NULL"))) } else { Ok(()) }
+}
+
+fn data_type(raw: ncclDataType_t) -> Result<DataType> {
+    DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is none of 0..9")))
+}
+
+pub(crate) unsafe fn ncclGetVersion(version: *mut c_int) -> Result<ncclResult_t> {
+    check_out("version", version)?;
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { version.write(VERSION) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclGetErrorString(result: ncclResult_t) -> Result<*const c_char> {
+    Ok(error::describe(result).as_ptr())
+}
+
+pub(crate) unsafe fn ncclGetLastError(comm: ncclComm_t) -> Result<*const c_char> {
+    if !error::has_last() && !comm.is_null() {
+        if let Err(error) = handle::find(comm).and_then(|handle| handle.status()) {
+            error::remember(error.message());
+        }
+    }
+    Ok(error::last())
+}
+
+pub(crate) unsafe fn ncclGroupStart() -> Result<ncclResult_t> {
+    group::start();
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclGroupEnd() -> Result<ncclResult_t> {
+    group::end()
+}
+
+pub(crate) unsafe fn ncclRedOpCreatePreMulSum(
+    op: *mut ncclRedOp_t,
+    scalar: *mut c_void,
+    datatype: ncclDataType_t,
+    residence: ncclScalarResidence_t,
+    comm: ncclComm_t,
+) -> Result<ncclResult_t> {
+    check_out("op", op)?;
+    check_out("scalar", scalar)?;
+    let dtype = data_type(datatype)?;
+    let handle = handle::find(comm)?;
+    let scalar = match residence {
+        ncclScalarDevice => Scalar::At(scalar.expose_provenance()),
+        // SAFETY: the caller's contract: an element of that type lies there.
+        ncclScalarHostImmediate => Scalar::Value(unsafe { handle::read_scalar(scalar.cast(), dtype) }),
+        _ => return Err(Error::argument(format!("residence {residence} is neither 0 (device) nor 1 (host)"))),
+    };
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { op.write(handle.add_operator(PreMulSum { dtype, scalar })) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> Result<ncclResult_t> {
+    handle::find(comm)?.remove_operator(op)?;
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> Result<ncclResult_t> {
+    const PAGE: usize = 4096;
+    check_out("ptr", ptr)?;
+    let mut memory = std::ptr::null_mut();
+    // SAFETY: `memory` takes the address; the alignment is a power of two.
+    let refused = unsafe { libc::posix_memalign(&raw mut memory, PAGE, size.max(1)) };
+    if refused != 0 {
+        let reason = std::io::Error::from_raw_os_error(refused);
+        return Err(Error::system(&format!("allocating {size} bytes"), reason));
+    }
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { ptr.write(memory) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclMemFree(ptr: *mut c_void) -> Result<ncclResult_t> {
+    // SAFETY: the caller's contract: NULL, or memory of ncclMemAlloc that is not freed yet.
+    unsafe { libc::free(ptr) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclCommRegister(
+    comm: ncclComm_t,
+    buff: *mut c_void,
+    size: usize,
+    registration: *mut *mut c_void,
+) -> Result<ncclResult_t> {
+    check_out("buff", buff)?;
+    check_out("handle", registration)?;
+    handle::find(comm)?;
+    if size == 0 {
+        return Err(Error::argument("size is 0"));
+    }
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { registration.write(buff) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclCommDeregister(comm: ncclComm_t, registration: *mut c_void) -> Result<ncclResult_t> {
+    check_out("handle", registration)?;
+    handle::find(comm)?;
+    Ok(ncclSuccess)
+}

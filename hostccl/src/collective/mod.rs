@@ -1,0 +1,229 @@
+//! Collectives: steps that all ranks take together.
+//!
+//! A rank numbers its steps through the life of the communicator. In a step it works on slots; to end it, it counts itself
+//! in, and whoever comes last opens the next step for all: one wait and at most one wake-up call for each step. What a
+//! rank writes to its slot in step `s` the others read in `s + 1`; where a rank reduces its part in `s + 1`, the others
+//! read the result in `s + 2`; so a slot is free again in `s + 3` and three slots in turn suffice. A collective of `n`
+//! chunks is a pipeline in which one step copies chunk `i` in, reduces chunk `i - 1` and copies chunk `i - 2` out. The last
+//! stage of a collective and the first of the next share a step.
+//!
+//! | collective | a step of rank `r` |
+//! |---|---|
+//! | all-reduce, reduce | copy in; reduce part `r`; copy out (root only) |
+//! | all-reduce, small | copy in; reduce everything, the same way on every rank |
+//! | reduce-scatter | copy in all parts; reduce part `r` into the result |
+//! | all-gather, all-to-all, gather | copy in; copy out |
+//! | broadcast, scatter | the root copies in; the others copy out |
+//!
+//! Every rank puts a description of its call in front of its first slot, and every rank compares them all in the second
+//! step: calls that do not fit together fail on all ranks, with the values.
+
+mod stages;
+
+use std::sync::Arc;
+
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::operation::{Operation, Poll};
+use crate::segment::SLOTS;
+use crate::types::*;
+
+/// Which collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    AllReduce = 1,
+    Reduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+    Split,
+}
+
+impl Kind {
+    const ALL: [(Kind, &'static str); 9] = [
+        (Kind::AllReduce, "ncclAllReduce"),
+        (Kind::Reduce, "ncclReduce"),
+        (Kind::Broadcast, "ncclBroadcast"),
+        (Kind::AllGather, "ncclAllGather"),
+        (Kind::ReduceScatter, "ncclReduceScatter"),
+        (Kind::AllToAll, "ncclAlltoAll"),
+        (Kind::Gather, "ncclGather"),
+        (Kind::Scatter, "ncclScatter"),
+        (Kind::Split, "ncclCommSplit"),
+    ];
+
+    fn name(raw: u32) -> &'static str {
+        Kind::ALL.iter().find(|(kind, _)| *kind as u32 == raw).map_or("an unknown call", |(_, name)| name)
+    }
+}
+
+/// How elements are reduced.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Reduction {
+    Plain(ReduceOp),
+    /// Multiplied by this rank's scalar, then summed.
+    PreMulSum([u8; 8]),
+}
+
+/// What a rank says about its call; compared between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Descriptor {
+    kind: u32,
+    dtype: i32,
+    /// [`ReduceOp`], [`PRE_MUL_SUM`], or [`NONE`].
+    op: i32,
+    /// [`NONE`] where there is no root.
+    root: i32,
+    count: u64,
+}
+
+const NONE: i32 = -1;
+const PRE_MUL_SUM: i32 = 5;
+
+impl Descriptor {
+    fn new(call: &Call) -> Descriptor {
+        let op = match call.reduction {
+            None => NONE,
+            Some(Reduction::Plain(op)) => op as i32,
+            Some(Reduction::PreMulSum(_)) => PRE_MUL_SUM,
+        };
+        Descriptor {
+            kind: call.kind as u32,
+            dtype: call.dtype as i32,
+            op,
+            root: call.root.map_or(NONE, |root| root as i32),
+            count: call.count as u64,
+        }
+    }
+
+    /// That of `ncclCommSplit`.
+    pub(crate) fn split() -> Descriptor {
+        Descriptor { kind: Kind::Split as u32, dtype: NONE, op: NONE, root: NONE, count: 0 }
+    }
+
+    /// Puts it in front of this rank's slot of the current step.
+    pub(crate) fn post(&self, comm: &Comm) {
+        let slot = comm.segment.slot(comm.rank, (comm.step() % SLOTS as u64) as usize);
+        // SAFETY: the slot starts with a line for it, and in this step only this rank touches it.
+        unsafe { slot.cast::<Descriptor>().write(*self) };
+    }
+
+    /// Compares the descriptors that all ranks put down in the step before this one.
+    pub(crate) fn compare(&self, comm: &Comm) -> Result<()> {
+        let index = ((comm.step() - 1) % SLOTS as u64) as usize;
+        // SAFETY: written in the step before, which all ranks have ended; not written in this one.
+        let of = |rank: usize| unsafe { comm.segment.slot(rank, index).cast::<Descriptor>().read() };
+        if (0..comm.nranks).all(|rank| of(rank) == *self) {
+            return Ok(());
+        }
+        let first = of(0);
+        let other = (1..comm.nranks).find(|&rank| of(rank) != first).unwrap_or(comm.rank);
+        let message = format!("the ranks make different calls: rank 0 calls {first}, rank {other} calls {}", of(other));
+        Err(comm.fail(ncclInvalidUsage, None, &message))
+    }
+}
+
+impl std::fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(Kind::name(self.kind))?;
+        let Some(dtype) = DataType::from_raw(self.dtype) else { return Ok(()) };
+        write!(f, "({} x {}", self.count, dtype.name())?;
+        match ReduceOp::from_raw(self.op) {
+            Some(op) => write!(f, ", {}", op.name())?,
+            None if self.op == PRE_MUL_SUM => f.write_str(", premulsum")?,
+            None => {}
+        }
+        if self.root != NONE {
+            write!(f, ", root {}", self.root)?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// The arguments of a collective, checked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) kind: Kind,
+    pub(crate) send: *const u8,
+    pub(crate) recv: *mut u8,
+    /// As the caller gave it: elements of each rank's part, or of the whole.
+    pub(crate) count: usize,
+    pub(crate) dtype: DataType,
+    pub(crate) reduction: Option<Reduction>,
+    pub(crate) root: Option<usize>,
+}
+
+/// A collective under way.
+pub(crate) struct Collective {
+    comm: Arc<Comm>,
+    call: Call,
+    descriptor: Descriptor,
+    plan: stages::Plan,
+    stage: usize,
+    /// Whether the step before the next stage has yet to end on all ranks.
+    waiting: bool,
+    inputs: Vec<*const u8>,
+}
+
+// SAFETY: the buffers are the caller's, who promises them for as long as the call is under way, on whatever thread.
+unsafe impl Send for Collective {}
+
+impl Collective {
+    /// # Safety
+    /// The buffers hold what the call says and stay there until the operation is dropped.
+    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call) -> Result<Collective> {
+        comm.check_open()?;
+        let plan = stages::Plan::new(&call, comm.segment.layout());
+        let inputs = Vec::with_capacity(comm.nranks);
+        Ok(Collective { comm, descriptor: Descriptor::new(&call), call, plan, stage: 0, waiting: false, inputs })
+    }
+}
+
+impl Operation for Collective {
+    fn poll(&mut self) -> Result<Poll> {
+        loop {
+            if self.waiting {
+                if let Some(blocked) = self.comm.step_blocked() {
+                    self.comm.check()?;
+                    return Ok(blocked);
+                }
+                self.waiting = false;
+                if self.stage == 1 {
+                    self.descriptor.compare(&self.comm)?;
+                }
+            } else if self.stage == 0 {
+                self.comm.check()?;
+                self.descriptor.post(&self.comm);
+            }
+            // SAFETY: `new` demands valid buffers; the stages follow the step protocol above.
+            unsafe { self.run_stage() };
+            self.stage += 1;
+            if self.stage == self.plan.stages {
+                return Ok(Poll::Done);
+            }
+            self.comm.end_step();
+            self.waiting = true;
+        }
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        Some(&self.comm)
+    }
+
+    fn describe(&self) -> String {
+        format!("{} on rank {} of {}", self.descriptor, self.comm.rank, self.comm.name)
+    }
+}
+
+/// Checks a root.
+pub(crate) fn check_root(root: i32, nranks: usize) -> Result<usize> {
+    usize::try_from(root)
+        .ok()
+        .filter(|&root| root < nranks)
+        .ok_or_else(|| Error::argument(format!("root {root} is not a rank of {nranks}")))
+}

@@ -1,0 +1,214 @@
+//! One rank's membership in a communicator: its segment, its peers, and how the rank waits for them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::operation::Poll;
+use crate::process::{Process, ProcessId};
+use crate::segment::Segment;
+use crate::types::*;
+
+/// A rank's end of a communicator. Shared by its handle and the calls under way, which keep the memory mapped.
+#[derive(Debug)]
+pub(crate) struct Comm {
+    pub(crate) segment: Segment,
+    pub(crate) rank: usize,
+    pub(crate) nranks: usize,
+    /// How messages call it.
+    pub(crate) name: String,
+    /// Held by the thread whose collective, sends, receives are under way, so that calls of several threads take turns.
+    pub(crate) turns: [Mutex<()>; 3],
+    /// The steps this rank has ended. Changed only with the collectives' turn.
+    step: AtomicU64,
+    /// Raised by `ncclCommAbort`, also before the communicator exists.
+    aborted: Arc<AtomicBool>,
+    finalized: AtomicBool,
+    watched: Vec<OnceLock<Arc<Process>>>,
+    me: ProcessId,
+}
+
+/// What a blocked operation waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blocker {
+    /// Ranks that have not come yet.
+    Arrivals,
+    /// Ranks that have not ended this step.
+    Step(u64),
+    /// The next bytes from a rank.
+    From(usize),
+    /// A rank's taking of the bytes sent to it.
+    To(usize),
+}
+
+impl Comm {
+    pub(crate) fn new(segment: Segment, rank: usize, name: String, aborted: Arc<AtomicBool>, me: ProcessId) -> Comm {
+        let nranks = segment.layout().nranks;
+        Comm {
+            segment,
+            rank,
+            nranks,
+            name,
+            turns: Default::default(),
+            step: AtomicU64::new(0),
+            aborted,
+            finalized: AtomicBool::new(false),
+            watched: (0..nranks).map(|_| OnceLock::new()).collect(),
+            me,
+        }
+    }
+
+    /// The error that ended the communicator, if any; two loads when there is none.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.aborted.load(Ordering::Acquire) {
+            return Err(Error::aborted());
+        }
+        match self.segment.header().failure.error() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether new operations may start.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.check()?;
+        if self.finalized.load(Ordering::Acquire) {
+            return Err(Error::usage(format!("{} is finalized", self.name)));
+        }
+        Ok(())
+    }
+
+    /// Ends the communicator for all ranks and returns what ended it: this, unless something else came first.
+    pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<usize>, message: &str) -> Error {
+        let header = self.segment.header();
+        header.fail(code, rank.map(|rank| rank as u32), message);
+        header.failure.error().unwrap_or_else(|| Error::new(code, message))
+    }
+
+    /// The rank found dead or gone, -1 when none.
+    pub(crate) fn lost_rank(&self) -> i32 {
+        self.segment.header().failure.lost_rank()
+    }
+
+    /// The steps this rank has ended.
+    pub(crate) fn step(&self) -> u64 {
+        self.step.load(Ordering::Relaxed)
+    }
+
+    /// Ends this rank's current step: what it wrote in it is there for the peers once all have ended it.
+    pub(crate) fn end_step(&self) {
+        let step = self.step() + 1;
+        self.step.store(step, Ordering::Relaxed);
+        self.segment.seat(self.rank).step.store(step as u32);
+        let header = self.segment.header();
+        if header.barrier_count.count() as usize == self.nranks {
+            // Nobody counts for the next step before the barrier is set.
+            header.barrier_count.store(0);
+            header.barrier.set(step as u32);
+        }
+    }
+
+    /// Whether some rank has not ended the step that this rank ended last: `None`, or what to wait for.
+    pub(crate) fn step_blocked(&self) -> Option<Poll> {
+        let step = self.step();
+        // Nobody can be a step ahead of this rank, so equality is enough and wrapping harmless.
+        let seen = self.segment.header().barrier.value();
+        (seen != step as u32).then_some(Poll::Blocked { seen, blocker: Blocker::Step(step) })
+    }
+
+    /// The word that changes when the blocker goes away.
+    pub(crate) fn event(&self, blocker: Blocker) -> &Event {
+        match blocker {
+            Blocker::Arrivals => &self.segment.header().arrived,
+            Blocker::Step(_) => &self.segment.header().barrier,
+            Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
+            Blocker::To(peer) => &self.segment.channel(self.rank, peer).tail,
+        }
+    }
+
+    /// "rank 3 (pid 4711)".
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        match self.segment.process(rank) {
+            Some(process) => format!("rank {rank} (pid {})", process.pid),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// Fails when a peer's process has ended, or when one that has left its communicator is waited for.
+    pub(crate) fn check_peers(&self, blocker: Option<Blocker>) -> Result<()> {
+        self.check()?;
+        let mut processes: Vec<Arc<Process>> = Vec::new();
+        let mut ranks = Vec::new();
+        for rank in 0..self.nranks {
+            let Some(id) = self.segment.process(rank) else { continue };
+            let seat = self.segment.seat(rank);
+            if seat.left.load(Ordering::Acquire) != 0 {
+                let needed = match blocker {
+                    Some(Blocker::Arrivals) | None => false,
+                    Some(Blocker::Step(step)) => (seat.step.value().wrapping_sub(step as u32) as i32) < 0,
+                    Some(Blocker::From(peer) | Blocker::To(peer)) => peer == rank,
+                };
+                if needed {
+                    let message = format!("{} has destroyed its communicator", self.describe(rank));
+                    return Err(self.fail(ncclRemoteError, Some(rank), &message));
+                }
+            } else if id.pid != self.me.pid {
+                processes.push(self.watched[rank].get_or_init(|| Process::watch(id)).clone());
+                ranks.push(rank);
+            }
+        }
+        while let Some(index) = Process::first_dead(&processes) {
+            let rank = ranks[index];
+            // It may have left in good order between our two looks.
+            if self.segment.seat(rank).left.load(Ordering::Acquire) == 0 {
+                let message = format!("{} died", self.describe(rank));
+                return Err(self.fail(ncclRemoteError, Some(rank), &message));
+            }
+            processes.remove(index);
+            ranks.remove(index);
+        }
+        Ok(())
+    }
+
+    /// The ranks that keep this one waiting, for messages.
+    pub(crate) fn missing(&self, blocker: Blocker) -> String {
+        let late = |rank: &usize| match blocker {
+            Blocker::Arrivals => self.segment.process(*rank).is_none(),
+            Blocker::Step(step) => (self.segment.seat(*rank).step.value().wrapping_sub(step as u32) as i32) < 0,
+            Blocker::From(peer) | Blocker::To(peer) => peer == *rank,
+        };
+        let late: Vec<usize> = (0..self.nranks).filter(late).collect();
+        let shown: Vec<String> = late.iter().take(8).map(usize::to_string).collect();
+        let more =
+            if late.len() > shown.len() { format!(" and {} more", late.len() - shown.len()) } else { String::new() };
+        format!("rank{} {}{more}", if late.len() == 1 { "" } else { "s" }, shown.join(", "))
+    }
+
+    /// Waits until no call of this rank is under way and refuses later ones.
+    pub(crate) fn finalize(&self) {
+        self.finalized.store(true, Ordering::Release);
+        for turn in &self.turns {
+            drop(turn.lock());
+        }
+    }
+
+    /// Tells the peers that this rank takes part no longer.
+    pub(crate) fn leave(&self) {
+        self.segment.seat(self.rank).left.store(1, Ordering::SeqCst);
+        let header = self.segment.header();
+        // Who waits for this rank looks around when woken.
+        header.alarm.wake();
+        header.barrier.wake();
+        header.arrived.wake();
+    }
+
+    /// Ends all calls on all ranks. The caller has raised the flag that this communicator was made with.
+    pub(crate) fn abort(&self) {
+        let message = format!("{} aborted its communicator", self.describe(self.rank));
+        if self.nranks > 1 {
+            self.fail(ncclRemoteError, Some(self.rank), &message);
+        }
+        self.leave();
+    }
+}

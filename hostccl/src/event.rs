@@ -1,0 +1,214 @@
+//! Sleeping until a word in shared memory changes.
+//!
+//! An [`Event`] is a word and, beside it, the number of threads that sleep on it, so that a change nobody sleeps on
+//! costs no system call. No wake-up is lost: a sleeper counts itself in and then has the kernel compare the word; who
+//! changes the word does so first and then reads the count; all four accesses are sequentially consistent, so at least one
+//! side sees the other.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
+
+/// A word to sleep on, alone on its cache line.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Event {
+    value: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+impl Event {
+    /// The word; what was written before it was set is visible.
+    pub(crate) fn value(&self) -> u32 {
+        self.value.load(Ordering::Acquire)
+    }
+
+    /// Sets the word and wakes who sleeps on it.
+    pub(crate) fn set(&self, value: u32) {
+        self.value.store(value, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Sets the word and wakes nobody.
+    pub(crate) fn store(&self, value: u32) {
+        self.value.store(value, Ordering::Release);
+    }
+
+    /// Adds one to the word and returns its new value. Wakes nobody.
+    pub(crate) fn count(&self) -> u32 {
+        self.value.fetch_add(1, Ordering::SeqCst).wrapping_add(1)
+    }
+
+    /// Wakes every sleeper, of any process, whether or not the word has changed.
+    pub(crate) fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            // SAFETY: FUTEX_WAKE reads no memory; the address belongs to `self`.
+            unsafe { libc::syscall(libc::SYS_futex, self.value.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+        }
+    }
+}
+
+/// One condition of a sleep: the word was seen to hold `seen`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Watch<'a> {
+    pub(crate) event: &'a Event,
+    pub(crate) seen: u32,
+}
+
+/// Sleeps until a watched word differs from what was seen, somebody calls [`Event::wake`] on one, or the time is up. May
+/// return early.
+pub(crate) fn sleep(watches: &[Watch<'_>], timeout: Duration) {
+    for watch in watches {
+        watch.event.sleepers.fetch_add(1, Ordering::SeqCst);
+    }
+    fence(Ordering::SeqCst);
+    if watches.iter().all(|watch| watch.event.value.load(Ordering::SeqCst) == watch.seen) {
+        match watches {
+            [] => std::thread::sleep(timeout),
+            [one] => wait_one(one, timeout),
+            many => wait_many(many, timeout),
+        }
+    }
+    for watch in watches {
+        watch.event.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn wait_one(watch: &Watch<'_>, timeout: Duration) {
+    let timeout = timespec(timeout);
+    // SAFETY: the word and the timeout outlive the call; the kernel writes to neither.
+    unsafe {
+        libc::syscall(libc::SYS_futex, watch.event.value.as_ptr(), libc::FUTEX_WAIT, watch.seen, &raw const timeout)
+    };
+}
+
+/// The kernel's `struct futex_waitv`.
+#[repr(C)]
+struct Waiter {
+    value: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+const FUTEX_32: u32 = 2;
+const FUTEX_WAITV_MAX: usize = 128;
+
+/// How long to sleep on one of many words where the kernel cannot watch them all.
+const POLL_SLICE: Duration = Duration::from_millis(1);
+
+fn wait_many(watches: &[Watch<'_>], timeout: Duration) {
+    if watches.len() > FUTEX_WAITV_MAX || !has_waitv() {
+        return wait_one(&watches[0], timeout.min(POLL_SLICE));
+    }
+    let waiters: Vec<Waiter> = watches
+        .iter()
+        .map(|watch| Waiter {
+            value: u64::from(watch.seen),
+            address: watch.event.value.as_ptr() as u64,
+            flags: FUTEX_32,
+            reserved: 0,
+        })
+        .collect();
+    let deadline = monotonic_after(timeout);
+    // SAFETY: the array, its words and the deadline outlive the call; the kernel writes to none of them.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex_waitv,
+            waiters.as_ptr(),
+            waiters.len() as u32,
+            0,
+            &raw const deadline,
+            libc::CLOCK_MONOTONIC,
+        )
+    };
+}
+
+/// Whether the kernel has `futex_waitv` (Linux 5.16) and the sandbox lets us call it.
+fn has_waitv() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        // SAFETY: zero waiters are refused with EINVAL before anything is read.
+        let refused = unsafe { libc::syscall(libc::SYS_futex_waitv, std::ptr::null::<Waiter>(), 0, 0, 0, 0) } == -1;
+        let known = std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
+        refused && known
+    })
+}
+
+fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: duration.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+fn monotonic_after(duration: Duration) -> libc::timespec {
+    let mut now = timespec(Duration::ZERO);
+    // SAFETY: `now` is a valid timespec to write to.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let nanos = now.tv_nsec + libc::c_long::from(duration.subsec_nanos());
+    libc::timespec {
+        tv_sec: now.tv_sec + duration.as_secs() as libc::time_t + nanos / 1_000_000_000,
+        tv_nsec: nanos % 1_000_000_000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_change_wakes_the_sleeper_long_before_its_time() {
+        let (event, other) = (Event::default(), Event::default());
+        for watched in 1..=2 {
+            let before = event.value();
+            let all = [Watch { event: &event, seen: before }, Watch { event: &other, seen: 0 }];
+            let started = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| event.set(before + 1));
+                while event.value() == before {
+                    sleep(&all[..watched], Duration::from_secs(20));
+                }
+            });
+            assert!(started.elapsed() < Duration::from_secs(10), "the wake-up was lost with {watched} words");
+        }
+        assert_eq!(event.sleepers.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_in_many_handovers() {
+        let (there, back) = (Event::default(), Event::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for turn in 0..20_000 {
+                    while there.value() == turn {
+                        sleep(&[Watch { event: &there, seen: turn }], Duration::from_secs(20));
+                    }
+                    back.set(turn + 1);
+                }
+            });
+            let started = Instant::now();
+            for turn in 0..20_000 {
+                there.set(turn + 1);
+                while back.value() == turn {
+                    sleep(&[Watch { event: &back, seen: turn }], Duration::from_secs(20));
+                }
+            }
+            assert!(started.elapsed() < Duration::from_secs(15), "a sleeper waited out its slice");
+        });
+    }
+
+    #[test]
+    fn time_runs_out() {
+        let event = Event::default();
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(30) {
+            sleep(&[Watch { event: &event, seen: 0 }], Duration::from_millis(10));
+        }
+        let watches = [Watch { event: &event, seen: 0 }, Watch { event: &event, seen: 0 }];
+        sleep(&watches, Duration::from_millis(10));
+    }
+}

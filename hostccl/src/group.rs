@@ -1,0 +1,179 @@
+//! Groups: a thread's calls between `ncclGroupStart` and `ncclGroupEnd` are collected and then driven together, in lanes.
+//! Collectives of one communicator share a lane, and so do messages to one peer and messages from one peer; whatever is in
+//! different lanes goes on side by side, so that no order of sends and receives in a group can deadlock.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+
+use crate::collective::Collective;
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::message::{Message, Side};
+use crate::operation::{self, Lane, Operation};
+use crate::setup::{Init, SplitInto};
+use crate::types::*;
+
+/// One call of a group.
+pub(crate) enum Task {
+    Init(Init),
+    Split(SplitInto),
+    Collective(Collective),
+    Message(Message),
+}
+
+/// The calls of a communicator that take turns; see [`Comm::turns`].
+const COLLECTIVES: usize = 0;
+const SENDS: usize = 1;
+const RECEIVES: usize = 2;
+
+#[derive(Default)]
+struct Group {
+    depth: usize,
+    tasks: Vec<Task>,
+    error: Option<Error>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::new(Group::default());
+}
+
+/// Starts a group, or one within it.
+pub(crate) fn start() {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
+}
+
+/// Ends a group; the outermost one performs its calls.
+pub(crate) fn end() -> Result<ncclResult_t> {
+    let whole = GROUP.with_borrow_mut(|group| {
+        match group.depth {
+            0 => return Err(Error::usage("there is no ncclGroupStart before this ncclGroupEnd")),
+            1 => {}
+            _ => {
+                group.depth -= 1;
+                return Ok(None);
+            }
+        }
+        Ok(Some(std::mem::take(group)))
+    })?;
+    match whole {
+        None => Ok(ncclSuccess),
+        Some(Group { error: Some(error), .. }) => Err(error),
+        Some(Group { tasks, .. }) => perform(tasks),
+    }
+}
+
+/// Performs calls at once, or, inside a group, keeps them for its end. A call that cannot even be made fails the group.
+pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclResult_t> {
+    let made = make();
+    let now = GROUP.with_borrow_mut(|group| match (group.depth, made) {
+        (0, made) => made.map(Some),
+        (_, Ok(tasks)) => {
+            group.tasks.extend(tasks);
+            Ok(None)
+        }
+        (_, Err(error)) => {
+            group.error.get_or_insert_with(|| error.clone());
+            Err(error)
+        }
+    })?;
+    now.map_or(Ok(ncclSuccess), perform)
+}
+
+/// As [`submit`] for a collective, without a heap of its own when it is performed at once.
+pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Collective>) -> Result<ncclResult_t> {
+    if GROUP.with_borrow(|group| group.depth) > 0 {
+        return submit(|| Ok(vec![Task::Collective(make()?)]));
+    }
+    let mut collective = make()?;
+    let comm = collective.comm().cloned();
+    let _turn = comm.as_ref().map(|comm| comm.turns[COLLECTIVES].lock().unwrap_or_else(PoisonError::into_inner));
+    operation::run(&mut collective).map(|()| ncclSuccess)
+}
+
+fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
+    let (background, tasks): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| match task {
+        Task::Init(init) => !init.blocking(),
+        Task::Split(split) => !split.blocking(),
+        Task::Collective(_) | Task::Message(_) => false,
+    });
+    let in_progress = !background.is_empty();
+    if in_progress {
+        // What the tasks met is kept by their handles.
+        std::thread::Builder::new()
+            .name("hostccl".into())
+            .spawn(|| drop(drive(background)))
+            .map_err(|reason| Error::system("starting a thread", reason))?;
+    }
+    drive(tasks)?;
+    Ok(if in_progress { ncclInProgress } else { ncclSuccess })
+}
+
+fn drive(tasks: Vec<Task>) -> Result<()> {
+    let tasks = deliver_to_self(tasks)?;
+    let mut lanes: Vec<Lane<'_>> = Vec::new();
+    let mut lane_of: HashMap<(usize, usize, usize), usize> = HashMap::new();
+    let mut turns: Vec<(Arc<Comm>, usize)> = Vec::new();
+    for task in tasks {
+        let place = match &task {
+            Task::Init(_) => None,
+            Task::Split(split) => Some((split.parent(), COLLECTIVES, 0)),
+            Task::Collective(collective) => collective.comm().map(|comm| (comm, COLLECTIVES, 0)),
+            Task::Message(message) => {
+                let turn = if matches!(message.side(), Side::Send(_)) { SENDS } else { RECEIVES };
+                Some((message.communicator(), turn, message.peer()))
+            }
+        };
+        let lane = match place {
+            None => lanes.len(),
+            Some((comm, turn, peer)) => {
+                turns.push((comm.clone(), turn));
+                *lane_of.entry((Arc::as_ptr(comm).addr(), turn, peer)).or_insert(lanes.len())
+            }
+        };
+        if lane == lanes.len() {
+            lanes.push(Lane::new());
+        }
+        lanes[lane].push_back(match task {
+            Task::Init(init) => Box::new(init),
+            Task::Split(split) => Box::new(split),
+            Task::Collective(collective) => Box::new(collective),
+            Task::Message(message) => Box::new(message),
+        });
+    }
+    // All threads take the turns in one order, so that none waits in a circle.
+    turns.sort_by_key(|(comm, turn)| (Arc::as_ptr(comm).addr(), *turn));
+    turns.dedup_by_key(|(comm, turn)| (Arc::as_ptr(comm).addr(), *turn));
+    let _held: Vec<_> =
+        turns.iter().map(|(comm, turn)| comm.turns[*turn].lock().unwrap_or_else(PoisonError::into_inner)).collect();
+    operation::run_all(&mut lanes)
+}
+
+/// Performs the messages of ranks to themselves: each send with the receive of the same place in line.
+fn deliver_to_self(tasks: Vec<Task>) -> Result<Vec<Task>> {
+    let to_self = |task: &Task| matches!(task, Task::Message(message) if message.peer() == message.communicator().rank);
+    if !tasks.iter().any(to_self) {
+        return Ok(tasks);
+    }
+    let (own, tasks): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(to_self);
+    let mut waiting: HashMap<usize, (Vec<Message>, Vec<Message>)> = HashMap::new();
+    for task in own {
+        if let Task::Message(message) = task {
+            let (sends, receives) = waiting.entry(Arc::as_ptr(message.communicator()).addr()).or_default();
+            if matches!(message.side(), Side::Send(_)) { sends.push(message) } else { receives.push(message) }
+        }
+    }
+    for (sends, receives) in waiting.values() {
+        if sends.len() != receives.len() {
+            return Err(Error::usage(format!(
+                "{} sends of a rank to itself meet {} receives: both belong in one group",
+                sends.len(),
+                receives.len()
+            )));
+        }
+        for (send, receive) in sends.iter().zip(receives) {
+            send.deliver(receive)?;
+        }
+    }
+    Ok(tasks)
+}

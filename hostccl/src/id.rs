@@ -1,0 +1,177 @@
+//! The unique id: where the segment of a communicator-to-be is found.
+
+use std::collections::HashMap;
+use std::ffi::c_char;
+use std::fs;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::process::ProcessId;
+use crate::segment::{self, LAYOUT_VERSION};
+use crate::types::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
+
+const MAGIC: [u8; 8] = *b"hostccl\x01";
+
+/// What the 128 bytes hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Id {
+    pub(crate) token: [u8; 16],
+    pub(crate) creator: ProcessId,
+    pub(crate) fd: RawFd,
+    /// This boot of this machine, hashed; 0 when unknown.
+    boot: u64,
+    /// The process-id namespace, in which `creator` means something.
+    namespace: u64,
+}
+
+/// The segments of ids made here that no communicator has come of yet.
+fn open_ids() -> &'static Mutex<HashMap<[u8; 16], OwnedFd>> {
+    static OPEN: OnceLock<Mutex<HashMap<[u8; 16], OwnedFd>>> = OnceLock::new();
+    OPEN.get_or_init(Mutex::default)
+}
+
+impl Id {
+    /// A new id and its segment, which stays open until [`Id::close`].
+    pub(crate) fn create() -> Result<Id> {
+        let token = random_token()?;
+        let fd = segment::create(token)?;
+        let id = Id {
+            token,
+            creator: ProcessId::current(),
+            fd: fd.as_raw_fd(),
+            boot: boot_hash(),
+            namespace: pid_namespace(),
+        };
+        open_ids().lock().unwrap_or_else(PoisonError::into_inner).insert(token, fd);
+        Ok(id)
+    }
+
+    /// Reads an id and says at once what is wrong with one from elsewhere.
+    pub(crate) fn parse(raw: &ncclUniqueId) -> Result<Id> {
+        let bytes = raw.internal.map(|byte| byte as u8);
+        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        if bytes[..8] != MAGIC {
+            return Err(Error::argument(
+                "the unique id was not made by hostccl's ncclGetUniqueId: all ranks need the same communicator library",
+            ));
+        }
+        if u32_at(8) != LAYOUT_VERSION {
+            return Err(Error::usage(format!(
+                "another version of hostccl made the unique id (layout {}, this one has {LAYOUT_VERSION}): all ranks need the same library",
+                u32_at(8)
+            )));
+        }
+        if u64_at(64) != checksum(&bytes[..64]) {
+            return Err(Error::argument("the unique id is damaged: copy all of its 128 bytes"));
+        }
+        Ok(Id {
+            token: bytes[16..32].try_into().expect("sixteen bytes"),
+            creator: ProcessId { pid: u32_at(32), start: u64_at(40) },
+            fd: u32_at(36) as RawFd,
+            boot: u64_at(48),
+            namespace: u64_at(56),
+        })
+    }
+
+    pub(crate) fn to_raw(self) -> ncclUniqueId {
+        let mut bytes = [0; NCCL_UNIQUE_ID_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.token);
+        bytes[32..36].copy_from_slice(&self.creator.pid.to_le_bytes());
+        bytes[36..40].copy_from_slice(&(self.fd as u32).to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.creator.start.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.boot.to_le_bytes());
+        bytes[56..64].copy_from_slice(&self.namespace.to_le_bytes());
+        let sum = checksum(&bytes[..64]);
+        bytes[64..72].copy_from_slice(&sum.to_le_bytes());
+        ncclUniqueId { internal: bytes.map(|byte| byte as c_char) }
+    }
+
+    /// Opens the segment.
+    pub(crate) fn open(&self) -> Result<OwnedFd> {
+        if self.boot != boot_hash() {
+            return Err(Error::usage(
+                "the unique id was made on another host (or before a reboot): hostccl works within one machine, ranks on several need NCCL",
+            ));
+        }
+        if self.namespace != pid_namespace() {
+            return Err(Error::usage(
+                "the unique id was made in another process-id namespace (container): ranks of one machine need a shared one",
+            ));
+        }
+        segment::open(self.creator.pid, self.fd, self.token)
+    }
+
+    /// Closes the segment's descriptor if this process made the id: from now on the id is used up.
+    pub(crate) fn close(&self) {
+        open_ids().lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
+    }
+}
+
+pub(crate) fn random_token() -> Result<[u8; 16]> {
+    let mut token = [0; 16];
+    fs::File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut token))
+        .map_err(|reason| Error::system("/dev/urandom", reason))?;
+    Ok(token)
+}
+
+fn boot_hash() -> u64 {
+    static HASH: OnceLock<u64> = OnceLock::new();
+    *HASH.get_or_init(|| fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |boot| checksum(&boot)))
+}
+
+/// Read anew each time: a process can be moved by `unshare` and `fork`.
+fn pid_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |meta| std::os::linux::fs::MetadataExt::st_ino(&meta))
+}
+
+/// FNV-1a.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::*;
+
+    #[test]
+    fn an_id_survives_its_bytes() {
+        let id = Id::create().unwrap();
+        assert_eq!(Id::parse(&id.to_raw()).unwrap(), id);
+        id.open().unwrap();
+        id.close();
+        let error = id.open().unwrap_err();
+        assert_eq!(error.code(), ncclInvalidUsage);
+        assert!(error.message().contains("used up"), "{}", error.message());
+    }
+
+    #[test]
+    fn foreign_bytes_are_refused() {
+        let zero = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+        assert_eq!(Id::parse(&zero).unwrap_err().code(), ncclInvalidArgument);
+        let id = Id::create().unwrap();
+        let mut cut = id.to_raw();
+        cut.internal[40] ^= 1;
+        assert_eq!(Id::parse(&cut).unwrap_err().code(), ncclInvalidArgument);
+        let mut newer = id.to_raw();
+        newer.internal[8] += 1;
+        assert_eq!(Id::parse(&newer).unwrap_err().code(), ncclInvalidUsage);
+        id.close();
+    }
+
+    #[test]
+    fn an_id_from_elsewhere_says_so() {
+        let id = Id::create().unwrap();
+        let host = Id { boot: id.boot ^ 1, ..id }.open().unwrap_err();
+        assert!(host.message().contains("another host"), "{}", host.message());
+        let container = Id { namespace: id.namespace ^ 1, ..id }.open().unwrap_err();
+        assert!(container.message().contains("namespace"), "{}", container.message());
+        id.close();
+    }
+}

@@ -1,0 +1,136 @@
+//! Joining a new communicator: map its segment, take a seat, wait until all have come.
+
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::comm::{Blocker, Comm};
+use crate::error::{Error, Result};
+use crate::id::Id;
+use crate::operation::{Operation, Poll};
+use crate::process::{Process, ProcessId};
+use crate::segment::{self, Segment};
+use crate::types::*;
+
+/// Where the segment is found.
+pub(crate) enum Source {
+    Id(Id),
+    /// A split's: descriptor `fd` of process `owner`.
+    Split {
+        owner: u32,
+        fd: RawFd,
+        token: [u8; 16],
+    },
+}
+
+/// One rank's joining.
+pub(crate) struct Join {
+    source: Source,
+    nranks: u32,
+    rank: u32,
+    name: String,
+    aborted: Arc<AtomicBool>,
+    comm: Option<Arc<Comm>>,
+    /// The process that made the id: it holds the segment for those still to come.
+    creator: Option<Arc<Process>>,
+}
+
+impl Join {
+    pub(crate) fn new(source: Source, nranks: u32, rank: u32, name: String, aborted: Arc<AtomicBool>) -> Join {
+        Join { source, nranks, rank, name, aborted, comm: None, creator: None }
+    }
+
+    /// The communicator, once done.
+    pub(crate) fn joined(&self) -> Option<Arc<Comm>> {
+        self.comm.clone()
+    }
+
+    fn arrive(&self) -> Result<Arc<Comm>> {
+        let fd: OwnedFd = match &self.source {
+            Source::Id(id) => id.open()?,
+            Source::Split { owner, fd, token } => segment::open(*owner, *fd, *token)?,
+        };
+        let segment = Segment::map(&fd, self.nranks, self.rank)?;
+        let me = ProcessId::current();
+        let seat = segment.seat(self.rank as usize);
+        if seat.claim.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            let message = format!(
+                "rank {} was taken twice: by pid {} and by pid {}",
+                self.rank,
+                seat.pid.load(Ordering::Relaxed),
+                me.pid
+            );
+            segment.header().fail(ncclInvalidUsage, None, &message);
+            return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
+        }
+        seat.pid.store(me.pid, Ordering::Relaxed);
+        seat.start.store(me.start, Ordering::Relaxed);
+        seat.claim.store(2, Ordering::Release);
+        let comm = Arc::new(Comm::new(segment, self.rank as usize, self.name.clone(), self.aborted.clone(), me));
+        let arrived = &comm.segment.header().arrived;
+        if arrived.count() == self.nranks {
+            arrived.wake();
+        }
+        Ok(comm)
+    }
+}
+
+impl Operation for Join {
+    fn poll(&mut self) -> Result<Poll> {
+        let comm = match &self.comm {
+            Some(comm) => comm,
+            None => {
+                if self.aborted.load(Ordering::Acquire) {
+                    return Err(Error::aborted());
+                }
+                let comm = self.arrive()?;
+                if let Source::Id(id) = &self.source {
+                    if id.creator.pid != std::process::id() {
+                        self.creator = Some(Process::watch(id.creator));
+                    }
+                }
+                self.comm.insert(comm)
+            }
+        };
+        let seen = comm.segment.header().arrived.value();
+        if seen == self.nranks {
+            if let Source::Id(id) = &self.source {
+                id.close();
+            }
+            return Ok(Poll::Done);
+        }
+        comm.check()?;
+        if let Some(creator) = &self.creator {
+            if Process::first_dead(std::slice::from_ref(creator)).is_some()
+                && comm.segment.header().arrived.value() == seen
+            {
+                let message = "the process that made the unique id died before all ranks had joined";
+                return Err(comm.fail(ncclRemoteError, None, message));
+            }
+        }
+        Ok(Poll::Blocked { seen, blocker: Blocker::Arrivals })
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        self.comm.as_ref()
+    }
+
+    fn describe(&self) -> String {
+        format!("joining {} as rank {} of {}", self.name, self.rank, self.nranks)
+    }
+}
+
+impl Drop for Join {
+    fn drop(&mut self) {
+        let Some(comm) = &self.comm else { return };
+        if comm.segment.header().arrived.value() == self.nranks {
+            return;
+        }
+        // This rank gives up: the id is spent, and nobody must wait for it.
+        let message = format!("{} gave up joining", comm.describe(comm.rank));
+        comm.fail(ncclRemoteError, Some(comm.rank), &message);
+        if let Source::Id(id) = &self.source {
+            id.close();
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Processes of this machine: who they are and whether they live.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+/// A process, told apart from a later one of the same number by the time it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ProcessId {
+    pub(crate) pid: u32,
+    /// Clock ticks between boot and its start; 0 when `/proc` would not tell.
+    pub(crate) start: u64,
+}
+
+impl ProcessId {
+    /// This process. Read anew each time: a forked child is another process.
+    pub(crate) fn current() -> ProcessId {
+        let pid = std::process::id();
+        ProcessId { pid, start: stat(pid).map_or(0, |stat| stat.start) }
+    }
+
+    /// Whether that very process exists and is not a zombie.
+    fn lives(self) -> bool {
+        match stat(self.pid) {
+            Some(stat) => (self.start == 0 || stat.start == self.start) && !matches!(stat.state, b'Z' | b'X' | b'x'),
+            None => false,
+        }
+    }
+}
+
+struct Stat {
+    state: u8,
+    start: u64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Fields 3 (state) and 22 (start time) of `/proc/<pid>/stat`; field 2, the name, may hold anything but ends at the last
+/// parenthesis.
+fn parse_stat(line: &[u8]) -> Option<Stat> {
+    let close = line.iter().rposition(|&byte| byte == b')')?;
+    let mut fields = line.get(close + 2..)?.split(|&byte| byte == b' ');
+    let state = *fields.next()?.first()?;
+    let start = std::str::from_utf8(fields.nth(18)?).ok()?.parse().ok()?;
+    Some(Stat { state, start })
+}
+
+/// A watched process: one descriptor of it, shared by all communicators of this process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    id: ProcessId,
+    /// Readable once the process has ended. `None` where the kernel or the descriptor limit refuses one.
+    pidfd: Option<OwnedFd>,
+}
+
+impl Process {
+    /// Watches `id`.
+    pub(crate) fn watch(id: ProcessId) -> Arc<Process> {
+        static WATCHED: OnceLock<Mutex<HashMap<ProcessId, Weak<Process>>>> = OnceLock::new();
+        let mut watched = WATCHED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(process) = watched.get(&id).and_then(Weak::upgrade) {
+            return process;
+        }
+        watched.retain(|_, process| process.strong_count() > 0);
+        // SAFETY: pidfd_open takes two integers and returns a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, id.pid as libc::pid_t, 0) } as RawFd;
+        // SAFETY: a non-negative result is a descriptor that nobody else owns.
+        let pidfd = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) });
+        // The number may have passed to another process before we opened it.
+        let pidfd = pidfd.filter(|_| id.lives());
+        let process = Arc::new(Process { id, pidfd });
+        watched.insert(id, Arc::downgrade(&process));
+        process
+    }
+
+    /// The first of `processes` that has ended: one system call for all that have a descriptor.
+    pub(crate) fn first_dead(processes: &[Arc<Process>]) -> Option<usize> {
+        let mut polls: Vec<libc::pollfd> = processes
+            .iter()
+            .map(|process| libc::pollfd {
+                // poll skips negative descriptors.
+                fd: process.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        // SAFETY: the array is valid for its length; timeout 0 returns at once.
+        let polled = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 0) } >= 0;
+        processes.iter().zip(&polls).position(|(process, poll)| match &process.pidfd {
+            Some(_) if polled => poll.revents & libc::POLLIN != 0,
+            _ => !process.id.lives(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_confuse_stat() {
+        let line = b"42 (a) R 1 (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 987654 20\n";
+        let stat = parse_stat(line).unwrap();
+        assert_eq!((stat.state, stat.start), (b'S', 987_654));
+        assert!(parse_stat(b"").is_none());
+        assert!(parse_stat(b"1 (x)").is_none());
+        assert!(parse_stat(b"1 (x) S 1 2").is_none());
+    }
+
+    #[test]
+    fn a_killed_child_is_dead_while_still_a_zombie() {
+        let mut child = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
+        let id = ProcessId { pid: child.id(), start: stat(child.id()).unwrap().start };
+        let watched = Process::watch(id);
+        let without_fd = Arc::new(Process { id, pidfd: None });
+        assert!(Arc::ptr_eq(&watched, &Process::watch(id)), "one descriptor for each process");
+        assert_eq!(Process::first_dead(&[watched.clone(), without_fd.clone()]), None);
+        child.kill().unwrap();
+        let started = Instant::now();
+        let dead = |process| Process::first_dead(std::slice::from_ref(process)).is_some();
+        while !dead(&watched) || !dead(&without_fd) {
+            assert!(started.elapsed() < Duration::from_secs(10), "the death was not seen");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.wait().unwrap();
+        assert_eq!(Process::first_dead(&[watched]), Some(0));
+    }
+
+    #[test]
+    fn a_later_process_of_the_same_number_is_another_one() {
+        let mut id = ProcessId::current();
+        assert!(id.lives());
+        id.start += 1;
+        assert_eq!(Process::first_dead(&[Process::watch(id)]), Some(0));
+    }
+}

@@ -1,0 +1,450 @@
+//! The shared memory of one communicator: an anonymous file (`memfd`), so that nothing is left behind whoever is killed
+//! when, mapped whole by every rank.
+//!
+//! ```text
+//! header        magic, token, number of ranks, the error that ended it, arrivals, barrier     one page
+//! seats         who sits at each rank: process, state, steps taken                           128 bytes a rank
+//! slots         SLOTS staging areas a rank, each a descriptor line and a chunk of data
+//! channels      two counters for each ordered pair of ranks
+//! rings         the bytes under way for each ordered pair of ranks
+//! ```
+//! Pages are taken by the kernel when first touched: a communicator that sends no point-to-point messages has no rings.
+
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::process::ProcessId;
+use crate::types::ncclResult_t;
+
+/// Changes whenever the layout does: ranks built from different versions refuse each other.
+pub(crate) const LAYOUT_VERSION: u32 = 1;
+const MAGIC: u64 = 0x6c63_6374_736f_6868;
+const NAME: &CStr = c"hostccl";
+const HEADER_BYTES: usize = 4096;
+const PAGE: usize = 4096;
+
+/// Staging areas of one rank; see [`crate::collective`] for why three.
+pub(crate) const SLOTS: usize = 3;
+/// The most ranks of one communicator.
+pub(crate) const MAX_RANKS: u32 = 1024;
+/// The line in front of a slot's data.
+pub(crate) const DESCRIPTOR_BYTES: usize = 64;
+
+/// What all ranks of a segment share from the start.
+#[repr(C)]
+pub(crate) struct Header {
+    magic: u64,
+    version: u32,
+    /// 0 until the first rank comes.
+    pub(crate) nranks: AtomicU32,
+    token: [u8; 16],
+    pub(crate) failure: Failure,
+    /// Changes when the segment fails.
+    pub(crate) alarm: Event,
+    /// The ranks that have mapped the segment.
+    pub(crate) arrived: Event,
+    /// The ranks that have ended the current step.
+    pub(crate) barrier_count: Event,
+    /// The steps that all ranks have ended.
+    pub(crate) barrier: Event,
+}
+
+/// The first failure of a segment; the first writer wins.
+#[repr(C)]
+pub(crate) struct Failure {
+    /// 0 none, 1 being written, 2 there.
+    state: AtomicU32,
+    code: AtomicI32,
+    /// The rank found dead or gone; -1 none.
+    rank: AtomicI32,
+    length: AtomicU32,
+    text: [AtomicU64; 64],
+}
+
+/// One rank's place.
+#[repr(C, align(64))]
+pub(crate) struct Seat {
+    /// 0 free, 1 taken, 2 `pid` and `start` are there.
+    pub(crate) claim: AtomicU32,
+    pub(crate) pid: AtomicU32,
+    pub(crate) start: AtomicU64,
+    /// 1 once the rank has freed its communicator.
+    pub(crate) left: AtomicU32,
+    /// The steps this rank has ended, on a line of its own.
+    pub(crate) step: Event,
+}
+
+/// The counters of one ordered pair of ranks, in bytes, wrapping.
+#[repr(C)]
+pub(crate) struct Channel {
+    /// Bytes written by the sender.
+    pub(crate) head: Event,
+    /// Bytes taken by the receiver.
+    pub(crate) tail: Event,
+}
+
+impl Failure {
+    /// Records a failure unless there is one.
+    fn set(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
+        if self.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        let mut end = message.len().min(self.text.len() * 8);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        for (word, bytes) in self.text.iter().zip(message.as_bytes()[..end].chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+        }
+        self.length.store(end as u32, Ordering::Relaxed);
+        self.code.store(code, Ordering::Relaxed);
+        self.rank.store(rank.map_or(-1, |rank| rank as i32), Ordering::Relaxed);
+        self.state.store(2, Ordering::SeqCst);
+    }
+
+    /// Whether there is one: one load.
+    pub(crate) fn is_set(&self) -> bool {
+        self.state.load(Ordering::Acquire) == 2
+    }
+
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.is_set().then(|| {
+            let length = (self.length.load(Ordering::Relaxed) as usize).min(self.text.len() * 8);
+            let mut bytes: Vec<u8> =
+                self.text.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
+            bytes.truncate(length);
+            Error::new(self.code.load(Ordering::Relaxed), String::from_utf8_lossy(&bytes))
+        })
+    }
+
+    pub(crate) fn lost_rank(&self) -> i32 {
+        if self.is_set() { self.rank.load(Ordering::Relaxed) } else { -1 }
+    }
+}
+
+impl Header {
+    /// Ends the segment for every rank, unless something else has.
+    pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
+        self.failure.set(code, rank, message);
+        self.alarm.set(1);
+        self.arrived.wake();
+        self.barrier.wake();
+    }
+}
+
+/// Where everything lies, from the number of ranks alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) nranks: usize,
+    /// Data bytes of a slot.
+    pub(crate) slot_bytes: usize,
+    /// Bytes of a ring, a power of two.
+    pub(crate) ring_bytes: usize,
+    slots: usize,
+    channels: usize,
+    rings: usize,
+    total: usize,
+}
+
+impl Layout {
+    pub(crate) fn new(nranks: u32) -> Layout {
+        let nranks = nranks as usize;
+        // Three slots of every rank stay in a shared last-level cache of common size, and a slot is large enough that
+        // copying it takes much longer than waking somebody.
+        let slot_bytes = (SLOT_BUDGET / (SLOTS * nranks) / PAGE * PAGE).clamp(64 << 10, 1 << 20);
+        let ring_bytes = prev_power_of_two(RING_BUDGET / (nranks * nranks)).clamp(4 << 10, 256 << 10);
+        let slots = HEADER_BYTES + (nranks * size_of::<Seat>()).next_multiple_of(PAGE);
+        let channels = (slots + SLOTS * nranks * (DESCRIPTOR_BYTES + slot_bytes)).next_multiple_of(PAGE);
+        let rings = (channels + nranks * nranks * size_of::<Channel>()).next_multiple_of(PAGE);
+        let total = rings + nranks * nranks * ring_bytes;
+        Layout { nranks, slot_bytes, ring_bytes, slots, channels, rings, total }
+    }
+}
+
+const SLOT_BUDGET: usize = 12 << 20;
+const RING_BUDGET: usize = 256 << 20;
+
+fn prev_power_of_two(value: usize) -> usize {
+    if value == 0 { 0 } else { 1 << value.ilog2() }
+}
+
+/// A mapping of a segment's first bytes.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the memory is shared between threads and processes anyway; every access goes through atomics or is ordered by
+// them.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(fd: RawFd, bytes: usize) -> Result<Mapping> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::system(&format!("mapping {bytes} bytes of shared memory"), io::Error::last_os_error()));
+        }
+        Ok(Mapping { base: NonNull::new(base.cast()).expect("mmap never returns NULL here"), bytes })
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: a mapping is page aligned, at least a header long and lives as long as `self`; all fields that change
+        // are atomics.
+        unsafe { self.base.cast().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nothing borrows from it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// A new, empty segment as its creator holds it.
+pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
+    // SAFETY: the name is a C string; the result is a new descriptor or -1.
+    let fd = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(Error::system("memfd_create", io::Error::last_os_error()));
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    resize(&fd, HEADER_BYTES)?;
+    let mapping = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
+    // SAFETY: nobody else knows the segment yet, so these plain writes race with nothing.
+    unsafe {
+        let header = mapping.base.cast::<Header>().as_ptr();
+        (&raw mut (*header).magic).write(MAGIC);
+        (&raw mut (*header).version).write(LAYOUT_VERSION);
+        (&raw mut (*header).token).write(token);
+    }
+    Ok(fd)
+}
+
+fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
+    // SAFETY: a plain system call on a descriptor that we own.
+    if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
+        return Err(Error::system(&format!("sizing shared memory to {bytes} bytes"), io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+/// The segment that process `owner` holds at descriptor `fd`, if it is the one with that token.
+pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<OwnedFd> {
+    let path = format!("/proc/{owner}/fd/{fd}");
+    let gone = || {
+        Error::usage(format!(
+            "the unique id is used up or its segment is gone (process {owner}, descriptor {fd}): one id starts one communicator, and its creator lives until all ranks have joined"
+        ))
+    };
+    let target = fs::read_link(&path).map_err(|reason| match reason.kind() {
+        io::ErrorKind::NotFound => gone(),
+        _ => Error::system(&format!("looking at {path}"), reason),
+    })?;
+    // Opening anything else might block or have effects: look at the name first.
+    if !target.to_string_lossy().starts_with("/memfd:hostccl") {
+        return Err(gone());
+    }
+    let file = fs::OpenOptions::new().read(true).write(true).open(&path).map_err(|reason| match reason.kind() {
+        io::ErrorKind::NotFound => gone(),
+        _ => Error::system(&format!("opening {path} (all ranks run as one user)"), reason),
+    })?;
+    let length = file.metadata().map_err(|reason| Error::system(&path, reason))?.len();
+    if length < HEADER_BYTES as u64 {
+        return Err(gone());
+    }
+    let mapping = Mapping::new(file.as_raw_fd(), HEADER_BYTES)?;
+    let header = mapping.header();
+    if header.magic != MAGIC || header.token != token {
+        return Err(gone());
+    }
+    if header.version != LAYOUT_VERSION {
+        return Err(Error::usage(format!(
+            "another version of hostccl made the unique id (layout {}, this one has {LAYOUT_VERSION}): all ranks need the same library",
+            header.version
+        )));
+    }
+    Ok(file.into())
+}
+
+/// A segment, mapped whole.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    mapping: Mapping,
+    layout: Layout,
+}
+
+impl Segment {
+    /// Maps the segment for a communicator of `nranks`. The first rank to come decides how many there are.
+    pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32) -> Result<Segment> {
+        let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
+        let header = first.header();
+        if let Err(agreed) = header.nranks.compare_exchange(0, nranks, Ordering::SeqCst, Ordering::SeqCst) {
+            if header.arrived.value() == agreed {
+                return Err(Error::usage(format!(
+                    "the unique id has started a communicator of {agreed} ranks already; make one id for each communicator"
+                )));
+            }
+            if agreed != nranks {
+                let message =
+                    format!("rank {rank} (pid {}) came with nranks {nranks}, others with {agreed}", std::process::id());
+                header.fail(crate::types::ncclInvalidUsage, None, &message);
+            }
+        }
+        if let Some(error) = header.failure.error() {
+            return Err(error);
+        }
+        let layout = Layout::new(nranks);
+        // Every rank asks for the same size: who comes second changes nothing.
+        let mapped = resize(fd, layout.total).and_then(|()| Mapping::new(fd.as_raw_fd(), layout.total));
+        match mapped {
+            Ok(mapping) => Ok(Segment { mapping, layout }),
+            Err(error) => {
+                header.fail(error.code(), Some(rank), &format!("rank {rank}: {}", error.message()));
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        self.mapping.header()
+    }
+
+    /// The place of `rank`.
+    pub(crate) fn seat(&self, rank: usize) -> &Seat {
+        assert!(rank < self.layout.nranks);
+        // SAFETY: inside the mapping by the layout, aligned, and made of atomics only.
+        unsafe { &*self.at(HEADER_BYTES + rank * size_of::<Seat>()).cast() }
+    }
+
+    /// The descriptor line of a slot; its data follow at [`DESCRIPTOR_BYTES`].
+    pub(crate) fn slot(&self, rank: usize, index: usize) -> *mut u8 {
+        assert!(rank < self.layout.nranks && index < SLOTS);
+        let number = index * self.layout.nranks + rank;
+        self.at(self.layout.slots + number * (DESCRIPTOR_BYTES + self.layout.slot_bytes))
+    }
+
+    /// The data of a slot.
+    pub(crate) fn data(&self, rank: usize, index: usize) -> *mut u8 {
+        // SAFETY: the data lie behind the descriptor in the same slot.
+        unsafe { self.slot(rank, index).add(DESCRIPTOR_BYTES) }
+    }
+
+    /// The counters of the messages from `source` to `destination`.
+    pub(crate) fn channel(&self, source: usize, destination: usize) -> &Channel {
+        // SAFETY: inside the mapping by the layout, aligned, and made of atomics only.
+        unsafe { &*self.at(self.layout.channels + self.pair(source, destination) * size_of::<Channel>()).cast() }
+    }
+
+    /// The bytes of the messages from `source` to `destination`.
+    pub(crate) fn ring(&self, source: usize, destination: usize) -> *mut u8 {
+        self.at(self.layout.rings + self.pair(source, destination) * self.layout.ring_bytes)
+    }
+
+    /// The process at `rank`, once it has come.
+    pub(crate) fn process(&self, rank: usize) -> Option<ProcessId> {
+        let seat = self.seat(rank);
+        (seat.claim.load(Ordering::Acquire) == 2)
+            .then(|| ProcessId { pid: seat.pid.load(Ordering::Relaxed), start: seat.start.load(Ordering::Relaxed) })
+    }
+
+    fn pair(&self, source: usize, destination: usize) -> usize {
+        assert!(source < self.layout.nranks && destination < self.layout.nranks);
+        source * self.layout.nranks + destination
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset < self.mapping.bytes);
+        // SAFETY: the offset is inside the mapping.
+        unsafe { self.mapping.base.as_ptr().add(offset) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::*;
+
+    #[test]
+    fn areas_follow_each_other_for_any_number_of_ranks() {
+        for nranks in [1, 2, 3, 7, 8, 64, 100, 1024] {
+            let layout = Layout::new(nranks);
+            let n = nranks as usize;
+            assert!(layout.slots >= HEADER_BYTES + n * size_of::<Seat>());
+            assert!(layout.channels >= layout.slots + SLOTS * n * (DESCRIPTOR_BYTES + layout.slot_bytes));
+            assert!(layout.rings >= layout.channels + n * n * size_of::<Channel>());
+            assert!(layout.ring_bytes.is_power_of_two() && layout.slot_bytes % 64 == 0);
+            assert!(layout.total < 8 << 30, "{nranks} ranks take {} bytes of address space", layout.total);
+        }
+        assert!(size_of::<Header>() <= HEADER_BYTES);
+    }
+
+    #[test]
+    fn what_one_mapping_writes_the_other_reads() {
+        let fd = create([7; 16]).unwrap();
+        let again = open(std::process::id(), fd.as_raw_fd(), [7; 16]).unwrap();
+        let (a, b) = (Segment::map(&fd, 3, 0).unwrap(), Segment::map(&again, 3, 1).unwrap());
+        // SAFETY: the last byte of the last slot and of the last ring are inside the mapping.
+        unsafe {
+            a.data(2, 2).add(a.layout().slot_bytes - 1).write(1);
+            a.ring(2, 2).add(a.layout().ring_bytes - 1).write(2);
+            assert_eq!(b.data(2, 2).add(a.layout().slot_bytes - 1).read(), 1);
+            assert_eq!(b.ring(2, 2).add(a.layout().ring_bytes - 1).read(), 2);
+        }
+        a.channel(1, 2).head.set(9);
+        assert_eq!(b.channel(1, 2).head.value(), 9);
+    }
+
+    #[test]
+    fn another_descriptor_or_token_is_refused() {
+        let fd = create([1; 16]).unwrap();
+        let me = std::process::id();
+        assert_eq!(open(me, fd.as_raw_fd(), [2; 16]).unwrap_err().code(), ncclInvalidUsage);
+        assert_eq!(open(me, 9999, [1; 16]).unwrap_err().code(), ncclInvalidUsage);
+        let other = fs::File::open("/dev/null").unwrap();
+        assert_eq!(open(me, other.as_raw_fd(), [1; 16]).unwrap_err().code(), ncclInvalidUsage);
+    }
+
+    #[test]
+    fn ranks_that_disagree_on_their_number_all_hear_of_it() {
+        let fd = create([1; 16]).unwrap();
+        let first = Segment::map(&fd, 4, 0).unwrap();
+        let error = Segment::map(&fd, 3, 1).unwrap_err();
+        assert_eq!(error.code(), ncclInvalidUsage);
+        assert!(error.message().contains("nranks 3, others with 4"), "{}", error.message());
+        assert_eq!(first.header().failure.error(), Some(error));
+    }
+
+    #[test]
+    fn the_first_failure_stays() {
+        let fd = create([1; 16]).unwrap();
+        let segment = Segment::map(&fd, 2, 0).unwrap();
+        assert_eq!(segment.header().failure.error(), None);
+        let long = "é".repeat(400);
+        segment.header().fail(ncclRemoteError, Some(1), &long);
+        segment.header().fail(ncclInvalidUsage, None, "later");
+        let error = segment.header().failure.error().unwrap();
+        assert_eq!(error.code(), ncclRemoteError);
+        assert!(long.starts_with(error.message()) && error.message().len() > 500);
+        assert_eq!(segment.header().failure.lost_rank(), 1);
+    }
+}

@@ -1,0 +1,171 @@
+//! The calls that make communicators: a [`Join`] or [`Split`] together with the handle that it completes.
+
+use std::sync::Arc;
+
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::handle::{self, Handle};
+use crate::join::Join;
+use crate::operation::{Operation, Poll};
+use crate::split::Split;
+use crate::types::*;
+
+/// Where a caller wants a communicator written.
+struct Out(*mut ncclComm_t);
+
+// SAFETY: NCCL's contract for calls that end in the background: the place stays valid until they have ended.
+unsafe impl Send for Out {}
+
+impl Out {
+    fn write(&self, comm: ncclComm_t) {
+        // SAFETY: the caller passed a place that it keeps until the call is over.
+        unsafe { self.0.write(comm) };
+    }
+}
+
+/// `ncclCommInitRank` and its kin.
+pub(crate) struct Init {
+    join: Join,
+    handle: Arc<Handle>,
+    token: ncclComm_t,
+    out: Out,
+}
+
+// SAFETY: the token is a number, and `Out` is `Send`.
+unsafe impl Send for Init {}
+
+impl Init {
+    /// Writes the new handle to `out` at once, as NCCL does.
+    ///
+    /// # Safety
+    /// `out` stays valid until the call is over.
+    pub(crate) unsafe fn new(join: Join, handle: Arc<Handle>, out: *mut ncclComm_t) -> Result<Init> {
+        let token = handle::insert(handle.clone())?;
+        let out = Out(out);
+        out.write(token);
+        Ok(Init { join, handle, token, out })
+    }
+
+    pub(crate) fn blocking(&self) -> bool {
+        self.handle.config.blocking
+    }
+}
+
+impl Operation for Init {
+    fn poll(&mut self) -> Result<Poll> {
+        let poll = self.join.poll().inspect_err(|error| {
+            self.handle.set_comm(Err(error.clone().within(&self.join.describe())));
+        })?;
+        if let (Poll::Done, Some(comm)) = (poll, self.join.joined()) {
+            self.handle.set_comm(Ok(comm));
+        }
+        Ok(poll)
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        self.join.comm()
+    }
+
+    fn describe(&self) -> String {
+        self.join.describe()
+    }
+}
+
+impl Drop for Init {
+    fn drop(&mut self) {
+        if self.handle.in_progress() {
+            self.handle.set_comm(Err(ended(self.join.comm()).within(&self.join.describe())));
+        }
+        // A caller that waited has its error and needs no handle; one that did not asks the handle.
+        if self.blocking() && self.handle.status().is_err() && self.handle.comm().is_none() {
+            let _ = handle::remove(self.token);
+            self.out.write(std::ptr::null_mut());
+        }
+    }
+}
+
+/// `ncclCommSplit`.
+pub(crate) struct SplitInto {
+    split: Split,
+    parent: Arc<Handle>,
+    on: Arc<Comm>,
+    handle: Arc<Handle>,
+    out: Out,
+    done: bool,
+}
+
+impl SplitInto {
+    /// # Safety
+    /// `out` stays valid until the call is over.
+    pub(crate) unsafe fn new(
+        split: Split,
+        parent: Arc<Handle>,
+        on: Arc<Comm>,
+        handle: Arc<Handle>,
+        out: *mut ncclComm_t,
+    ) -> SplitInto {
+        let out = Out(out);
+        out.write(std::ptr::null_mut());
+        if !handle.config.blocking {
+            parent.begin();
+        }
+        SplitInto { split, parent, on, handle, out, done: false }
+    }
+
+    pub(crate) fn blocking(&self) -> bool {
+        self.handle.config.blocking
+    }
+
+    pub(crate) fn parent(&self) -> &Arc<Comm> {
+        &self.on
+    }
+
+    fn finish(&mut self, outcome: Result<()>) {
+        self.done = true;
+        if !self.blocking() {
+            self.parent.finish(outcome);
+        }
+    }
+}
+
+impl Operation for SplitInto {
+    fn poll(&mut self) -> Result<Poll> {
+        match self.split.poll() {
+            Ok(Poll::Done) => {
+                if let Some(comm) = self.split.joined() {
+                    self.handle.set_comm(Ok(comm));
+                    self.out.write(handle::insert(self.handle.clone())?);
+                }
+                self.finish(Ok(()));
+                Ok(Poll::Done)
+            }
+            Ok(blocked) => Ok(blocked),
+            Err(error) => {
+                self.finish(Err(error.clone().within(&self.split.describe())));
+                Err(error)
+            }
+        }
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        self.split.comm()
+    }
+
+    fn describe(&self) -> String {
+        self.split.describe()
+    }
+}
+
+impl Drop for SplitInto {
+    fn drop(&mut self) {
+        if !self.done {
+            let error = ended(self.split.comm()).within(&self.split.describe());
+            self.finish(Err(error));
+        }
+    }
+}
+
+/// Why a call was given up before it said so itself.
+fn ended(comm: Option<&Arc<Comm>>) -> Error {
+    comm.and_then(|comm| comm.check().err()).unwrap_or_else(|| Error::usage("another call of the same group failed"))
+}

@@ -1,0 +1,207 @@
+//! `ncclCommSplit`: every rank of the parent says its colour and key, the first of each colour makes a segment, the others
+//! of that colour join it. Three steps of the parent, then a join.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::collective::Descriptor;
+use crate::comm::Comm;
+use crate::error::Result;
+use crate::id::random_token;
+use crate::join::{Join, Source};
+use crate::operation::{Operation, Poll};
+use crate::segment::{self, SLOTS};
+use crate::types::*;
+
+/// What a rank of the parent asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+struct Ask {
+    color: i32,
+    key: i32,
+}
+
+/// Where the first rank of a colour has put the new segment.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Offer {
+    /// `ncclSuccess`, or why there is none.
+    code: ncclResult_t,
+    owner: u32,
+    fd: i32,
+    token: [u8; 16],
+}
+
+/// A split under way.
+pub(crate) struct Split {
+    parent: Arc<Comm>,
+    ask: Ask,
+    name: String,
+    aborted: Arc<AtomicBool>,
+    stage: usize,
+    waiting: bool,
+    /// Parent's ranks of this colour, in the new order.
+    members: Vec<usize>,
+    /// Held open by the first of the members until all have joined.
+    offered: Option<OwnedFd>,
+    join: Option<Join>,
+}
+
+impl Split {
+    pub(crate) fn new(
+        parent: Arc<Comm>,
+        color: i32,
+        key: i32,
+        name: String,
+        aborted: Arc<AtomicBool>,
+    ) -> Result<Split> {
+        parent.check_open()?;
+        Ok(Split {
+            parent,
+            ask: Ask { color, key },
+            name,
+            aborted,
+            stage: 0,
+            waiting: false,
+            members: Vec::new(),
+            offered: None,
+            join: None,
+        })
+    }
+
+    /// The new communicator, once done; none for a rank without colour.
+    pub(crate) fn joined(&self) -> Option<Arc<Comm>> {
+        self.join.as_ref().and_then(Join::joined)
+    }
+
+    /// Data of `rank`'s slot of the step `back` steps before this one.
+    fn slot<T>(&self, rank: usize, back: u64) -> *mut T {
+        self.parent.segment.data(rank, ((self.parent.step() - back) % SLOTS as u64) as usize).cast()
+    }
+
+    fn run_stage(&mut self) -> Result<()> {
+        let me = self.parent.rank;
+        match self.stage {
+            0 => {
+                Descriptor::split().post(&self.parent);
+                // SAFETY: in this step only this rank touches its slot, which is larger than this.
+                unsafe { self.slot::<Ask>(me, 0).write(self.ask) };
+            }
+            1 => {
+                Descriptor::split().compare(&self.parent)?;
+                if self.ask.color == NCCL_SPLIT_NOCOLOR {
+                    return Ok(());
+                }
+                // SAFETY: every rank wrote its own in the step before.
+                let asks = (0..self.parent.nranks).map(|rank| (unsafe { self.slot::<Ask>(rank, 1).read() }, rank));
+                self.members = members(asks, self.ask.color);
+                if self.members.first() == Some(&me) {
+                    let offer = self.offer();
+                    // SAFETY: as in stage 0.
+                    unsafe { self.slot::<Offer>(me, 0).write(offer) };
+                }
+            }
+            _ => {
+                let Some(&first) = self.members.first() else { return Ok(()) };
+                // SAFETY: the first of the members wrote it in the step before.
+                let offer = unsafe { self.slot::<Offer>(first, 1).read() };
+                if offer.code != ncclSuccess {
+                    let message = format!("rank {first} could not make shared memory for the new communicator");
+                    return Err(crate::error::Error::new(offer.code, message));
+                }
+                let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
+                let source = Source::Split { owner: offer.owner, fd: offer.fd, token: offer.token };
+                self.join = Some(Join::new(
+                    source,
+                    self.members.len() as u32,
+                    rank as u32,
+                    self.name.clone(),
+                    self.aborted.clone(),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn offer(&mut self) -> Offer {
+        let made = random_token().and_then(|token| Ok((token, segment::create(token)?)));
+        match made {
+            Ok((token, fd)) => {
+                let raw = fd.as_raw_fd();
+                self.offered = Some(fd);
+                Offer { code: ncclSuccess, owner: std::process::id(), fd: raw, token }
+            }
+            Err(error) => Offer { code: error.code(), owner: 0, fd: -1, token: [0; 16] },
+        }
+    }
+}
+
+/// The ranks of one colour by key, ties by rank.
+fn members(asks: impl Iterator<Item = (Ask, usize)>, color: i32) -> Vec<usize> {
+    let mut members: Vec<(i32, usize)> =
+        asks.filter(|(ask, _)| ask.color == color).map(|(ask, rank)| (ask.key, rank)).collect();
+    members.sort_unstable();
+    members.into_iter().map(|(_, rank)| rank).collect()
+}
+
+const STAGES: usize = 3;
+
+impl Operation for Split {
+    fn poll(&mut self) -> Result<Poll> {
+        while self.stage < STAGES {
+            if self.waiting {
+                if let Some(blocked) = self.parent.step_blocked() {
+                    self.parent.check()?;
+                    return Ok(blocked);
+                }
+                self.waiting = false;
+            } else if self.stage == 0 {
+                self.parent.check()?;
+            }
+            self.run_stage()?;
+            self.stage += 1;
+            if self.stage < STAGES {
+                self.parent.end_step();
+                self.waiting = true;
+            }
+        }
+        match &mut self.join {
+            None => Ok(Poll::Done),
+            Some(join) => match join.poll() {
+                Ok(Poll::Done) => Ok(Poll::Done),
+                // A member that could not even map the segment has only the parent to say so.
+                Ok(blocked) => self.parent.check().map(|()| blocked),
+                Err(error) if join.comm().is_none() => {
+                    let message = format!("rank {} could not join its split: {}", self.parent.rank, error.message());
+                    Err(self.parent.fail(error.code(), None, &message))
+                }
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        self.join.as_ref().and_then(Operation::comm).or(Some(&self.parent))
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "ncclCommSplit(color {}, key {}) on rank {} of {}",
+            self.ask.color, self.ask.key, self.parent.rank, self.parent.name
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_ordered_by_key_then_rank() {
+        let asks = [(0, 5), (1, 0), (0, -3), (0, 5), (-1, 0)];
+        let asks = || asks.iter().enumerate().map(|(rank, &(color, key))| (Ask { color, key }, rank));
+        assert_eq!(members(asks(), 0), [2, 0, 3]);
+        assert_eq!(members(asks(), 1), [1]);
+    }
+}

@@ -1,0 +1,390 @@
+//! What happens when a rank dies, leaves or aborts: every other rank gets an error, soon, and nothing is left behind.
+//!
+//! The ranks are child processes: this test program started again with `HOSTCCL_FAULT` naming what to play.
+
+use std::env;
+use std::ffi::{CStr, c_int};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use hostccl::types::*;
+use hostccl::*;
+
+/// Long enough for a loaded machine; what a test measures is asserted on its own.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Rank {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Rank {
+    fn start(play: &str, rank: usize, size: usize, id: &ncclUniqueId) -> Rank {
+        let hex: String = id.internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("HOSTCCL_FAULT", play)
+            .env("HOSTCCL_FAULT_RANK", rank.to_string())
+            .env("HOSTCCL_FAULT_SIZE", size.to_string())
+            .env("HOSTCCL_FAULT_ID", hex)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Rank { input: child.stdin.take().unwrap(), output: BufReader::new(child.stdout.take().unwrap()), child }
+    }
+
+    /// The next line that the rank says for us, without its mark.
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the rank ended without a word");
+            if let Some((_, said)) = line.trim_end().split_once("@@") {
+                return said.to_owned();
+            }
+        }
+    }
+
+    fn tell(&mut self, word: &str) {
+        writeln!(self.input, "{word}").unwrap();
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn unique_id() -> ncclUniqueId {
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    // SAFETY: a place for the id.
+    assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, ncclSuccess);
+    id
+}
+
+fn start_all(play: &str, size: usize) -> Vec<Rank> {
+    let id = unique_id();
+    (0..size).map(|rank| Rank::start(play, rank, size, &id)).collect()
+}
+
+fn last_error() -> String {
+    // SAFETY: NULL is allowed; the string lives until the next failing call.
+    unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
+}
+
+fn say(line: &str) {
+    println!("@@{line}");
+}
+
+fn listen() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line.trim_end().to_owned()
+}
+
+fn all_reduce(comm: ncclComm_t, data: &mut [f32]) -> ncclResult_t {
+    // SAFETY: the slice holds what the call says.
+    unsafe {
+        ncclAllReduce(
+            data.as_ptr().cast(),
+            data.as_mut_ptr().cast(),
+            data.len(),
+            DataType::Float32 as c_int,
+            ReduceOp::Max as c_int,
+            comm,
+            null_mut(),
+        )
+    }
+}
+
+fn init(size: c_int, id: ncclUniqueId, rank: c_int) -> (ncclResult_t, ncclComm_t) {
+    let mut comm = null_mut();
+    // SAFETY: a place for the communicator.
+    let result = unsafe { ncclCommInitRank(&raw mut comm, size, id, rank) };
+    (result, comm)
+}
+
+fn lost_rank(comm: ncclComm_t) -> c_int {
+    let mut lost = -2;
+    // SAFETY: a place for the answer.
+    assert_eq!(unsafe { hostcclCommLostRank(comm, &raw mut lost) }, ncclSuccess);
+    lost
+}
+
+/// What a child plays; not a test by itself.
+#[test]
+#[ignore = "started by the other tests as a rank"]
+fn child() {
+    let Ok(play) = env::var("HOSTCCL_FAULT") else { return };
+    let number = |name: &str| env::var(name).unwrap().parse::<c_int>().unwrap();
+    let (rank, size) = (number("HOSTCCL_FAULT_RANK"), number("HOSTCCL_FAULT_SIZE"));
+    let hex = env::var("HOSTCCL_FAULT_ID").unwrap();
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    for (byte, at) in id.internal.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&hex[at..at + 2], 16).unwrap() as _;
+    }
+    let (result, comm) = init(size, id, rank);
+    if result != ncclSuccess {
+        return say(&format!("init {result} {}", last_error()));
+    }
+    say("ready");
+    match play.as_str() {
+        // Reduces until something fails.
+        "reduce" => {
+            let mut data = vec![1.0; 1 << 20];
+            let result = loop {
+                match all_reduce(comm, &mut data) {
+                    0 => {}
+                    result => break result,
+                }
+            };
+            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+            let again = all_reduce(comm, &mut data[..1]);
+            say(&format!("{again} {}", last_error()));
+        }
+        // Rank 0 waits for a message of rank 1, the others for rank 0.
+        "message" => {
+            let mut data = vec![1.0_f32; 10];
+            // SAFETY: the buffer holds ten elements.
+            let result = unsafe {
+                let (buffer, peer) = (data.as_mut_ptr().cast(), if rank == 0 { 1 } else { 0 });
+                ncclRecv(buffer, data.len(), DataType::Float32 as c_int, peer, comm, null_mut())
+            };
+            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+        }
+        // Rank 0 does what it is told, the others reduce once.
+        "leave" => {
+            if rank == 0 {
+                // SAFETY: a live communicator.
+                match listen().as_str() {
+                    "abort" => assert_eq!(unsafe { ncclCommAbort(comm) }, ncclSuccess),
+                    "destroy" => assert_eq!(unsafe { ncclCommDestroy(comm) }, ncclSuccess),
+                    word => panic!("{word}"),
+                }
+                say("left");
+                listen();
+            } else {
+                let result = all_reduce(comm, &mut [0.0; 4]);
+                say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+            }
+        }
+        // All but rank 1 split.
+        "split" if rank != 1 => {
+            let mut new = null_mut();
+            // SAFETY: a place for the communicator.
+            let result = unsafe { ncclCommSplit(comm, 0, rank, &raw mut new, null_mut()) };
+            assert!(new.is_null());
+            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+        }
+        // Watches without calling anything.
+        "watch" => {
+            let started = Instant::now();
+            let mut state = ncclSuccess;
+            while state == ncclSuccess && started.elapsed() < PATIENCE {
+                // SAFETY: a place for the answer.
+                assert_eq!(unsafe { ncclCommGetAsyncError(comm, &raw mut state) }, ncclSuccess);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            say(&format!("{state} {} {}", lost_rank(comm), last_error()));
+        }
+        _ => {}
+    }
+    listen();
+}
+
+/// Kills `victim` and checks what the others say.
+fn kill_and_hear(play: &str, size: usize, victim: usize) {
+    let mut ranks = start_all(play, size);
+    for rank in &mut ranks {
+        assert_eq!(rank.hear(), "ready");
+    }
+    // Whatever the ranks are at by now, they are in the middle of it; the error is the same at any moment.
+    std::thread::sleep(Duration::from_millis(50));
+    ranks[victim].child.kill().unwrap();
+    let killed = Instant::now();
+    let pid = ranks[victim].child.id();
+    for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
+        let said = process.hear();
+        assert!(killed.elapsed() < Duration::from_secs(2), "rank {rank} took {:?}", killed.elapsed());
+        let expected = format!("{ncclRemoteError} {victim} ");
+        assert!(said.starts_with(&expected), "{play}, rank {rank}: {said}");
+        assert!(said.ends_with(&format!("rank {victim} (pid {pid}) died")), "{play}, rank {rank}: {said}");
+        if play == "reduce" {
+            let again = process.hear();
+            assert!(again.starts_with(&format!("{ncclRemoteError} ncclAllReduce: rank {victim}")), "{again}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_killed_in_an_all_reduce_fails_all_others_within_two_seconds() {
+    kill_and_hear("reduce", 4, 2);
+    kill_and_hear("reduce", 3, 0);
+}
+
+#[test]
+fn a_rank_killed_while_others_wait_for_messages_fails_also_those_that_wait_for_another() {
+    kill_and_hear("message", 4, 1);
+}
+
+#[test]
+fn a_rank_killed_before_its_split_fails_the_split() {
+    kill_and_hear("split", 4, 1);
+}
+
+#[test]
+fn a_watchdog_that_only_asks_hears_of_the_death() {
+    kill_and_hear("watch", 3, 1);
+}
+
+#[test]
+fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
+    let id = unique_id();
+    // Rank 2 never comes.
+    let mut ranks: Vec<Rank> = (0..2).map(|rank| Rank::start("reduce", rank, 3, &id)).collect();
+    let victim = ranks[1].child.id();
+    // It counts as there once it has the segment mapped.
+    let mapped = |pid: u32| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains("/memfd:hostccl");
+    let started = Instant::now();
+    while !ranks.iter().all(|rank| mapped(rank.child.id())) {
+        assert!(started.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    ranks[1].child.kill().unwrap();
+    let killed = Instant::now();
+    let said = ranks[0].hear();
+    assert!(killed.elapsed() < Duration::from_secs(2));
+    assert!(said.starts_with(&format!("init {ncclRemoteError}")), "{said}");
+    assert!(said.ends_with(&format!("rank 1 (pid {victim}) died")), "{said}");
+}
+
+fn leave_and_hear(how: &str, expected: &str) {
+    let mut ranks = start_all("leave", 3);
+    for rank in &mut ranks {
+        assert_eq!(rank.hear(), "ready");
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    ranks[0].tell(how);
+    assert_eq!(ranks[0].hear(), "left");
+    let left = Instant::now();
+    for rank in &mut ranks[1..] {
+        let said = rank.hear();
+        assert!(left.elapsed() < Duration::from_secs(1), "{how}: {:?}", left.elapsed());
+        assert!(said.starts_with(&format!("{ncclRemoteError} 0 ")) && said.ends_with(expected), "{how}: {said}");
+    }
+}
+
+#[test]
+fn peers_of_a_rank_that_aborts_get_an_error() {
+    leave_and_hear("abort", "aborted its communicator");
+}
+
+#[test]
+fn peers_that_still_need_a_rank_that_has_left_get_an_error() {
+    leave_and_hear("destroy", "has destroyed its communicator");
+}
+
+#[test]
+fn abort_wakes_a_blocked_call_of_the_same_process() {
+    let id = unique_id();
+    let comms: Vec<usize> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..2).map(|rank| scope.spawn(move || init(2, id, rank).1 as usize)).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let comm = |rank: usize| comms[rank] as ncclComm_t;
+    std::thread::scope(|scope| {
+        let blocked = scope.spawn(|| (all_reduce(comm(0), &mut [1.0]), last_error()));
+        std::thread::sleep(Duration::from_millis(50));
+        let aborted = Instant::now();
+        // SAFETY: a live communicator.
+        assert_eq!(unsafe { ncclCommAbort(comm(0)) }, ncclSuccess);
+        let (result, message) = blocked.join().unwrap();
+        assert!(aborted.elapsed() < Duration::from_millis(500), "{:?}", aborted.elapsed());
+        assert_eq!(result, ncclInternalError);
+        assert!(message.ends_with("aborted by ncclCommAbort in this process"), "{message}");
+    });
+    assert_eq!(all_reduce(comm(0), &mut [1.0]), ncclInvalidArgument, "the handle is gone");
+    assert_eq!(all_reduce(comm(1), &mut [1.0]), ncclRemoteError);
+    // SAFETY: a live communicator.
+    assert_eq!(unsafe { ncclCommDestroy(comm(1)) }, ncclSuccess);
+}
+
+#[test]
+fn abort_ends_an_init_that_waits_for_ranks_that_never_come() {
+    let id = unique_id();
+    let mut config = ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: NCCL_CONFIG_MAGIC,
+        version: 22_707,
+        blocking: 0,
+        cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+        minCTAs: NCCL_CONFIG_UNDEF_INT,
+        maxCTAs: NCCL_CONFIG_UNDEF_INT,
+        netName: std::ptr::null(),
+        splitShare: NCCL_CONFIG_UNDEF_INT,
+        trafficClass: NCCL_CONFIG_UNDEF_INT,
+        commName: std::ptr::null(),
+    };
+    let mut comm = null_mut();
+    // SAFETY: places for the answers; a live communicator.
+    unsafe {
+        assert_eq!(ncclCommInitRankConfig(&raw mut comm, 2, id, 0, &raw mut config), ncclInProgress);
+        let mut state = -1;
+        assert_eq!(ncclCommGetAsyncError(comm, &raw mut state), ncclSuccess);
+        assert_eq!(state, ncclInProgress);
+        assert_eq!(all_reduce(comm, &mut [1.0]), ncclInvalidArgument, "not before it is done");
+        let started = Instant::now();
+        assert_eq!(ncclCommAbort(comm), ncclSuccess);
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        assert_eq!(ncclCommGetAsyncError(comm, &raw mut state), ncclInvalidArgument);
+    }
+}
+
+/// Descriptors and mappings of this process that belong to segments.
+fn holdings() -> usize {
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let held = descriptors.filter(|target| target.to_string_lossy().contains("memfd:hostccl")).count();
+    held + fs::read_to_string("/proc/self/maps").unwrap().matches("memfd:hostccl").count()
+}
+
+#[test]
+fn nothing_is_held_after_a_destroy() {
+    // The other tests of this program hold segments of their own meanwhile: look from a process that runs only this.
+    let status = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "holds_nothing", "--ignored", "--test-threads=1"])
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+#[test]
+#[ignore = "started by nothing_is_held_after_a_destroy"]
+fn holds_nothing() {
+    for _ in 0..20 {
+        let mut comms = [null_mut(); 3];
+        // SAFETY: places for the communicators, which live until they are destroyed.
+        unsafe {
+            assert_eq!(ncclCommInitAll(comms.as_mut_ptr(), 3, std::ptr::null()), ncclSuccess);
+            let mut parts = [null_mut(); 3];
+            assert_eq!(ncclGroupStart(), ncclSuccess);
+            for (rank, (comm, part)) in comms.iter().zip(&mut parts).enumerate() {
+                assert_eq!(ncclCommSplit(*comm, rank as c_int % 2, 0, part, null_mut()), ncclSuccess);
+            }
+            assert_eq!(ncclGroupEnd(), ncclSuccess);
+            assert_eq!(holdings(), 6, "one mapping for each, and no descriptor");
+            for comm in comms.into_iter().chain(parts) {
+                assert_eq!(ncclCommDestroy(comm), ncclSuccess);
+            }
+        }
+        assert_eq!(holdings(), 0);
+    }
+}
