@@ -5,6 +5,7 @@ mod body;
 mod collective;
 mod comm;
 mod config;
+mod copy;
 mod error;
 mod event;
 mod functions;
