@@ -1,0 +1,291 @@
+/* hostccl.h: NCCL's C API over host memory on one machine (libhostccl).
+ *
+ * A program written against the host-side API of nccl.h compiles against this header and links with -lhostccl: names,
+ * argument orders, enum values and struct layouts are NCCL's. What differs:
+ *
+ *   - Buffers are host memory. Ranks are threads or processes of one machine.
+ *   - A communication call returns when its result is in place (inside a group: when ncclGroupEnd returns). The stream
+ *     is ignored; pass NULL.
+ *   - A peer that dies makes the calls of the others return ncclRemoteError instead of hanging.
+ *   - Ranks whose collective calls do not fit together get ncclInvalidUsage instead of a hang.
+ *
+ * Words used below
+ *   Local         returns without talking to any other rank.
+ *   Collective    every rank of the communicator makes the same call, in the same order.
+ *
+ * Threads: each rank's communicator is used by one thread at a time, but for ncclCommAbort and ncclCommGetAsyncError,
+ * which may be called from any thread at any time. A communicator is a token: NULL, made-up and destroyed ones give
+ * ncclInvalidArgument, never undefined behaviour. Groups belong to the calling thread.
+ * Out-parameters are written only on success (ncclCommSplit writes NULL for NCCL_SPLIT_NOCOLOR).
+ *
+ * After a real nccl.h this header adds only the hostccl* functions; a real nccl.h after this header adds nothing. */
+#ifndef HOSTCCL_H_
+#define HOSTCCL_H_
+
+#include <limits.h>
+#include <stddef.h>
+
+#ifndef NCCL_H_
+#define NCCL_H_
+
+/* The NCCL release whose API this is; ncclGetVersion answers the same at run time. */
+#define NCCL_MAJOR 2
+#define NCCL_MINOR 28
+#define NCCL_PATCH 3
+#define NCCL_SUFFIX ""
+#define NCCL_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
+#define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One rank's end of a communicator. Made by ncclCommInitRank and its relatives, freed by ncclCommDestroy or ncclCommAbort. */
+typedef struct ncclComm *ncclComm_t;
+#define NCCL_COMM_NULL NULL
+
+/* The same line as CUDA's own, so both can be included; always ignored here. */
+typedef struct CUstream_st *cudaStream_t;
+
+/* What one rank makes, and all ranks start a communicator from. Plain bytes: copy it by any means. */
+#define NCCL_UNIQUE_ID_BYTES 128
+typedef struct {
+  char internal[NCCL_UNIQUE_ID_BYTES];
+} ncclUniqueId;
+
+/* Outcome of a call; ncclGetLastError has the details. */
+typedef enum {
+  ncclSuccess = 0,
+  ncclUnhandledCudaError = 1, /* never returned by this library */
+  ncclSystemError = 2,        /* the operating system refused something */
+  ncclInternalError = 3,      /* a bug in this library, or the communicator was aborted by this process */
+  ncclInvalidArgument = 4,    /* NULL, out of range, or not a live communicator */
+  ncclInvalidUsage = 5,       /* calls of several ranks that do not fit together, or an order that is not allowed */
+  ncclRemoteError = 6,        /* a peer died, left or never came */
+  ncclInProgress = 7,         /* a non-blocking call is still at work: ask ncclCommGetAsyncError */
+  ncclNumResults = 8
+} ncclResult_t;
+
+/* Element types. Half precision is rounded once per reduction, not once per addition. */
+typedef enum {
+  ncclInt8 = 0,
+  ncclChar = 0,
+  ncclUint8 = 1,
+  ncclInt32 = 2,
+  ncclInt = 2,
+  ncclUint32 = 3,
+  ncclInt64 = 4,
+  ncclUint64 = 5,
+  ncclFloat16 = 6,
+  ncclHalf = 6,
+  ncclFloat32 = 7,
+  ncclFloat = 7,
+  ncclFloat64 = 8,
+  ncclDouble = 8,
+  ncclBfloat16 = 9,
+  ncclNumTypes = 10
+} ncclDataType_t;
+
+/* Reductions. Integers wrap; their average is truncated towards zero. Maximum and minimum of floats ignore NaNs. Values from
+ * ncclNumOps to ncclMaxRedOp are those of ncclRedOpCreatePreMulSum. */
+typedef enum {
+  ncclSum = 0,
+  ncclProd = 1,
+  ncclMax = 2,
+  ncclMin = 3,
+  ncclAvg = 4,
+  ncclNumOps = 5,
+  ncclMaxRedOp = 0x7fffffff
+} ncclRedOp_t;
+
+/* When the scalar of ncclRedOpCreatePreMulSum is read. */
+typedef enum {
+  ncclScalarDevice = 0,       /* whenever an operation uses it: it has to stay valid until then */
+  ncclScalarHostImmediate = 1 /* during the creating call */
+} ncclScalarResidence_t;
+
+/* Colour of ncclCommSplit for a rank that takes part in the call but in no new communicator. */
+#define NCCL_SPLIT_NOCOLOR (-1)
+
+/* How a communicator is made. Start from NCCL_CONFIG_INITIALIZER and set fields by name: NCCL appends fields from release
+ * to release, and size tells the library which ones there are. The library uses blocking and commName. */
+#define NCCL_CONFIG_UNDEF_INT INT_MIN
+#define NCCL_CONFIG_UNDEF_PTR NULL
+typedef struct ncclConfig_v22800 {
+  size_t size;           /* sizeof(ncclConfig_t) */
+  unsigned int magic;    /* 0xcafebeef */
+  unsigned int version;  /* NCCL_VERSION_CODE */
+  int blocking;          /* 0: making communicators returns ncclInProgress at once; else it waits (the default) */
+  int cgaClusterSize;
+  int minCTAs;
+  int maxCTAs;
+  const char *netName;
+  int splitShare;
+  int trafficClass;
+  const char *commName;  /* what messages call the communicator; copied */
+  int collnetEnable;
+  int CTAPolicy;
+  int shrinkShare;
+  int nvlsCTAs;
+  int nChannelsPerNetPeer;
+  int nvlinkCentricSched;
+} ncclConfig_t;
+
+#define NCCL_CONFIG_INITIALIZER                                                                                       \
+  {                                                                                                                    \
+    sizeof(ncclConfig_t),  /* size */                                                                                  \
+    0xcafebeef,            /* magic */                                                                                 \
+    NCCL_VERSION_CODE,     /* version */                                                                               \
+    NCCL_CONFIG_UNDEF_INT, /* blocking */                                                                              \
+    NCCL_CONFIG_UNDEF_INT, /* cgaClusterSize */                                                                        \
+    NCCL_CONFIG_UNDEF_INT, /* minCTAs */                                                                               \
+    NCCL_CONFIG_UNDEF_INT, /* maxCTAs */                                                                               \
+    NCCL_CONFIG_UNDEF_PTR, /* netName */                                                                               \
+    NCCL_CONFIG_UNDEF_INT, /* splitShare */                                                                            \
+    NCCL_CONFIG_UNDEF_INT, /* trafficClass */                                                                          \
+    NCCL_CONFIG_UNDEF_PTR, /* commName */                                                                              \
+    NCCL_CONFIG_UNDEF_INT, /* collnetEnable */                                                                         \
+    NCCL_CONFIG_UNDEF_INT, /* CTAPolicy */                                                                             \
+    NCCL_CONFIG_UNDEF_INT, /* shrinkShare */                                                                           \
+    NCCL_CONFIG_UNDEF_INT, /* nvlsCTAs */                                                                              \
+    NCCL_CONFIG_UNDEF_INT, /* nChannelsPerNetPeer */                                                                   \
+    NCCL_CONFIG_UNDEF_INT  /* nvlinkCentricSched */                                                                    \
+  }
+
+/* ---- versions and errors (Local) ------------------------------------------------------------------------------- */
+
+/* Writes NCCL_VERSION_CODE of the loaded library. */
+ncclResult_t ncclGetVersion(int *version);
+/* A static sentence for a result, never NULL. */
+const char *ncclGetErrorString(ncclResult_t result);
+/* This thread's last error in one line, "" when none; for a comm that failed in the background, its error. comm may be NULL.
+ * Borrowed: valid until this thread's next failing call. */
+const char *ncclGetLastError(ncclComm_t comm);
+
+/* ---- making communicators -------------------------------------------------------------------------------------- */
+
+/* Makes an id for one communicator. The calling process has to live until every rank's init is done. Local. */
+ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
+/* Joins as rank (0 .. nranks - 1) of nranks the communicator of commId. Collective over the nranks. Inside a group it
+ * happens at ncclGroupEnd, so that one thread can join as several ranks. */
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
+/* The same with a configuration, or NULL. With config->blocking = 0 it returns ncclInProgress, and the communicator may
+ * be used once ncclCommGetAsyncError says ncclSuccess. Collective. */
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t *config);
+/* The same with several ids, the same on every rank. Collective. */
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds,
+                                      ncclConfig_t *config);
+/* Makes all ndev ranks of a communicator in this process: comms[i] is rank i, and devlist[i] (NULL: i) what
+ * ncclCommCuDevice answers. Local. */
+ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ndev, const int *devlist);
+/* Makes one communicator per color (>= 0, or NCCL_SPLIT_NOCOLOR) of the ranks of comm that passed it, ordered by key, ties
+ * by rank. config NULL: that of comm. Collective over comm, in the same order on every rank. */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
+
+/* ---- their life ------------------------------------------------------------------------------------------------ */
+
+/* Ends the use of comm: later operations are refused; destroy it next. Local. */
+ncclResult_t ncclCommFinalize(ncclComm_t comm);
+/* Frees comm. Local: never waits for peers; one that still needs this rank gets ncclRemoteError. */
+ncclResult_t ncclCommDestroy(ncclComm_t comm);
+/* Frees comm and ends its calls on every rank: blocked ones return ncclInternalError in this process, ncclRemoteError at
+ * the peers. Local, from any thread. */
+ncclResult_t ncclCommAbort(ncclComm_t comm);
+/* Writes how comm stands: ncclSuccess, ncclInProgress, or the error that ended it. Local, from any thread. */
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
+/* Number of ranks; device number given to ncclCommInitAll, else 0; rank of this end. Local. */
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device);
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
+
+/* ---- reductions of one's own (Local) --------------------------------------------------------------------------- */
+
+/* A reduction of comm that multiplies each rank's elements by that rank's *scalar (of type datatype) and sums. */
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
+                                      ncclScalarResidence_t residence, ncclComm_t comm);
+/* Frees one. */
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
+
+/* ---- collective operations ------------------------------------------------------------------------------------- */
+/* Counts are in elements, not bytes. Buffers may overlap only in place, as said for each. */
+
+/* recvbuff[0 .. count) of every rank = the reduction of all sendbuff[0 .. count), the same bits everywhere. In place:
+ * sendbuff == recvbuff. */
+ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream);
+/* The same on root only; elsewhere recvbuff is not used and may be NULL. In place: sendbuff == recvbuff. */
+ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
+                        int root, ncclComm_t comm, cudaStream_t stream);
+/* recvbuff[0 .. count) of every rank = sendbuff[0 .. count) of root; elsewhere sendbuff is not used. In place: sendbuff ==
+ * recvbuff. */
+ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
+                           ncclComm_t comm, cudaStream_t stream);
+/* ncclBroadcast in place. */
+ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
+/* recvbuff[0 .. nranks * sendcount) of every rank = sendbuff[0 .. sendcount) of rank 0, rank 1, ... In place: sendbuff ==
+ * recvbuff + rank * sendcount elements. */
+ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
+                           ncclComm_t comm, cudaStream_t stream);
+/* recvbuff[0 .. recvcount) of rank r = elements r * recvcount ... of the reduction of all sendbuff[0 .. nranks *
+ * recvcount). In place: recvbuff == sendbuff + rank * recvcount elements. */
+ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+/* Block p of recvbuff of rank r = block r of sendbuff of rank p; blocks have count elements. In place: sendbuff ==
+ * recvbuff. */
+ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclComm_t comm,
+                          cudaStream_t stream);
+/* Block p of recvbuff of root = sendbuff[0 .. count) of rank p; elsewhere recvbuff may be NULL. In place on root: sendbuff
+ * == recvbuff + root * count elements. */
+ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
+                        ncclComm_t comm, cudaStream_t stream);
+/* recvbuff[0 .. count) of rank r = block r of sendbuff of root; elsewhere sendbuff may be NULL. In place on root: recvbuff
+ * == sendbuff + root * count elements. */
+ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
+                         ncclComm_t comm, cudaStream_t stream);
+
+/* ---- point to point -------------------------------------------------------------------------------------------- */
+
+/* Sends count elements to peer, which receives as many of that type; returns when the peer has them. Sends and receives
+ * between two ranks match in their order. Several that need each other belong into one group. */
+ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                      cudaStream_t stream);
+/* Receives count elements from peer. */
+ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                      cudaStream_t stream);
+
+/* ---- groups ---------------------------------------------------------------------------------------------------- */
+
+/* From here to the matching ncclGroupEnd this thread's calls are only noted. Groups nest. Local. */
+ncclResult_t ncclGroupStart(void);
+/* The outermost one performs the calls noted, all together, and reports the first error of any. */
+ncclResult_t ncclGroupEnd(void);
+
+/* ---- memory (Local) -------------------------------------------------------------------------------------------- */
+
+/* Page-aligned host memory, and its end; ncclMemFree(NULL) does nothing. Any other memory serves as well. */
+ncclResult_t ncclMemAlloc(void **ptr, size_t size);
+ncclResult_t ncclMemFree(void *ptr);
+/* Accepted for compatibility: host memory needs no registration. */
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle);
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* NCCL_H_ */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- beyond NCCL ------------------------------------------------------------------------------------------------- */
+
+/* Writes the rank of comm that was found dead or gone, -1 when none is known. Local. */
+ncclResult_t hostcclCommLostRank(ncclComm_t comm, int *rank);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* HOSTCCL_H_ */
