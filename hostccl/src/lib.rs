@@ -21,5 +21,6 @@ mod segment;
 mod setup;
 mod split;
 pub mod types;
+mod wait;
 
 pub use api::*;
