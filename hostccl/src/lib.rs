@@ -5,6 +5,7 @@ mod body;
 mod collective;
 mod comm;
 mod config;
+mod copy;
 mod error;
 mod event;
 mod functions;
@@ -20,5 +21,6 @@ mod segment;
 mod setup;
 mod split;
 pub mod types;
+mod wait;
 
 pub use api::*;

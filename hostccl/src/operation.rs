@@ -1,22 +1,10 @@
 //! Operations under way: each a state machine that never blocks, and the loop that drives several of them to their end.
-//!
-//! A thread polls its operations; when none can go on it spins for about as long as a sleep costs, then sleeps on the
-//! words that they wait for. At the end of each slice of sleep it looks whether the peers still live.
 
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use crate::comm::{Blocker, Comm};
-use crate::error::{Error, Result};
-use crate::event::{self, Watch};
-use crate::types::ncclRemoteError;
-
-/// The longest sleep before looking at the peers.
-const SLICE: Duration = Duration::from_millis(100);
-/// The longest sleep of an operation whose communicator `ncclCommAbort` cannot wake yet.
-const JOIN_SLICE: Duration = Duration::from_millis(20);
-/// How long ranks wait for each other to join, when `HOSTCCL_TIMEOUT_MS` does not say.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+use crate::error::Result;
+use crate::wait::Idle;
 
 /// Where an operation stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,84 +102,4 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
             });
         }
     }
-}
-
-/// A thread's waiting: since when, and for how long at most.
-#[derive(Default)]
-struct Idle {
-    since: Option<Instant>,
-}
-
-impl Idle {
-    /// Waits until one of the operations may go on.
-    fn wait(&mut self, waits: &[(&Arc<Comm>, u32, Blocker)]) -> Result<()> {
-        let moved = || waits.iter().any(|&(comm, seen, blocker)| comm.event(blocker).value() != seen);
-        for _ in 0..spins(waits) {
-            if moved() {
-                self.since = None;
-                return Ok(());
-            }
-            std::hint::spin_loop();
-        }
-        for &(comm, ..) in waits {
-            comm.check()?;
-        }
-        let since = *self.since.get_or_insert_with(Instant::now);
-        let joining = waits.iter().any(|wait| wait.2 == Blocker::Arrivals);
-        let timeout = timeout().or(joining.then_some(JOIN_TIMEOUT));
-        let mut slice = if joining { JOIN_SLICE } else { SLICE };
-        if let Some(timeout) = timeout {
-            slice = slice.min(timeout.saturating_sub(since.elapsed()));
-        }
-        let mut watches = Vec::with_capacity(waits.len() + 1);
-        for &(comm, seen, blocker) in waits {
-            watches.push(Watch { event: comm.event(blocker), seen });
-            if matches!(blocker, Blocker::From(_) | Blocker::To(_)) {
-                let alarm = Watch { event: &comm.segment.header().alarm, seen: 0 };
-                if !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm.event)) {
-                    watches.push(alarm);
-                }
-            }
-        }
-        event::sleep(&watches, slice);
-        if moved() {
-            self.since = None;
-            return Ok(());
-        }
-        for &(comm, _, blocker) in waits {
-            comm.check_peers(Some(blocker))?;
-        }
-        match timeout {
-            Some(timeout) if since.elapsed() >= timeout && !moved() => Err(expired(waits, timeout)),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Ends the communicators that have waited for too long.
-fn expired(waits: &[(&Arc<Comm>, u32, Blocker)], timeout: Duration) -> Error {
-    let errors = waits.iter().map(|&(comm, _, blocker)| {
-        let message = format!("{} did not come within {} ms", comm.missing(blocker), timeout.as_millis());
-        comm.fail(ncclRemoteError, None, &message)
-    });
-    errors.collect::<Vec<_>>().swap_remove(0)
-}
-
-/// Looks at the words before sleeping: about the time that falling asleep and being woken takes, so that waiting never
-/// costs more than twice what it must; next to none when the ranks outnumber the processors, since then somebody else needs
-/// this one.
-fn spins(waits: &[(&Arc<Comm>, u32, Blocker)]) -> u32 {
-    static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    let processors = *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let ranks = waits.iter().map(|(comm, ..)| comm.nranks).max().unwrap_or(0);
-    if ranks <= processors { 400 } else { 20 }
-}
-
-/// `HOSTCCL_TIMEOUT_MS`: how long a wait without any progress may last; unset or 0: forever.
-fn timeout() -> Option<Duration> {
-    static TIMEOUT: OnceLock<Option<Duration>> = OnceLock::new();
-    *TIMEOUT.get_or_init(|| {
-        let millis = std::env::var("HOSTCCL_TIMEOUT_MS").ok()?.trim().parse().ok()?;
-        (millis > 0).then(|| Duration::from_millis(millis))
-    })
 }

@@ -162,12 +162,13 @@ fn child() {
         // Rank 0 does what it is told, the others reduce once.
         "leave" => {
             if rank == 0 {
-                // SAFETY: a live communicator.
-                match listen().as_str() {
-                    "abort" => assert_eq!(unsafe { ncclCommAbort(comm) }, ncclSuccess),
-                    "destroy" => assert_eq!(unsafe { ncclCommDestroy(comm) }, ncclSuccess),
+                let leave = match listen().as_str() {
+                    "abort" => ncclCommAbort,
+                    "destroy" => ncclCommDestroy,
                     word => panic!("{word}"),
-                }
+                };
+                // SAFETY: a live communicator.
+                assert_eq!(unsafe { leave(comm) }, ncclSuccess);
                 say("left");
                 listen();
             } else {

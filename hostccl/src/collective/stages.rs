@@ -1,6 +1,7 @@
 //! What one rank does in each stage of each collective.
 
 use super::{Call, Collective, Kind, Reduction};
+use crate::copy::{self, STREAM_BYTES};
 use crate::reduce;
 use crate::segment::{Layout, SLOTS};
 use crate::types::ReduceOp;
@@ -17,6 +18,8 @@ pub(super) struct Plan {
     chunks: usize,
     /// All-reduce in one exchange: every rank reduces everything.
     direct: bool,
+    /// Results bypass the caches.
+    stream: bool,
 }
 
 /// The most bytes that one rank reads to reduce everything by itself. Beyond it, sharing the work out and waiting once
@@ -28,7 +31,7 @@ impl Plan {
         let size = call.dtype.size();
         let n = layout.nranks;
         if n == 1 {
-            return Plan { stages: 1, chunk: call.count, chunks: 1, direct: true };
+            return Plan { stages: 1, chunk: call.count, chunks: 1, direct: true, stream: false };
         }
         let line = LINE / size;
         let whole = layout.slot_bytes / size;
@@ -45,7 +48,9 @@ impl Plan {
         let chunks = call.count.div_ceil(most).max(1);
         // Chunks of one size rather than a short last one.
         let chunk = call.count.div_ceil(chunks).next_multiple_of(line).min(most);
-        Plan { stages: chunks + depth - 1, chunk, chunks, direct }
+        // The longest result: each rank's own, or one rank's of all.
+        let stream = call.count.saturating_mul(size * n) >= STREAM_BYTES;
+        Plan { stages: chunks + depth - 1, chunk, chunks, direct, stream }
     }
 
     /// First element and length of a chunk.
@@ -122,6 +127,18 @@ impl Collective {
             match self.call.reduction {
                 Some(Reduction::PreMulSum(scalar)) => reduce::scale(self.call.dtype, scalar, from, to, elements),
                 _ => std::ptr::copy_nonoverlapping(from, to, elements * self.size()),
+            }
+        }
+    }
+
+    /// Copies from staging memory to the result.
+    unsafe fn copy_out(&self, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: both sides hold that many bytes and do not overlap, as in `stage`.
+        unsafe {
+            if self.plan.stream {
+                copy::stream(from, to, bytes);
+            } else {
+                std::ptr::copy_nonoverlapping(from, to, bytes);
             }
         }
     }
@@ -233,7 +250,7 @@ impl Collective {
             // SAFETY: the part lies in the slot and, being of the chunk, in the receive buffer.
             unsafe {
                 let to = self.call.recv.add((start + first) * size);
-                std::ptr::copy_nonoverlapping(self.slot(rank, 2).add(first * size), to, elements * size);
+                self.copy_out(self.slot(rank, 2).add(first * size), to, elements * size);
             }
         }
     }
@@ -296,7 +313,7 @@ impl Collective {
         // SAFETY: as in `give`; the slots were written in the step before, which all ranks have ended.
         unsafe {
             let copy = |from: *mut u8, to: usize| {
-                std::ptr::copy_nonoverlapping(from, recv.add((to + start) * size), length * size);
+                self.copy_out(from, recv.add((to + start) * size), length * size);
             };
             let others = (1..n).map(|k| (me + k) % n);
             match self.call.kind {

@@ -1,0 +1,70 @@
+//! Copying out results that are larger than the caches.
+
+/// Results of at least this size in all ranks together are written around the caches: they would not stay there anyway,
+/// and a plain store first reads the line that it is about to overwrite whole.
+pub(crate) const STREAM_BYTES: usize = 32 << 20;
+
+/// Copies `bytes` bytes with stores that bypass the caches.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes` bytes, and they do not overlap.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+
+    const LINE: usize = 64;
+    let head = to.align_offset(LINE).min(bytes);
+    let lines = (bytes - head) / LINE;
+    // SAFETY: head, lines and tail together are the given ranges; streamed stores are aligned by the head. SSE2 is part of
+    // every x86-64.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, head);
+        let (mut source, mut target) = (from.add(head).cast::<__m128i>(), to.add(head).cast::<__m128i>());
+        for _ in 0..lines {
+            let line = [
+                _mm_loadu_si128(source),
+                _mm_loadu_si128(source.add(1)),
+                _mm_loadu_si128(source.add(2)),
+                _mm_loadu_si128(source.add(3)),
+            ];
+            for (offset, part) in line.into_iter().enumerate() {
+                _mm_stream_si128(target.add(offset), part);
+            }
+            source = source.add(4);
+            target = target.add(4);
+        }
+        // Streamed stores are not ordered with the later ones by which another thread may learn of the result.
+        _mm_sfence();
+        let done = head + lines * LINE;
+        std::ptr::copy_nonoverlapping(from.add(done), to.add(done), bytes - done);
+    }
+}
+
+/// Copies `bytes` bytes.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes` bytes, and they do not overlap.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_arrives_whatever_the_alignment() {
+        let from: Vec<u8> = (0..1000_u32).map(|i| (i * 7) as u8).collect();
+        for offset in [0, 1, 15, 63] {
+            for bytes in [0, 1, 63, 64, 65, 127, 128, 500, 900] {
+                let mut to = vec![0xEE; 1100];
+                // SAFETY: both vectors are long enough.
+                unsafe { stream(from.as_ptr().add(offset), to.as_mut_ptr().add(offset + 5), bytes) };
+                assert_eq!(to[offset + 5..offset + 5 + bytes], from[offset..offset + bytes]);
+                assert!(to[..offset + 5].iter().chain(&to[offset + 5 + bytes..]).all(|&byte| byte == 0xEE));
+            }
+        }
+    }
+}
