@@ -1,0 +1,52 @@
+# libdevicemesh: what people type. Needs cargo, cc, c++, make and python3; everything else is fetched under target/.
+CARGO  ?= cargo
+PYTHON ?= python3
+CXX    ?= c++
+RELEASE = target/release
+EXAMPLES = target/examples
+LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$$ORIGIN/../release'
+
+help:
+	@echo "make demo    build everything and train the example on eight processes"
+	@echo "make test    run every test (ARGS='-k name' for some)"
+	@echo "make build   the libraries, the tool and the examples"
+	@echo "make check   formatting, lints, header drift, C and C++ builds"
+	@echo "make header  regenerate include/devicemesh.h from src/ffi"
+	@echo "make clean   remove target/"
+
+build: examples
+	$(CARGO) build --release --quiet
+
+demo: build
+	$(RELEASE)/devicemesh run -n 8 -- $(EXAMPLES)/hsdp_tp --check
+
+test:
+	$(PYTHON) tests/run.py $(ARGS)
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) test --quiet --test header
+	$(PYTHON) tests/run.py -k build
+
+header:
+	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
+
+examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
+
+$(RELEASE)/libdevicemesh.so: $(shell find src hostccl -name '*.rs') Cargo.toml build.rs
+	$(CARGO) build --release
+	@touch $@
+
+$(EXAMPLES)/%: examples/%.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
+	@mkdir -p $(EXAMPLES)
+	$(CXX) -std=c++17 -O3 -Wall -Wextra -DDM_EXAMPLE_DATA='"$(CURDIR)/examples/data/digits.csv"' $< $(LINK) -o $@
+
+$(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
+	@mkdir -p $(EXAMPLES)
+	$(CC) -std=c11 -O2 -Wall -Wextra $< $(LINK) -o $@
+
+clean:
+	$(CARGO) clean
+
+.PHONY: help build demo test check header examples clean

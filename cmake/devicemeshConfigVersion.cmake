@@ -1,0 +1,17 @@
+# Below 1.0 a minor version may break the ABI: the same minor is asked for. The version itself stands in Cargo.toml alone; an
+# installed tree has it written here.
+set(PACKAGE_VERSION "@PACKAGE_VERSION@")
+if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/../Cargo.toml")
+  file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../Cargo.toml" _devicemesh_line REGEX "^version = \"[0-9.]+\"" LIMIT_COUNT 1)
+  string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" PACKAGE_VERSION "${_devicemesh_line}")
+endif()
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" _devicemesh_ours "${PACKAGE_VERSION}")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" _devicemesh_asked "${PACKAGE_FIND_VERSION}")
+if(PACKAGE_FIND_VERSION STREQUAL "" OR (_devicemesh_ours STREQUAL _devicemesh_asked AND NOT PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION))
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  if(PACKAGE_VERSION STREQUAL PACKAGE_FIND_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+else()
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+endif()

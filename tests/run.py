@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Runs every test of the project; `make test` calls this. Python 3.9 and its standard library.
+
+Steps: the Rust tests; the C and C++ tests of tests/c and tests/cpp (each C file as C11 and as C++17), with as many ranks as the file's
+first comment says; the scripts tests/test_*.py; the examples; what is exported; the header, alone and beside a real nccl.h; a CMake consumer;
+and at the end that nothing was left in /dev/shm or in the process list. To add a test, add a file.
+
+A C file may begin with comments:  /* ranks: 1 4 8 */  runs it under `devicemesh run -n N` for each N (absent: one process without a launcher);
+/* static */  also links it to libdevicemesh.a.
+
+The last line is "N passed, N failed" (", N skipped" may follow).
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "target"
+RELEASE = TARGET / "release"
+SCRATCH = TARGET / "tests"
+TOOL = RELEASE / "devicemesh"
+CC = os.environ.get("CC", "cc")
+CXX = os.environ.get("CXX", "c++")
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+LINK = [f"-L{RELEASE}", "-ldevicemesh", f"-Wl,-rpath,{RELEASE}", "-pthread"]
+STATIC = [str(RELEASE / "libdevicemesh.a"), "-pthread", "-ldl", "-lm"]
+# Each pinned; only headers are taken out of them. The oldest NCCL that the loader supports is also the smallest download.
+NCCL_WHEELS = ["nvidia-nccl-cu12==2.18.3", "nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105"]
+CMAKE_WHEEL = "cmake==3.31.6"
+DEADLINE = 180
+
+
+class Skip(Exception):
+    pass
+
+
+class Failure(Exception):
+    pass
+
+
+class Runner:
+    def __init__(self, options):
+        self.options = options
+        self.passed, self.failed, self.skipped = 0, 0, 0
+        self.lock = threading.Lock()
+        self.cases = []
+
+    def add(self, name, body):
+        if not self.options.k or any(part in name for part in self.options.k):
+            self.cases.append((name, body))
+
+    def run(self):
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            list(pool.map(self.one, self.cases))
+        self.cases = []
+
+    def one(self, case):
+        name, body = case
+        began = time.monotonic()
+        try:
+            count = body() or 1
+            verdict, text = "ok  ", ""
+        except Skip as why:
+            count, verdict, text = 1, "skip", f": {why}"
+        except Failure as failure:
+            count, verdict, text = 1, "FAIL", f"\n{failure}"
+        except Exception as error:  # a broken test is a failed test, not a broken run
+            count, verdict, text = 1, "FAIL", f"\n{type(error).__name__}: {error}"
+        with self.lock:
+            if verdict == "ok  ":
+                self.passed += count
+            elif verdict == "skip":
+                self.skipped += count
+            else:
+                self.failed += count
+            print(f"{verdict} {name} ({time.monotonic() - began:.1f} s){text}", flush=True)
+
+
+def run(command, timeout=DEADLINE, env=None, code=0, cwd=ROOT):
+    """Runs a command in a process group of its own and gives its output; anything but the exit code expected is a failure."""
+    command = [str(part) for part in command]
+    process = subprocess.Popen(
+        command, cwd=cwd, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        output = process.communicate(timeout=timeout)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        # SIGTERM first: the tool ends its ranks.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+                output = process.communicate(timeout=10)[0].decode(errors="replace")
+                break
+            except (subprocess.TimeoutExpired, ProcessLookupError):
+                output = ""
+        raise Failure(f"$ {' '.join(command)}\n{output}\nnot done after {timeout} s")
+    if process.returncode != code:
+        raise Failure(f"$ {' '.join(command)}\n{output}\nexit code {process.returncode}, expected {code}")
+    return output
+
+
+def rust_tests(kind):
+    def body():
+        output = run(["cargo", "test", "--workspace", *kind], timeout=1800)
+        counts = [int(count) for count in re.findall(r"^test result: ok\. (\d+) passed", output, re.M)]
+        if not counts:
+            raise Failure(f"cargo test ran nothing:\n{output}")
+        return sum(counts)
+    return body
+
+
+def comments(path):
+    head = path.read_text()[:2000]
+    ranks = re.search(r"/\* ranks: ([\d ]+)\*/", head)
+    return ([int(count) for count in ranks.group(1).split()] if ranks else [0]), "/* static */" in head
+
+
+def c_cases(runner, path, is_c):
+    ranks, static = comments(path)
+    builds = [("c11", [CC, "-std=c11", "-D_GNU_SOURCE"])] if is_c else []
+    builds.append(("c++17", [CXX, "-std=c++17", *(["-x", "c++"] if is_c else [])]))
+    for standard, compiler in builds:
+        variants = [("", LINK)] + ([(" static", STATIC)] if static else [])
+        for variant, link in variants:
+            build = [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", path, "-x", "none", *link, "-o"]
+            stem = f"{path.stem}-{standard}{variant.strip()}"
+
+            def build_and_run(count, build=build, stem=stem):
+                program = SCRATCH / f"{stem}-x{count}"
+                run([*build, program])
+                launcher = [TOOL, "run", "-n", count, "--prefix", "--grace-period", "10", "--"] if count else []
+                run([*launcher, program], env={"DM_TMP": str(SCRATCH)})
+
+            for count in ranks:
+                label = f"tests/{path.parent.name}/{path.name} {standard}{variant}" + (f" x{count}" if count else "")
+                runner.add(label, lambda count=count, go=build_and_run: go(count))
+
+
+def examples(runner):
+    def build(name, compiler, label):
+        source = next((ROOT / "examples").glob(f"{name}.c*"))
+        define = f'-DDM_EXAMPLE_DATA="{ROOT}/examples/data/digits.csv"'
+        program = SCRATCH / re.sub(r"\W+", "-", label)
+        run([*compiler, "-O2", *STRICT, define, "-Iinclude", source, *LINK, "-o", program])
+        return program
+
+    def example(name, ranks, compiler, *arguments, expect=()):
+        label = " ".join([f"examples/{name} x{ranks}", *arguments])
+
+        def body():
+            program = build(name, compiler, label)
+            output = run([TOOL, "run", "-n", ranks, "--", program, *arguments])
+            for text in expect:
+                if not re.search(text, output, re.M):
+                    raise Failure(f"no line like {text!r} in\n{output}")
+        runner.add(label, body)
+
+    cxx, c = [CXX, "-std=c++17"], [CC, "-std=c11"]
+    accuracy = r"^test accuracy (9[5-9]|100)\.\d+ %$"
+    same = r"^check: one process gets the same losses up to \S+ relative"
+    example("hsdp_tp", 8, cxx, "--check", expect=[
+        r"^DeviceMesh\(\(replicate=2, shard=2, tp=2\), 'cpu', stride=\(4, 2, 1\)\)$",
+        r"^rank 6:  replicate \{2, 6\}  shard \{4, 6\}  tp \{6, 7\}$", r"^epoch 20  loss 0\.\d+$", accuracy, same])
+    example("hsdp_tp", 4, cxx, "--shape", "1", "2", "2", "--check", expect=[accuracy, same])
+    example("hsdp_tp", 6, cxx, "--shape", "3", "2", "1", "--check", expect=[accuracy, same])
+    example("shards", 8, cxx, "--check", expect=[
+        r"^rank 6  dp 1  fsdp 2  holds 151\.\.175$", r"^rows over fsdp, then tp:    0 1 2 3 4 5 6 7 8 9 10 11$"])
+    example("hello_mesh", 4, c, expect=[r"^rank 3 at \(dp=1, tp=1\): sum over tp 5, over dp 4$"])
+
+
+def header_functions():
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "include/devicemesh.h").read_text(), flags=re.S)
+    return set(re.findall(r"\b(dm_\w+)\(", text))
+
+
+def exports():
+    output = run(["nm", "-D", "--defined-only", RELEASE / "libdevicemesh.so"])
+    exported = {line.split()[-1] for line in output.splitlines() if line.strip()}
+    declared = header_functions()
+    if exported != declared:
+        raise Failure(f"only exported: {sorted(exported - declared)}; only declared: {sorted(declared - exported)}")
+    dynamic = run(["readelf", "-d", RELEASE / "libdevicemesh.so"])
+    version = re.search(r'^version = "(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M)
+    soname = f"libdevicemesh.so.{version.group(1)}.{version.group(2)}"
+    if f"[{soname}]" not in dynamic:
+        raise Failure(f"the SONAME is not {soname}:\n{dynamic}")
+    if not (RELEASE / soname).exists():
+        raise Failure(f"target/release/{soname} is missing")
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
+    if not needed <= {"libc.so.6", "libgcc_s.so.1", "libm.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}:
+        raise Failure(f"the library needs {sorted(needed)}")
+
+
+def compile_headers(runner):
+    def compiles(name, text, extra=()):
+        def body():
+            for language, compiler in (("c", [CC, "-std=c11"]), ("c++", [CXX, "-std=c++17"])):
+                source = SCRATCH / f"{name.replace(' ', '-')}.{'c' if language == 'c' else 'cpp'}"
+                source.write_text(text + "\nint main(void) { return dm_version() == 0; }\n")
+                run([*compiler, *STRICT, "-Iinclude", *(extra() if callable(extra) else extra), "-c", source, "-o", os.devnull])
+        runner.add(f"build header {name}", body)
+
+    ours, host = "#include <devicemesh.h>", "#include <hostccl.h>"
+    compiles("alone", ours)
+    compiles("before hostccl.h", f"{ours}\n{host}")
+    compiles("after hostccl.h", f"{host}\n{ours}")
+    real = lambda: [f"-isystem{path}" for path in nccl_headers()]
+    compiles("before nccl.h", f"{ours}\n#include <nccl.h>\nncclComm_t comm(ncclComm_t c);", real)
+    compiles("after nccl.h", f"#include <nccl.h>\n{ours}\nncclComm_t comm(ncclComm_t c);", real)
+
+
+WHEEL_LOCK = threading.Lock()
+
+
+def pip():
+    """A pip that can be used here: of a virtual environment under target/, else the interpreter's own."""
+    environment = TARGET / "venv"
+    python = environment / "bin/python"
+    if not python.exists():
+        made = subprocess.run([sys.executable, "-m", "venv", str(environment)], capture_output=True)
+        if made.returncode != 0:
+            shutil.rmtree(environment, ignore_errors=True)
+            if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
+                raise Skip("neither venv nor pip works here (Debian: apt-get install python3-venv)")
+            return [sys.executable, "-m", "pip"]
+    return [str(python), "-m", "pip"]
+
+
+def nccl_headers():
+    folder = TARGET / "wheels" / "-".join(NCCL_WHEELS).replace("==", "-")
+    with WHEEL_LOCK:
+        if not (folder / "complete").exists():
+            import zipfile
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", "--platform", "manylinux1_x86_64",
+                       "--platform", "manylinux2014_x86_64", "--dest", str(folder), *NCCL_WHEELS]
+            for attempt in (1, 2, 3):
+                fetched = subprocess.run(command, capture_output=True, text=True, timeout=900)
+                if fetched.returncode == 0:
+                    break
+            else:
+                raise Failure(f"$ {' '.join(command)}\n{fetched.stdout}{fetched.stderr}")
+            for wheel in folder.glob("*.whl"):
+                with zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(folder, [name for name in archive.namelist() if "/include/" in name])
+                wheel.unlink()
+            (folder / "complete").touch()
+    return sorted(path for path in folder.glob("nvidia/*/include"))
+
+
+def cmake_consumer():
+    cmake = shutil.which("cmake")
+    with WHEEL_LOCK:
+        if not cmake:
+            # Through a virtual environment, so that nothing outside target/ changes.
+            own = TARGET / "venv/bin/cmake"
+            if not own.exists():
+                command = [*pip(), "install", "--quiet", CMAKE_WHEEL]
+                if not command[0].startswith(str(TARGET)):
+                    raise Skip("no cmake, and no virtual environment to install it into")
+                run(command, timeout=600)
+            cmake = str(own)
+    folder = SCRATCH / "consumer"
+    shutil.rmtree(folder, ignore_errors=True)
+    run([cmake, "-S", ROOT / "tests/consumer", "-B", folder, f"-Ddevicemesh_DIR={ROOT}/cmake"], timeout=300)
+    run([cmake, "--build", folder], timeout=300)
+    for program in ("shared", "static"):
+        output = run([TOOL, "run", "-n", 2, "--", folder / program])
+        if output.count("sum 1") != 2:
+            raise Failure(f"{program}: {output}")
+
+
+def mine():
+    """Processes whose program lies in this tree's target folder, by pid."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                program = os.readlink(entry / "exe")
+            except OSError:
+                continue
+            if program.startswith(str(TARGET)):
+                found[int(entry.name)] = program
+    return found
+
+
+def leftovers(shm_before):
+    def body():
+        until = time.monotonic() + 5
+        while True:
+            left = sorted(set(os.listdir("/dev/shm")) - shm_before)
+            running = mine()
+            if not left and not running:
+                return
+            if time.monotonic() > until:
+                raise Failure(f"left in /dev/shm: {left}; still running: {running}")
+            time.sleep(0.1)
+    return body
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-k", action="append", metavar="TEXT", help="only tests whose name contains this")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--list", action="store_true", help="name the tests and stop")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    shm_before = set(os.listdir("/dev/shm"))
+    runner = Runner(options)
+    if not options.list:
+        print("building", flush=True)
+        subprocess.run(["cargo", "build", "--release", "--quiet"], check=True)
+
+    # One at a time: each uses both cores by itself.
+    runner.add("cargo test", rust_tests([]))
+    if not options.list:
+        jobs, options.jobs = options.jobs, 1
+        runner.run()
+        options.jobs = jobs
+
+    for folder, pattern, is_c in (("c", "*.c", True), ("cpp", "*.cpp", False)):
+        for path in sorted((ROOT / "tests" / folder).glob(pattern)):
+            c_cases(runner, path, is_c)
+    environment = {"DM_ROOT": str(ROOT), "DM_LIB_DIR": str(RELEASE), "DM_TMP": str(SCRATCH), "CC": CC, "CXX": CXX}
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        runner.add(f"tests/{path.name}", lambda path=path: run([sys.executable, path], env=environment, timeout=600) and None)
+    examples(runner)
+    runner.add("build exports and SONAME", exports)
+    compile_headers(runner)
+    runner.add("cmake find_package", cmake_consumer)
+    if options.list:
+        print("\n".join(name for name, _ in runner.cases))
+        return 0
+    runner.run()
+    runner.add("nothing left behind", leftovers(shm_before))
+    runner.run()
+    closing = f"{runner.passed} passed, {runner.failed} failed"
+    print(closing + (f", {runner.skipped} skipped" if runner.skipped else ""))
+    return 1 if runner.failed or not runner.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
