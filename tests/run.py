@@ -34,7 +34,7 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 LINK = [f"-L{RELEASE}", "-ldevicemesh", f"-Wl,-rpath,{RELEASE}", "-pthread"]
 STATIC = [str(RELEASE / "libdevicemesh.a"), "-pthread", "-ldl", "-lm"]
 # Each pinned; only headers are taken out of them. The oldest NCCL that the loader supports is also the smallest download.
-NCCL_WHEELS = ["nvidia-nccl-cu12==2.18.3", "nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105"]
+NCCL_WHEELS = ["nvidia-nccl-cu12==2.18.3", "nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105", "nvidia-cuda-cccl-cu12==12.9.27"]
 CMAKE_WHEEL = "cmake==3.31.6"
 DEADLINE = 180
 
