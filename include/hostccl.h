@@ -24,6 +24,7 @@
 
 #include <limits.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifndef NCCL_H_
 #define NCCL_H_
@@ -63,7 +64,8 @@ typedef enum {
   ncclInvalidUsage = 5,       /* calls of several ranks that do not fit together, or an order that is not allowed */
   ncclRemoteError = 6,        /* a peer died, left or never came */
   ncclInProgress = 7,         /* a non-blocking call is still at work: ask ncclCommGetAsyncError */
-  ncclNumResults = 8
+  ncclTimeout = 8,            /* peers did not come before the deadline (HOSTCCL_TIMEOUT_MS, hostcclCommSetTimeout) */
+  ncclNumResults = 9
 } ncclResult_t;
 
 /* Element types. Half precision is rounded once per reduction, not once per addition. */
@@ -283,6 +285,10 @@ extern "C" {
 
 /* Writes the rank of comm that was found dead or gone, -1 when none is known. Local. */
 ncclResult_t hostcclCommLostRank(ncclComm_t comm, int *rank);
+
+/* Extension: how long an operation of this rank may wait for its peers without any progress before comm ends with ncclTimeout, in
+ * milliseconds; 0: as the environment variable HOSTCCL_TIMEOUT_MS says (unset: for ever). Local. */
+ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
 
 #ifdef __cplusplus
 }

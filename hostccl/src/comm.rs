@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -25,6 +26,8 @@ pub(crate) struct Comm {
     /// Raised by `ncclCommAbort`, also before the communicator exists.
     aborted: Arc<AtomicBool>,
     finalized: AtomicBool,
+    /// How long a wait without progress may last, in milliseconds; 0: as the process's environment says.
+    patience: AtomicU64,
     watched: Vec<OnceLock<Arc<Process>>>,
     me: ProcessId,
 }
@@ -54,6 +57,7 @@ impl Comm {
             step: AtomicU64::new(0),
             aborted,
             finalized: AtomicBool::new(false),
+            patience: AtomicU64::new(0),
             watched: (0..nranks).map(|_| OnceLock::new()).collect(),
             me,
         }
@@ -84,6 +88,16 @@ impl Comm {
         let header = self.segment.header();
         header.fail(code, rank.map(|rank| rank as u32), message);
         header.failure.error().unwrap_or_else(|| Error::new(code, message))
+    }
+
+    /// How long a wait of this communicator without any progress may last, where that was set for it.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        let millis = self.patience.load(Ordering::Relaxed);
+        (millis > 0).then(|| Duration::from_millis(millis))
+    }
+
+    pub(crate) fn set_patience(&self, millis: u64) {
+        self.patience.store(millis, Ordering::Relaxed);
     }
 
     /// The rank found dead or gone, -1 when none.

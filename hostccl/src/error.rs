@@ -85,6 +85,7 @@ pub(crate) fn describe(code: ncclResult_t) -> &'static CStr {
         ncclInvalidArgument => c"invalid argument",
         ncclInvalidUsage => c"invalid usage",
         ncclRemoteError => c"remote process exited or left the communicator",
+        ncclTimeout => c"peers did not come before the deadline",
         ncclInProgress => c"operation in progress",
         _ => c"unknown result code",
     }

@@ -106,14 +106,15 @@ impl SplitInto {
     ) -> SplitInto {
         let out = Out(out);
         out.write(std::ptr::null_mut());
-        if !handle.config.blocking {
+        if !parent.config.blocking {
             parent.begin();
         }
         SplitInto { split, parent, on, handle, out, done: false }
     }
 
+    /// As in NCCL the parent's configuration says how the call behaves, the child's how the child will.
     pub(crate) fn blocking(&self) -> bool {
-        self.handle.config.blocking
+        self.parent.config.blocking
     }
 
     pub(crate) fn parent(&self) -> &Arc<Comm> {

@@ -25,6 +25,8 @@ pub const ncclInvalidUsage: ncclResult_t = 5;
 pub const ncclRemoteError: ncclResult_t = 6;
 /// A non-blocking call is still at work: ask `ncclCommGetAsyncError`.
 pub const ncclInProgress: ncclResult_t = 7;
+/// A wait passed its deadline.
+pub const ncclTimeout: ncclResult_t = 8;
 
 /// A communicator: an opaque token. It points at nothing and is never dereferenced.
 #[repr(C)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
 use crate::event::{self, Watch};
-use crate::types::ncclRemoteError;
+use crate::types::ncclTimeout;
 
 /// The longest sleep before looking at the peers.
 const SLICE: Duration = Duration::from_millis(100);
@@ -39,7 +39,8 @@ impl Idle {
         }
         let since = *self.since.get_or_insert_with(Instant::now);
         let joining = waits.iter().any(|wait| wait.2 == Blocker::Arrivals);
-        let timeout = timeout().or(joining.then_some(JOIN_TIMEOUT));
+        let set = waits.iter().filter_map(|(comm, ..)| comm.patience()).min();
+        let timeout = set.or_else(timeout).or(joining.then_some(JOIN_TIMEOUT));
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
         if let Some(timeout) = timeout {
             slice = slice.min(timeout.saturating_sub(since.elapsed()));
@@ -73,7 +74,7 @@ impl Idle {
 fn expired(waits: &[Waiting<'_>], timeout: Duration) -> Error {
     let errors = waits.iter().map(|&(comm, _, blocker)| {
         let message = format!("{} did not come within {} ms", comm.missing(blocker), timeout.as_millis());
-        comm.fail(ncclRemoteError, None, &message)
+        comm.fail(ncclTimeout, None, &message)
     });
     errors.collect::<Vec<_>>().swap_remove(0)
 }

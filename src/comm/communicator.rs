@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::ccl::{CommConfig, Library, RawComm};
+use crate::ccl::{CommConfig, Library, RawComm, result};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
 
@@ -159,6 +159,10 @@ impl Communicator {
             return Error::aborted(format!("the communicator of {} was aborted during the call", self.label()))
                 .with_ccl_result(error.ccl_result());
         }
+        if error.ccl_result() == result::INVALID_USAGE && self.library.is_host_engine() && self.is_broken(raw) {
+            // The engine found that ranks made calls that do not fit together; the message says who called what.
+            return Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result());
+        }
         if error.status() != Status::PeerLost {
             return error;
         }
@@ -176,6 +180,11 @@ impl Communicator {
     /// What to call it in messages: its dimension and where it lies.
     pub(super) fn label(&self) -> String {
         self.group.describe()
+    }
+
+    /// Whether it has failed for all its ranks, so that an error is more than one bad call here.
+    fn is_broken(&self, raw: RawComm) -> bool {
+        self.library.poll(raw).is_err()
     }
 
     fn take_raw(&self) -> Option<RawComm> {

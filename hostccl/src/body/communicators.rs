@@ -216,3 +216,11 @@ pub(crate) unsafe fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> 
     // SAFETY: the caller's contract.
     unsafe { answer(comm, "rank", rank, lost) }
 }
+
+pub(crate) unsafe fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> Result<ncclResult_t> {
+    let Ok(millis) = u64::try_from(timeout_ms) else {
+        return Err(Error::argument(format!("timeout_ms {timeout_ms} is negative")));
+    };
+    handle::find(comm)?.ready()?.set_patience(millis);
+    Ok(ncclSuccess)
+}

@@ -1,0 +1,92 @@
+/* The smallest harness that says what went wrong: checks count failures and go on, main returns finish(). */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <devicemesh.h>
+#include <hostccl.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static int failures;
+
+#define CHECK(condition) \
+  do { \
+    if (!(condition)) { \
+      ++failures; \
+      fprintf(stderr, "%s:%d: not so: %s (last error: %s)\n", __FILE__, __LINE__, #condition, dm_last_error()); \
+    } \
+  } while (0)
+
+/* That a call has this status. */
+#define GIVES(expected, call) \
+  do { \
+    dm_status status_ = (call); \
+    if (status_ != (expected)) { \
+      ++failures; \
+      fprintf(stderr, "%s:%d: %s gives %s, expected %s (last error: %s)\n", __FILE__, __LINE__, #call, \
+              dm_status_name(status_), dm_status_name(expected), dm_last_error()); \
+    } \
+  } while (0)
+
+#define OK(call) GIVES(DM_STATUS_OK, call)
+
+/* That a call fails with this status and one line that contains this text. */
+#define FAILS(expected, text, call) \
+  do { \
+    GIVES(expected, call); \
+    if (strstr(dm_last_error(), text) == NULL || strchr(dm_last_error(), '\n') != NULL) { \
+      ++failures; \
+      fprintf(stderr, "%s:%d: the message of %s is not one line with \"%s\": %s\n", __FILE__, __LINE__, #call, text, \
+              dm_last_error()); \
+    } \
+  } while (0)
+
+/* For what the rest of the test cannot do without. */
+#define REQUIRE(call) \
+  do { \
+    dm_status status_ = (call); \
+    if (status_ != DM_STATUS_OK) { \
+      fprintf(stderr, "%s:%d: %s gives %s: %s\n", __FILE__, __LINE__, #call, dm_status_name(status_), dm_last_error()); \
+      exit(1); \
+    } \
+  } while (0)
+
+static inline double seconds_now(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static inline int32_t rank_of(const dm_mesh *mesh)
+{
+  int32_t rank = -1;
+  REQUIRE(dm_rank(mesh, &rank));
+  return rank;
+}
+
+static inline dm_mesh *slice1(const dm_mesh *mesh, const char *name)
+{
+  dm_mesh *view = NULL;
+  REQUIRE(dm_slice(mesh, &name, 1, &view));
+  return view;
+}
+
+static inline const char *describe(const dm_mesh *mesh)
+{
+  static char text[512];
+  size_t length = 0;
+  REQUIRE(dm_describe(mesh, text, sizeof text, &length));
+  return text;
+}
+
+static inline int finish(void)
+{
+  if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
+  return failures > 0;
+}
+
+#endif

@@ -1,0 +1,63 @@
+/* The ABI as numbers: enum values, struct sizes and offsets of version 0.1 on 64-bit machines, and the INIT macros byte for byte. */
+#include "check.h"
+
+#define AT(type, field, offset) CHECK(offsetof(type, field) == (offset))
+
+int main(void)
+{
+  const int32_t statuses[] = {DM_STATUS_OK, DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_FOUND,
+                              DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
+                              DM_STATUS_STORE, DM_STATUS_CCL, DM_STATUS_DEVICE, DM_STATUS_LIBRARY, DM_STATUS_UNSUPPORTED,
+                              DM_STATUS_ABORTED, DM_STATUS_PEER_LOST, DM_STATUS_INTERNAL};
+  for (int32_t number = 0; number < 16; ++number) {
+    CHECK(statuses[number] == number);
+    CHECK(strncmp(dm_status_name(number), "DM_STATUS_", 10) == 0);
+    for (int32_t other = 0; other < number; ++other) CHECK(strcmp(dm_status_name(number), dm_status_name(other)) != 0);
+  }
+  CHECK(strcmp(dm_status_name(DM_STATUS_TIMEOUT), "DM_STATUS_TIMEOUT") == 0);
+  CHECK(dm_status_name(16) != NULL && dm_status_name(-1) != NULL);
+
+  const int32_t types[] = {DM_INT8, DM_UINT8, DM_INT32, DM_UINT32, DM_INT64, DM_UINT64, DM_FLOAT16, DM_FLOAT32, DM_FLOAT64, DM_BFLOAT16};
+  const int32_t nccl_types[] = {ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16};
+  for (int32_t number = 0; number < 10; ++number) CHECK(types[number] == number && nccl_types[number] == number);
+  CHECK(DM_SUM == (int)ncclSum && DM_PROD == (int)ncclProd && DM_MAX == (int)ncclMax && DM_MIN == (int)ncclMin && DM_AVG == (int)ncclAvg);
+  CHECK(DM_WORLD_OFFLINE == 1u && DM_DIM_OWN_COMM == 1u && DM_INIT_LAZY == 1u && DM_INIT_OWN_COMMS == 2u);
+
+  CHECK(sizeof(dm_error_info) == 32);
+  AT(dm_error_info, status, 8); AT(dm_error_info, ccl_result, 12); AT(dm_error_info, device_error, 16);
+  AT(dm_error_info, os_error, 20); AT(dm_error_info, message, 24);
+  CHECK(sizeof(dm_world_options) == 56);
+  AT(dm_world_options, flags, 8); AT(dm_world_options, world_size, 12); AT(dm_world_options, rank, 16);
+  AT(dm_world_options, local_rank, 20); AT(dm_world_options, timeout_ms, 24); AT(dm_world_options, init_method, 32);
+  AT(dm_world_options, ccl_library, 40); AT(dm_world_options, store, 48);
+  CHECK(sizeof(dm_store_callbacks) == 48);
+  AT(dm_store_callbacks, user_data, 8); AT(dm_store_callbacks, set, 16); AT(dm_store_callbacks, get, 24);
+  AT(dm_store_callbacks, add, 32); AT(dm_store_callbacks, drop, 40);
+  CHECK(sizeof(dm_dim_options) == 32);
+  AT(dm_dim_options, flags, 8); AT(dm_dim_options, nccl_config, 16); AT(dm_dim_options, comm_name, 24);
+  CHECK(sizeof(dm_init_options) == 48);
+  AT(dm_init_options, flags, 8); AT(dm_init_options, world, 16); AT(dm_init_options, ranks, 24);
+  AT(dm_init_options, dim_options, 32); AT(dm_init_options, timeout_ms, 40);
+
+  /* Every byte that is not the size is zero: fields one by one, as padding is nobody's. */
+  dm_error_info error = DM_ERROR_INFO_INIT;
+  CHECK(error.struct_size == sizeof error && error.status == 0 && error.ccl_result == 0 && error.device_error == 0 &&
+        error.os_error == 0 && error.message == NULL);
+  dm_world_options world = DM_WORLD_OPTIONS_INIT;
+  CHECK(world.struct_size == sizeof world && world.flags == 0 && world.world_size == 0 && world.rank == 0 && world.local_rank == 0 &&
+        world.timeout_ms == 0 && world.init_method == NULL && world.ccl_library == NULL && world.store == NULL);
+  dm_store_callbacks store = DM_STORE_CALLBACKS_INIT;
+  CHECK(store.struct_size == sizeof store && store.user_data == NULL && !store.set && !store.get && !store.add && !store.drop);
+  dm_dim_options dim = DM_DIM_OPTIONS_INIT;
+  CHECK(dim.struct_size == sizeof dim && dim.flags == 0 && dim.nccl_config == NULL && dim.comm_name == NULL);
+  dm_init_options init = DM_INIT_OPTIONS_INIT;
+  CHECK(init.struct_size == sizeof init && init.flags == 0 && init.world == NULL && init.ranks == NULL && init.dim_options == NULL &&
+        init.timeout_ms == 0);
+
+  CHECK(dm_version() >= 100 && dm_version() < 1000000);
+  CHECK(strcmp(dm_last_error(), "") == 0);
+  dm_error_info info = DM_ERROR_INFO_INIT;
+  OK(dm_last_error_info(&info));
+  CHECK(info.status == DM_STATUS_OK && strcmp(info.message, "") == 0);
+  return finish();
+}
