@@ -28,10 +28,11 @@
 #ifndef NCCL_H_
 #define NCCL_H_
 
-/* The NCCL release whose API this is; ncclGetVersion answers the same at run time. */
+/* The NCCL release whose API this is (with ncclAlltoAll, ncclGather and ncclScatter, which NCCL has since 2.28);
+ * ncclGetVersion answers the same at run time. */
 #define NCCL_MAJOR 2
-#define NCCL_MINOR 28
-#define NCCL_PATCH 3
+#define NCCL_MINOR 27
+#define NCCL_PATCH 7
 #define NCCL_SUFFIX ""
 #define NCCL_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
 #define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
@@ -111,7 +112,7 @@ typedef enum {
  * to release, and size tells the library which ones there are. The library uses blocking and commName. */
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_UNDEF_PTR NULL
-typedef struct ncclConfig_v22800 {
+typedef struct ncclConfig_v22700 {
   size_t size;           /* sizeof(ncclConfig_t) */
   unsigned int magic;    /* 0xcafebeef */
   unsigned int version;  /* NCCL_VERSION_CODE */
@@ -127,8 +128,6 @@ typedef struct ncclConfig_v22800 {
   int CTAPolicy;
   int shrinkShare;
   int nvlsCTAs;
-  int nChannelsPerNetPeer;
-  int nvlinkCentricSched;
 } ncclConfig_t;
 
 #define NCCL_CONFIG_INITIALIZER                                                                                       \
@@ -147,9 +146,7 @@ typedef struct ncclConfig_v22800 {
     NCCL_CONFIG_UNDEF_INT, /* collnetEnable */                                                                         \
     NCCL_CONFIG_UNDEF_INT, /* CTAPolicy */                                                                             \
     NCCL_CONFIG_UNDEF_INT, /* shrinkShare */                                                                           \
-    NCCL_CONFIG_UNDEF_INT, /* nvlsCTAs */                                                                              \
-    NCCL_CONFIG_UNDEF_INT, /* nChannelsPerNetPeer */                                                                   \
-    NCCL_CONFIG_UNDEF_INT  /* nvlinkCentricSched */                                                                    \
+    NCCL_CONFIG_UNDEF_INT  /* nvlsCTAs */                                                                              \
   }
 
 /* ---- versions and errors (Local) ------------------------------------------------------------------------------- */
