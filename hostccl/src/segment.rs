@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::process::ProcessId;
-use crate::types::ncclResult_t;
+use crate::types::{ncclResult_t, ncclSystemError};
 
 /// Changes whenever the layout does: ranks built from different versions refuse each other.
 pub(crate) const LAYOUT_VERSION: u32 = 1;
@@ -236,7 +236,27 @@ pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Whether all ranks have come.
+pub(crate) fn is_complete(fd: &OwnedFd) -> bool {
+    Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
+        let header = mapping.header();
+        let nranks = header.nranks.load(Ordering::Acquire);
+        nranks != 0 && header.arrived.value() == nranks
+    })
+}
+
 fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
+    // Beyond the limit on file sizes the kernel does not refuse but sends a signal that ends the process.
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a place for the answer; on failure it keeps what it had.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if bytes as libc::rlim_t > limit.rlim_cur {
+        let limit = limit.rlim_cur;
+        return Err(Error::new(
+            ncclSystemError,
+            format!("shared memory of {bytes} bytes is beyond the limit on file sizes, {limit}: raise `ulimit -f`"),
+        ));
+    }
     // SAFETY: a plain system call on a descriptor that we own.
     if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
         return Err(Error::system(&format!("sizing shared memory to {bytes} bytes"), io::Error::last_os_error()));
