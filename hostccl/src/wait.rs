@@ -60,7 +60,7 @@ impl Idle {
             return Ok(());
         }
         for wait in waits {
-            wait.comm.check_peers(Some(wait.blocker))?;
+            wait.comm.check_peers(Some((wait.blocker, wait.seen)))?;
         }
         match patience {
             Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(waits, patience)),
