@@ -16,7 +16,11 @@
  * Threads: each rank's communicator is used by one thread at a time, but for ncclCommAbort and ncclCommGetAsyncError,
  * which may be called from any thread at any time. A communicator is a token: NULL, made-up and destroyed ones give
  * ncclInvalidArgument, never undefined behaviour. Groups belong to the calling thread.
- * Out-parameters are written only on success (ncclCommSplit writes NULL for NCCL_SPLIT_NOCOLOR).
+ * Out-parameters are written only on success, but for those of new communicators: they are NULL until there is one, and
+ * stay NULL after a failure and for NCCL_SPLIT_NOCOLOR.
+ *
+ * Environment: HOSTCCL_TIMEOUT_MS ends every wait for peers after so many milliseconds, with ncclRemoteError. Unset, ranks
+ * wait 600 seconds for each other to join, and as long as all live for everything else.
  *
  * After a real nccl.h this header adds only the hostccl* functions; a real nccl.h after this header adds nothing. */
 #ifndef HOSTCCL_H_
@@ -29,10 +33,11 @@
 #ifndef NCCL_H_
 #define NCCL_H_
 
-/* The NCCL release whose API this is; ncclGetVersion answers the same at run time. */
+/* The NCCL release whose API this is (with ncclAlltoAll, ncclGather and ncclScatter, which NCCL has since 2.28);
+ * ncclGetVersion answers the same at run time. */
 #define NCCL_MAJOR 2
-#define NCCL_MINOR 28
-#define NCCL_PATCH 3
+#define NCCL_MINOR 27
+#define NCCL_PATCH 7
 #define NCCL_SUFFIX ""
 #define NCCL_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
 #define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
@@ -113,7 +118,7 @@ typedef enum {
  * to release, and size tells the library which ones there are. The library uses blocking and commName. */
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_UNDEF_PTR NULL
-typedef struct ncclConfig_v22800 {
+typedef struct ncclConfig_v22700 {
   size_t size;           /* sizeof(ncclConfig_t) */
   unsigned int magic;    /* 0xcafebeef */
   unsigned int version;  /* NCCL_VERSION_CODE */
@@ -129,8 +134,6 @@ typedef struct ncclConfig_v22800 {
   int CTAPolicy;
   int shrinkShare;
   int nvlsCTAs;
-  int nChannelsPerNetPeer;
-  int nvlinkCentricSched;
 } ncclConfig_t;
 
 #define NCCL_CONFIG_INITIALIZER                                                                                       \
@@ -149,9 +152,7 @@ typedef struct ncclConfig_v22800 {
     NCCL_CONFIG_UNDEF_INT, /* collnetEnable */                                                                         \
     NCCL_CONFIG_UNDEF_INT, /* CTAPolicy */                                                                             \
     NCCL_CONFIG_UNDEF_INT, /* shrinkShare */                                                                           \
-    NCCL_CONFIG_UNDEF_INT, /* nvlsCTAs */                                                                              \
-    NCCL_CONFIG_UNDEF_INT, /* nChannelsPerNetPeer */                                                                   \
-    NCCL_CONFIG_UNDEF_INT  /* nvlinkCentricSched */                                                                    \
+    NCCL_CONFIG_UNDEF_INT  /* nvlsCTAs */                                                                              \
   }
 
 /* ---- versions and errors (Local) ------------------------------------------------------------------------------- */
@@ -181,7 +182,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myran
  * ncclCommCuDevice answers. Local. */
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ndev, const int *devlist);
 /* Makes one communicator per color (>= 0, or NCCL_SPLIT_NOCOLOR) of the ranks of comm that passed it, ordered by key, ties
- * by rank. config NULL: that of comm. Collective over comm, in the same order on every rank. */
+ * by rank. config NULL: that of comm, but for its name. Collective over comm, in the same order on every rank. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
 
 /* ---- their life ------------------------------------------------------------------------------------------------ */

@@ -149,21 +149,19 @@ impl Comm {
         }
     }
 
-    /// Fails when a peer's process has ended, or when one that has left its communicator is waited for.
-    pub(crate) fn check_peers(&self, blocker: Option<Blocker>) -> Result<()> {
+    /// Fails when a peer's process has ended, or when one that has left its communicator is waited for: `blocked` is what
+    /// an operation waits for and the value it saw there. A peer that ends right after it has done its part harms nobody.
+    pub(crate) fn check_peers(&self, blocked: Option<(Blocker, u32)>) -> Result<()> {
         self.check()?;
+        // Read after the peer's state, this is up to date: a peer leaves after it has done its part.
+        let still_blocked = || blocked.is_none_or(|(blocker, seen)| self.event(blocker).value() == seen);
+        let left = |rank: usize| self.segment.seat(rank).left.load(Ordering::Acquire) != 0;
         let mut processes: Vec<Arc<Process>> = Vec::new();
         let mut ranks = Vec::new();
         for rank in 0..self.nranks {
             let Some(id) = self.segment.process(rank) else { continue };
-            let seat = self.segment.seat(rank);
-            if seat.left.load(Ordering::Acquire) != 0 {
-                let needed = match blocker {
-                    Some(Blocker::Arrivals) | None => false,
-                    Some(Blocker::Step(step)) => (seat.step.value().wrapping_sub(step as u32) as i32) < 0,
-                    Some(Blocker::From(peer) | Blocker::To(peer)) => peer == rank,
-                };
-                if needed {
+            if left(rank) {
+                if blocked.is_some_and(|(blocker, _)| self.needs(rank, blocker)) && still_blocked() {
                     let message = format!("{} has destroyed its communicator", self.describe(rank));
                     return Err(self.fail(ncclRemoteError, Some(rank), &message));
                 }
@@ -173,26 +171,32 @@ impl Comm {
             }
         }
         while let Some(index) = Process::first_dead(&processes) {
-            let rank = ranks[index];
             // It may have left in good order between our two looks.
-            if self.segment.seat(rank).left.load(Ordering::Acquire) == 0 {
-                let message = format!("{} died", self.describe(rank));
-                return Err(self.fail(ncclRemoteError, Some(rank), &message));
+            if !left(ranks[index]) {
+                if !still_blocked() {
+                    return Ok(());
+                }
+                let message = format!("{} died", self.describe(ranks[index]));
+                return Err(self.fail(ncclRemoteError, Some(ranks[index]), &message));
             }
-            processes.remove(index);
-            ranks.remove(index);
+            processes.swap_remove(index);
+            ranks.swap_remove(index);
         }
         Ok(())
     }
 
+    /// Whether the blocker goes away only by something that `rank` has not done yet.
+    fn needs(&self, rank: usize, blocker: Blocker) -> bool {
+        match blocker {
+            Blocker::Arrivals => self.segment.process(rank).is_none(),
+            Blocker::Step(step) => (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0,
+            Blocker::From(peer) | Blocker::To(peer) => peer == rank,
+        }
+    }
+
     /// The ranks that keep this one waiting, for messages.
     pub(crate) fn missing(&self, blocker: Blocker) -> String {
-        let late = |rank: &usize| match blocker {
-            Blocker::Arrivals => self.segment.process(*rank).is_none(),
-            Blocker::Step(step) => (self.segment.seat(*rank).step.value().wrapping_sub(step as u32) as i32) < 0,
-            Blocker::From(peer) | Blocker::To(peer) => peer == *rank,
-        };
-        let late: Vec<usize> = (0..self.nranks).filter(late).collect();
+        let late: Vec<usize> = (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect();
         let shown: Vec<String> = late.iter().take(8).map(usize::to_string).collect();
         let more =
             if late.len() > shown.len() { format!(" and {} more", late.len() - shown.len()) } else { String::new() };

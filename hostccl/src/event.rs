@@ -202,6 +202,20 @@ mod tests {
     }
 
     #[test]
+    fn more_words_than_the_kernel_watches_are_looked_at_in_turn() {
+        let events: Vec<Event> = (0..FUTEX_WAITV_MAX + 2).map(|_| Event::default()).collect();
+        let watches: Vec<_> = events.iter().map(|event| Watch { event, seen: 0 }).collect();
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| events[FUTEX_WAITV_MAX + 1].set(1));
+            while events[FUTEX_WAITV_MAX + 1].value() == 0 {
+                sleep(&watches, Duration::from_secs(20));
+            }
+        });
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
     fn time_runs_out() {
         let event = Event::default();
         let started = Instant::now();

@@ -99,6 +99,11 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     });
     let in_progress = !background.is_empty();
     if in_progress {
+        for task in &background {
+            if let Task::Split(split) = task {
+                split.begin();
+            }
+        }
         // What the tasks met is kept by their handles.
         std::thread::Builder::new()
             .name("hostccl".into())

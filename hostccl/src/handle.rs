@@ -1,7 +1,7 @@
 //! Communicator handles: tokens of a slot and a generation, so that a stale or made-up one is refused, never followed.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -21,7 +21,9 @@ pub(crate) struct Handle {
     /// Raised by `ncclCommAbort`; shared with the communicator.
     pub(crate) aborted: Arc<AtomicBool>,
     comm: OnceLock<Arc<Comm>>,
-    stage: AtomicU8,
+    /// Calls at work in the background, joining included.
+    pending: AtomicU32,
+    failed: AtomicBool,
     error: Mutex<Option<Error>>,
     finished: Condvar,
     operators: RwLock<Vec<Option<PreMulSum>>>,
@@ -45,10 +47,6 @@ pub(crate) enum Scalar {
 /// First value of an operator made at run time: the number of built-in ones.
 const FIRST_OPERATOR: usize = ReduceOp::ALL.len();
 
-const READY: u8 = 0;
-const IN_PROGRESS: u8 = 1;
-const FAILED: u8 = 2;
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -63,7 +61,8 @@ impl Handle {
             config,
             aborted: Arc::default(),
             comm: OnceLock::new(),
-            stage: AtomicU8::new(IN_PROGRESS),
+            pending: AtomicU32::new(1),
+            failed: AtomicBool::new(false),
             error: Mutex::new(None),
             finished: Condvar::new(),
             operators: RwLock::new(Vec::new()),
@@ -72,13 +71,21 @@ impl Handle {
 
     /// The communicator, when no call is at work on it in the background.
     pub(crate) fn ready(&self) -> Result<&Arc<Comm>> {
-        match (self.stage.load(Ordering::Acquire), self.comm.get()) {
-            (READY, Some(comm)) => Ok(comm),
-            (FAILED, _) => Err(lock(&self.error).clone().unwrap_or_else(Error::aborted)),
+        self.check()?;
+        match self.comm.get() {
+            Some(comm) if !self.in_progress() => Ok(comm),
             _ => Err(Error::argument(
                 "the communicator is still in progress: ask ncclCommGetAsyncError until it says ncclSuccess",
             )),
         }
+    }
+
+    /// The failure of a call in the background, if one has failed.
+    fn check(&self) -> Result<()> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(lock(&self.error).clone().unwrap_or_else(Error::aborted));
+        }
+        Ok(())
     }
 
     /// Rank and number of ranks.
@@ -93,7 +100,7 @@ impl Handle {
 
     /// Marks a background call as started.
     pub(crate) fn begin(&self) {
-        self.stage.store(IN_PROGRESS, Ordering::Release);
+        self.pending.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Records how joining ended.
@@ -106,27 +113,26 @@ impl Handle {
 
     /// Records how a background call ended.
     pub(crate) fn finish(&self, outcome: Result<()>) {
-        let stage = if outcome.is_ok() { READY } else { FAILED };
         let mut error = lock(&self.error);
-        *error = outcome.err();
-        self.stage.store(stage, Ordering::Release);
+        if let Err(failure) = outcome {
+            error.get_or_insert(failure);
+            self.failed.store(true, Ordering::Release);
+        }
+        self.pending.fetch_sub(1, Ordering::AcqRel);
         self.finished.notify_all();
     }
 
     /// Where the communicator stands, as `ncclCommGetAsyncError` tells it.
     pub(crate) fn status(&self) -> Result<ncclResult_t> {
-        match self.stage.load(Ordering::Acquire) {
-            IN_PROGRESS => Ok(ncclInProgress),
-            FAILED => Err(lock(&self.error).clone().unwrap_or_else(Error::aborted)),
-            _ => match self.comm.get() {
-                Some(comm) => comm.check_peers(None).map(|()| ncclSuccess),
-                None => Ok(ncclInProgress),
-            },
+        self.check()?;
+        match self.comm.get() {
+            Some(comm) if !self.in_progress() => comm.check_peers(None).map(|()| ncclSuccess),
+            _ => Ok(ncclInProgress),
         }
     }
 
     pub(crate) fn in_progress(&self) -> bool {
-        self.stage.load(Ordering::Acquire) == IN_PROGRESS
+        self.pending.load(Ordering::Acquire) > 0
     }
 
     /// Ends the communicator on all ranks.
@@ -136,6 +142,10 @@ impl Handle {
             comm.abort();
         }
         self.wait_finished();
+        // Joining may have succeeded just before it would have seen the flag.
+        if let Some(comm) = self.comm.get() {
+            comm.abort();
+        }
     }
 
     /// Leaves the communicator. A call still at work in the background ends first.

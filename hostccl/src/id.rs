@@ -44,7 +44,10 @@ impl Id {
             boot: boot_hash(),
             namespace: pid_namespace(),
         };
-        open_ids().lock().unwrap_or_else(PoisonError::into_inner).insert(token, fd);
+        let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
+        // A creator that joins closes its id then; one that only makes ids for others does so here.
+        open.retain(|_, fd| !segment::is_complete(fd));
+        open.insert(token, fd);
         Ok(id)
     }
 

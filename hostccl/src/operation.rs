@@ -1,10 +1,11 @@
 //! Operations under way: each a state machine that never blocks, and the loop that drives several of them to their end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::comm::{Blocker, Comm};
 use crate::error::Result;
-use crate::wait::Idle;
+use crate::wait::{Idle, Waiting};
 
 /// Where an operation stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,11 @@ pub(crate) trait Operation {
     /// The communicator it waits on; there is one whenever `poll` has said it is blocked.
     fn comm(&self) -> Option<&Arc<Comm>>;
 
+    /// How long it may wait without progress when `HOSTCCL_TIMEOUT_MS` does not say.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+
     /// The call with its values, for messages.
     fn describe(&self) -> String;
 }
@@ -37,7 +43,8 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
             Poll::Done => Ok(true),
             Poll::Blocked { seen, blocker } => {
                 let comm = operation.comm().expect("a blocked operation has a communicator");
-                idle.wait(&[(comm, seen, blocker)]).map(|()| false)
+                let patience = operation.patience();
+                idle.wait(&[Waiting { comm, seen, blocker, patience }]).map(|()| false)
             }
         });
         match step {
@@ -85,7 +92,10 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
         let waits: Vec<_> = lanes
             .iter()
             .zip(&blocked)
-            .filter_map(|(lane, &(seen, blocker))| Some((lane.front()?.comm()?, seen, blocker)))
+            .filter_map(|(lane, &(seen, blocker))| {
+                let operation = lane.front()?;
+                Some(Waiting { comm: operation.comm()?, seen, blocker, patience: operation.patience() })
+            })
             .collect();
         // A failure found while waiting is the communicator's: its lanes meet it when polled next.
         if let Err(error) = idle.wait(&waits) {

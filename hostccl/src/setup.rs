@@ -1,6 +1,7 @@
 //! The calls that make communicators: a [`Join`] or [`Split`] together with the handle that it completes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::comm::Comm;
 use crate::error::{Error, Result};
@@ -9,6 +10,9 @@ use crate::join::Join;
 use crate::operation::{Operation, Poll};
 use crate::split::Split;
 use crate::types::*;
+
+/// How long ranks wait for each other to make a communicator.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Where a caller wants a communicator written.
 struct Out(*mut ncclComm_t);
@@ -66,6 +70,10 @@ impl Operation for Init {
         self.join.comm()
     }
 
+    fn patience(&self) -> Option<Duration> {
+        Some(PATIENCE)
+    }
+
     fn describe(&self) -> String {
         self.join.describe()
     }
@@ -77,7 +85,7 @@ impl Drop for Init {
             self.handle.set_comm(Err(ended(self.join.comm()).within(&self.join.describe())));
         }
         // A caller that waited has its error and needs no handle; one that did not asks the handle.
-        if self.blocking() && self.handle.status().is_err() && self.handle.comm().is_none() {
+        if self.blocking() && self.handle.comm().is_none() {
             let _ = handle::remove(self.token);
             self.out.write(std::ptr::null_mut());
         }
@@ -106,15 +114,17 @@ impl SplitInto {
     ) -> SplitInto {
         let out = Out(out);
         out.write(std::ptr::null_mut());
-        if !parent.config.blocking {
-            parent.begin();
-        }
         SplitInto { split, parent, on, handle, out, done: false }
     }
 
     /// As in NCCL the parent's configuration says how the call behaves, the child's how the child will.
     pub(crate) fn blocking(&self) -> bool {
         self.parent.config.blocking
+    }
+
+    /// Marks the parent as at work, for a split that ends in the background.
+    pub(crate) fn begin(&self) {
+        self.parent.begin();
     }
 
     pub(crate) fn parent(&self) -> &Arc<Comm> {
@@ -150,6 +160,10 @@ impl Operation for SplitInto {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         self.split.comm()
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        Some(PATIENCE)
     }
 
     fn describe(&self) -> String {

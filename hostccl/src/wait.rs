@@ -14,11 +14,21 @@ use crate::types::ncclTimeout;
 const SLICE: Duration = Duration::from_millis(100);
 /// The longest sleep of an operation whose communicator `ncclCommAbort` cannot wake yet.
 const JOIN_SLICE: Duration = Duration::from_millis(20);
-/// How long ranks wait for each other to join, when `HOSTCCL_TIMEOUT_MS` does not say.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What one blocked operation waits for: its communicator, the value it saw, and the blocker whose word had it.
-pub(crate) type Waiting<'a> = (&'a Arc<Comm>, u32, Blocker);
+/// What one blocked operation waits for.
+pub(crate) struct Waiting<'a> {
+    pub(crate) comm: &'a Arc<Comm>,
+    /// What the blocker's word held.
+    pub(crate) seen: u32,
+    pub(crate) blocker: Blocker,
+    pub(crate) patience: Option<Duration>,
+}
+
+impl Waiting<'_> {
+    fn moved(&self) -> bool {
+        self.comm.event(self.blocker).value() != self.seen
+    }
+}
 
 /// A thread's waiting: since when, and for how long at most.
 #[derive(Default)]
@@ -29,71 +39,96 @@ pub(crate) struct Idle {
 impl Idle {
     /// Waits until one of the operations may go on.
     pub(crate) fn wait(&mut self, waits: &[Waiting<'_>]) -> Result<()> {
-        let moved = || waits.iter().any(|&(comm, seen, blocker)| comm.event(blocker).value() != seen);
-        if spin(spins(waits), moved) || COURTESY.offer(moved) {
+        let moved = || waits.iter().any(Waiting::moved);
+        if SPIN.watch(waits, moved) || COURTESY.offer(moved) {
             self.since = None;
             return Ok(());
         }
-        for &(comm, ..) in waits {
-            comm.check()?;
+        for wait in waits {
+            wait.comm.check()?;
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        let joining = waits.iter().any(|wait| wait.2 == Blocker::Arrivals);
-        let set = waits.iter().filter_map(|(comm, ..)| comm.patience()).min();
-        let timeout = set.or_else(timeout).or(joining.then_some(JOIN_TIMEOUT));
+        let set = waits.iter().filter_map(|wait| wait.comm.patience()).min();
+        let patience = set.or_else(timeout).or_else(|| waits.iter().filter_map(|wait| wait.patience).min());
+        let joining = waits.iter().any(|wait| wait.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
-        if let Some(timeout) = timeout {
-            slice = slice.min(timeout.saturating_sub(since.elapsed()));
+        if let Some(patience) = patience {
+            slice = slice.min(patience.saturating_sub(since.elapsed()));
         }
-        let mut watches = Vec::with_capacity(waits.len() + 1);
-        for &(comm, seen, blocker) in waits {
-            watches.push(Watch { event: comm.event(blocker), seen });
-            if matches!(blocker, Blocker::From(_) | Blocker::To(_)) {
-                let alarm = Watch { event: &comm.segment.header().alarm, seen: 0 };
-                if !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm.event)) {
-                    watches.push(alarm);
-                }
-            }
-        }
-        event::sleep(&watches, slice);
+        sleep(waits, slice);
         if moved() {
             self.since = None;
             return Ok(());
         }
-        for &(comm, _, blocker) in waits {
-            comm.check_peers(Some(blocker))?;
+        for wait in waits {
+            wait.comm.check_peers(Some((wait.blocker, wait.seen)))?;
         }
-        match timeout {
-            Some(timeout) if since.elapsed() >= timeout && !moved() => Err(expired(waits, timeout)),
+        match patience {
+            Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(waits, patience)),
             _ => Ok(()),
         }
     }
 }
 
+/// Sleeps on all words at once.
+fn sleep(waits: &[Waiting<'_>], slice: Duration) {
+    let mut watches: Vec<Watch<'_>> = Vec::with_capacity(waits.len() + 1);
+    for wait in waits {
+        watches.push(Watch { event: wait.comm.event(wait.blocker), seen: wait.seen });
+        // A failure wakes who sleeps on a barrier; there are too many channels to wake them all, so their sleepers watch the
+        // alarm as well.
+        let alarm = &wait.comm.segment.header().alarm;
+        let pairwise = matches!(wait.blocker, Blocker::From(_) | Blocker::To(_));
+        if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
+            watches.push(Watch { event: alarm, seen: 0 });
+        }
+    }
+    event::sleep(&watches, slice);
+}
+
 /// Ends the communicators that have waited for too long.
 fn expired(waits: &[Waiting<'_>], timeout: Duration) -> Error {
-    let errors = waits.iter().map(|&(comm, _, blocker)| {
-        let message = format!("{} did not come within {} ms", comm.missing(blocker), timeout.as_millis());
-        comm.fail(ncclTimeout, None, &message)
+    let errors = waits.iter().map(|wait| {
+        let late = wait.comm.missing(wait.blocker);
+        let message = format!("{late} did not come within {} ms", timeout.as_millis());
+        wait.comm.fail(ncclTimeout, None, &message)
     });
     errors.collect::<Vec<_>>().swap_remove(0)
 }
 
-/// Looks at the words again and again; says whether one has changed.
-fn spin(times: u32, moved: impl Fn() -> bool) -> bool {
-    (0..times).any(|_| {
-        std::hint::spin_loop();
-        moved()
-    })
+/// Looking at the words again and again.
+///
+/// It pays when the peer runs on another processor and is about to finish: then about as long as a system call takes. When
+/// the ranks outnumber the processors, or share one all the same, nothing can change meanwhile; so the time grows with
+/// each success and shrinks with each failure.
+struct Spin {
+    times: AtomicU32,
 }
 
-/// How often: for about as long as a system call takes; next to never when the ranks outnumber the processors, since then
-/// somebody else needs this one.
-fn spins(waits: &[Waiting<'_>]) -> u32 {
-    static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    let processors = *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let ranks = waits.iter().map(|(comm, ..)| comm.nranks).max().unwrap_or(0);
-    if ranks <= processors { 200 } else { 20 }
+static SPIN: Spin = Spin { times: AtomicU32::new(MAX_SPINS) };
+const MIN_SPINS: u32 = 20;
+const MAX_SPINS: u32 = 200;
+
+impl Spin {
+    /// Spins; says whether a word has changed meanwhile. The counter is a hint, as in [`Courtesy`].
+    fn watch(&self, waits: &[Waiting<'_>], moved: impl Fn() -> bool) -> bool {
+        static PROCESSORS: OnceLock<usize> = OnceLock::new();
+        let processors = *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let look = |times: u32| {
+            (0..times).any(|_| {
+                std::hint::spin_loop();
+                moved()
+            })
+        };
+        if waits.iter().any(|wait| wait.comm.nranks > processors) {
+            return look(MIN_SPINS);
+        }
+        let times = self.times.load(Ordering::Relaxed);
+        let seen = look(times);
+        let next = if seen { times + times / 8 } else { times - times / 8 };
+        self.times.store(next.clamp(MIN_SPINS, MAX_SPINS), Ordering::Relaxed);
+        seen
+    }
 }
 
 /// Giving the processor to other threads before sleeping.

@@ -31,6 +31,7 @@ impl Rank {
             .env("HOSTCCL_FAULT_RANK", rank.to_string())
             .env("HOSTCCL_FAULT_SIZE", size.to_string())
             .env("HOSTCCL_FAULT_ID", hex)
+            .env("HOSTCCL_TIMEOUT_MS", if play == "late" { "300" } else { "0" })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -176,6 +177,11 @@ fn child() {
                 say(&format!("{result} {} {}", lost_rank(comm), last_error()));
             }
         }
+        // Rank 1 does not come.
+        "late" if rank != 1 => {
+            let result = all_reduce(comm, &mut [0.0; 4]);
+            say(&format!("{result} {} {}", lost_rank(comm), last_error()));
+        }
         // All but rank 1 split.
         "split" if rank != 1 => {
             let mut new = null_mut();
@@ -265,6 +271,19 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
     assert!(killed.elapsed() < Duration::from_secs(2));
     assert!(said.starts_with(&format!("init {ncclRemoteError}")), "{said}");
     assert!(said.ends_with(&format!("rank 1 (pid {victim}) died")), "{said}");
+}
+
+#[test]
+fn a_rank_that_does_not_come_in_time_is_named() {
+    let mut ranks = start_all("late", 3);
+    for rank in &mut ranks {
+        assert_eq!(rank.hear(), "ready");
+    }
+    for rank in [0, 2] {
+        let said = ranks[rank].hear();
+        assert!(said.starts_with(&format!("{ncclTimeout} -1 ")), "{said}");
+        assert!(said.ends_with("rank 1 did not come within 300 ms"), "{said}");
+    }
 }
 
 fn leave_and_hear(how: &str, expected: &str) {

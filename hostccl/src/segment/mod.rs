@@ -10,171 +10,27 @@
 //! ```
 //! Pages are taken by the kernel when first touched: a communicator that sends no point-to-point messages has no rings.
 
+mod header;
+mod layout;
+
 use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
+pub(crate) use self::header::{Channel, Header, Seat};
+use self::layout::HEADER_BYTES;
+pub(crate) use self::layout::{DESCRIPTOR_BYTES, Layout, MAX_RANKS, SLOTS};
 use crate::error::{Error, Result};
-use crate::event::Event;
 use crate::process::ProcessId;
-use crate::types::ncclResult_t;
+use crate::types::ncclSystemError;
 
 /// Changes whenever the layout does: ranks built from different versions refuse each other.
 pub(crate) const LAYOUT_VERSION: u32 = 1;
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 const NAME: &CStr = c"hostccl";
-const HEADER_BYTES: usize = 4096;
-const PAGE: usize = 4096;
-
-/// Staging areas of one rank; see [`crate::collective`] for why three.
-pub(crate) const SLOTS: usize = 3;
-/// The most ranks of one communicator.
-pub(crate) const MAX_RANKS: u32 = 1024;
-/// The line in front of a slot's data.
-pub(crate) const DESCRIPTOR_BYTES: usize = 64;
-
-/// What all ranks of a segment share from the start.
-#[repr(C)]
-pub(crate) struct Header {
-    magic: u64,
-    version: u32,
-    /// 0 until the first rank comes.
-    pub(crate) nranks: AtomicU32,
-    token: [u8; 16],
-    pub(crate) failure: Failure,
-    /// Changes when the segment fails.
-    pub(crate) alarm: Event,
-    /// The ranks that have mapped the segment.
-    pub(crate) arrived: Event,
-    /// The ranks that have ended the current step.
-    pub(crate) barrier_count: Event,
-    /// The steps that all ranks have ended.
-    pub(crate) barrier: Event,
-}
-
-/// The first failure of a segment; the first writer wins.
-#[repr(C)]
-pub(crate) struct Failure {
-    /// 0 none, 1 being written, 2 there.
-    state: AtomicU32,
-    code: AtomicI32,
-    /// The rank found dead or gone; -1 none.
-    rank: AtomicI32,
-    length: AtomicU32,
-    text: [AtomicU64; 64],
-}
-
-/// One rank's place.
-#[repr(C, align(64))]
-pub(crate) struct Seat {
-    /// 0 free, 1 taken, 2 `pid` and `start` are there.
-    pub(crate) claim: AtomicU32,
-    pub(crate) pid: AtomicU32,
-    pub(crate) start: AtomicU64,
-    /// 1 once the rank has freed its communicator.
-    pub(crate) left: AtomicU32,
-    /// The steps this rank has ended, on a line of its own.
-    pub(crate) step: Event,
-}
-
-/// The counters of one ordered pair of ranks, in bytes, wrapping.
-#[repr(C)]
-pub(crate) struct Channel {
-    /// Bytes written by the sender.
-    pub(crate) head: Event,
-    /// Bytes taken by the receiver.
-    pub(crate) tail: Event,
-}
-
-impl Failure {
-    /// Records a failure unless there is one.
-    fn set(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
-        if self.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return;
-        }
-        let mut end = message.len().min(self.text.len() * 8);
-        while !message.is_char_boundary(end) {
-            end -= 1;
-        }
-        for (word, bytes) in self.text.iter().zip(message.as_bytes()[..end].chunks(8)) {
-            let mut padded = [0; 8];
-            padded[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
-        }
-        self.length.store(end as u32, Ordering::Relaxed);
-        self.code.store(code, Ordering::Relaxed);
-        self.rank.store(rank.map_or(-1, |rank| rank as i32), Ordering::Relaxed);
-        self.state.store(2, Ordering::SeqCst);
-    }
-
-    /// Whether there is one: one load.
-    pub(crate) fn is_set(&self) -> bool {
-        self.state.load(Ordering::Acquire) == 2
-    }
-
-    pub(crate) fn error(&self) -> Option<Error> {
-        self.is_set().then(|| {
-            let length = (self.length.load(Ordering::Relaxed) as usize).min(self.text.len() * 8);
-            let mut bytes: Vec<u8> =
-                self.text.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
-            bytes.truncate(length);
-            Error::new(self.code.load(Ordering::Relaxed), String::from_utf8_lossy(&bytes))
-        })
-    }
-
-    pub(crate) fn lost_rank(&self) -> i32 {
-        if self.is_set() { self.rank.load(Ordering::Relaxed) } else { -1 }
-    }
-}
-
-impl Header {
-    /// Ends the segment for every rank, unless something else has.
-    pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
-        self.failure.set(code, rank, message);
-        self.alarm.set(1);
-        self.arrived.wake();
-        self.barrier.wake();
-    }
-}
-
-/// Where everything lies, from the number of ranks alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Layout {
-    pub(crate) nranks: usize,
-    /// Data bytes of a slot.
-    pub(crate) slot_bytes: usize,
-    /// Bytes of a ring, a power of two.
-    pub(crate) ring_bytes: usize,
-    slots: usize,
-    channels: usize,
-    rings: usize,
-    total: usize,
-}
-
-impl Layout {
-    pub(crate) fn new(nranks: u32) -> Layout {
-        let nranks = nranks as usize;
-        // Three slots of every rank stay in a shared last-level cache of common size, and a slot is large enough that
-        // copying it takes much longer than waking somebody.
-        let slot_bytes = (SLOT_BUDGET / (SLOTS * nranks) / PAGE * PAGE).clamp(64 << 10, 1 << 20);
-        let ring_bytes = prev_power_of_two(RING_BUDGET / (nranks * nranks)).clamp(4 << 10, 256 << 10);
-        let slots = HEADER_BYTES + (nranks * size_of::<Seat>()).next_multiple_of(PAGE);
-        let channels = (slots + SLOTS * nranks * (DESCRIPTOR_BYTES + slot_bytes)).next_multiple_of(PAGE);
-        let rings = (channels + nranks * nranks * size_of::<Channel>()).next_multiple_of(PAGE);
-        let total = rings + nranks * nranks * ring_bytes;
-        Layout { nranks, slot_bytes, ring_bytes, slots, channels, rings, total }
-    }
-}
-
-const SLOT_BUDGET: usize = 12 << 20;
-const RING_BUDGET: usize = 256 << 20;
-
-fn prev_power_of_two(value: usize) -> usize {
-    if value == 0 { 0 } else { 1 << value.ilog2() }
-}
 
 /// A mapping of a segment's first bytes.
 #[derive(Debug)]
@@ -236,7 +92,27 @@ pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Whether all ranks have come.
+pub(crate) fn is_complete(fd: &OwnedFd) -> bool {
+    Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
+        let header = mapping.header();
+        let nranks = header.nranks.load(Ordering::Acquire);
+        nranks != 0 && header.arrived.value() == nranks
+    })
+}
+
 fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
+    // Beyond the limit on file sizes the kernel does not refuse but sends a signal that ends the process.
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a place for the answer; on failure it keeps what it had.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if bytes as libc::rlim_t > limit.rlim_cur {
+        let limit = limit.rlim_cur;
+        return Err(Error::new(
+            ncclSystemError,
+            format!("shared memory of {bytes} bytes is beyond the limit on file sizes, {limit}: raise `ulimit -f`"),
+        ));
+    }
     // SAFETY: a plain system call on a descriptor that we own.
     if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
         return Err(Error::system(&format!("sizing shared memory to {bytes} bytes"), io::Error::last_os_error()));
@@ -383,20 +259,6 @@ impl Segment {
 mod tests {
     use super::*;
     use crate::types::*;
-
-    #[test]
-    fn areas_follow_each_other_for_any_number_of_ranks() {
-        for nranks in [1, 2, 3, 7, 8, 64, 100, 1024] {
-            let layout = Layout::new(nranks);
-            let n = nranks as usize;
-            assert!(layout.slots >= HEADER_BYTES + n * size_of::<Seat>());
-            assert!(layout.channels >= layout.slots + SLOTS * n * (DESCRIPTOR_BYTES + layout.slot_bytes));
-            assert!(layout.rings >= layout.channels + n * n * size_of::<Channel>());
-            assert!(layout.ring_bytes.is_power_of_two() && layout.slot_bytes % 64 == 0);
-            assert!(layout.total < 8 << 30, "{nranks} ranks take {} bytes of address space", layout.total);
-        }
-        assert!(size_of::<Header>() <= HEADER_BYTES);
-    }
 
     #[test]
     fn what_one_mapping_writes_the_other_reads() {

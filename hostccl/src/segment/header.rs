@@ -1,0 +1,111 @@
+//! The parts of a segment that all ranks write to: atomics only.
+
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::error::Error;
+use crate::event::Event;
+use crate::types::ncclResult_t;
+
+/// What all ranks of a segment share from the start.
+#[repr(C)]
+pub(crate) struct Header {
+    pub(super) magic: u64,
+    pub(super) version: u32,
+    /// 0 until the first rank comes.
+    pub(crate) nranks: AtomicU32,
+    pub(super) token: [u8; 16],
+    pub(crate) failure: Failure,
+    /// Changes when the segment fails.
+    pub(crate) alarm: Event,
+    /// The ranks that have mapped the segment.
+    pub(crate) arrived: Event,
+    /// The ranks that have ended the current step.
+    pub(crate) barrier_count: Event,
+    /// The steps that all ranks have ended.
+    pub(crate) barrier: Event,
+}
+
+/// The first failure of a segment; the first writer wins.
+#[repr(C)]
+pub(crate) struct Failure {
+    /// 0 none, 1 being written, 2 there.
+    state: AtomicU32,
+    code: AtomicI32,
+    /// The rank found dead or gone; -1 none.
+    rank: AtomicI32,
+    length: AtomicU32,
+    text: [AtomicU64; 64],
+}
+
+/// One rank's place.
+#[repr(C, align(64))]
+pub(crate) struct Seat {
+    /// 0 free, 1 taken, 2 `pid` and `start` are there.
+    pub(crate) claim: AtomicU32,
+    pub(crate) pid: AtomicU32,
+    pub(crate) start: AtomicU64,
+    /// 1 once the rank has freed its communicator.
+    pub(crate) left: AtomicU32,
+    /// The steps this rank has ended, on a line of its own.
+    pub(crate) step: Event,
+}
+
+/// The counters of one ordered pair of ranks, in bytes, wrapping.
+#[repr(C)]
+pub(crate) struct Channel {
+    /// Bytes written by the sender.
+    pub(crate) head: Event,
+    /// Bytes taken by the receiver.
+    pub(crate) tail: Event,
+}
+
+impl Failure {
+    /// Records a failure unless there is one.
+    fn set(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
+        if self.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        let mut end = message.len().min(self.text.len() * 8);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        for (word, bytes) in self.text.iter().zip(message.as_bytes()[..end].chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+        }
+        self.length.store(end as u32, Ordering::Relaxed);
+        self.code.store(code, Ordering::Relaxed);
+        self.rank.store(rank.map_or(-1, |rank| rank as i32), Ordering::Relaxed);
+        self.state.store(2, Ordering::SeqCst);
+    }
+
+    /// Whether there is one: one load.
+    pub(crate) fn is_set(&self) -> bool {
+        self.state.load(Ordering::Acquire) == 2
+    }
+
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.is_set().then(|| {
+            let length = (self.length.load(Ordering::Relaxed) as usize).min(self.text.len() * 8);
+            let mut bytes: Vec<u8> =
+                self.text.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
+            bytes.truncate(length);
+            Error::new(self.code.load(Ordering::Relaxed), String::from_utf8_lossy(&bytes))
+        })
+    }
+
+    pub(crate) fn lost_rank(&self) -> i32 {
+        if self.is_set() { self.rank.load(Ordering::Relaxed) } else { -1 }
+    }
+}
+
+impl Header {
+    /// Ends the segment for every rank, unless something else has.
+    pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
+        self.failure.set(code, rank, message);
+        self.alarm.set(1);
+        self.arrived.wake();
+        self.barrier.wake();
+    }
+}

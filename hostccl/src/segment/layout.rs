@@ -1,0 +1,69 @@
+//! Where everything lies in a segment.
+
+use super::header::{Channel, Seat};
+
+/// Staging areas of one rank; see [`crate::collective`] for why three.
+pub(crate) const SLOTS: usize = 3;
+/// The most ranks of one communicator.
+pub(crate) const MAX_RANKS: u32 = 1024;
+/// The line in front of a slot's data.
+pub(crate) const DESCRIPTOR_BYTES: usize = 64;
+pub(super) const HEADER_BYTES: usize = 4096;
+const PAGE: usize = 4096;
+/// What all slots of a communicator take together, where that gives slots of a reasonable size.
+const SLOT_BUDGET: usize = 12 << 20;
+/// The same for rings; they take memory only where messages flow.
+const RING_BUDGET: usize = 256 << 20;
+
+/// Where everything lies, from the number of ranks alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) nranks: usize,
+    /// Data bytes of a slot.
+    pub(crate) slot_bytes: usize,
+    /// Bytes of a ring, a power of two.
+    pub(crate) ring_bytes: usize,
+    pub(super) slots: usize,
+    pub(super) channels: usize,
+    pub(super) rings: usize,
+    pub(super) total: usize,
+}
+
+impl Layout {
+    pub(crate) fn new(nranks: u32) -> Layout {
+        let nranks = nranks as usize;
+        // Three slots of every rank stay in a shared last-level cache of common size, and a slot is large enough that
+        // copying it takes much longer than waking somebody.
+        let slot_bytes = (SLOT_BUDGET / (SLOTS * nranks) / PAGE * PAGE).clamp(64 << 10, 1 << 20);
+        let ring_bytes = prev_power_of_two(RING_BUDGET / (nranks * nranks)).clamp(4 << 10, 256 << 10);
+        let slots = HEADER_BYTES + (nranks * size_of::<Seat>()).next_multiple_of(PAGE);
+        let channels = (slots + SLOTS * nranks * (DESCRIPTOR_BYTES + slot_bytes)).next_multiple_of(PAGE);
+        let rings = (channels + nranks * nranks * size_of::<Channel>()).next_multiple_of(PAGE);
+        let total = rings + nranks * nranks * ring_bytes;
+        Layout { nranks, slot_bytes, ring_bytes, slots, channels, rings, total }
+    }
+}
+
+fn prev_power_of_two(value: usize) -> usize {
+    if value == 0 { 0 } else { 1 << value.ilog2() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::header::Header;
+    use super::*;
+
+    #[test]
+    fn areas_follow_each_other_for_any_number_of_ranks() {
+        for nranks in [1, 2, 3, 7, 8, 64, 100, 1024] {
+            let layout = Layout::new(nranks);
+            let n = nranks as usize;
+            assert!(layout.slots >= HEADER_BYTES + n * size_of::<Seat>());
+            assert!(layout.channels >= layout.slots + SLOTS * n * (DESCRIPTOR_BYTES + layout.slot_bytes));
+            assert!(layout.rings >= layout.channels + n * n * size_of::<Channel>());
+            assert!(layout.ring_bytes.is_power_of_two() && layout.slot_bytes % 64 == 0);
+            assert!(layout.total < 8 << 30, "{nranks} ranks take {} bytes of address space", layout.total);
+        }
+        assert!(size_of::<Header>() <= HEADER_BYTES);
+    }
+}

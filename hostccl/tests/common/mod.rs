@@ -1,0 +1,184 @@
+//! What the engine's tests share: ranks as threads with a deadline, and calls that check their own buffers.
+
+#![allow(dead_code)] // Each test program uses its part of this.
+
+pub mod call;
+pub mod reference;
+
+use std::ffi::{CStr, c_int};
+use std::ops::Deref;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hostccl::types::*;
+use hostccl::*;
+
+/// How long ranks may take before a test gives up on them: far beyond what they need on a loaded machine.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A communicator that is destroyed at the end of its scope, so that a rank whose assertion fails frees its peers.
+pub struct Comm(pub ncclComm_t);
+
+// SAFETY: an ncclComm_t is a token that points at nothing.
+unsafe impl Send for Comm {}
+// SAFETY: as above; the engine synchronises its own state.
+unsafe impl Sync for Comm {}
+
+impl Comm {
+    pub fn init(id: ncclUniqueId, size: usize, rank: usize) -> Comm {
+        let mut comm = null_mut();
+        // SAFETY: a place for the communicator.
+        ok(unsafe { ncclCommInitRank(&raw mut comm, size as c_int, id, rank as c_int) });
+        Comm(comm)
+    }
+
+    /// All ranks of a communicator in this thread.
+    pub fn init_all(size: usize) -> Vec<Comm> {
+        let mut comms = vec![null_mut(); size];
+        // SAFETY: places for `size` communicators.
+        ok(unsafe { ncclCommInitAll(comms.as_mut_ptr(), size as c_int, std::ptr::null()) });
+        comms.into_iter().map(Comm).collect()
+    }
+
+    /// `None` for NCCL_SPLIT_NOCOLOR.
+    pub fn split(&self, color: c_int, key: c_int) -> Option<Comm> {
+        let mut comm = std::ptr::dangling_mut();
+        // SAFETY: a place for the communicator.
+        ok(unsafe { ncclCommSplit(self.0, color, key, &raw mut comm, null_mut()) });
+        (!comm.is_null()).then_some(Comm(comm))
+    }
+
+    pub fn size(&self) -> usize {
+        let mut size = -1;
+        // SAFETY: a place for the answer.
+        ok(unsafe { ncclCommCount(self.0, &raw mut size) });
+        size as usize
+    }
+
+    pub fn rank(&self) -> usize {
+        let mut rank = -1;
+        // SAFETY: a place for the answer.
+        ok(unsafe { ncclCommUserRank(self.0, &raw mut rank) });
+        rank as usize
+    }
+}
+
+impl Deref for Comm {
+    type Target = ncclComm_t;
+
+    fn deref(&self) -> &ncclComm_t {
+        &self.0
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        // SAFETY: a token, live or not.
+        unsafe { ncclCommDestroy(self.0) };
+    }
+}
+
+/// Panics with the engine's message unless the call went well.
+#[track_caller]
+pub fn ok(result: ncclResult_t) {
+    assert_eq!(result, ncclSuccess, "{}", last_error());
+}
+
+pub fn last_error() -> String {
+    // SAFETY: NULL is allowed; the string lives until the next failing call of this thread.
+    unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
+}
+
+pub fn unique_id() -> ncclUniqueId {
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    // SAFETY: a place for the id.
+    ok(unsafe { ncclGetUniqueId(&raw mut id) });
+    id
+}
+
+/// Runs `body` as ranks 0..size of a new communicator, each on a thread of its own; the results by rank.
+pub fn ranks<R: Send>(size: usize, body: impl Fn(&Comm, usize) -> R + Sync) -> Vec<R> {
+    ranks_of(unique_id(), size, 0..size, body)
+}
+
+/// Runs `body` as some of the ranks of the communicator of `id`.
+pub fn ranks_of<R: Send>(
+    id: ncclUniqueId,
+    size: usize,
+    local: std::ops::Range<usize>,
+    body: impl Fn(&Comm, usize) -> R + Sync,
+) -> Vec<R> {
+    let live: Mutex<Vec<usize>> = Mutex::default();
+    let (done, finished) = channel();
+    thread::scope(|scope| {
+        let threads: Vec<_> = local
+            .clone()
+            .map(|rank| {
+                let (body, live, done) = (&body, &live, done.clone());
+                scope.spawn(move || {
+                    let comm = Comm::init(id, size, rank);
+                    live.lock().unwrap().push(comm.0.addr());
+                    let result = body(&comm, rank);
+                    drop(comm);
+                    done.send(rank).unwrap();
+                    result
+                })
+            })
+            .collect();
+        drop(done);
+        // A rank that panics drops its sender: the channel closes when all have ended, one way or the other.
+        let started = Instant::now();
+        let mut missing: Vec<usize> = local.collect();
+        loop {
+            match finished.recv_timeout(DEADLINE.saturating_sub(started.elapsed())) {
+                Ok(rank) => missing.retain(|&other| other != rank),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    eprintln!("ranks {missing:?} of {size} are not done after {DEADLINE:?}");
+                    // SAFETY: tokens, live or not; abort may be called from any thread.
+                    live.lock().unwrap().iter().for_each(|&comm| unsafe {
+                        ncclCommAbort(std::ptr::without_provenance_mut(comm));
+                    });
+                    thread::sleep(Duration::from_secs(5));
+                    std::process::exit(101);
+                }
+            }
+        }
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+/// What each rank of `comm` says, by rank.
+pub fn gather(comm: &Comm, value: i64) -> Vec<i64> {
+    let mut all = vec![-1; comm.size()];
+    let (from, to) = ((&raw const value).cast(), all.as_mut_ptr().cast());
+    // SAFETY: one element, and one of every rank.
+    ok(unsafe { ncclAllGather(from, to, 1, DataType::Int64 as c_int, **comm, null_mut()) });
+    all
+}
+
+/// The sum of what the ranks of `comm` say.
+pub fn sum(comm: &Comm, value: i64) -> i64 {
+    let mut total = 0;
+    let (from, to) = ((&raw const value).cast(), (&raw mut total).cast());
+    let (dtype, op) = (DataType::Int64 as c_int, ReduceOp::Sum as c_int);
+    // SAFETY: one element each.
+    ok(unsafe { ncclAllReduce(from, to, 1, dtype, op, **comm, null_mut()) });
+    total
+}
+
+/// Makes the calls of `body` in one group. Their buffers have to outlive this call.
+pub fn group<R>(body: impl FnOnce() -> R) -> R {
+    // SAFETY: no arguments.
+    ok(unsafe { ncclGroupStart() });
+    let result = body();
+    // SAFETY: the caller's promise about the buffers.
+    ok(unsafe { ncclGroupEnd() });
+    result
+}

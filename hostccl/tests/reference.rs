@@ -1,0 +1,103 @@
+//! Every collective x element type x reduction x 1..8 ranks x odd sizes x in place and apart x roots gives exactly what a
+//! plain loop gives, on every rank, and writes nothing else.
+
+mod common;
+
+use common::call::Case;
+use common::ranks;
+use hostccl::types::{DataType, ReduceOp};
+
+const COUNTS: [usize; 8] = [0, 1, 2, 3, 7, 31, 1023, 4097];
+
+fn check(size: usize) {
+    let cases: Vec<Case> = DataType::ALL
+        .into_iter()
+        .flat_map(|dtype| COUNTS.map(|count| (dtype, count)))
+        .enumerate()
+        .map(|(i, (dtype, count))| {
+            // Every root for one of the sizes, one for each of the others.
+            let roots: Vec<usize> = if count == 7 { (0..size).collect() } else { vec![i % size] };
+            Case::new(dtype, size, count, count, &ReduceOp::ALL, &roots)
+        })
+        .collect();
+    ranks(size, |comm, rank| cases.iter().for_each(|case| case.run(comm, rank)));
+}
+
+#[test]
+fn one_rank() {
+    check(1);
+}
+
+#[test]
+fn two_ranks() {
+    check(2);
+}
+
+#[test]
+fn three_ranks() {
+    check(3);
+}
+
+#[test]
+fn four_ranks() {
+    check(4);
+}
+
+#[test]
+fn five_ranks() {
+    check(5);
+}
+
+#[test]
+fn six_ranks() {
+    check(6);
+}
+
+#[test]
+fn seven_ranks() {
+    check(7);
+}
+
+#[test]
+fn eight_ranks() {
+    check(8);
+}
+
+/// The engine stages data in pieces of 64 KiB to 1 MiB, and reduces everything itself up to 64 KiB: sizes one element below, at
+/// and above such bounds, in bytes of the whole and of a part.
+#[test]
+fn sizes_around_the_engines_pieces() {
+    for (size, dtype, op) in [
+        (2, DataType::Float32, ReduceOp::Sum),
+        (3, DataType::Bfloat16, ReduceOp::Avg),
+        (5, DataType::Uint8, ReduceOp::Max),
+        (8, DataType::Int64, ReduceOp::Prod),
+    ] {
+        let slot = ((12 << 20) / (3 * size) / 4096 * 4096).clamp(64 << 10, 1 << 20);
+        let mut cases = Vec::new();
+        for bytes in [(64 << 10) / size, 64 << 10, slot / size, slot] {
+            let at = bytes / dtype.size();
+            for whole in [at - 1, at, at + 1] {
+                cases.push(Case::new(dtype, size, whole.div_ceil(size), whole, &[op], &[whole % size]));
+            }
+        }
+        for part in [slot / size / dtype.size() - 1, slot / size / dtype.size() + 1] {
+            cases.push(Case::new(dtype, size, part, part, &[op], &[part % size]));
+        }
+        ranks(size, |comm, rank| cases.iter().for_each(|case| case.run(comm, rank)));
+    }
+}
+
+#[test]
+fn several_mebibytes() {
+    for (size, dtype, op) in [
+        (2, DataType::Float64, ReduceOp::Avg),
+        (3, DataType::Int8, ReduceOp::Sum),
+        (4, DataType::Float32, ReduceOp::Sum),
+        (7, DataType::Float16, ReduceOp::Min),
+    ] {
+        let whole = (3 << 20) / dtype.size() + 5;
+        let case = Case::new(dtype, size, whole.div_ceil(size), whole, &[op], &[size - 1]);
+        ranks(size, |comm, rank| case.run(comm, rank));
+    }
+}
