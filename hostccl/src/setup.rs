@@ -117,9 +117,9 @@ impl SplitInto {
         SplitInto { split, parent, on, handle, out, done: false }
     }
 
-    /// As in NCCL the parent's configuration says how the call behaves, the child's how the child will.
+    /// A split of a non-blocking parent does not block (as in NCCL), and neither does one whose child is to be non-blocking.
     pub(crate) fn blocking(&self) -> bool {
-        self.parent.config.blocking
+        self.parent.config.blocking && self.handle.config.blocking
     }
 
     /// Marks the parent as at work, for a split that ends in the background.
