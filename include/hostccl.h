@@ -16,7 +16,11 @@
  * Threads: each rank's communicator is used by one thread at a time, but for ncclCommAbort and ncclCommGetAsyncError,
  * which may be called from any thread at any time. A communicator is a token: NULL, made-up and destroyed ones give
  * ncclInvalidArgument, never undefined behaviour. Groups belong to the calling thread.
- * Out-parameters are written only on success (ncclCommSplit writes NULL for NCCL_SPLIT_NOCOLOR).
+ * Out-parameters are written only on success, but for those of new communicators: they are NULL until there is one, and
+ * stay NULL after a failure and for NCCL_SPLIT_NOCOLOR.
+ *
+ * Environment: HOSTCCL_TIMEOUT_MS ends every wait for peers after so many milliseconds, with ncclRemoteError. Unset, ranks
+ * wait 600 seconds for each other to join, and as long as all live for everything else.
  *
  * After a real nccl.h this header adds only the hostccl* functions; a real nccl.h after this header adds nothing. */
 #ifndef HOSTCCL_H_
@@ -176,7 +180,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myran
  * ncclCommCuDevice answers. Local. */
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ndev, const int *devlist);
 /* Makes one communicator per color (>= 0, or NCCL_SPLIT_NOCOLOR) of the ranks of comm that passed it, ordered by key, ties
- * by rank. config NULL: that of comm. Collective over comm, in the same order on every rank. */
+ * by rank. config NULL: that of comm, but for its name. Collective over comm, in the same order on every rank. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
 
 /* ---- their life ------------------------------------------------------------------------------------------------ */

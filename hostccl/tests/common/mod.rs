@@ -153,3 +153,32 @@ pub fn ranks_of<R: Send>(
             .collect()
     })
 }
+
+/// What each rank of `comm` says, by rank.
+pub fn gather(comm: &Comm, value: i64) -> Vec<i64> {
+    let mut all = vec![-1; comm.size()];
+    let (from, to) = ((&raw const value).cast(), all.as_mut_ptr().cast());
+    // SAFETY: one element, and one of every rank.
+    ok(unsafe { ncclAllGather(from, to, 1, DataType::Int64 as c_int, **comm, null_mut()) });
+    all
+}
+
+/// The sum of what the ranks of `comm` say.
+pub fn sum(comm: &Comm, value: i64) -> i64 {
+    let mut total = 0;
+    let (from, to) = ((&raw const value).cast(), (&raw mut total).cast());
+    let (dtype, op) = (DataType::Int64 as c_int, ReduceOp::Sum as c_int);
+    // SAFETY: one element each.
+    ok(unsafe { ncclAllReduce(from, to, 1, dtype, op, **comm, null_mut()) });
+    total
+}
+
+/// Makes the calls of `body` in one group. Their buffers have to outlive this call.
+pub fn group<R>(body: impl FnOnce() -> R) -> R {
+    // SAFETY: no arguments.
+    ok(unsafe { ncclGroupStart() });
+    let result = body();
+    // SAFETY: the caller's promise about the buffers.
+    ok(unsafe { ncclGroupEnd() });
+    result
+}

@@ -1,0 +1,153 @@
+//! libhostccl.so and hostccl.h as a C programmer meets them: exports, SONAME, the header alone and beside others, and a
+//! program that is linked and run.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+const C: [&str; 4] = ["cc", "-std=c11", "-x", "c"];
+const CXX: [&str; 4] = ["c++", "-std=c++17", "-x", "c++"];
+const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// The folder of this build's profile: this program is in its `deps`.
+fn profile_folder() -> PathBuf {
+    env::current_exe().unwrap().parent().and_then(Path::parent).unwrap().to_owned()
+}
+
+/// The shared library of this profile. Tests do not depend on the crate that makes it, so it is built here.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = profile_folder();
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
+        cargo.current_dir(root()).args(["build", "--package", "hostccl-capi", "--target-dir"]);
+        cargo.arg(folder.parent().unwrap());
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        run(&mut cargo);
+        let library = folder.join("libhostccl.so");
+        assert!(library.exists(), "{} was not built", library.display());
+        library
+    })
+}
+
+fn soname() -> String {
+    let (major, minor) = (env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"));
+    let version = if major == "0" { format!("{major}.{minor}") } else { major.to_owned() };
+    format!("libhostccl.so.{version}")
+}
+
+/// Runs a program that has to succeed; its output.
+#[track_caller]
+fn run(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// A folder of this test, empty, in the build folder.
+fn scratch(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("c_library-{name}"));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// The functions that the header declares: names before a parenthesis, outside of comments and macros.
+fn declared() -> BTreeSet<String> {
+    let header = fs::read_to_string(root().join("include/hostccl.h")).unwrap();
+    let mut code = String::new();
+    for (i, piece) in header.split("/*").enumerate() {
+        code += if i == 0 { piece } else { piece.split_once("*/").unwrap().1 };
+    }
+    let code: Vec<&str> = code.lines().filter(|line| !line.trim_start().starts_with('#')).collect();
+    let code = code.join("\n");
+    let names = code
+        .match_indices('(')
+        .map(|(at, _)| code[..at].rsplit(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned());
+    names.filter(|name| name.starts_with("nccl") || name.starts_with("hostccl")).collect()
+}
+
+#[test]
+fn exports_are_exactly_the_headers_functions() {
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library()));
+    let exported: BTreeSet<String> = symbols.lines().map(|line| line.split(' ').next_back().unwrap().into()).collect();
+    assert_eq!(exported, declared());
+    let engine: BTreeSet<String> = hostccl::SYMBOLS.iter().map(|&name| name.into()).collect();
+    assert_eq!(exported, engine);
+}
+
+#[test]
+fn the_soname_has_major_and_minor_before_1_0() {
+    let dynamic = run(Command::new("readelf").arg("-d").arg(library()));
+    assert!(dynamic.contains(&format!("[{}]", soname())), "{dynamic}");
+}
+
+/// Compiles a text that includes headers; it is not linked.
+#[track_caller]
+fn compile(name: &str, source: &str) {
+    let folder = scratch(name);
+    fs::write(folder.join("source"), source).unwrap();
+    // What stands for NVIDIA's header, which is not needed to build this.
+    let nvidia = "#ifndef NCCL_H_\n#define NCCL_H_\ntypedef struct CUstream_st *cudaStream_t;\n\
+        typedef struct ncclComm *ncclComm_t;\ntypedef enum { ncclSuccess = 0, ncclNumResults = 9 } ncclResult_t;\n#endif\n";
+    fs::write(folder.join("nccl.h"), nvidia).unwrap();
+    for compiler in [C, CXX] {
+        let mut command = Command::new(compiler[0]);
+        command.args(&compiler[1..]).args(STRICT).arg("-fsyntax-only");
+        run(command.arg("-I").arg(root().join("include")).arg("-I").arg(&folder).arg(folder.join("source")));
+    }
+}
+
+#[test]
+fn the_header_compiles_alone_and_twice() {
+    compile("alone", "#include <hostccl.h>\n");
+    compile("twice", "#include <hostccl.h>\n#include <hostccl.h>\nncclConfig_t config = NCCL_CONFIG_INITIALIZER;\n");
+}
+
+#[test]
+fn the_header_agrees_with_cuda_and_with_devicemesh_about_their_types() {
+    let types = "typedef struct CUstream_st *cudaStream_t;\ntypedef struct ncclComm *ncclComm_t;\n";
+    compile("types-before", &format!("{types}#include <hostccl.h>\n"));
+    compile("types-after", &format!("#include <hostccl.h>\n{types}"));
+    if root().join("include/devicemesh.h").exists() {
+        compile("devicemesh-before", "#include <devicemesh.h>\n#include <hostccl.h>\n");
+        compile("devicemesh-after", "#include <hostccl.h>\n#include <devicemesh.h>\n");
+    }
+}
+
+#[test]
+fn the_header_leaves_a_real_nccl_h_alone() {
+    let extension = "int lost(ncclComm_t comm, int *rank);\n\
+        int lost(ncclComm_t comm, int *rank) { return hostcclCommLostRank(comm, rank) != ncclSuccess; }\n";
+    compile("nccl-before", &format!("#include <nccl.h>\n#include <hostccl.h>\n{extension}"));
+    compile("nccl-after", &format!("#include <hostccl.h>\n#include <nccl.h>\n{extension}"));
+}
+
+#[test]
+fn a_program_written_against_nccl_links_and_runs() {
+    let folder = scratch("program");
+    // As it is installed: the file by its SONAME, and the name that the linker looks for.
+    std::os::unix::fs::symlink(library(), folder.join("libhostccl.so")).unwrap();
+    std::os::unix::fs::symlink(library(), folder.join(soname())).unwrap();
+    for (name, compiler) in [("c", C), ("c++", CXX)] {
+        let program = folder.join(format!("link_nccl-{name}"));
+        let mut command = Command::new(compiler[0]);
+        command.args(&compiler[1..]).args(STRICT).arg("-I").arg(root().join("include"));
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/link_nccl.c"));
+        command.args(["-x", "none", "-lhostccl", "-L"]).arg(&folder).arg(format!("-Wl,-rpath,{}", folder.display()));
+        run(command.arg("-o").arg(&program));
+        for arguments in [["4", "inherit"], ["3", "pipe"], ["1", "pipe"]] {
+            run(Command::new(&program).args(arguments));
+        }
+    }
+}

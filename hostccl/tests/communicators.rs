@@ -1,0 +1,273 @@
+//! Splits, several communicators at once, groups, one thread for all ranks, and non-blocking calls.
+
+mod common;
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::time::Instant;
+
+use common::{Comm, DEADLINE, gather, group, last_error, ok, ranks, sum, unique_id};
+use hostccl::types::*;
+use hostccl::*;
+
+const I64: c_int = DataType::Int64 as c_int;
+const F32: c_int = DataType::Float32 as c_int;
+const SUM: c_int = ReduceOp::Sum as c_int;
+
+fn config() -> ncclConfig_t {
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: NCCL_CONFIG_MAGIC,
+        version: 22_707,
+        blocking: NCCL_CONFIG_UNDEF_INT,
+        cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+        minCTAs: NCCL_CONFIG_UNDEF_INT,
+        maxCTAs: NCCL_CONFIG_UNDEF_INT,
+        netName: null(),
+        splitShare: NCCL_CONFIG_UNDEF_INT,
+        trafficClass: NCCL_CONFIG_UNDEF_INT,
+        commName: null(),
+    }
+}
+
+#[test]
+fn a_split_groups_by_color_and_orders_by_key() {
+    ranks(6, |world, rank| {
+        let part = world.split(rank as c_int % 2, 0).unwrap();
+        let expected: Vec<i64> = (0..6).filter(|other| other % 2 == rank as i64 % 2).collect();
+        assert_eq!(gather(&part, rank as i64), expected, "equal keys keep the parent's order");
+        assert_eq!((part.size(), part.rank()), (3, rank / 2));
+
+        let reversed = world.split(7, -(rank as c_int)).unwrap();
+        assert_eq!(gather(&reversed, rank as i64), [5, 4, 3, 2, 1, 0]);
+        assert_eq!(reversed.rank(), 5 - rank);
+
+        let keys = [3, c_int::MAX, -5, 3, c_int::MIN, 0];
+        let mixed = world.split(0, keys[rank]).unwrap();
+        assert_eq!(gather(&mixed, rank as i64), [4, 2, 5, 0, 3, 1]);
+    });
+}
+
+#[test]
+fn a_rank_without_color_takes_part_and_gets_null() {
+    ranks(5, |world, rank| {
+        let part = world.split(if rank == 2 { NCCL_SPLIT_NOCOLOR } else { c_int::MAX }, 0);
+        assert_eq!(part.is_none(), rank == 2);
+        if let Some(part) = part {
+            assert_eq!(gather(&part, rank as i64), [0, 1, 3, 4]);
+        }
+        assert!(world.split(NCCL_SPLIT_NOCOLOR, 0).is_none(), "nobody may have one");
+        assert_eq!(sum(world, 1), 5);
+    });
+}
+
+#[test]
+fn splits_can_be_split_and_outlive_their_parent() {
+    ranks(8, |world, rank| {
+        let half = world.split(rank as c_int / 4, 0).unwrap();
+        let quarter = half.split(half.rank() as c_int / 2, -(rank as c_int)).unwrap();
+        drop(half);
+        let pair = rank as i64 / 2 * 2;
+        assert_eq!(gather(&quarter, rank as i64), [pair + 1, pair]);
+        let alone = quarter.split(quarter.rank() as c_int, 0).unwrap();
+        assert_eq!((alone.size(), sum(&alone, 42)), (1, 42));
+        assert_eq!(sum(world, rank as i64), 28);
+    });
+}
+
+#[test]
+fn many_splits_in_a_row() {
+    ranks(3, |world, rank| {
+        for round in 0..200 {
+            let part = world.split(0, if round % 2 == 0 { 0 } else { -(rank as c_int) }).unwrap();
+            assert_eq!(sum(&part, round), 3 * round);
+        }
+    });
+}
+
+#[test]
+fn several_communicators_live_side_by_side() {
+    // The rows and columns of a 2 x 3 mesh, and a second communicator of all.
+    let second = unique_id();
+    ranks(6, |world, rank| {
+        let again = Comm::init(second, 6, 5 - rank);
+        let row = world.split(rank as c_int / 3, rank as c_int).unwrap();
+        let column = world.split(rank as c_int % 3, rank as c_int).unwrap();
+        for round in 0..50 {
+            let value = rank as i64 + round;
+            let in_row = sum(&row, value);
+            let in_column = sum(&column, value);
+            assert_eq!(in_row, (0..6).filter(|other| other / 3 == rank as i64 / 3).map(|other| other + round).sum());
+            assert_eq!(in_column, (0..6).filter(|other| other % 3 == rank as i64 % 3).map(|other| other + round).sum());
+            assert_eq!(sum(&column, in_row), sum(world, value));
+            assert_eq!(gather(&again, rank as i64), [5, 4, 3, 2, 1, 0]);
+        }
+    });
+}
+
+#[test]
+fn two_communicators_may_be_used_from_two_threads_at_once() {
+    ranks(3, |world, rank| {
+        let other = world.split(0, 0).unwrap();
+        std::thread::scope(|scope| {
+            for comm in [world, &other] {
+                scope.spawn(move || {
+                    (0..200).for_each(|round| assert_eq!(sum(comm, rank as i64 + round), 3 + 3 * round))
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn device_numbers_are_those_of_the_list() {
+    let mut comms = [null_mut(); 3];
+    // SAFETY: three places, three devices.
+    ok(unsafe { ncclCommInitAll(comms.as_mut_ptr(), 3, [4, 0, 9].as_ptr()) });
+    let devices = comms.map(Comm).map(|comm| {
+        let mut device = -1;
+        // SAFETY: a place for the answer.
+        ok(unsafe { ncclCommCuDevice(*comm, &raw mut device) });
+        device
+    });
+    assert_eq!(devices, [4, 0, 9]);
+}
+
+#[test]
+fn one_thread_joins_as_all_ranks_inside_a_group() {
+    let id = unique_id();
+    let mut comms = [null_mut(); 3];
+    group(|| {
+        for (rank, comm) in comms.iter_mut().enumerate() {
+            // SAFETY: a place for the communicator, which outlives the group.
+            ok(unsafe { ncclCommInitRank(comm, 3, id, rank as c_int) });
+        }
+    });
+    assert_eq!(comms.map(Comm).map(|comm| (comm.size(), comm.rank())), [(3, 0), (3, 1), (3, 2)]);
+}
+
+#[test]
+fn several_ids_serve_as_well_as_one() {
+    let mut ids = [unique_id(), unique_id()];
+    let mut comms = [null_mut(); 2];
+    group(|| {
+        for (rank, comm) in comms.iter_mut().enumerate() {
+            // SAFETY: a place for the communicator, and two ids.
+            ok(unsafe { ncclCommInitRankScalable(comm, 2, rank as c_int, 2, ids.as_mut_ptr(), null_mut()) });
+        }
+    });
+    assert_eq!(comms.map(Comm).map(|comm| comm.rank()), [0, 1]);
+}
+
+/// Polls as the documentation of NCCL tells.
+fn wait(comm: ncclComm_t) {
+    let started = Instant::now();
+    let mut state = ncclInProgress;
+    while state == ncclInProgress {
+        assert!(started.elapsed() < DEADLINE);
+        std::thread::yield_now();
+        // SAFETY: a place for the answer.
+        ok(unsafe { ncclCommGetAsyncError(comm, &raw mut state) });
+    }
+    assert_eq!(state, ncclSuccess, "{}", last_error());
+}
+
+#[test]
+fn communicators_can_be_made_without_blocking() {
+    let id = unique_id();
+    let sums: Vec<i64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let mut config = ncclConfig_t { blocking: 0, commName: c"pipeline".as_ptr(), ..config() };
+                    let mut comm = null_mut();
+                    // SAFETY: a place for the communicator; a whole configuration.
+                    let result = unsafe { ncclCommInitRankConfig(&raw mut comm, 3, id, rank, &raw mut config) };
+                    assert!(result == ncclInProgress || result == ncclSuccess, "{}", last_error());
+                    wait(comm);
+                    let comm = Comm(comm);
+                    // The split inherits it: poll the parent, then use what it wrote.
+                    let mut part = null_mut();
+                    // SAFETY: a place for the communicator, which lives until the split is done.
+                    let result = unsafe { ncclCommSplit(*comm, 0, -rank, &raw mut part, null_mut()) };
+                    assert!(result == ncclInProgress || result == ncclSuccess, "{}", last_error());
+                    wait(*comm);
+                    let part = Comm(part);
+                    wait(*part);
+                    assert_eq!(part.rank(), 2 - rank as usize);
+                    sum(&part, i64::from(rank)) + sum(&comm, 10)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(sums, [33; 3]);
+}
+
+#[test]
+fn a_rank_multiplies_by_its_own_scalar_before_the_sum() {
+    ranks(3, |comm, rank| {
+        let value = [3_i64, 5, -7];
+        let mut scalar = rank as i64 + 1;
+        for residence in [ncclScalarHostImmediate, ncclScalarDevice] {
+            let mut op = -1;
+            let place = (&raw mut scalar).cast();
+            // SAFETY: a place for the operator; the scalar outlives it.
+            ok(unsafe { ncclRedOpCreatePreMulSum(&raw mut op, place, I64, residence, **comm) });
+            let mut total = [0_i64; 3];
+            let (from, to) = (value.as_ptr().cast(), total.as_mut_ptr().cast());
+            // SAFETY: three elements each.
+            ok(unsafe { ncclAllReduce(from, to, 3, I64, op, **comm, null_mut()) });
+            assert_eq!(total, [18, 30, -42]);
+            let mut part = 0_i64;
+            // SAFETY: an element of every rank, and one.
+            ok(unsafe { ncclReduceScatter(from, (&raw mut part).cast(), 1, I64, op, **comm, null_mut()) });
+            assert_eq!(part, total[rank]);
+            // SAFETY: a live operator.
+            ok(unsafe { ncclRedOpDestroy(op, **comm) });
+        }
+    });
+    // Alone as well; and in f32 the scalar is no integer.
+    ranks(1, |comm, _| {
+        let (mut scalar, value, mut op, mut result) = (0.25_f32, 6.0_f32, -1, 0.0_f32);
+        // SAFETY: places for the operator, the scalar and the elements.
+        unsafe {
+            let place = (&raw mut scalar).cast();
+            ok(ncclRedOpCreatePreMulSum(&raw mut op, place, F32, ncclScalarHostImmediate, **comm));
+            let (from, to) = ((&raw const value).cast(), (&raw mut result).cast());
+            ok(ncclAllReduce(from, to, 1, F32, op, **comm, null_mut()));
+        }
+        assert_eq!(result, 1.5);
+    });
+}
+
+#[test]
+fn memory_comes_aligned_and_registration_is_accepted() {
+    let comm = &Comm::init_all(1)[0];
+    let (mut memory, mut handle) = (null_mut(), null_mut());
+    // SAFETY: places for the answers; the memory has the size asked for.
+    unsafe {
+        ok(ncclMemAlloc(&raw mut memory, 10_000));
+        assert_eq!(memory.addr() % 4096, 0);
+        memory.cast::<u8>().write_bytes(1, 10_000);
+        ok(ncclCommRegister(**comm, memory, 10_000, &raw mut handle));
+        ok(ncclCommDeregister(**comm, handle));
+        ok(ncclMemFree(memory));
+        ok(ncclMemFree(null_mut()));
+    }
+}
+
+#[test]
+fn a_finalized_communicator_is_only_destroyed() {
+    ranks(2, |comm, _| {
+        assert_eq!(sum(comm, 1), 2);
+        // SAFETY: a live communicator, one element.
+        unsafe {
+            ok(ncclCommFinalize(**comm));
+            let mut value = 1_i64;
+            let place = (&raw mut value).cast::<c_void>();
+            assert_ne!(ncclAllReduce(place, place, 1, I64, SUM, **comm, null_mut()), ncclSuccess);
+            assert!(last_error().contains("finalized"), "{}", last_error());
+        }
+    });
+}

@@ -1,0 +1,142 @@
+//! Messages and groups: orders that would deadlock one by one, and one thread for all ranks.
+
+mod common;
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use common::{Comm, group, ok, ranks};
+use hostccl::types::*;
+use hostccl::*;
+
+const I64: c_int = DataType::Int64 as c_int;
+const F32: c_int = DataType::Float32 as c_int;
+const SUM: c_int = ReduceOp::Sum as c_int;
+
+/// Elements that say from whom to whom, and which.
+fn letter(from: usize, to: usize, count: usize) -> Vec<i64> {
+    (0..count).map(|i| (from * 1_000_000_000 + to * 100_000_000 + i) as i64).collect()
+}
+
+fn send(comm: &Comm, data: &[i64], to: usize) {
+    // SAFETY: the slice holds that many.
+    ok(unsafe { ncclSend(data.as_ptr().cast(), data.len(), I64, to as c_int, **comm, null_mut()) });
+}
+
+fn recv(comm: &Comm, data: &mut [i64], from: usize) {
+    // SAFETY: the slice has room for that many.
+    ok(unsafe { ncclRecv(data.as_mut_ptr().cast(), data.len(), I64, from as c_int, **comm, null_mut()) });
+}
+
+/// Larger than what lies between two ranks in the engine, so that a send that waits for its receive really waits.
+const LONG: usize = 300_000;
+
+#[test]
+fn plain_sends_and_receives_pass_along_a_chain() {
+    ranks(4, |comm, rank| {
+        let mut data = letter(0, 1, LONG);
+        if rank > 0 {
+            data.fill(0);
+            recv(comm, &mut data, rank - 1);
+        }
+        if rank < 3 {
+            send(comm, &data, rank + 1);
+        }
+        assert_eq!(data, letter(0, 1, LONG));
+    });
+}
+
+#[test]
+fn all_pairs_exchange_in_orders_that_would_deadlock_one_by_one() {
+    for size in [2, 5] {
+        ranks(size, |comm, rank| {
+            let letters: Vec<_> = (0..size).map(|to| letter(rank, to, LONG / size + to)).collect();
+            let mut boxes: Vec<_> = (0..size).map(|_| vec![0; LONG / size + rank]).collect();
+            group(|| {
+                // Sends first, in an order of one's own; the receives in the opposite one; to oneself as well.
+                (0..size).for_each(|step| send(comm, &letters[(rank + step) % size], (rank + step) % size));
+                for (from, place) in boxes.iter_mut().enumerate().rev() {
+                    recv(comm, place, from);
+                }
+            });
+            for (from, place) in boxes.iter().enumerate() {
+                assert!(*place == letter(from, rank, LONG / size + rank), "from {from} to {rank} of {size}");
+            }
+        });
+    }
+}
+
+#[test]
+fn messages_between_two_ranks_arrive_in_their_order() {
+    ranks(2, |comm, rank| {
+        let lengths = [3, 0, LONG, 1, 70_000];
+        let mut received: Vec<_> = lengths.iter().map(|&len| vec![0; len]).collect();
+        let sent: Vec<_> = lengths.iter().map(|&len| letter(rank, 1 - rank, len)).collect();
+        group(|| {
+            group(|| sent.iter().for_each(|data| send(comm, data, 1 - rank)));
+            received.iter_mut().for_each(|place| recv(comm, place, 1 - rank));
+        });
+        assert!(received.iter().zip(lengths).all(|(place, len)| *place == letter(1 - rank, rank, len)));
+    });
+}
+
+#[test]
+fn collectives_and_messages_mix_in_one_group() {
+    ranks(3, |comm, rank| {
+        let other = comm.split(0, -(rank as c_int)).unwrap();
+        let mut values = vec![rank as i64; LONG];
+        let mut totals = [0_i64; 2];
+        let mut received = vec![0; LONG];
+        let sent = letter(rank, 0, LONG);
+        let one = rank as i64 + 1;
+        group(|| {
+            // SAFETY: all buffers outlive the group and hold what the calls say.
+            unsafe {
+                let data = values.as_mut_ptr().cast::<c_void>();
+                let one = (&raw const one).cast::<c_void>();
+                let at = totals.as_mut_ptr();
+                ok(ncclAllReduce(data, data, LONG, I64, SUM, **comm, null_mut()));
+                recv(comm, &mut received, (rank + 1) % 3);
+                ok(ncclAllReduce(one, at.cast(), 1, I64, SUM, *other, null_mut()));
+                ok(ncclAllReduce(one, at.add(1).cast(), 1, I64, ReduceOp::Max as c_int, **comm, null_mut()));
+                send(comm, &sent, (rank + 2) % 3);
+            }
+        });
+        assert!(values.iter().all(|&value| value == 3));
+        assert_eq!(totals, [6, 3]);
+        assert_eq!(received, letter((rank + 1) % 3, 0, LONG));
+    });
+}
+
+#[test]
+fn one_thread_drives_all_ranks() {
+    const SIZE: usize = 5;
+    let comms = Comm::init_all(SIZE);
+    for (rank, comm) in comms.iter().enumerate() {
+        let mut device = -1;
+        // SAFETY: a place for the answer.
+        ok(unsafe { ncclCommCuDevice(**comm, &raw mut device) });
+        assert_eq!((comm.size(), comm.rank(), device), (SIZE, rank, rank as c_int));
+    }
+    for len in [1, 1000, 400_000] {
+        let mut data: Vec<Vec<f32>> = (0..SIZE).map(|rank| vec![rank as f32; len]).collect();
+        group(|| {
+            for (comm, data) in comms.iter().zip(&mut data) {
+                let data = data.as_mut_ptr().cast::<c_void>();
+                // SAFETY: the vector holds `len` elements and outlives the group.
+                ok(unsafe { ncclAllReduce(data, data, len, F32, SUM, **comm, null_mut()) });
+            }
+        });
+        assert!(data.iter().flatten().all(|&value| value == 10.0), "{len}");
+    }
+    let mut parts = [null_mut(); SIZE];
+    group(|| {
+        for (rank, (comm, part)) in comms.iter().zip(&mut parts).enumerate() {
+            // SAFETY: a place for the communicator, which outlives the group.
+            ok(unsafe { ncclCommSplit(**comm, rank as c_int % 2, -(rank as c_int), part, null_mut()) });
+        }
+    });
+    let parts = parts.map(Comm);
+    let places: Vec<_> = parts.iter().map(|part| (part.size(), part.rank())).collect();
+    assert_eq!(places, [(3, 2), (2, 1), (3, 1), (2, 0), (3, 0)]);
+}

@@ -1,0 +1,106 @@
+//! The reference checks again with ranks as processes, and as processes of several threads each.
+//!
+//! The ranks are this test program started again, as its ignored test `child`, told by environment variables what to be.
+
+mod common;
+
+use std::env;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::call::Case;
+use common::{DEADLINE, ranks_of, unique_id};
+use hostccl::types::*;
+
+/// Children that are killed and waited for, whatever becomes of the test.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Starts `processes` of `threads` ranks each and waits until all have done their checks.
+fn check(processes: usize, threads: usize) {
+    let hex: String = unique_id().internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+    let start = |process: usize| {
+        Command::new(env::current_exe().unwrap())
+            .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("HOSTCCL_TEST_ID", &hex)
+            .env("HOSTCCL_TEST_SIZE", (processes * threads).to_string())
+            .env("HOSTCCL_TEST_FIRST", (process * threads).to_string())
+            .env("HOSTCCL_TEST_THREADS", threads.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let mut children = Children((0..processes).map(start).collect());
+    let started = Instant::now();
+    for (process, child) in children.0.iter_mut().enumerate() {
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(started.elapsed() < DEADLINE, "process {process} of {processes} is not done after {DEADLINE:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert!(status.success(), "process {process} of {processes}: {status}; its error is above");
+    }
+}
+
+/// A smaller matrix than with threads, since every process computes all of it: each type once, each reduction twice.
+fn cases(size: usize) -> Vec<Case> {
+    let counts = [1, 0, 7, 4097, 2, 1023, 3, 31, 12345, 65];
+    let slot = ((12 << 20) / (3 * size) / 4096 * 4096).clamp(64 << 10, 1 << 20);
+    let mut cases: Vec<Case> = DataType::ALL
+        .into_iter()
+        .zip(counts)
+        .enumerate()
+        .map(|(i, (dtype, count))| Case::new(dtype, size, count, count, &[ReduceOp::ALL[i % 5]], &[i % size]))
+        .collect();
+    let whole = slot / 4 + 1;
+    cases.push(Case::new(DataType::Float32, size, whole, 2 * whole - 3, &[ReduceOp::Sum], &[size - 1]));
+    cases
+}
+
+#[test]
+#[ignore = "started by the other tests as ranks"]
+fn child() {
+    let Ok(hex) = env::var("HOSTCCL_TEST_ID") else { return };
+    let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
+    let (size, first) = (number("HOSTCCL_TEST_SIZE"), number("HOSTCCL_TEST_FIRST"));
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    for (byte, at) in id.internal.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&hex[at..at + 2], 16).unwrap() as _;
+    }
+    let cases = cases(size);
+    ranks_of(id, size, first..first + number("HOSTCCL_TEST_THREADS"), |comm, rank| {
+        assert_eq!((comm.size(), comm.rank()), (size, rank));
+        cases.iter().for_each(|case| case.run(comm, rank));
+    });
+}
+
+#[test]
+fn two_processes() {
+    check(2, 1);
+}
+
+#[test]
+fn three_processes() {
+    check(3, 1);
+}
+
+#[test]
+fn eight_processes() {
+    check(8, 1);
+}
+
+#[test]
+fn two_processes_of_two_threads() {
+    check(2, 2);
+}
