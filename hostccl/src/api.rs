@@ -35,3 +35,19 @@ macro_rules! define {
 }
 
 for_each_function!(define);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_listed_name_has_an_address_of_its_own() {
+        let addresses: HashSet<_> = SYMBOLS.iter().map(|name| symbol(name).expect("listed")).collect();
+        assert_eq!(addresses.len(), SYMBOLS.len());
+        assert_eq!(symbol("ncclAllReduce"), Some(ncclAllReduce as *const c_void));
+        assert_eq!(symbol("ncclCommShrink"), None);
+        assert_eq!(symbol(""), None);
+    }
+}

@@ -9,10 +9,8 @@ use std::sync::Arc;
 use crate::comm::{Blocker, Comm};
 use crate::error::Result;
 use crate::operation::{Operation, Poll};
+use crate::segment::LINE;
 use crate::types::{DataType, ncclInvalidUsage};
-
-/// Header and padding unit.
-const LINE: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]

@@ -15,8 +15,8 @@
 //! | all-gather, all-to-all, gather | copy in; copy out |
 //! | broadcast, scatter | the root copies in; the others copy out |
 //!
-//! Every rank puts a description of its call in front of its first slot, and every rank compares them all in the second
-//! step: calls that do not fit together fail on all ranks, with the values.
+//! Every rank puts down a description of its call in the first step, and every rank compares them all in the
+//! second: calls that do not fit together fail on all ranks, with the values.
 
 mod stages;
 
@@ -106,18 +106,18 @@ impl Descriptor {
         Descriptor { kind: Kind::Split as u32, dtype: NONE, op: NONE, root: NONE, count: 0 }
     }
 
-    /// Puts it in front of this rank's slot of the current step.
+    /// Puts it down for the current step.
     pub(crate) fn post(&self, comm: &Comm) {
-        let slot = comm.segment.slot(comm.rank, (comm.step() % SLOTS as u64) as usize);
-        // SAFETY: the slot starts with a line for it, and in this step only this rank touches it.
-        unsafe { slot.cast::<Descriptor>().write(*self) };
+        let line = comm.segment.descriptor(comm.rank, (comm.step() % SLOTS as u64) as usize);
+        // SAFETY: a line for it, which in this step only this rank touches.
+        unsafe { line.cast::<Descriptor>().write(*self) };
     }
 
     /// Compares the descriptors that all ranks put down in the step before this one.
     pub(crate) fn compare(&self, comm: &Comm) -> Result<()> {
         let index = ((comm.step() - 1) % SLOTS as u64) as usize;
         // SAFETY: written in the step before, which all ranks have ended; not written in this one.
-        let of = |rank: usize| unsafe { comm.segment.slot(rank, index).cast::<Descriptor>().read() };
+        let of = |rank: usize| unsafe { comm.segment.descriptor(rank, index).cast::<Descriptor>().read() };
         if (0..comm.nranks).all(|rank| of(rank) == *self) {
             return Ok(());
         }

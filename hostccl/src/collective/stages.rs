@@ -3,11 +3,8 @@
 use super::{Call, Collective, Kind, Reduction};
 use crate::copy::{self, STREAM_BYTES};
 use crate::reduce;
-use crate::segment::{Layout, SLOTS};
+use crate::segment::{LINE, Layout, SLOTS};
 use crate::types::ReduceOp;
-
-/// Parts start on cache lines, so that no two ranks write to one.
-const LINE: usize = 64;
 
 /// How a call is cut into chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +57,8 @@ impl Plan {
     }
 }
 
-/// First element and length of the part of `rank` in a chunk of `length` elements.
+/// First element and length of the part of `rank` in a chunk of `length` elements. Parts start on cache lines, so that no
+/// two ranks write to one.
 fn part(length: usize, rank: usize, nranks: usize, size: usize) -> (usize, usize) {
     let each = length.div_ceil(nranks).next_multiple_of(LINE / size);
     let start = (rank * each).min(length);

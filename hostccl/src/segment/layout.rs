@@ -6,8 +6,8 @@ use super::header::{Channel, Seat};
 pub(crate) const SLOTS: usize = 3;
 /// The most ranks of one communicator.
 pub(crate) const MAX_RANKS: u32 = 1024;
-/// The line in front of a slot's data.
-pub(crate) const DESCRIPTOR_BYTES: usize = 64;
+/// A cache line.
+pub(crate) const LINE: usize = 64;
 pub(super) const HEADER_BYTES: usize = 4096;
 const PAGE: usize = 4096;
 /// What all slots of a communicator take together, where that gives slots of a reasonable size.
@@ -23,7 +23,10 @@ pub(crate) struct Layout {
     pub(crate) slot_bytes: usize,
     /// Bytes of a ring, a power of two.
     pub(crate) ring_bytes: usize,
+    pub(super) descriptors: usize,
     pub(super) slots: usize,
+    /// From slot to slot: a line more than the data, lest the same place in all slots falls on the same cache sets.
+    pub(super) slot_pitch: usize,
     pub(super) channels: usize,
     pub(super) rings: usize,
     pub(super) total: usize,
@@ -36,11 +39,13 @@ impl Layout {
         // copying it takes much longer than waking somebody.
         let slot_bytes = (SLOT_BUDGET / (SLOTS * nranks) / PAGE * PAGE).clamp(64 << 10, 1 << 20);
         let ring_bytes = prev_power_of_two(RING_BUDGET / (nranks * nranks)).clamp(4 << 10, 256 << 10);
-        let slots = HEADER_BYTES + (nranks * size_of::<Seat>()).next_multiple_of(PAGE);
-        let channels = (slots + SLOTS * nranks * (DESCRIPTOR_BYTES + slot_bytes)).next_multiple_of(PAGE);
+        let slot_pitch = slot_bytes + LINE;
+        let descriptors = HEADER_BYTES + (nranks * size_of::<Seat>()).next_multiple_of(PAGE);
+        let slots = descriptors + (SLOTS * nranks * LINE).next_multiple_of(PAGE);
+        let channels = (slots + SLOTS * nranks * slot_pitch).next_multiple_of(PAGE);
         let rings = (channels + nranks * nranks * size_of::<Channel>()).next_multiple_of(PAGE);
         let total = rings + nranks * nranks * ring_bytes;
-        Layout { nranks, slot_bytes, ring_bytes, slots, channels, rings, total }
+        Layout { nranks, slot_bytes, ring_bytes, descriptors, slots, slot_pitch, channels, rings, total }
     }
 }
 
@@ -58,8 +63,9 @@ mod tests {
         for nranks in [1, 2, 3, 7, 8, 64, 100, 1024] {
             let layout = Layout::new(nranks);
             let n = nranks as usize;
-            assert!(layout.slots >= HEADER_BYTES + n * size_of::<Seat>());
-            assert!(layout.channels >= layout.slots + SLOTS * n * (DESCRIPTOR_BYTES + layout.slot_bytes));
+            assert!(layout.descriptors >= HEADER_BYTES + n * size_of::<Seat>());
+            assert!(layout.slots >= layout.descriptors + SLOTS * n * LINE);
+            assert!(layout.channels >= layout.slots + SLOTS * n * layout.slot_bytes);
             assert!(layout.rings >= layout.channels + n * n * size_of::<Channel>());
             assert!(layout.ring_bytes.is_power_of_two() && layout.slot_bytes % 64 == 0);
             assert!(layout.total < 8 << 30, "{nranks} ranks take {} bytes of address space", layout.total);

@@ -4,7 +4,8 @@
 //! ```text
 //! header        magic, token, number of ranks, the error that ended it, arrivals, barrier     one page
 //! seats         who sits at each rank: process, state, steps taken                           128 bytes a rank
-//! slots         SLOTS staging areas a rank, each a descriptor line and a chunk of data
+//! descriptors   what each rank does in a step: SLOTS lines a rank
+//! slots         SLOTS staging areas a rank
 //! channels      two counters for each ordered pair of ranks
 //! rings         the bytes under way for each ordered pair of ranks
 //! ```
@@ -22,7 +23,7 @@ use std::sync::atomic::Ordering;
 
 pub(crate) use self::header::{Channel, Header, Seat};
 use self::layout::HEADER_BYTES;
-pub(crate) use self::layout::{DESCRIPTOR_BYTES, Layout, MAX_RANKS, SLOTS};
+pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
 use crate::error::{Error, Result};
 use crate::process::ProcessId;
 use crate::types::ncclSystemError;
@@ -212,17 +213,19 @@ impl Segment {
         unsafe { &*self.at(HEADER_BYTES + rank * size_of::<Seat>()).cast() }
     }
 
-    /// The descriptor line of a slot; its data follow at [`DESCRIPTOR_BYTES`].
-    pub(crate) fn slot(&self, rank: usize, index: usize) -> *mut u8 {
-        assert!(rank < self.layout.nranks && index < SLOTS);
-        let number = index * self.layout.nranks + rank;
-        self.at(self.layout.slots + number * (DESCRIPTOR_BYTES + self.layout.slot_bytes))
+    /// The line that describes what `rank` does in a step.
+    pub(crate) fn descriptor(&self, rank: usize, index: usize) -> *mut u8 {
+        self.at(self.layout.descriptors + self.slot(rank, index) * LINE)
     }
 
-    /// The data of a slot.
+    /// A staging area of `rank`.
     pub(crate) fn data(&self, rank: usize, index: usize) -> *mut u8 {
-        // SAFETY: the data lie behind the descriptor in the same slot.
-        unsafe { self.slot(rank, index).add(DESCRIPTOR_BYTES) }
+        self.at(self.layout.slots + self.slot(rank, index) * self.layout.slot_pitch)
+    }
+
+    fn slot(&self, rank: usize, index: usize) -> usize {
+        assert!(rank < self.layout.nranks && index < SLOTS);
+        index * self.layout.nranks + rank
     }
 
     /// The counters of the messages from `source` to `destination`.
