@@ -33,6 +33,8 @@ pub(crate) struct Init {
     handle: Arc<Handle>,
     token: ncclComm_t,
     out: Out,
+    /// Whether the handle has the outcome: from then on its other calls in progress are not this one.
+    done: bool,
 }
 
 // SAFETY: the token is a number, and `Out` is `Send`.
@@ -47,7 +49,7 @@ impl Init {
         let token = handle::insert(handle.clone())?;
         let out = Out(out);
         out.write(token);
-        Ok(Init { join, handle, token, out })
+        Ok(Init { join, handle, token, out, done: false })
     }
 
     pub(crate) fn blocking(&self) -> bool {
@@ -58,9 +60,11 @@ impl Init {
 impl Operation for Init {
     fn poll(&mut self) -> Result<Poll> {
         let poll = self.join.poll().inspect_err(|error| {
+            self.done = true;
             self.handle.set_comm(Err(error.clone().within(&self.join.describe())));
         })?;
         if let (Poll::Done, Some(comm)) = (poll, self.join.joined()) {
+            self.done = true;
             self.handle.set_comm(Ok(comm));
         }
         Ok(poll)
@@ -81,7 +85,7 @@ impl Operation for Init {
 
 impl Drop for Init {
     fn drop(&mut self) {
-        if self.handle.in_progress() {
+        if !self.done {
             self.handle.set_comm(Err(ended(self.join.comm()).within(&self.join.describe())));
         }
         // A caller that waited has its error and needs no handle; one that did not asks the handle.

@@ -271,3 +271,29 @@ fn a_finalized_communicator_is_only_destroyed() {
         }
     });
 }
+
+/// A split that begins the moment the non-blocking init of its parent is done, over and over: the end of the one must not be
+/// taken for the end of the other.
+#[test]
+fn a_split_may_follow_a_non_blocking_init_at_once() {
+    for _ in 0..50 {
+        let id = unique_id();
+        std::thread::scope(|scope| {
+            for rank in 0..4 {
+                scope.spawn(move || {
+                    let mut config = ncclConfig_t { blocking: 0, ..config() };
+                    let (mut comm, mut part) = (null_mut(), null_mut());
+                    // SAFETY: places and configuration outlive the calls, which are waited for.
+                    unsafe {
+                        ncclCommInitRankConfig(&raw mut comm, 4, id, rank, &raw mut config);
+                        wait(comm);
+                        ncclCommSplit(comm, rank % 2, rank, &raw mut part, null_mut());
+                    }
+                    wait(comm);
+                    let (comm, part) = (Comm(comm), Comm(part));
+                    assert_eq!((comm.size(), part.size()), (4, 2));
+                });
+            }
+        });
+    }
+}

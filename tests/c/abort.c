@@ -1,0 +1,75 @@
+/* ranks: 3 */
+/* dm_abort from another thread wakes a blocked call here, and the peers that wait for this rank learn of it. */
+#include "check.h"
+
+#include <pthread.h>
+
+static dm_mesh *mesh;
+static int32_t rank;
+static dm_status blocked_status;
+static double woken;
+
+static void *blocked(void *unused)
+{
+  (void)unused;
+  float one = 1, sum = 0;
+  blocked_status = dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL);
+  woken = seconds_now();
+  return NULL;
+}
+
+int main(void)
+{
+  const size_t shape[] = {3};
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  REQUIRE(dm_world_init("cpu", &join, &options.world));
+  REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &mesh));
+  rank = rank_of(mesh);
+  float one = 1, sum = 0;
+  OK(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+
+  if (rank == 0) {
+    /* Ranks 0 and 1 wait for rank 2, which never comes; then rank 0 is aborted. */
+    pthread_t thread;
+    struct timespec pause = {0, 300000000};
+    if (pthread_create(&thread, NULL, blocked, NULL) != 0) exit(1);
+    nanosleep(&pause, NULL);
+    const double began = seconds_now();
+    OK(dm_abort(mesh));
+    CHECK(seconds_now() - began < 0.25);
+    pthread_join(thread, NULL);
+    CHECK(blocked_status == DM_STATUS_ABORTED && woken - began < 0.25);
+    OK(dm_abort(mesh)); /* again is nothing */
+  } else if (rank == 1) {
+    const double began = seconds_now();
+    FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+    CHECK(seconds_now() - began < 2);
+    GIVES(DM_STATUS_PEER_LOST, dm_check(mesh, NULL));
+    OK(dm_abort(mesh));
+  } else {
+    OK(dm_world_barrier(options.world, 0)); /* not the all-reduce */
+    GIVES(DM_STATUS_PEER_LOST, dm_check(mesh, NULL));
+    OK(dm_abort(mesh));
+  }
+  if (rank != 2) OK(dm_world_barrier(options.world, 0));
+  ncclComm_t comm = NULL;
+  dm_mesh *view = NULL;
+  FAILS(DM_STATUS_ABORTED, "dm_abort", dm_get_comm(mesh, NULL, &comm));
+  GIVES(DM_STATUS_ABORTED, dm_flatten(mesh, "other", NULL, &view));
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  GIVES(DM_STATUS_ABORTED, dm_group_start(mesh));
+  size_t size = 0;
+  OK(dm_size(mesh, NULL, &size)); /* what needs no communicator is answered still */
+
+  /* A new mesh over the same ranks is made anew. */
+  dm_mesh *fresh = NULL;
+  REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &fresh));
+  OK(dm_all_reduce(fresh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(sum == 3);
+  OK(dm_finalize(fresh));
+  dm_free(fresh);
+  dm_free(mesh);
+  dm_world_free(options.world);
+  return finish();
+}

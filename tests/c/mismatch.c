@@ -1,0 +1,78 @@
+/* ranks: 4 */
+/* Ranks that disagree: everybody gets the error, with both sides spelled out; ranks that never come are named; and the world goes on. */
+#include "check.h"
+
+int main(void)
+{
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  dm_world *world = NULL;
+  dm_mesh *mesh = NULL, *view = NULL;
+  int32_t rank = -1;
+  REQUIRE(dm_world_init("cpu", &join, &world));
+  REQUIRE(dm_world_rank(world, &rank));
+  options.world = world;
+  const size_t wide[] = {1, 4}, square[] = {2, 2};
+  const char *names[] = {"dp", "tp"}, *other_names[] = {"dp", "pp"};
+
+  /* Shape. */
+  double began = seconds_now();
+  FAILS(DM_STATUS_MISMATCH, "rank 3 called dm_init(shape=(1, 4), names=(dp, tp)) as call 1, rank 0 called dm_init(shape=(2, 2), names=(dp, tp))",
+        dm_init("cpu", rank == 3 ? wide : square, 2, names, &options, &mesh));
+  /* Names. */
+  FAILS(DM_STATUS_MISMATCH, "rank 1 called dm_init(shape=(2, 2), names=(dp, pp)) as call 2, rank 0 called dm_init(shape=(2, 2), names=(dp, tp))",
+        dm_init("cpu", square, 2, rank == 1 ? other_names : names, &options, &mesh));
+  /* Ranks. */
+  const int32_t order[] = {3, 2, 1, 0};
+  options.ranks = rank == 2 ? order : NULL;
+  FAILS(DM_STATUS_MISMATCH, "ranks=(3, 2, 1, 0)", dm_init("cpu", square, 2, names, &options, &mesh));
+  options.ranks = NULL;
+  /* Flags. */
+  options.flags = rank == 2 ? DM_INIT_LAZY : 0;
+  FAILS(DM_STATUS_MISMATCH, "lazy", dm_init("cpu", square, 2, names, &options, &mesh));
+  options.flags = 0;
+  CHECK(seconds_now() - began < 5); /* not the deadline of ten minutes */
+
+  /* After all of that the world is as good as new. */
+  REQUIRE(dm_init("cpu", square, 2, names, &options, &mesh));
+  float one = 1, sum = 0;
+  OK(dm_all_reduce(mesh, "tp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(sum == 2);
+
+  /* Another call altogether. */
+  if (rank == 0)
+    FAILS(DM_STATUS_MISMATCH, "dm_world_barrier()", dm_flatten(mesh, NULL, NULL, &view));
+  else
+    FAILS(DM_STATUS_MISMATCH, "dm_flatten(dims=(dp, tp), name=dp_tp)", dm_world_barrier(world, 0));
+  /* Names of a flattened dimension. */
+  FAILS(DM_STATUS_MISMATCH, "name=ours", dm_flatten(mesh, rank == 2 ? "theirs" : "ours", NULL, &view));
+  REQUIRE(dm_flatten(mesh, "theirs", NULL, &view)); /* no trace of the one that failed */
+  dm_free(view);
+
+  /* Rank 1 does not come: the others know at the deadline, and it learns when it does come. */
+  options.timeout_ms = 700;
+  dm_mesh *never = NULL;
+  if (rank == 1) {
+    OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL)); /* with rank 3, which comes after its deadline */
+    began = seconds_now();
+    FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))", dm_init("cpu", square, 2, names, &options, &never));
+    CHECK(seconds_now() - began < 0.5);
+  } else {
+    began = seconds_now();
+    FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))", dm_init("cpu", square, 2, names, &options, &never));
+    const double waited = seconds_now() - began;
+    CHECK(waited > 0.69 && waited < 0.7 * 1.1 + 0.25);
+    if (rank == 3) OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  }
+  OK(dm_world_barrier(world, 0));
+
+  /* In a collective the engine finds out. */
+  if (rank < 2)
+    FAILS(DM_STATUS_MISMATCH, "rank 1", dm_all_reduce(mesh, "tp", &one, &sum, 1, rank == 1 ? DM_INT32 : DM_FLOAT32, DM_SUM, NULL));
+  OK(dm_abort(mesh));
+  FAILS(DM_STATUS_ABORTED, "aborted", dm_all_reduce(mesh, "tp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  OK(dm_world_barrier(world, 0));
+  dm_free(mesh);
+  dm_world_free(world);
+  return finish();
+}
