@@ -510,8 +510,8 @@ dm_status dm_init(const char *device_type,
 /**
  * Makes a mesh over communicators that exist already, one per dimension in the order of the dimensions.
  *
- * Local. comms[i] is this rank's communicator along dimension i: it has shape[i] ranks, and this process's rank in it is its coordinate
- * (checked). They belong to the library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must outlive
+ * Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as the dimension, and this process's rank in
+ * it is its coordinate (checked). They belong to the library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must outlive
  * the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks are
  * 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
  *
@@ -592,7 +592,7 @@ dm_status dm_concatenate(const struct dm_mesh *const *meshes,
 dm_status dm_root(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
 
 /**
- * How many parallel copies of the named dimensions this view has: one per coordinate in its other dimensions.
+ * How many parallel copies of the named dimensions there are over the ranks of the root mesh: its size divided by theirs.
  *
  * Local. Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when count_out is NULL.
  */
@@ -602,7 +602,8 @@ dm_status dm_submesh_count(const struct dm_mesh *mesh,
                            size_t *count_out);
 
 /**
- * One of the parallel copies of the named dimensions, by index; the copies are ordered by their coordinates in the other dimensions.
+ * One of the parallel copies of the named dimensions over the ranks of the root mesh, by index; the copies are ordered by the row-major position of
+ * their first rank.
  *
  * Local. The copy that holds this rank equals dm_slice of those names; the others answer questions about their ranks, and
  * DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked for. The caller frees the handle with dm_free.

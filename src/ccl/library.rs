@@ -32,22 +32,22 @@ impl RawComm {
 }
 
 /// The signatures of nccl.h, by field. `Option` is for what some release or implementation lacks.
-struct Functions {
-    get_version: unsafe extern "C" fn(*mut c_int) -> NcclResult,
-    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
-    init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut c_void) -> NcclResult,
-    split: Option<unsafe extern "C" fn(RawComm, c_int, c_int, *mut RawComm, *mut c_void) -> NcclResult>,
-    finalize: Option<unsafe extern "C" fn(RawComm) -> NcclResult>,
-    destroy: unsafe extern "C" fn(RawComm) -> NcclResult,
-    abort: unsafe extern "C" fn(RawComm) -> NcclResult,
-    get_async_error: unsafe extern "C" fn(RawComm, *mut NcclResult) -> NcclResult,
-    count: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
-    user_rank: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
-    get_error_string: unsafe extern "C" fn(NcclResult) -> *const c_char,
-    get_last_error: Option<unsafe extern "C" fn(RawComm) -> *const c_char>,
-    all_reduce:
+pub(super) struct Functions {
+    pub(super) get_version: unsafe extern "C" fn(*mut c_int) -> NcclResult,
+    pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
+    pub(super) init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut c_void) -> NcclResult,
+    pub(super) split: Option<unsafe extern "C" fn(RawComm, c_int, c_int, *mut RawComm, *mut c_void) -> NcclResult>,
+    pub(super) finalize: Option<unsafe extern "C" fn(RawComm) -> NcclResult>,
+    pub(super) destroy: unsafe extern "C" fn(RawComm) -> NcclResult,
+    pub(super) abort: unsafe extern "C" fn(RawComm) -> NcclResult,
+    pub(super) get_async_error: unsafe extern "C" fn(RawComm, *mut NcclResult) -> NcclResult,
+    pub(super) count: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
+    pub(super) user_rank: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult,
+    pub(super) get_error_string: unsafe extern "C" fn(NcclResult) -> *const c_char,
+    pub(super) get_last_error: Option<unsafe extern "C" fn(RawComm) -> *const c_char>,
+    pub(super) all_reduce:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
-    reduce: unsafe extern "C" fn(
+    pub(super) reduce: unsafe extern "C" fn(
         *const c_void,
         *mut c_void,
         usize,
@@ -57,26 +57,27 @@ struct Functions {
         RawComm,
         *mut c_void,
     ) -> NcclResult,
-    broadcast:
+    pub(super) broadcast:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
-    all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> NcclResult,
-    reduce_scatter:
+    pub(super) all_gather:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> NcclResult,
+    pub(super) reduce_scatter:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
-    all_to_all:
+    pub(super) all_to_all:
         Option<unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> NcclResult>,
-    send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
-    recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
-    group_start: unsafe extern "C" fn() -> NcclResult,
-    group_end: unsafe extern "C" fn() -> NcclResult,
-    host_lost_rank: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
-    host_set_timeout: Option<unsafe extern "C" fn(RawComm, i64) -> NcclResult>,
+    pub(super) send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    pub(super) recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult,
+    pub(super) group_start: unsafe extern "C" fn() -> NcclResult,
+    pub(super) group_end: unsafe extern "C" fn() -> NcclResult,
+    pub(super) host_lost_rank: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
+    pub(super) host_set_timeout: Option<unsafe extern "C" fn(RawComm, i64) -> NcclResult>,
 }
 
 /// A communicator library.
 pub struct Library {
     name: String,
     version: i32,
-    functions: Functions,
+    pub(super) functions: Functions,
     /// How a symbol's address is found later on; `None` in the embedded engine.
     handle: Option<Handle>,
 }
@@ -341,149 +342,6 @@ impl Library {
 impl std::fmt::Debug for Library {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Library").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
-    }
-}
-
-/// The collectives: thin calls, arguments as in nccl.h.
-///
-/// # Safety
-/// Of each: buffers are as large as count, data type and communicator size make them, and live until the work is done.
-#[allow(clippy::too_many_arguments, missing_docs)]
-impl Library {
-    pub unsafe fn all_reduce(
-        &self,
-        send: *const c_void,
-        recv: *mut c_void,
-        count: usize,
-        dtype: i32,
-        op: i32,
-        comm: RawComm,
-        stream: *mut c_void,
-    ) -> NcclResult {
-        // SAFETY: the caller's contract is NCCL's.
-        unsafe { (self.functions.all_reduce)(send, recv, count, dtype, op, comm, stream) }
-    }
-
-    pub unsafe fn reduce(
-        &self,
-        send: *const c_void,
-        recv: *mut c_void,
-        count: usize,
-        dtype: i32,
-        op: i32,
-        root: i32,
-        comm: RawComm,
-        stream: *mut c_void,
-    ) -> NcclResult {
-        // SAFETY: the caller's contract is NCCL's.
-        unsafe { (self.functions.reduce)(send, recv, count, dtype, op, root, comm, stream) }
-    }
-
-    pub unsafe fn broadcast(
-        &self,
-        send: *const c_void,
-        recv: *mut c_void,
-        count: usize,
-        dtype: i32,
-        root: i32,
-        comm: RawComm,
-        stream: *mut c_void,
-    ) -> NcclResult {
-        // SAFETY: the caller's contract is NCCL's.
-        unsafe { (self.functions.broadcast)(send, recv, count, dtype, root, comm, stream) }
-    }
-
-    pub unsafe fn all_gather(
-        &self,
-        send: *const c_void,
-        recv: *mut c_void,
-        send_count: usize,
-        dtype: i32,
-        comm: RawComm,
-        stream: *mut c_void,
-    ) -> NcclResult {
-        // SAFETY: the caller's contract is NCCL's.
-        unsafe { (self.functions.all_gather)(send, recv, send_count, dtype, comm, stream) }
-    }
-
-    pub unsafe fn reduce_scatter(
-        &self,
-        send: *const c_void,
-        recv: *mut c_void,
-        recv_count: usize,
-        dtype: i32,
-        op: i32,
-        comm: RawComm,
-        stream: *mut c_void,
-    ) -> NcclResult {
-        // SAFETY: the caller's contract is NCCL's.
-        unsafe { (self.functions.reduce_scatter)(send, recv, recv_count, dtype, op, comm, stream) }
-    }
-
-    /// `ncclAlltoAll` (2.28), and on older libraries what it stands for: a group of sends and receives with every rank.
-    pub unsafe fn all_to_all(
-        &self,
-        send: *const c_void,
-        recv: *mut c_void,
-        count_per_peer: usize,
-        dtype: i32,
-        comm: RawComm,
-        stream: *mut c_void,
-    ) -> NcclResult {
-        if let Some(all_to_all) = self.functions.all_to_all {
-            // SAFETY: the caller's contract is NCCL's.
-            return unsafe { all_to_all(send, recv, count_per_peer, dtype, comm, stream) };
-        }
-        let mut size = 0;
-        // SAFETY: the out-parameter is valid.
-        let code = unsafe { (self.functions.count)(comm, &mut size) };
-        if code != result::SUCCESS {
-            return code;
-        }
-        let block = count_per_peer * super::types::element_size(dtype).unwrap_or(0);
-        // SAFETY: both buffers hold `size` blocks of `block` bytes; a group that was started is always ended.
-        unsafe {
-            let mut first = (self.functions.group_start)();
-            for peer in 0..size {
-                let at = peer as usize * block;
-                for code in [
-                    (self.functions.send)(send.byte_add(at), count_per_peer, dtype, peer, comm, stream),
-                    (self.functions.recv)(recv.byte_add(at), count_per_peer, dtype, peer, comm, stream),
-                ] {
-                    if first == result::SUCCESS {
-                        first = code;
-                    }
-                }
-            }
-            let end = (self.functions.group_end)();
-            if first == result::SUCCESS { end } else { first }
-        }
-    }
-
-    pub unsafe fn send(
-        &self,
-        send: *const c_void,
-        count: usize,
-        dtype: i32,
-        peer: i32,
-        comm: RawComm,
-        stream: *mut c_void,
-    ) -> NcclResult {
-        // SAFETY: the caller's contract is NCCL's.
-        unsafe { (self.functions.send)(send, count, dtype, peer, comm, stream) }
-    }
-
-    pub unsafe fn recv(
-        &self,
-        recv: *mut c_void,
-        count: usize,
-        dtype: i32,
-        peer: i32,
-        comm: RawComm,
-        stream: *mut c_void,
-    ) -> NcclResult {
-        // SAFETY: the caller's contract is NCCL's.
-        unsafe { (self.functions.recv)(recv, count, dtype, peer, comm, stream) }
     }
 }
 

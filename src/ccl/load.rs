@@ -23,7 +23,7 @@ pub fn embedded() -> Result<Arc<Library>> {
     static ENGINE: OnceCell<Arc<Library>> = OnceCell::new();
     ENGINE
         .get_or_try_init(|| {
-            let library = Library::from_lookup("the embedded host engine", None, |symbol| hostccl::symbol(symbol))?;
+            let library = Library::from_lookup("the embedded host engine", None, hostccl::symbol)?;
             Ok(Arc::new(library))
         })
         .cloned()

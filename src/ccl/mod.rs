@@ -2,12 +2,13 @@
 //!
 //! libnccl, librccl, a library named by the caller, and the embedded host engine all fill the same [`Library`] table, so
 //! everything above this module is one code path. Results stay integers (an enum would be undefined behaviour for a code
-//! that a newer library invents), and every symbol is optional but the core (see [`Library::from_lookup`]).
+//! that a newer library invents), and every symbol is optional but the core (see `Library::from_lookup`).
 
 mod config;
 mod driver;
 mod library;
 mod load;
+mod operations;
 mod types;
 
 pub use config::CommConfig;

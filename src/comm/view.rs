@@ -81,7 +81,8 @@ impl View {
         self.root.alive()?;
         let flat = self.mesh.flatten(name)?;
         let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())] };
-        if !self.root.is_offline() && !(flat.is_known() && plan.is_known(&self.root)) {
+        let exists = flat.is_known() && plan.is_known(&self.root);
+        if !(exists || self.root.is_offline()) {
             let call = format!(
                 "dm_flatten(dims=({}), name={}{})",
                 self.mesh.dim_names().join(", "),

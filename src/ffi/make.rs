@@ -74,8 +74,8 @@ pub unsafe extern "C" fn dm_init(
 
 /// Makes a mesh over communicators that exist already, one per dimension in the order of the dimensions.
 ///
-/// Local. comms[i] is this rank's communicator along dimension i: it has shape[i] ranks, and this process's rank in it is its coordinate
-/// (checked). They belong to the library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must outlive
+/// Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as the dimension, and this process's rank in
+/// it is its coordinate (checked). They belong to the library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must outlive
 /// the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks are
 /// 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
 ///

@@ -289,7 +289,8 @@ fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
 
 /// This process's server at that address: a second world there uses the one that runs.
 fn serve(host: &str, port: u16) -> Result<Arc<Server>> {
-    static SERVERS: Lazy<Mutex<HashMap<(String, u16), Weak<Server>>>> = Lazy::new(Mutex::default);
+    type Servers = HashMap<(String, u16), Weak<Server>>;
+    static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);
     let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
         return Ok(running);
