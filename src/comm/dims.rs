@@ -10,9 +10,13 @@ use super::options::DimOptions;
 use super::root::{DimComm, RootComms};
 use crate::ccl::{CommConfig, Library, RawComm};
 use crate::error::{Error, Result};
+use crate::layout::Dim;
 use crate::mesh::Mesh;
 use crate::rendezvous::Round;
 use crate::wait::Wait;
+
+const SHARES_NOTHING: &str =
+    "sharing no communicator (if an earlier mesh over the same ranks was aborted on some rank, abort it on all)";
 
 /// Dimensions of a view that need a communicator, by index, with the caller's wishes.
 pub(super) struct Plan {
@@ -36,6 +40,31 @@ impl RootComms {
             self.take_back(dims_before, had_parent);
         }
         outcome
+    }
+
+    /// Which of the plan's dimensions take a communicator that exists, for the ranks to agree on. They differ only where a mesh over the same
+    /// ranks has ended on some of them: then making one here while a peer shares would be a wait for nobody.
+    pub(super) fn sharing(&self, plan: &Plan) -> String {
+        let Some(domain) = self.domain.as_ref().filter(|_| self.root.is_member()) else {
+            return SHARES_NOTHING.to_owned();
+        };
+        let shared = domain.shared();
+        let is_shared = |dim: &Dim| {
+            let known = shared.get(&PartitionKey::of(&self.root, dim));
+            known.is_some_and(|known| matches!(known.state(), State::Unmade | State::Ready))
+        };
+        let candidates = plan.dims.iter().filter(|(_, options)| !options.is_exclusive());
+        let mut names: Vec<&str> = candidates
+            .filter(|(index, _)| plan.view.dim_size(*index) > 1 && is_shared(plan.view.dim_layout(*index)))
+            .map(|(index, _)| plan.view.dim_name(*index))
+            .collect();
+        if is_shared(&Dim::new(&[(self.root.root_size(), 1)])) {
+            names.push("the root");
+        }
+        match names.is_empty() {
+            true => SHARES_NOTHING.to_owned(),
+            false => format!("sharing communicators for {} with an earlier mesh", names.join(", ")),
+        }
     }
 
     /// In the plan's order, which is the same on every rank: communicator libraries need that.

@@ -37,7 +37,7 @@ impl RootComms {
             self.end(Life::Finalized);
             return self.destroy(&self.wait(None));
         }
-        let (_turn, round, wait) = self.begin(&format!("dm_finalize({})", self.root.dim_names().join(", ")))?;
+        let (_turn, round, wait) = self.begin(&format!("dm_finalize({})", self.root.dim_names().join(", ")), "")?;
         self.end(Life::Finalized);
         let destroyed = self.destroy(&wait);
         if let Err(error) = &destroyed {

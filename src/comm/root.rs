@@ -88,12 +88,14 @@ impl RootComms {
         let wait = root.wait(None);
         let _turn = domain.take_turn(&wait)?;
         let call = format!("dm_init({}{})", call_text(&root.root), options.agreed());
-        let round = world.scope()?.agree(&call, &wait)?;
+        let wanted: Vec<(usize, DimOptions)> = (0..root.root.ndim()).map(|index| (index, options.dim(index))).collect();
+        let plan = Plan { view: root.root.clone(), dims: wanted };
+        // Ranks outside the mesh do not know what its ranks share.
+        let detail = if root.root.root_size() == world.size() { root.sharing(&plan) } else { String::new() };
+        let round = world.scope()?.agree_in_detail(&call, &detail, &wait)?;
         if root.root.is_member() {
             root.scope = Some(root.own_scope(domain)?);
         }
-        let wanted: Vec<(usize, DimOptions)> = (0..root.root.ndim()).map(|index| (index, options.dim(index))).collect();
-        let plan = Plan { view: root.root.clone(), dims: wanted };
         root.carry_out(&plan, round, &wait)?;
         Ok(Arc::new(root))
     }
@@ -200,7 +202,7 @@ impl RootComms {
     }
 
     /// Begins one collective call of this root: takes the turn and agrees on `call` with the root's other ranks.
-    pub(super) fn begin(&self, call: &str) -> Result<(Turn<'_>, Round, Wait)> {
+    pub(super) fn begin(&self, call: &str, detail: &str) -> Result<(Turn<'_>, Round, Wait)> {
         self.alive()?;
         if !self.root.is_member() {
             return Err(Error::not_member(format!(
@@ -217,7 +219,7 @@ impl RootComms {
         };
         let wait = self.wait(None);
         let turn = domain.take_turn(&wait)?;
-        let round = scope.agree(call, &wait)?;
+        let round = scope.agree_in_detail(call, detail, &wait)?;
         Ok((turn, round, wait))
     }
 

@@ -198,7 +198,7 @@ impl View {
                 self.mesh.describe()
             )));
         }
-        let (_turn, round, wait) = self.root.begin(call)?;
+        let (_turn, round, wait) = self.root.begin(call, &self.root.sharing(plan))?;
         self.root.carry_out(plan, round, &wait)
     }
 

@@ -22,6 +22,9 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How long the rank that serves the store stays for the others to read a verdict, where all are known to be there.
 const STAY: Duration = Duration::from_secs(2);
 
+/// Between a call's text and its detail.
+const DETAIL: char = '\n';
+
 /// Who is in a scope: world rank by position.
 #[derive(Debug, Clone)]
 pub(super) enum Members {
@@ -72,6 +75,12 @@ impl Scope {
     /// Returns when every rank of the scope has made this same call as its same-numbered call; else every rank gets the same error:
     /// `DM_STATUS_MISMATCH` with two different calls, `DM_STATUS_TIMEOUT` with the ranks that did not come.
     pub fn agree(&self, call: &str, wait: &Wait) -> Result<Round> {
+        self.agree_in_detail(call, "", wait)
+    }
+
+    /// The same, where the ranks must also agree on something that the call's text does not say; it is spelled out only when the
+    /// calls are equal and this is not.
+    pub fn agree_in_detail(&self, call: &str, detail: &str, wait: &Wait) -> Result<Round> {
         let number = self.calls.fetch_add(1, Ordering::SeqCst);
         let round = Round {
             store: Arc::clone(&self.store),
@@ -84,7 +93,7 @@ impl Scope {
             number,
         };
         if round.members.len() > 1 {
-            round.settle("", Some(call), wait)?;
+            round.settle("", Some(&format!("{call}{DETAIL}{detail}")), wait)?;
         }
         Ok(round)
     }
@@ -267,6 +276,12 @@ impl Verdict {
     }
 
     fn of_mismatch(rank: i32, mine: &str, first: i32, theirs: &str, number: u64) -> Verdict {
+        let (my_call, my_detail) = mine.split_once(DETAIL).unwrap_or((mine, ""));
+        let (their_call, their_detail) = theirs.split_once(DETAIL).unwrap_or((theirs, ""));
+        let (mine, theirs) = match my_call == their_call {
+            true => (format!("{my_call} {my_detail}"), format!("it {their_detail}")),
+            false => (my_call.to_owned(), their_call.to_owned()),
+        };
         let message = format!("rank {rank} called {mine} as call {number}, rank {first} called {theirs}");
         Verdict { status: Status::Mismatch, message, ..Verdict::agreed() }
     }
