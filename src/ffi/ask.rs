@@ -264,14 +264,23 @@ impl Quick {
     pub(super) unsafe fn index(&self, dim: *const c_char) -> Result<usize> {
         if !dim.is_null() {
             // SAFETY: the caller's contract.
-            let wanted = unsafe { CStr::from_ptr(dim) };
-            if let Some(index) = self.names.iter().position(|name| **name == *wanted) {
+            if let Some(index) = self.names.iter().position(|name| unsafe { is_name(name, dim) }) {
                 return Ok(index);
             }
         }
         // SAFETY: the caller's contract.
         unsafe { index_of(&self.mesh, dim) }
     }
+}
+
+/// Whether a C string is this name. Names are a few bytes long: a plain loop is faster than strlen and memcmp.
+///
+/// # Safety
+/// `text` is NUL-terminated.
+#[inline]
+unsafe fn is_name(name: &CStr, text: *const c_char) -> bool {
+    // SAFETY: the first difference ends the comparison, at the latest where `text` ends, since the name's bytes end with the only NUL.
+    name.to_bytes_with_nul().iter().enumerate().all(|(at, byte)| unsafe { *text.add(at) as u8 == *byte })
 }
 
 /// The index of a dimension by name; NULL on a 1-D mesh.

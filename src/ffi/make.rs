@@ -27,8 +27,10 @@ pub(super) static MESHES: Table<Quick, View> = Table::new(0xd35e, "dm_mesh");
 
 /// Makes a mesh: gives every dimension of this rank a ready communicator. These are the two lines:
 ///
-///     dm_init("cuda", (size_t[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
-///     dm_get_comm(mesh, "shard", &comm);
+/// ```c
+/// dm_init("cuda", (size_t[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
+/// dm_get_comm(mesh, "shard", &comm);
+/// ```
 ///
 /// Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
 /// where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
