@@ -1,0 +1,177 @@
+//! `devicemesh run`, with the real binary and shell programs.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn tool(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
+    command.arg("run").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs `script` in each of `ranks` ranks.
+fn run(options: &[&str], ranks: &str, script: &str) -> Output {
+    let arguments: Vec<&str> = options.iter().copied().chain(["-n", ranks, "--", "/bin/sh", "-c", script]).collect();
+    tool(&arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn sorted(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// Waits until the process is gone (reaped by whoever has it).
+fn gone(pid: &str) -> bool {
+    let until = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < until {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        if !Path::new(&format!("/proc/{pid}")).exists() || state == Some('Z') {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+/// The first `count` lines that a running tool prints.
+fn lines(child: &mut Child, count: usize) -> Vec<String> {
+    let mut reader = BufReader::new(child.stdout.as_mut().unwrap());
+    (0..count)
+        .map(|_| {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            line.trim().to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn ranks_have_torchruns_environment() {
+    let output = run(
+        &[],
+        "3",
+        "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_USE_AGENT_STORE; test $MASTER_PORT -gt 0",
+    );
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let expected: Vec<String> = (0..3).map(|rank| format!("{rank} {rank} 3 3 0 127.0.0.1 0 True")).collect();
+    assert_eq!(sorted(&output.stdout), expected);
+}
+
+#[test]
+fn the_first_failure_is_named_and_its_code_passed_on() {
+    let output = run(&["--grace-period", "0.1"], "3", "if [ $RANK = 1 ]; then exit 41; fi; exec sleep 1000");
+    assert_eq!(output.status.code(), Some(41));
+    let said = text(&output.stderr);
+    assert!(said.contains("rank 1 (pid ") && said.contains("exited with code 41; ending the other 2 ranks"), "{said}");
+}
+
+#[test]
+fn a_rank_that_a_signal_killed_is_named_with_the_signal() {
+    let output = run(&["--grace-period", "0.1"], "2", "if [ $RANK = 0 ]; then kill -9 $$; fi; exec sleep 1000");
+    assert_eq!(output.status.code(), Some(137));
+    assert!(text(&output.stderr).contains("was killed by signal 9 (SIGKILL)"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_others_may_end_by_themselves_in_the_grace_period() {
+    let output =
+        run(&["--grace-period", "60"], "2", "if [ $RANK = 0 ]; then exit 3; fi; sleep 0.3; echo survivor saw it");
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), "survivor saw it\n"));
+}
+
+#[test]
+fn ranks_that_ignore_sigterm_are_killed() {
+    let began = Instant::now();
+    let output = run(
+        &["--grace-period", "0.1"],
+        "2",
+        "if [ $RANK = 0 ]; then exit 7; fi; trap '' TERM; while :; do sleep 0.1; done",
+    );
+    assert_eq!(output.status.code(), Some(7));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[test]
+fn lines_carry_their_rank_where_asked() {
+    let output = run(&["--prefix"], "2", "printf 'a%s\\nb%s' $RANK $RANK; echo err$RANK >&2");
+    assert!(output.status.success());
+    assert_eq!(sorted(&output.stdout), ["[rank 0] a0", "[rank 0] b0", "[rank 1] a1", "[rank 1] b1"]);
+    assert_eq!(sorted(&output.stderr), ["[rank 0] err0", "[rank 1] err1"]);
+    let much = run(&["--prefix"], "2", "i=0; while [ $i -lt 3000 ]; do echo line $i of rank $RANK; i=$((i+1)); done");
+    assert_eq!(sorted(&much.stdout).len(), 6000, "nothing is lost");
+}
+
+#[test]
+fn signals_reach_the_ranks() {
+    let mut child = tool(&[
+        "-n",
+        "2",
+        "--",
+        "/bin/sh",
+        "-c",
+        "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.05; done",
+    ])
+    .spawn()
+    .unwrap();
+    assert_eq!(lines(&mut child, 2), ["ready", "ready"]);
+    // SAFETY: a signal to our own child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGUSR1) };
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "got it\ngot it\n");
+}
+
+#[test]
+fn sigterm_ends_the_job() {
+    let mut child = tool(&["-n", "2", "--", "/bin/sh", "-c", "echo $$; exec sleep 1000"]).spawn().unwrap();
+    let pids = lines(&mut child, 2);
+    // SAFETY: a signal to our own child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(pids.iter().all(|pid| gone(pid)));
+}
+
+#[test]
+fn no_rank_outlives_a_killed_tool() {
+    let mut child = tool(&["-n", "2", "--", "/bin/sh", "-c", "echo $$; exec sleep 1000"]).spawn().unwrap();
+    let pids = lines(&mut child, 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(pids.iter().all(|pid| gone(pid)), "{pids:?}");
+}
+
+#[test]
+fn what_a_rank_started_ends_with_it() {
+    let output = run(&[], "2", "sleep 1000 & echo $!");
+    assert!(output.status.success());
+    let pids = sorted(&output.stdout);
+    assert_eq!(pids.len(), 2);
+    assert!(pids.iter().all(|pid| gone(pid)), "{pids:?}");
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_named() {
+    let missing = tool(&["-n", "2", "--", "/nonexistent/program"]).output().unwrap();
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(text(&missing.stderr).contains("/nonexistent/program"), "{}", text(&missing.stderr));
+    let folder = tool(&["-n", "1", "--", "/tmp"]).output().unwrap();
+    assert_eq!(folder.status.code(), Some(126));
+    for wrong in [&["-n", "0", "--", "true"][..], &["-n", "2"], &["--", "true"]] {
+        assert_eq!(tool(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
+fn the_whole_job_can_have_a_limit() {
+    let output = run(&["--timeout", "0.3", "--grace-period", "0.1"], "2", "exec sleep 1000");
+    assert_eq!(output.status.code(), Some(124));
+    assert!(text(&output.stderr).contains("not done after 0.3 s"), "{}", text(&output.stderr));
+}

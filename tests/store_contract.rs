@@ -1,0 +1,248 @@
+//! What every store promises, over all four of them.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use devicemesh::error::Status;
+use devicemesh::rendezvous::store::{CallbackStore, Callbacks, FileStore, MemoryStore, Server, Store, TcpStore};
+use devicemesh::wait::Wait;
+
+fn soon() -> Wait {
+    Wait::after(Duration::from_secs(20))
+}
+
+/// A store, and what must live as long as it.
+struct Subject {
+    store: Arc<dyn Store>,
+    _server: Option<Server>,
+    folder: Option<Arc<FileStore>>,
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            folder.remove();
+        }
+    }
+}
+
+fn subjects() -> Vec<Subject> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let tcp = TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap();
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = format!("{}/store-{}-{number}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let folder = Arc::new(FileStore::open(Path::new(&path)).unwrap());
+    let plain = |store: Arc<dyn Store>| Subject { store, _server: None, folder: None };
+    vec![
+        plain(Arc::new(MemoryStore::new())),
+        Subject { store: Arc::new(tcp), _server: Some(server), folder: None },
+        Subject { store: folder.clone(), _server: None, folder: Some(folder) },
+        // SAFETY: the functions below keep the promises, and the table is never freed.
+        plain(Arc::new(unsafe { CallbackStore::new(callbacks(Table::leaked())) }.unwrap())),
+    ]
+}
+
+#[derive(Default)]
+struct Table {
+    values: Mutex<HashMap<String, Vec<u8>>>,
+    changed: Condvar,
+    dropped: AtomicU32,
+}
+
+impl Table {
+    fn leaked() -> &'static Table {
+        Box::leak(Box::default())
+    }
+}
+
+fn callbacks(table: &'static Table) -> Callbacks {
+    /// # Safety
+    /// `data` is a leaked table, `key` a string.
+    unsafe fn parts(data: *mut c_void, key: *const c_char) -> (&'static Table, String) {
+        // SAFETY: the caller's contract.
+        unsafe { (&*data.cast::<Table>(), CStr::from_ptr(key).to_str().unwrap().to_owned()) }
+    }
+    unsafe extern "C" fn set(data: *mut c_void, key: *const c_char, value: *const c_void, len: usize) -> i32 {
+        // SAFETY: as the store promises.
+        let ((table, key), value) = unsafe { (parts(data, key), std::slice::from_raw_parts(value.cast::<u8>(), len)) };
+        table.values.lock().unwrap().insert(key, value.to_vec());
+        table.changed.notify_all();
+        0
+    }
+    unsafe extern "C" fn get(
+        data: *mut c_void,
+        key: *const c_char,
+        value: *mut c_void,
+        capacity: usize,
+        len_out: *mut usize,
+        timeout_ms: i64,
+    ) -> i32 {
+        // SAFETY: as the store promises.
+        let (table, key) = unsafe { parts(data, key) };
+        let wait = Duration::from_millis(timeout_ms as u64);
+        let values = table.values.lock().unwrap();
+        let (values, _) = table.changed.wait_timeout_while(values, wait, |values| !values.contains_key(&key)).unwrap();
+        let Some(found) = values.get(&key) else { return 5 };
+        // SAFETY: at most `capacity` bytes are written.
+        unsafe {
+            len_out.write(found.len());
+            std::ptr::copy_nonoverlapping(found.as_ptr(), value.cast::<u8>(), found.len().min(capacity));
+        }
+        0
+    }
+    unsafe extern "C" fn add(data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32 {
+        // SAFETY: as the store promises.
+        let (table, key) = unsafe { parts(data, key) };
+        let mut values = table.values.lock().unwrap();
+        let before: i64 = values.get(&key).map_or(0, |value| std::str::from_utf8(value).unwrap().parse().unwrap());
+        values.insert(key, (before + amount).to_string().into_bytes());
+        table.changed.notify_all();
+        // SAFETY: a valid out-parameter.
+        unsafe { value_out.write(before + amount) };
+        0
+    }
+    unsafe extern "C" fn dropped(data: *mut c_void) {
+        // SAFETY: a leaked table.
+        unsafe { &*data.cast::<Table>() }.dropped.fetch_add(1, Ordering::SeqCst);
+    }
+    Callbacks {
+        user_data: (table as *const Table).cast_mut().cast(),
+        set: Some(set),
+        get: Some(get),
+        add: Some(add),
+        drop: Some(dropped),
+    }
+}
+
+#[test]
+fn values_come_back_as_they_were_set() {
+    for subject in subjects() {
+        let store = &subject.store;
+        let large = vec![7u8; 1 << 20];
+        for (key, value) in [("a", &b"one"[..]), ("empty", b""), ("x/y z%.#\u{e9}", b"\0\n\xff"), ("large", &large)] {
+            assert_eq!(store.try_get(key, &soon()).unwrap(), None, "{}: {key}", store.name());
+            store.set(key, value, &soon()).unwrap();
+            assert_eq!(store.get(key, &soon()).unwrap(), value, "{}: {key}", store.name());
+            assert_eq!(store.try_get(key, &soon()).unwrap().as_deref(), Some(value));
+        }
+        store.set("a", b"two", &soon()).unwrap();
+        assert_eq!(store.get("a", &soon()).unwrap(), b"two");
+        let keys: Vec<String> = ["a", "none", "large", "neither", "empty"].map(str::to_owned).to_vec();
+        assert_eq!(store.present(&keys, &soon()).unwrap(), [true, false, true, false, true], "{}", store.name());
+        assert_eq!(store.present(&[], &soon()).unwrap(), [false; 0]);
+    }
+}
+
+#[test]
+fn adds_of_many_threads_sum_up() {
+    for subject in subjects() {
+        let store = &subject.store;
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..25).for_each(|_| assert!(store.add("count", 2, &soon()).is_ok())));
+            }
+        });
+        assert_eq!(store.add("count", -1, &soon()).unwrap(), 399, "{}", store.name());
+    }
+}
+
+#[test]
+fn set_once_has_one_winner_that_everybody_sees() {
+    for subject in subjects() {
+        let store = &subject.store;
+        let seen: Vec<Vec<u8>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|number: u8| scope.spawn(move || store.set_once("verdict", &[b'a' + number], &soon()).unwrap()))
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(seen.iter().all(|value| *value == seen[0] && value.len() == 1), "{}: {seen:?}", store.name());
+        assert_eq!(store.get("verdict", &soon()).unwrap(), seen[0]);
+    }
+}
+
+#[test]
+fn get_waits_for_the_key_until_its_deadline() {
+    for subject in subjects() {
+        let store = Arc::clone(&subject.store);
+        let setter = std::thread::spawn({
+            let store = Arc::clone(&store);
+            move || {
+                std::thread::sleep(Duration::from_millis(60));
+                store.set("later", b"here", &soon()).unwrap();
+            }
+        });
+        assert_eq!(store.get("later", &soon()).unwrap(), b"here", "{}", store.name());
+        setter.join().unwrap();
+
+        let timeout = Duration::from_millis(300);
+        let began = Instant::now();
+        let error = store.get("never", &Wait::after(timeout)).unwrap_err();
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(error.message().contains("never") && error.message().contains("300 ms"), "{error}");
+        let waited = began.elapsed();
+        assert!(
+            waited >= timeout && waited < timeout.mul_f64(1.1) + Duration::from_millis(250),
+            "{}: {waited:?}",
+            store.name()
+        );
+        // It is as good as before.
+        assert_eq!(store.get("later", &soon()).unwrap(), b"here");
+    }
+}
+
+#[test]
+fn a_raised_flag_ends_a_wait() {
+    for subject in subjects() {
+        let (store, wait) = (Arc::clone(&subject.store), soon());
+        let cancel = wait.cancel.clone();
+        let waiting = std::thread::spawn(move || store.get("never", &wait).unwrap_err());
+        std::thread::sleep(Duration::from_millis(50));
+        let raised = Instant::now();
+        cancel.raise();
+        assert_eq!(waiting.join().unwrap().status(), Status::Aborted, "{}", subject.store.name());
+        assert!(raised.elapsed() < Duration::from_millis(350), "{}: {:?}", subject.store.name(), raised.elapsed());
+    }
+}
+
+#[test]
+fn the_callers_drop_comes_once_and_only_for_a_world_that_was_made() {
+    let table = Table::leaked();
+    for (kept, expected) in [(false, 0), (true, 1)] {
+        // SAFETY: as above.
+        let store = unsafe { CallbackStore::new(callbacks(table)) }.unwrap();
+        if kept {
+            store.keep();
+        }
+        drop(store);
+        assert_eq!(table.dropped.load(Ordering::SeqCst), expected);
+    }
+    // SAFETY: never called, as it is refused.
+    let refused = unsafe { CallbackStore::new(Callbacks { get: None, ..callbacks(table) }) };
+    assert!(refused.err().unwrap().message().contains("get is NULL"));
+}
+
+#[test]
+fn a_server_that_ends_is_an_error_at_once() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap());
+    let waiting = std::thread::spawn({
+        let store = Arc::clone(&store);
+        move || store.get("never", &soon()).unwrap_err()
+    });
+    while server.clients() == 0 {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let ended = Instant::now();
+    drop(server);
+    let error = waiting.join().unwrap();
+    assert_eq!(error.status(), Status::Store);
+    assert!(error.message().contains("may have ended"), "{error}");
+    assert!(ended.elapsed() < Duration::from_secs(2));
+}
