@@ -1,0 +1,170 @@
+//! Joining a world: with ranks as threads, over every kind of store, and the ways in which it goes wrong.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use devicemesh::error::{Error, Result, Status};
+use devicemesh::rendezvous::store::{FileStore, MemoryStore, Store};
+use devicemesh::rendezvous::{JoinOptions, World};
+use devicemesh::wait::Wait;
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn options(rank: usize, size: usize) -> JoinOptions {
+    JoinOptions {
+        world_size: Some(size),
+        rank,
+        local_rank: rank,
+        timeout: Some(Duration::from_secs(30)),
+        ..JoinOptions::default()
+    }
+}
+
+/// What each of these ranks gets, each on a thread of its own.
+fn join_all<T: Send>(ranks: &[usize], join: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let join = &join;
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || join(*rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn barriers(world: &World) -> Result<()> {
+    (0..3).try_for_each(|_| world.barrier(None))
+}
+
+#[test]
+fn ranks_meet_at_an_address_and_again_at_the_same_one() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    for _ in 0..2 {
+        let sizes = join_all(&[0, 1, 2, 3], |rank| {
+            let world =
+                World::join("cpu", &JoinOptions { init_method: Some(method.clone()), ..options(rank, 4) }).unwrap();
+            assert_eq!((world.rank(), world.local_rank(), world.device_type()), (rank, rank, "cpu"));
+            barriers(&world).unwrap();
+            world.size()
+        });
+        assert_eq!(sizes, [4; 4]);
+    }
+}
+
+#[test]
+fn two_worlds_side_by_side_share_the_server_of_rank_0() {
+    let method = format!("tcp://localhost:{}", free_port());
+    join_all(&[0, 1], |rank| {
+        let join =
+            || World::join("cpu", &JoinOptions { init_method: Some(method.clone()), ..options(rank, 2) }).unwrap();
+        let (first, second) = (join(), join());
+        barriers(&second).unwrap();
+        barriers(&first).unwrap();
+    });
+}
+
+#[test]
+fn what_an_earlier_run_left_in_a_store_is_not_believed() {
+    let path = format!("{}/world-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let left = FileStore::open(Path::new(&path)).unwrap();
+    let soon = Wait::after(Duration::from_secs(5));
+    // As a rank that crashed in its handshake would leave it, and the answer to it.
+    left.set("devicemesh/0/0/token/1", b"stale", &soon).unwrap();
+    left.set("devicemesh/0/0/nonce/stale", b"gone", &soon).unwrap();
+    left.set("devicemesh/0/0/gone/world/0/verdict", b"7 0 0 0\nlong ago", &soon).unwrap();
+    let outcomes = join_all(&[0, 1, 2], |rank| {
+        // Rank 1 is late, so that rank 0 meets the stale token first.
+        std::thread::sleep(Duration::from_millis(if rank == 1 { 150 } else { 0 }));
+        let world =
+            World::join("cpu", &JoinOptions { init_method: Some(format!("file://{path}")), ..options(rank, 3) })?;
+        barriers(&world)
+    });
+    left.remove();
+    assert_eq!(outcomes, [Ok(()), Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_store_of_the_callers_is_used_as_it_is() {
+    let store = MemoryStore::new();
+    join_all(&[0, 1, 2], |rank| {
+        let world =
+            World::join("cpu", &JoinOptions { store: Some(Arc::new(store.clone())), ..options(rank, 3) }).unwrap();
+        barriers(&world).unwrap();
+    });
+}
+
+fn join_tcp(method: &str, rank: usize, size: usize, timeout: Duration) -> Result<()> {
+    let options = JoinOptions { init_method: Some(method.to_owned()), timeout: Some(timeout), ..options(rank, size) };
+    World::join("cpu", &options).map(drop)
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_at_the_deadline() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let timeout = Duration::from_millis(800);
+    let errors = join_all(&[0, 1, 3], |rank| {
+        let began = Instant::now();
+        let error = join_tcp(&method, rank, 5, timeout).unwrap_err();
+        let waited = began.elapsed();
+        assert!(waited < timeout.mul_f64(1.1) + Duration::from_millis(250), "rank {rank}: {waited:?}");
+        error
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Timeout);
+        assert!(error.message().starts_with("ranks 2, 4 never called dm_world_init("), "{error}");
+    }
+}
+
+#[test]
+fn different_world_sizes_are_a_mismatch_on_both_sides() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let errors: Vec<Error> = join_all(&[0, 1], |rank| {
+        join_tcp(&method, rank, if rank == 1 { 2 } else { 3 }, Duration::from_secs(20)).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        let message = error.message();
+        assert!(
+            message.contains("rank 1 called") && message.contains("world_size=2") && message.contains("world_size=3"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn two_processes_cannot_be_one_rank() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    // The count of joins is by rank, so the same process stands for two here only through a second name of the address.
+    let twin = method.replace("127.0.0.1", "localhost");
+    let outcomes = join_all(&[0, 1, 2], |number| match number {
+        2 => {
+            std::thread::sleep(Duration::from_millis(300));
+            join_tcp(&twin, 1, 3, Duration::from_millis(1500))
+        }
+        rank => join_tcp(&method, rank, 3, Duration::from_millis(1500)),
+    });
+    let late = outcomes[2].as_ref().unwrap_err();
+    assert_eq!(late.status(), Status::Mismatch, "{late}");
+    assert!(late.message().contains("two processes joined") && late.message().contains("as rank 1 of 3"), "{late}");
+    assert!(outcomes[0].is_err() && outcomes[1].is_err(), "rank 2 never came");
+}
+
+#[test]
+fn a_port_that_is_taken_is_said_so() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = join_tcp(&format!("tcp://127.0.0.1:{port}"), 0, 2, Duration::from_secs(5)).unwrap_err();
+    assert_eq!((error.status(), error.os_error()), (Status::Store, libc::EADDRINUSE), "{error}");
+    assert!(error.message().contains(&port.to_string()), "{error}");
+    // What listens there is no store, and does not answer.
+    let error = join_tcp(&format!("tcp://127.0.0.1:{port}"), 1, 2, Duration::from_millis(500)).unwrap_err();
+    assert_eq!(error.status(), Status::Store, "{error}");
+}
+
+#[test]
+fn an_offline_world_answers_but_meets_nobody() {
+    let world = World::join("cuda", &JoinOptions { offline: true, ..options(7, 1 << 20) }).unwrap();
+    assert_eq!((world.rank(), world.size(), world.is_offline()), (7, 1 << 20, true));
+    assert_eq!(world.barrier(None).unwrap_err().status(), Status::Unsupported);
+}
