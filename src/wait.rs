@@ -70,24 +70,35 @@ impl Cancel {
     }
 }
 
+/// Something that a long wait looks at now and then: an error ends the wait.
+pub type Watch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
 /// How long a blocking call may wait and who may end it early. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Wait {
     /// When the call gives up.
     pub deadline: Deadline,
     /// Raised by another thread to end the call at once.
     pub cancel: Cancel,
+    /// What else may make the wait pointless.
+    pub watch: Option<Watch>,
 }
 
 impl Wait {
     /// A wait of at most `timeout` that nobody cancels.
     pub fn after(timeout: Duration) -> Wait {
-        Wait { deadline: Deadline::after(timeout), cancel: Cancel::new() }
+        Wait { deadline: Deadline::after(timeout), cancel: Cancel::new(), watch: None }
     }
 
-    /// The same cancel flag with another deadline.
+    /// The same with another deadline.
     #[must_use]
     pub fn with_deadline(&self, deadline: Deadline) -> Wait {
-        Wait { deadline, cancel: self.cancel.clone() }
+        Wait { deadline, ..self.clone() }
+    }
+
+    /// Whether the wait has still a point.
+    pub fn look_around(&self) -> Result<()> {
+        self.cancel.check()?;
+        self.watch.as_ref().map_or(Ok(()), |watch| watch())
     }
 }

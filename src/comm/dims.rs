@@ -113,7 +113,7 @@ impl RootComms {
         }
         let (color, _) = view.split_color_key(index)?;
         let lazy = LazyPlan {
-            scope: self.lazy.then(|| format!("mesh{}/{name}/{color}", self.number)),
+            scope: self.lazy.then(|| format!("{}/{name}/{color}", self.id)),
             config: options.config.clone(),
             comm_name: Some(comm_name(name, options)),
         };
@@ -144,7 +144,7 @@ impl RootComms {
         }
         let parent = self.parent(domain, maker)?;
         let child = if config.says_blocking() { config } else { config.blocking(true) };
-        maker.split(parent.ready()?, color, key, child)
+        maker.split(&parent, color, key, child)
     }
 
     /// The communicator over all ranks of the root in row-major order, to split from: shared with whatever joins the same ranks.

@@ -51,7 +51,7 @@ pub struct Domain {
     single: OnceCell<Arc<Communicator>>,
     turn: Mutex<bool>,
     turn_over: Condvar,
-    roots: AtomicU64,
+    adopted: AtomicU64,
 }
 
 /// The right to make one collective call of the world; given back when dropped.
@@ -78,7 +78,7 @@ impl Domain {
             single: OnceCell::new(),
             turn: Mutex::new(false),
             turn_over: Condvar::new(),
-            roots: AtomicU64::new(0),
+            adopted: AtomicU64::new(0),
         })
     }
 
@@ -121,9 +121,9 @@ impl Domain {
         Ok(Turn(self))
     }
 
-    /// The number of the next root mesh: the same on every rank, as making a mesh is collective.
-    pub(super) fn next_root(&self) -> u64 {
-        self.roots.fetch_add(1, Ordering::SeqCst)
+    /// The number of the next mesh over existing communicators.
+    pub(super) fn next_adopted(&self) -> u64 {
+        self.adopted.fetch_add(1, Ordering::SeqCst)
     }
 
     /// The communicator of this rank alone, which serves every dimension of size 1.

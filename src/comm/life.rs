@@ -48,7 +48,7 @@ impl RootComms {
     }
 
     /// Every communicator of this root once, in the order in which they were made.
-    fn communicators(&self) -> Vec<Arc<Communicator>> {
+    pub(super) fn communicators(&self) -> Vec<Arc<Communicator>> {
         let parent = self.parent.read().unwrap_or_else(PoisonError::into_inner).clone();
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<Arc<Communicator>> = parent.into_iter().collect();

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::communicator::Communicator;
 use crate::ccl::{CommConfig, Library, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::Round;
@@ -37,17 +38,21 @@ impl Maker<'_> {
             }
         };
         let comm = self.library.init_rank(size, &id, rank, &mut config)?;
-        self.settle(comm, comm, &format!("making the communicator {key} of {size} ranks"))?;
+        self.settle(comm, &format!("making the communicator {key} of {size} ranks"))?;
         Ok(comm)
     }
 
-    /// A child of `parent` that joins the ranks which say the same colour, ordered by key.
-    pub(super) fn split(&self, parent: RawComm, color: i32, key: i32, mut config: CommConfig) -> Result<RawComm> {
+    /// A child of `parent` that joins the ranks which say the same colour, ordered by key. A split that does not end ends the parent.
+    pub(super) fn split(&self, parent: &Communicator, color: i32, key: i32, mut config: CommConfig) -> Result<RawComm> {
+        let raw = parent.ready()?;
         // The library may write the handle from its own thread until the parent has settled: if that never happens, the place
         // it writes to must stay.
         let child = Box::leak(Box::new(RawComm::NULL));
-        self.library.split(parent, color, key, child, &mut config)?;
-        self.settle(parent, parent, &format!("splitting the root communicator by colour {color}"))?;
+        self.library.split(raw, color, key, child, &mut config)?;
+        if let Err(error) = self.poll(raw, &format!("splitting the root communicator by colour {color}")) {
+            let _ = parent.abort();
+            return Err(error);
+        }
         let place: *mut RawComm = child;
         // SAFETY: `place` came from Box::leak above, and the settled library does not write to it any more.
         let child = *unsafe { Box::from_raw(place) };
@@ -58,20 +63,20 @@ impl Maker<'_> {
             ));
         }
         // A child that goes on in the background by itself is waited for as well.
-        self.settle(child, child, &format!("initialising the communicator of colour {color}"))?;
+        self.settle(child, &format!("initialising the communicator of colour {color}"))?;
         Ok(child)
     }
 
-    /// Polls `comm` until its background work is done; aborts `victim` at the deadline, when cancelled, and when another
-    /// rank reports that it failed.
-    fn settle(&self, comm: RawComm, victim: RawComm, what: &str) -> Result<()> {
+    /// Polls a communicator that nobody else has yet, and aborts it when that fails.
+    fn settle(&self, comm: RawComm, what: &str) -> Result<()> {
         let result = self.poll(comm, what);
         if result.is_err() {
-            let _ = self.library.abort(victim);
+            let _ = self.library.abort(comm);
         }
         result
     }
 
+    /// Waits until the background work on `comm` is done: to the deadline, unless cancelled or another rank reports that it failed.
     fn poll(&self, comm: RawComm, what: &str) -> Result<()> {
         let mut looked = Instant::now();
         self.library.settle_while(comm, self.wait, what, || {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
 use crate::rendezvous::{Round, Scope};
-use crate::wait::{Cancel, Deadline, Wait};
+use crate::wait::{Cancel, Wait, Watch};
 
 /// How a root mesh's life stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,8 @@ pub struct RootComms {
     pub(super) parent: RwLock<Option<Arc<Communicator>>>,
     pub(super) lazy: bool,
     pub(super) timeout: Duration,
-    pub(super) number: u64,
+    /// What agreement scopes of its own are called, the same on all its ranks.
+    pub(super) id: String,
     life: Arc<LifeFlag>,
 }
 
@@ -77,7 +78,7 @@ impl RootComms {
             parent: RwLock::default(),
             lazy: options.lazy,
             timeout,
-            number: domain.next_root(),
+            id: String::new(),
             life: LifeFlag::new(),
         };
         if world.is_offline() {
@@ -93,6 +94,7 @@ impl RootComms {
         // Ranks outside the mesh do not know what its ranks share.
         let detail = if root.root.root_size() == world.size() { root.sharing(&plan) } else { String::new() };
         let round = world.scope()?.agree_in_detail(&call, &detail, &wait)?;
+        root.id = format!("mesh{}", round.number());
         if root.root.is_member() {
             root.scope = Some(root.own_scope(domain)?);
         }
@@ -128,7 +130,8 @@ impl RootComms {
                 communicator: Arc::new(communicator),
             });
         }
-        let number = domain.as_ref().map_or(0, |domain| domain.next_root());
+        // Adopting is local: the id is the same on all ranks where they adopt in the same order.
+        let id = format!("adopted{}", domain.as_ref().map_or(0, |domain| domain.next_adopted()));
         let mut root = RootComms {
             domain,
             library: Some(library),
@@ -139,7 +142,7 @@ impl RootComms {
             parent: RwLock::default(),
             lazy: false,
             timeout,
-            number,
+            id,
             life: LifeFlag::new(),
         };
         if let Some(domain) = root.domain.clone().filter(|domain| !domain.world().is_offline()) {
@@ -184,7 +187,20 @@ impl RootComms {
     }
 
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Wait {
-        Wait { deadline: Deadline::after(timeout.unwrap_or(self.timeout)), cancel: self.cancel.clone() }
+        Wait { cancel: self.cancel.clone(), ..Wait::after(timeout.unwrap_or(self.timeout)) }
+    }
+
+    /// A wait for this root's other ranks, which is pointless once a communicator of theirs has failed: a rank that has died or aborted
+    /// does not come any more.
+    fn wait_for_peers(&self) -> Wait {
+        let communicators = self.communicators();
+        let watch: Watch = Arc::new(move || {
+            communicators.iter().try_for_each(|communicator| match communicator.raw() {
+                raw if raw.is_null() => Ok(()),
+                raw => communicator.library().poll(raw).map(drop).map_err(|error| communicator.explain(raw, error)),
+            })
+        });
+        Wait { watch: Some(watch), ..self.wait(None) }
     }
 
     /// The communicator of a dimension; `None` where none was ever planned.
@@ -217,7 +233,7 @@ impl RootComms {
                 self.root.describe()
             )));
         };
-        let wait = self.wait(None);
+        let wait = self.wait_for_peers();
         let turn = domain.take_turn(&wait)?;
         let round = scope.agree_in_detail(call, detail, &wait)?;
         Ok((turn, round, wait))
@@ -231,8 +247,7 @@ impl RootComms {
             return world.scope().map(Arc::clone);
         }
         let position = self.root.root_position().unwrap_or(0);
-        let id = format!("mesh{}", self.number);
-        world.subscope(&id, self.root.root_ranks().into(), position).map(Arc::new)
+        world.subscope(&self.id, self.root.root_ranks().into(), position).map(Arc::new)
     }
 }
 

@@ -170,21 +170,43 @@ pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str> + Clone) -> R
     Ok(())
 }
 
+/// The ranks met so far: a flag each where the world is about as large as the list, else a set.
+enum Seen {
+    Flags(Vec<bool>),
+    Set(HashSet<usize>),
+}
+
+impl Seen {
+    fn new(listed: usize, world_size: usize) -> Seen {
+        match world_size / 16 <= listed {
+            true => Seen::Flags(vec![false; world_size]),
+            false => Seen::Set(HashSet::with_capacity(listed)),
+        }
+    }
+
+    /// Whether it was not met before.
+    fn insert(&mut self, rank: usize) -> bool {
+        match self {
+            Seen::Flags(flags) => !std::mem::replace(&mut flags[rank], true),
+            Seen::Set(set) => set.insert(rank),
+        }
+    }
+}
+
 /// The map of explicit ranks; `None` when it is 0 .. n-1 after all.
 fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<Option<Array1<i32>>> {
     if ranks.len() != size {
         return Err(Error::invalid(format!("the shape has {size} ranks, but {} are listed", ranks.len())));
     }
-    let mut at = vec![false; world_size.min(1 << 31)];
+    let mut seen = Seen::new(size, world_size);
     for (index, &rank) in ranks.iter().enumerate() {
-        let seen = usize::try_from(rank).ok().and_then(|rank| at.get_mut(rank));
-        let Some(seen) = seen else {
+        let Some(known) = usize::try_from(rank).ok().filter(|rank| *rank < world_size) else {
             return Err(Error::invalid(format!(
                 "rank {rank} at index {index} is out of range: the world has ranks 0 to {}",
                 world_size - 1
             )));
         };
-        if std::mem::replace(seen, true) {
+        if !seen.insert(known) {
             let first = ranks.iter().position(|known| *known == rank).unwrap_or(index);
             return Err(Error::invalid(format!("rank {rank} is listed twice, at index {first} and index {index}")));
         }

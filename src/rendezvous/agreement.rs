@@ -112,6 +112,11 @@ pub struct Round {
 }
 
 impl Round {
+    /// The number of the call in its scope: the same on every rank, and used once.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Leaves a value for the other ranks of the call.
     pub fn publish(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
         self.store.set(&self.key("data", key), value, wait)
@@ -158,12 +163,14 @@ impl Round {
             Ok(verdict) => verdict,
             Err(error) if error.status() == Status::Timeout => self.late(phase, wait, error)?,
             Err(error) => {
-                // Others need not wait for the deadline to learn that this rank has left.
-                if error.status() == Status::Aborted {
-                    let left = Error::new(Status::PeerLost, "it was aborted there");
-                    let verdict = Verdict::of_failure(self.my_rank(), &self.call, &left).encode();
-                    let _ = self.store.set_once(&self.key(phase, "verdict"), &verdict, &grace(LOOK));
-                }
+                // Others need not wait for the deadline to learn that this rank has left, or that it found another one lost.
+                let verdict = match error.status() {
+                    Status::Aborted => Error::new(Status::PeerLost, "it was aborted there"),
+                    Status::PeerLost => error.clone(),
+                    _ => return Err(error),
+                };
+                let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict).encode();
+                let _ = self.store.set_once(&self.key(phase, "verdict"), &verdict, &grace(LOOK));
                 return Err(error);
             }
         };
@@ -197,15 +204,21 @@ impl Round {
     }
 
     fn await_verdict(&self, phase: &str, wait: &Wait) -> Result<Verdict> {
-        self.store.get(&self.key(phase, "verdict"), wait).map(|bytes| Verdict::decode(&bytes))
+        let key = self.key(phase, "verdict");
+        loop {
+            match self.store.get(&key, &slice_of(wait)) {
+                Err(error) if error.status() == Status::Timeout && !wait.deadline.passed() => wait.look_around()?,
+                found => return found.map(|bytes| Verdict::decode(&bytes)),
+            }
+        }
     }
 
     /// Waits for a key; `None` when the phase's verdict came instead and says "agreed"; its error when it says anything else.
     fn await_key(&self, key: &str, phase: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
         loop {
-            let slice = Deadline::after(wait.deadline.left().min(LOOK));
-            match self.store.get(key, &wait.with_deadline(slice)) {
+            match self.store.get(key, &slice_of(wait)) {
                 Err(error) if error.status() == Status::Timeout => {
+                    wait.look_around()?;
                     if let Some(bytes) = self.store.try_get(&self.key(phase, "verdict"), wait)? {
                         return Verdict::decode(&bytes).into_result().map(|()| None);
                     }
@@ -254,6 +267,11 @@ impl Round {
     fn key(&self, phase: &str, name: &str) -> String {
         format!("{}/{}/{name}", self.prefix, phase.trim_start_matches('/')).replace("//", "/")
     }
+}
+
+/// The next part of a wait, after which the rank looks around.
+fn slice_of(wait: &Wait) -> Wait {
+    wait.with_deadline(Deadline::after(wait.deadline.left().min(LOOK)))
 }
 
 fn grace(time: Duration) -> Wait {

@@ -13,7 +13,7 @@ use super::hosts::HostIdentity;
 use super::launcher::{Place, detect};
 use super::store::{FileStore, MemoryStore, Server, Store, TcpStore};
 use crate::error::{Error, Result, Status};
-use crate::wait::{Cancel, Deadline, Wait};
+use crate::wait::{Cancel, Wait};
 
 /// How long a wait lasts where nobody says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -67,7 +67,7 @@ impl World {
         let mut world =
             World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
         if !options.offline {
-            let wait = Wait { deadline: Deadline::after(timeout), cancel: options.cancel.clone() };
+            let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
             world.session = Some(world.meet(method, options.store.clone(), &wait)?);
             world.agree_on_join(&wait)?;
         }

@@ -74,6 +74,29 @@ int main(void)
   CHECK(sum == 3);
   OK(dm_finalize(fresh));
   dm_free(fresh);
+
+  /* Who waits for an aborted rank in a call of ours learns it long before the deadline (ten minutes here). */
+  dm_dim_options apart = DM_DIM_OPTIONS_INIT;
+  dm_mesh *beside = NULL;
+  apart.flags = DM_DIM_OWN_COMM;
+  REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &fresh));
+  options.dim_options = &apart;
+  REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &beside));
+  if (rank == 0) {
+    OK(dm_abort(fresh));
+  } else {
+    const double began = seconds_now();
+    FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_finalize(fresh));
+    CHECK(seconds_now() - began < 2);
+    OK(dm_abort(fresh));
+  }
+  OK(dm_all_reduce(beside, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL)); /* rank 0 waits here for the others */
+  /* It was missed in their call, so its next one in the world learns how that ended. */
+  if (rank == 0) FAILS(DM_STATUS_PEER_LOST, "dm_finalize", dm_world_barrier(options.world, 0));
+  OK(dm_world_barrier(options.world, 0));
+  OK(dm_finalize(beside));
+  dm_free(beside);
+  dm_free(fresh);
   dm_free(mesh);
   dm_world_free(options.world);
   return finish();
