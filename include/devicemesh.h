@@ -494,7 +494,7 @@ void dm_world_free(struct dm_world *world);
  *
  * Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
  * where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
- * (see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
+ * (that of options->world; without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
  * non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. The caller frees
  * the handle with dm_free.
  *

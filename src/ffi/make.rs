@@ -34,7 +34,7 @@ pub(super) static MESHES: Table<Quick, View> = Table::new(0xd35e, "dm_mesh");
 ///
 /// Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
 /// where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
-/// (see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
+/// (that of options->world; without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
 /// non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. The caller frees
 /// the handle with dm_free.
 ///
@@ -60,11 +60,11 @@ pub unsafe extern "C" fn dm_init(
         if asked.options.own_comms {
             return Err(Error::invalid("DM_INIT_OWN_COMMS is for dm_from_comms; dm_init always owns what it makes"));
         }
-        let domain = match asked.world()? {
-            Some(domain) => domain,
+        let domain = match &asked.domain {
+            Some(domain) => Arc::clone(domain),
             // What can be refused without the world is refused before this process joins one.
             None => {
-                asked.mesh(MAX_WORLD, 0)?;
+                asked.check()?;
                 world::default_world(asked.device_type)?
             }
         };
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn dm_from_comms(
         if let Some(index) = comms.iter().position(|comm| comm.is_null()) {
             return Err(null(&format!("comms[{index}]")));
         }
-        let domain = asked.world()?;
+        let domain = asked.domain.clone();
         let library = match &domain {
             Some(domain) => Arc::clone(domain.library()?),
             None => ccl::for_device(asked.device_type, None)?,
@@ -135,13 +135,16 @@ struct Asked<'a> {
     device_type: &'static str,
     shape: &'a [usize],
     names: Option<Vec<&'a str>>,
-    ranks: Option<&'a [i32]>,
+    /// NULL or as many ranks as the shape says: not read before the shape is known to fit the world.
+    ranks: *const i32,
+    /// The world that the caller gave.
+    domain: Option<Arc<Domain>>,
     options: super::options::InitOptions,
 }
 
 impl<'a> Asked<'a> {
     /// # Safety
-    /// As `dm_init`.
+    /// As `dm_init`; what is read stays where it is while the result is used.
     unsafe fn read(
         device_type: *const c_char,
         shape: *const usize,
@@ -150,69 +153,70 @@ impl<'a> Asked<'a> {
         options: *const dm_init_options,
     ) -> Result<Asked<'a>> {
         // SAFETY: the caller's contract.
-        unsafe {
-            let device_type = world::device(optional_text("device_type", device_type)?)?;
-            let shape = short_list("shape", shape, ndim)?;
-            let names = if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) };
-            let options = read_init_options(options, ndim)?;
-            let ranks = match options.ranks.is_null() {
-                true => None,
-                // The count is the shape's product, so a shape that is wrong is refused before the array is read.
-                false => {
-                    let spec = MeshSpec {
-                        device_type,
-                        shape,
-                        names: names.as_deref(),
-                        ranks: None,
-                        world_size: MAX_WORLD,
-                        rank: 0,
-                    };
-                    Some(list("options.ranks", options.ranks, Mesh::new(&spec)?.size())?)
-                }
-            };
-            Ok(Asked { device_type, shape, names, ranks, options })
-        }
-    }
-
-    /// The world that the caller gave.
-    fn world(&self) -> Result<Option<Arc<Domain>>> {
-        if self.options.world.is_null() {
-            return Ok(None);
-        }
-        let domain = world::find(self.options.world)?;
-        let theirs = domain.world().device_type();
-        if theirs != self.device_type {
+        let (device_type, shape, names, options) = unsafe {
+            (
+                optional_text("device_type", device_type)?,
+                short_list("shape", shape, ndim)?,
+                if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) },
+                read_init_options(options, ndim)?,
+            )
+        };
+        let domain = if options.world.is_null() { None } else { Some(world::find(options.world)?) };
+        let device_type = match (&domain, device_type) {
+            (Some(domain), None) => world::device(Some(domain.world().device_type()))?,
+            (_, named) => world::device(named)?,
+        };
+        if let Some(theirs) = domain.as_ref().map(|domain| domain.world().device_type())
+            && theirs != device_type
+        {
             return Err(Error::invalid(format!(
-                "device_type is {}, but options.world was joined for device type {theirs}",
-                self.device_type
+                "device_type is {device_type}, but options.world was joined for device type {theirs}"
             )));
         }
-        Ok(Some(domain))
+        Ok(Asked { device_type, shape, names, ranks: options.ranks, domain, options })
+    }
+
+    /// What can be said without a world, and without reading the ranks.
+    fn check(&self) -> Result<()> {
+        Mesh::new(&self.spec(MAX_WORLD, 0)).map(drop)
     }
 
     fn mesh(&self, world_size: usize, rank: usize) -> Result<Mesh> {
-        Mesh::new(&MeshSpec {
-            device_type: self.device_type,
-            shape: self.shape,
-            names: self.names.as_deref(),
-            ranks: self.ranks,
-            world_size,
-            rank,
-        })
+        let spec = self.spec(world_size, rank);
+        let mesh = Mesh::new(&spec)?;
+        if self.ranks.is_null() {
+            return Ok(mesh);
+        }
+        // SAFETY: the shape fits the world, and the caller vouches for as many ranks as it has.
+        let ranks = unsafe { list("options.ranks", self.ranks, mesh.size())? };
+        Mesh::new(&MeshSpec { ranks: Some(ranks), ..spec })
+    }
+
+    fn spec(&self, world_size: usize, rank: usize) -> MeshSpec<'_> {
+        let (shape, names) = (self.shape, self.names.as_deref());
+        MeshSpec { device_type: self.device_type, shape, names, ranks: None, world_size, rank }
     }
 
     /// This process's rank in a mesh that joins no world: the one at the coordinate that its communicators say.
     fn place(&self, library: &ccl::Library, comms: &[RawComm]) -> Result<usize> {
+        let whole = Mesh::new(&self.spec(MAX_WORLD, 0))?;
         let mut position = 0;
-        for (size, comm) in self.shape.iter().zip(comms) {
-            let (_, coordinate) = library.size_and_rank(*comm)?;
+        for (index, (size, comm)) in self.shape.iter().zip(comms).enumerate() {
+            let (ranks, coordinate) = library.size_and_rank(*comm)?;
+            if ranks != *size {
+                return Err(Error::invalid(format!(
+                    "the communicator of dimension {} has {ranks} ranks, but the dimension has {size}",
+                    whole.dim_name(index)
+                )));
+            }
             position = position * size + coordinate;
         }
-        let rank = match self.ranks {
-            Some(ranks) => ranks.get(position).copied().unwrap_or(-1) as usize,
-            None => position,
-        };
-        Ok(rank)
+        if self.ranks.is_null() {
+            return Ok(position);
+        }
+        // SAFETY: the communicators show that the mesh has this shape, and the caller vouches for as many ranks.
+        let ranks = unsafe { list("options.ranks", self.ranks, whole.size())? };
+        Ok(ranks.get(position).and_then(|rank| usize::try_from(*rank).ok()).unwrap_or(MAX_WORLD))
     }
 }
 

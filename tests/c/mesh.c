@@ -252,6 +252,31 @@ static void others_of_the_same_world(const dm_mesh *mesh)
   for (size_t at = 0; at < sizeof all / sizeof *all; ++at) dm_free(all[at]);
 }
 
+typedef ncclResult_t (*init_all_t)(ncclComm_t *, int, const int *);
+
+/* DM_INIT_OWN_COMMS: finalizing the mesh destroys what it adopted. */
+static void adopted_for_good(const dm_mesh *mesh)
+{
+  const size_t shape[] = {1};
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  void *address = NULL;
+  init_all_t init_all = NULL;
+  ncclComm_t comm = NULL;
+  dm_mesh *over = NULL;
+  int count = 0;
+  REQUIRE(dm_get_proc(mesh, "ncclCommInitAll", &address));
+  memcpy(&init_all, &address, sizeof init_all);
+  for (int owned = 0; owned < 2; ++owned) {
+    CHECK(init_all(&comm, 1, NULL) == ncclSuccess);
+    options.flags = owned ? DM_INIT_OWN_COMMS : 0;
+    REQUIRE(dm_from_comms("cpu", shape, 1, NULL, &comm, &options, &over));
+    CHECK(comm_of(over, NULL) == comm);
+    OK(dm_finalize(over));
+    CHECK((query(mesh, "ncclCommCount")(comm, &count) == ncclSuccess) == !owned);
+    dm_free(over);
+  }
+}
+
 static void adopted(const dm_mesh *mesh)
 {
   /* Over communicators that exist: without a world, ranks are coordinates. */
@@ -265,6 +290,21 @@ static void adopted(const dm_mesh *mesh)
   FAILS(DM_STATUS_UNSUPPORTED, "without a world", dm_flatten(over, NULL, NULL, &none));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "has 2 ranks", dm_from_comms("cpu", wrong, 2, names, comms, NULL, &none));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "comms[1] is NULL", dm_from_comms("cpu", shape, 2, names, missing, NULL, &none));
+  /* device_type NULL is that of the world; a shape that is too large is refused before its ranks are read. */
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  const size_t huge[] = {1 << 20, 1 << 10};
+  const int32_t one[] = {0};
+  join.flags = DM_WORLD_OFFLINE;
+  REQUIRE(dm_world_init("cuda", &join, &options.world));
+  options.ranks = one;
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "has 1073741824 ranks, but the world has 8", dm_init(NULL, huge, 2, names, &options, &none));
+  options.ranks = NULL;
+  REQUIRE(dm_init(NULL, shape, 2, names, &options, &none));
+  CHECK(strstr(describe(none), "'cuda'") != NULL);
+  dm_free(none);
+  dm_world_free(options.world);
+
   OK(dm_finalize(over));
   CHECK(comm_of(mesh, "tp") == comms[1]); /* borrowed: still alive */
   communicators_fit(mesh);
@@ -282,6 +322,7 @@ int main(void)
   views(mesh);
   others_of_the_same_world(mesh);
   adopted(mesh);
+  adopted_for_good(mesh);
   OK(dm_finalize(mesh));
   FAILS(DM_STATUS_ABORTED, "finalized", dm_check(mesh, "dp"));
   dm_free(mesh);
