@@ -116,11 +116,14 @@ fn waits_queues_and_barriers() {
     other.write_all(&request(14, &["/q", "first"])).unwrap();
     other.write_all(&request(14, &["/q", "second"])).unwrap();
     ask(&mut other, &request(16, &["/q"]), &number(2));
-    ask(&mut waiter, &request(15, &["/q"]), &string("first"));
-    ask(&mut waiter, &request(15, &["/q"]), &string("second"));
-    waiter.write_all(&request(15, &["/q"])).unwrap();
-    other.write_all(&request(14, &["/q", "third"])).unwrap();
-    expect(&mut waiter, &string("third"));
+    ask(&mut waiter, &request(15, &["/q"]), &[&number(2)[..], &string("first")].concat());
+    ask(&mut waiter, &request(15, &["/q"]), &[&number(1)[..], &string("second")].concat());
+    ask(&mut waiter, &request(15, &["/q"]), &number(0)); // empty: a client waits with WAIT
+    let mut second = greeted(&server);
+    for client in [&mut waiter, &mut second] {
+        client.write_all(&listed(6, &["/q"])).unwrap();
+    }
+    expect_one(&mut other, &mut [&mut waiter, &mut second]);
 
     let barrier = [&request(18, &["/b"])[..], &number(2)].concat();
     waiter.write_all(&barrier).unwrap();
@@ -128,6 +131,28 @@ fn waits_queues_and_barriers() {
     expect(&mut waiter, &[0]);
     expect(&mut other, &[0]);
     in_step(&mut waiter);
+}
+
+/// A push wakes one of those that wait for the queue, and the next push the other.
+fn expect_one(pusher: &mut TcpStream, waiting: &mut [&mut TcpStream; 2]) {
+    let mut woken = Vec::new();
+    for value in ["third", "fourth"] {
+        pusher.write_all(&request(14, &["/q", value])).unwrap();
+        in_step(pusher);
+        let mut answers = 0;
+        for (index, client) in
+            waiting.iter_mut().enumerate().filter(|(index, _)| !woken.contains(index)).collect::<Vec<_>>()
+        {
+            client.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            let mut answer = [7];
+            if client.read(&mut answer).is_ok_and(|count| count == 1 && answer == [0]) {
+                answers += 1;
+                woken.push(index);
+            }
+            client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        }
+        assert_eq!(answers, 1, "{value}");
+    }
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub mod op {
     pub const PING: u8 = 13;
     /// key, value; no reply.
     pub const QUEUE_PUSH: u8 = 14;
-    /// key; replies with the oldest value once there is one.
+    /// key; replies with i64, the queue's length, and the oldest value when that is not 0.
     pub const QUEUE_POP: u8 = 15;
     /// key; replies with i64.
     pub const QUEUE_LEN: u8 = 16;

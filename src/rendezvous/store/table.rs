@@ -19,8 +19,6 @@ pub(super) struct Table {
     waiting: HashMap<Client, HashSet<Key>>,
     /// The same by key.
     waiters: HashMap<Key, Vec<Client>>,
-    /// Clients in QUEUE_POP, by key, longest first.
-    poppers: HashMap<Key, VecDeque<Client>>,
 }
 
 /// What to send to whom after a request.
@@ -74,7 +72,7 @@ impl Table {
             }
             Request::NumKeys => reply((self.values.len() as i64).to_le_bytes().to_vec()),
             Request::Delete(key) => {
-                let gone = self.values.remove(&key).is_some() | self.queues.remove(&key).is_some();
+                let gone = self.values.remove(&key).is_some();
                 reply(i64::from(gone).to_le_bytes().to_vec());
             }
             Request::Append(key, more) => {
@@ -96,17 +94,17 @@ impl Table {
                 reply(vec![1]);
             }
             Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
-            Request::QueuePush(key, value) => match self.next_popper(&key) {
-                Some(popper) => replies.push((popper, string(&value))),
-                None => {
-                    self.queues.entry(key.clone()).or_default().push_back(value);
-                    replies.extend(self.wake(&key));
-                }
-            },
-            Request::QueuePop(key) => match self.pop(&key) {
-                Some(value) => reply(string(&value)),
-                None => self.poppers.entry(key).or_default().push_back(client),
-            },
+            Request::QueuePush(key, value) => {
+                self.queues.entry(key.clone()).or_default().push_back(value);
+                return Ok(self.wake_one(&key));
+            }
+            // The length as it was, and a value if there is one: clients wait with WAIT.
+            Request::QueuePop(key) => {
+                let queue = self.queues.get_mut(&key);
+                let mut answer = (queue.as_ref().map_or(0, |queue| queue.len()) as i64).to_le_bytes().to_vec();
+                answer.extend(queue.and_then(VecDeque::pop_front).iter().flat_map(|value| string(value)));
+                reply(answer);
+            }
             Request::QueueLen(key) => {
                 reply((self.queues.get(&key).map_or(0, VecDeque::len) as i64).to_le_bytes().to_vec());
             }
@@ -129,10 +127,6 @@ impl Table {
     /// Forgets a client that has gone.
     pub(super) fn leave(&mut self, client: Client) {
         self.forget_wait(client);
-        self.poppers.retain(|_, clients| {
-            clients.retain(|known| *known != client);
-            !clients.is_empty()
-        });
         self.barriers.retain(|_, clients| {
             clients.retain(|known| *known != client);
             !clients.is_empty()
@@ -140,7 +134,7 @@ impl Table {
     }
 
     fn has(&self, key: &[u8]) -> bool {
-        self.values.contains_key(key) || self.queues.contains_key(key)
+        self.values.contains_key(key) || self.queues.get(key).is_some_and(|queue| !queue.is_empty())
     }
 
     fn put(&mut self, key: Key, value: Vec<u8>) -> Replies {
@@ -174,22 +168,14 @@ impl Table {
         }
     }
 
-    fn pop(&mut self, key: &[u8]) -> Option<Vec<u8>> {
-        let queue = self.queues.get_mut(key)?;
-        let value = queue.pop_front();
-        if queue.is_empty() {
-            self.queues.remove(key);
-        }
-        value
-    }
-
-    fn next_popper(&mut self, key: &[u8]) -> Option<Client> {
-        let poppers = self.poppers.get_mut(key)?;
-        let next = poppers.pop_front();
-        if poppers.is_empty() {
-            self.poppers.remove(key);
-        }
-        next
+    /// One client for which this key was the last missing one: a value in a queue is for one.
+    fn wake_one(&mut self, key: &[u8]) -> Replies {
+        let only_this = |client: &Client| self.waiting.get(client).is_some_and(|missing| missing.len() == 1);
+        let Some(client) = self.waiters.get(key).and_then(|clients| clients.iter().copied().find(only_this)) else {
+            return Vec::new();
+        };
+        self.forget_wait(client);
+        vec![(client, vec![0])]
     }
 }
 
