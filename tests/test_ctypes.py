@@ -36,7 +36,8 @@ def main():
     done = subprocess.run([LIBRARY / "devicemesh", "run", "-n", "4", "--", sys.executable, program],
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "fine\n" * 4, done.stdout
+    # Python writes the text and the line break apart, so lines of different ranks may run into each other.
+    assert done.stdout.count("fine") == 4, done.stdout
     print("4 ranks through ctypes")
     return 0
 
