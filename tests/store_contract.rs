@@ -246,3 +246,17 @@ fn a_server_that_ends_is_an_error_at_once() {
     assert!(error.message().contains("may have ended"), "{error}");
     assert!(ended.elapsed() < Duration::from_secs(2));
 }
+
+#[test]
+fn looking_for_a_key_again_and_again_does_not_connect_again_and_again() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap();
+    for round in 0..5 {
+        assert_eq!(store.get("never", &Wait::after(Duration::from_millis(30))).unwrap_err().status(), Status::Timeout);
+        // The connection is in step: this answer is the one to this question.
+        assert_eq!(store.add("count", 1, &soon()).unwrap(), round + 1);
+    }
+    assert_eq!(server.clients(), 1);
+    store.set("never", b"after all", &soon()).unwrap();
+    assert_eq!(store.get("never", &soon()).unwrap(), b"after all");
+}

@@ -1,16 +1,16 @@
 //! Client of a TCPStore server: PyTorch's, torchrun's agent's, or ours.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Store;
+use super::connection::{Broken, CANCEL_ANSWER, Connection};
 use super::frame::{MAGIC, MAX_KEY, MAX_VALUE, Writer, op};
 use crate::error::{Error, Result};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// The first pause between two attempts to connect; it doubles up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -23,10 +23,6 @@ pub struct TcpStore {
     port: u16,
     idle: Mutex<Vec<Connection>>,
     open: AtomicUsize,
-}
-
-struct Connection {
-    stream: TcpStream,
 }
 
 impl TcpStore {
@@ -219,16 +215,21 @@ impl Store for TcpStore {
         self.check(key, &[])?;
         let key_bytes = full(key);
         let request = with_keys(op::WAIT, std::slice::from_ref(&key_bytes));
-        self.exchange(
-            wait,
-            || format!("GET {key}"),
-            |connection| {
-                connection.send(&request, wait)?;
-                connection.byte(wait)?;
-                connection.send(&Writer::new(op::GET).string(&key_bytes).finish(), wait)?;
-                connection.string(wait)
-            },
-        )
+        let talk = |connection: &mut Connection| {
+            connection.send(&request, wait)?;
+            match connection.byte(wait) {
+                Err(Broken::Late) if !connection.cancel_wait(wait)? => return Ok(None),
+                Ok(_) | Err(Broken::Late) => {}
+                Err(broken) => return Err(broken),
+            }
+            // The key is there, so the answer comes at once, also where the deadline was close.
+            let left = wait.deadline.left().max(CANCEL_ANSWER);
+            let at_once = wait.with_deadline(Deadline::after(left));
+            connection.send(&Writer::new(op::GET).string(&key_bytes).finish(), &at_once)?;
+            connection.string(&at_once).map(Some)
+        };
+        let value = self.exchange(wait, || format!("GET {key}"), talk)?;
+        value.ok_or_else(|| super::no_key(self, key, wait))
     }
 
     fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
@@ -306,80 +307,6 @@ impl Store for TcpStore {
 enum Attempt {
     Again(io::Error),
     Final(Error),
-}
-
-/// Why an exchange ended early.
-enum Broken {
-    Io(io::Error),
-    Late,
-    Ended(Error),
-}
-
-impl Connection {
-    fn send(&mut self, mut bytes: &[u8], wait: &Wait) -> std::result::Result<(), Broken> {
-        while !bytes.is_empty() {
-            match self.stream.write(bytes) {
-                Ok(count) => bytes = &bytes[count..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(libc::POLLOUT, wait)?,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Broken::Io(error)),
-            }
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, mut buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), Broken> {
-        while !buffer.is_empty() {
-            match self.stream.read(buffer) {
-                Ok(0) => return Err(Broken::Io(io::Error::new(ErrorKind::UnexpectedEof, "end of stream"))),
-                Ok(count) => buffer = &mut buffer[count..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(libc::POLLIN, wait)?,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Broken::Io(error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Sleeps until the socket is ready, the deadline passes or the call is cancelled.
-    fn ready(&self, events: i16, wait: &Wait) -> std::result::Result<(), Broken> {
-        loop {
-            wait.cancel.check().map_err(Broken::Ended)?;
-            if wait.deadline.passed() {
-                return Err(Broken::Late);
-            }
-            let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events, revents: 0 };
-            let millis = wait.deadline.slice().as_millis().max(1) as i32;
-            // SAFETY: one valid entry.
-            if unsafe { libc::poll(&mut poll, 1, millis) } > 0 {
-                return Ok(());
-            }
-        }
-    }
-
-    fn byte(&mut self, wait: &Wait) -> std::result::Result<u8, Broken> {
-        let mut byte = [0];
-        self.receive(&mut byte, wait)?;
-        Ok(byte[0])
-    }
-
-    fn number(&mut self, wait: &Wait) -> std::result::Result<i64, Broken> {
-        let mut number = [0; 8];
-        self.receive(&mut number, wait)?;
-        Ok(i64::from_le_bytes(number))
-    }
-
-    fn string(&mut self, wait: &Wait) -> std::result::Result<Vec<u8>, Broken> {
-        let len = self.number(wait)?;
-        if !(0..=MAX_VALUE as i64).contains(&len) {
-            return Err(Broken::Ended(Error::store(format!(
-                "the store announces a value of {len} bytes; at most {MAX_VALUE} are taken"
-            ))));
-        }
-        let mut bytes = vec![0; len as usize];
-        self.receive(&mut bytes, wait)?;
-        Ok(bytes)
-    }
 }
 
 /// PyTorch's client puts a slash before every key; with it both see the same keys.

@@ -3,6 +3,7 @@
 
 mod callbacks;
 mod client;
+mod connection;
 mod file;
 pub mod frame;
 mod memory;
