@@ -48,28 +48,28 @@ impl Members {
     }
 }
 
+/// Who agrees and where: shared by a scope and its rounds.
+pub(super) struct Party {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) members: Members,
+    /// This rank's position among the members.
+    pub(super) me: usize,
+    /// Whether a rank of the world serves the store, and whether that is this one.
+    pub(super) served: bool,
+    pub(super) serving: bool,
+}
+
 /// A set of ranks that make collective calls in the same order.
 pub struct Scope {
-    store: Arc<dyn Store>,
+    party: Arc<Party>,
     prefix: String,
-    members: Members,
-    me: usize,
-    /// Whether a rank of the world serves the store, and whether that is this one.
-    served: bool,
-    serving: bool,
     calls: AtomicU64,
 }
 
 impl Scope {
-    pub(super) fn new(
-        store: Arc<dyn Store>,
-        prefix: String,
-        members: Members,
-        me: usize,
-        served: bool,
-        serving: bool,
-    ) -> Scope {
-        Scope { store, prefix, members, me, served, serving, calls: AtomicU64::new(0) }
+    /// Its keys begin with `prefix`, which is the same on all its ranks and used once.
+    pub(super) fn new(party: Party, prefix: String) -> Scope {
+        Scope { party: Arc::new(party), prefix, calls: AtomicU64::new(0) }
     }
 
     /// Returns when every rank of the scope has made this same call as its same-numbered call; else every rank gets the same error:
@@ -83,16 +83,12 @@ impl Scope {
     pub fn agree_in_detail(&self, call: &str, detail: &str, wait: &Wait) -> Result<Round> {
         let number = self.calls.fetch_add(1, Ordering::SeqCst);
         let round = Round {
-            store: Arc::clone(&self.store),
+            party: Arc::clone(&self.party),
             prefix: format!("{}/{number}", self.prefix),
-            members: self.members.clone(),
-            me: self.me,
-            served: self.served,
-            serving: self.serving,
             call: call.to_owned(),
             number,
         };
-        if round.members.len() > 1 {
+        if round.party.members.len() > 1 {
             round.settle("", Some(&format!("{call}{DETAIL}{detail}")), wait)?;
         }
         Ok(round)
@@ -101,12 +97,8 @@ impl Scope {
 
 /// One agreed call: the place where its ranks exchange what they need for it.
 pub struct Round {
-    store: Arc<dyn Store>,
+    party: Arc<Party>,
     prefix: String,
-    members: Members,
-    me: usize,
-    served: bool,
-    serving: bool,
     call: String,
     number: u64,
 }
@@ -119,7 +111,7 @@ impl Round {
 
     /// Leaves a value for the other ranks of the call.
     pub fn publish(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        self.store.set(&self.key("data", key), value, wait)
+        self.party.store.set(&self.key("data", key), value, wait)
     }
 
     /// The value that another rank publishes. Ends early with the error of a rank that failed meanwhile.
@@ -136,24 +128,28 @@ impl Round {
 
     /// Tells the other ranks that this one failed; the first failure of any rank stands.
     pub fn fail(&self, error: &Error) {
-        if self.members.len() > 1 {
+        if self.party.members.len() > 1 {
             let verdict = Verdict::of_failure(self.my_rank(), &self.call, error);
-            let _ = self.store.set_once(&self.key("end", "verdict"), &verdict.encode(), &grace(Duration::from_secs(5)));
+            let _ = self.party.store.set_once(
+                &self.key("end", "verdict"),
+                &verdict.encode(),
+                &grace(Duration::from_secs(5)),
+            );
         }
     }
 
     /// The failure that some rank reported, if any did by now.
     pub fn failed(&self, wait: &Wait) -> Result<Option<Error>> {
-        if self.members.len() < 2 {
+        if self.party.members.len() < 2 {
             return Ok(None);
         }
-        let verdict = self.store.try_get(&self.key("end", "verdict"), wait)?;
+        let verdict = self.party.store.try_get(&self.key("end", "verdict"), wait)?;
         Ok(verdict.and_then(|bytes| Verdict::decode(&bytes).into_result().err()))
     }
 
     /// Returns when every rank of the call got through its work; else every rank gets the first failure, or the ranks that did not come.
     pub fn finish(self, wait: &Wait) -> Result<()> {
-        if self.members.len() > 1 { self.settle("/end", None, wait) } else { Ok(()) }
+        if self.party.members.len() > 1 { self.settle("/end", None, wait) } else { Ok(()) }
     }
 
     /// One verdict under `<prefix><phase>/`; `text` is what must be equal.
@@ -170,12 +166,12 @@ impl Round {
                     _ => return Err(error),
                 };
                 let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict).encode();
-                let _ = self.store.set_once(&self.key(phase, "verdict"), &verdict, &grace(LOOK));
+                let _ = self.party.store.set_once(&self.key(phase, "verdict"), &verdict, &grace(LOOK));
                 return Err(error);
             }
         };
         // The rank that serves the store may end its process when this returns, so it stays until the others have read a last word.
-        if self.served && (phase == "/end" || verdict.status != Status::Ok) {
+        if self.party.served && (phase == "/end" || verdict.status != Status::Ok) {
             self.acknowledge(phase, &verdict);
         }
         verdict.into_result()
@@ -183,22 +179,23 @@ impl Round {
 
     /// Leaves word that this rank is here and counts it in.
     fn arrive(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<()> {
-        let size = self.members.len();
+        let size = self.party.members.len();
         let here = |position: usize| format!("{}{phase}/here/{position}", self.prefix);
-        self.store.set(&here(self.me), text.unwrap_or("done").as_bytes(), wait)?;
+        self.party.store.set(&here(self.party.me), text.unwrap_or("done").as_bytes(), wait)?;
         if let Some(mine) = text
-            && self.me > 0
+            && self.party.me > 0
         {
             let Some(theirs) = self.await_key(&here(0), phase, wait)? else { return Ok(()) };
             let theirs = String::from_utf8_lossy(&theirs);
             if theirs != mine {
-                let verdict = Verdict::of_mismatch(self.my_rank(), mine, self.members.rank(0), &theirs, self.number);
-                self.store.set_once(&self.key(phase, "verdict"), &verdict.encode(), wait)?;
+                let verdict =
+                    Verdict::of_mismatch(self.my_rank(), mine, self.party.members.rank(0), &theirs, self.number);
+                self.party.store.set_once(&self.key(phase, "verdict"), &verdict.encode(), wait)?;
                 return Ok(());
             }
         }
-        if self.store.add(&self.key(phase, "count"), 1, wait)? == size as i64 {
-            self.store.set_once(&self.key(phase, "verdict"), &Verdict::agreed().encode(), wait)?;
+        if self.party.store.add(&self.key(phase, "count"), 1, wait)? == size as i64 {
+            self.party.store.set_once(&self.key(phase, "verdict"), &Verdict::agreed().encode(), wait)?;
         }
         Ok(())
     }
@@ -206,7 +203,7 @@ impl Round {
     fn await_verdict(&self, phase: &str, wait: &Wait) -> Result<Verdict> {
         let key = self.key(phase, "verdict");
         loop {
-            match self.store.get(&key, &slice_of(wait)) {
+            match self.party.store.get(&key, &slice_of(wait)) {
                 Err(error) if error.status() == Status::Timeout && !wait.deadline.passed() => wait.look_around()?,
                 found => return found.map(|bytes| Verdict::decode(&bytes)),
             }
@@ -216,10 +213,10 @@ impl Round {
     /// Waits for a key; `None` when the phase's verdict came instead and says "agreed"; its error when it says anything else.
     fn await_key(&self, key: &str, phase: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
         loop {
-            match self.store.get(key, &slice_of(wait)) {
+            match self.party.store.get(key, &slice_of(wait)) {
                 Err(error) if error.status() == Status::Timeout => {
                     wait.look_around()?;
-                    if let Some(bytes) = self.store.try_get(&self.key(phase, "verdict"), wait)? {
+                    if let Some(bytes) = self.party.store.try_get(&self.key(phase, "verdict"), wait)? {
                         return Verdict::decode(&bytes).into_result().map(|()| None);
                     }
                     if wait.deadline.passed() {
@@ -236,15 +233,15 @@ impl Round {
         let timeout = wait.deadline.timeout();
         let grace = grace(Duration::from_millis(200).max(timeout / 20));
         let keys: Vec<String> =
-            (0..self.members.len()).map(|position| format!("{}{phase}/here/{position}", self.prefix)).collect();
-        let Ok(present) = self.store.present(&keys, &grace) else { return Err(error) };
+            (0..self.party.members.len()).map(|position| format!("{}{phase}/here/{position}", self.prefix)).collect();
+        let Ok(present) = self.party.store.present(&keys, &grace) else { return Err(error) };
         let missing = present.iter().enumerate().filter(|(_, here)| !**here);
-        let missing: Vec<i32> = missing.map(|(position, _)| self.members.rank(position)).collect();
+        let missing: Vec<i32> = missing.map(|(position, _)| self.party.members.rank(position)).collect();
         let what = if phase.is_empty() { "never called" } else { "did not get through" };
         let who = if missing.is_empty() { "some ranks (all were here)".to_owned() } else { ranges(&missing) };
         let message = format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
         let verdict = Verdict { status: Status::Timeout, ccl: 0, device: 0, os: 0, message };
-        match self.store.set_once(&self.key(phase, "verdict"), &verdict.encode(), &grace) {
+        match self.party.store.set_once(&self.key(phase, "verdict"), &verdict.encode(), &grace) {
             Ok(stands) => Ok(Verdict::decode(&stands)),
             Err(_) => Ok(verdict),
         }
@@ -253,15 +250,15 @@ impl Round {
     fn acknowledge(&self, phase: &str, verdict: &Verdict) {
         let stay = grace(if verdict.status == Status::Timeout { Duration::from_millis(100) } else { STAY });
         let (count, all) = (self.key(phase, "read"), self.key(phase, "all read"));
-        if self.serving {
-            let _ = self.store.get(&all, &stay);
-        } else if self.store.add(&count, 1, &stay).is_ok_and(|read| read == self.members.len() as i64 - 1) {
-            let _ = self.store.set(&all, b"1", &stay);
+        if self.party.serving {
+            let _ = self.party.store.get(&all, &stay);
+        } else if self.party.store.add(&count, 1, &stay).is_ok_and(|read| read == self.party.members.len() as i64 - 1) {
+            let _ = self.party.store.set(&all, b"1", &stay);
         }
     }
 
     fn my_rank(&self) -> i32 {
-        self.members.rank(self.me)
+        self.party.members.rank(self.party.me)
     }
 
     fn key(&self, phase: &str, name: &str) -> String {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use once_cell::sync::Lazy;
 
-use super::agreement::{Members, Scope};
+use super::agreement::{Members, Party, Scope};
 use super::hosts::HostIdentity;
 use super::launcher::{Place, detect};
 use super::store::{FileStore, MemoryStore, Server, Store, TcpStore};
@@ -120,7 +120,9 @@ impl World {
         let serving = session.server.is_some() && self.place.rank == 0;
         let served = session.served && ranks.contains(&0);
         let prefix = format!("{}/{id}", session.prefix);
-        Ok(Scope::new(Arc::clone(&session.store), prefix, Members::Listed(ranks), position, served, serving))
+        let store = Arc::clone(&session.store);
+        let party = Party { store, members: Members::Listed(ranks), me: position, served, serving };
+        Ok(Scope::new(party, prefix))
     }
 
     /// Returns when every rank has called it. **Collective over the world**.
@@ -158,14 +160,9 @@ impl World {
         let prefix = format!("devicemesh/{}/{joins}", self.place.attempt);
         let prefix = if fresh { prefix } else { handshake(&*store, &prefix, rank, size, wait)? };
         let served = size > 1 && fresh;
-        let scope = Scope::new(
-            Arc::clone(&store),
-            format!("{prefix}/world"),
-            Members::All(size),
-            rank,
-            served,
-            server.is_some(),
-        );
+        let members = Members::All(size);
+        let party = Party { store: Arc::clone(&store), members, me: rank, served, serving: server.is_some() };
+        let scope = Scope::new(party, format!("{prefix}/world"));
         Ok(Session { scope: Arc::new(scope), store, prefix, served, server })
     }
 

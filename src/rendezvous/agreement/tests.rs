@@ -5,7 +5,9 @@ use crate::rendezvous::store::MemoryStore;
 use std::time::Instant;
 
 fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
-    Scope::new(Arc::new(store.clone()), "test".to_owned(), Members::All(size), me, false, false)
+    let party =
+        Party { store: Arc::new(store.clone()), members: Members::All(size), me, served: false, serving: false };
+    Scope::new(party, "test".to_owned())
 }
 
 /// What each of `size` ranks gets from `run(rank, scope)`.
