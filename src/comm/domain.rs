@@ -65,10 +65,8 @@ impl Domain {
         let library =
             if options.join.offline { None } else { Some(ccl::for_device(device_type, options.library.as_deref())?) };
         let world = World::join(device_type, &options.join)?;
-        if let Some(library) = &library
-            && device_type != "cpu"
-            && !library.is_host_engine()
-        {
+        let on_device = device_type != "cpu" && library.as_ref().is_some_and(|library| !library.is_host_engine());
+        if on_device {
             ccl::select_device(world.local_rank())?;
         }
         Ok(Domain {

@@ -166,9 +166,8 @@ impl<'a> Asked<'a> {
             (Some(domain), None) => world::device(Some(domain.world().device_type()))?,
             (_, named) => world::device(named)?,
         };
-        if let Some(theirs) = domain.as_ref().map(|domain| domain.world().device_type())
-            && theirs != device_type
-        {
+        let theirs = domain.as_ref().map(|domain| domain.world().device_type());
+        if let Some(theirs) = theirs.filter(|theirs| *theirs != device_type) {
             return Err(Error::invalid(format!(
                 "device_type is {device_type}, but options.world was joined for device type {theirs}"
             )));

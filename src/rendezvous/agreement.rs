@@ -182,9 +182,7 @@ impl Round {
         let size = self.party.members.len();
         let here = |position: usize| format!("{}{phase}/here/{position}", self.prefix);
         self.party.store.set(&here(self.party.me), text.unwrap_or("done").as_bytes(), wait)?;
-        if let Some(mine) = text
-            && self.party.me > 0
-        {
+        if let Some(mine) = text.filter(|_| self.party.me > 0) {
             let Some(theirs) = self.await_key(&here(0), phase, wait)? else { return Ok(()) };
             let theirs = String::from_utf8_lossy(&theirs);
             if theirs != mine {
