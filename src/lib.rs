@@ -3,6 +3,7 @@
 
 pub mod ccl;
 pub mod comm;
+pub mod digest;
 pub mod error;
 pub mod ffi;
 pub mod layout;

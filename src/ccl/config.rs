@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_void};
 
+use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 
 const MAGIC: u32 = 0xcafe_beef;
@@ -89,11 +90,11 @@ impl CommConfig {
         self.words.as_mut_ptr().cast()
     }
 
-    /// A digest (FNV-1a) of the fields that must be the same on all ranks: all but the pointers, which differ by process.
+    /// A digest of the fields that must be the same on all ranks: all but the pointers, which differ by process.
     pub fn digest(&self) -> u64 {
         let bytes = self.words.iter().flat_map(|word| word.to_ne_bytes()).enumerate();
         let shared = bytes.filter(|(at, _)| !(32..40).contains(at) && !(AT_COMM_NAME..AT_COMM_NAME + 8).contains(at));
-        shared.fold(0xcbf2_9ce4_8422_2325, |hash, (_, byte)| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+        Fnv1a::default().bytes(shared.map(|(_, byte)| byte)).value()
     }
 
     /// Whether the caller set `blocking`.

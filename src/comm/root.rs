@@ -9,6 +9,7 @@ use super::dims::Plan;
 use super::domain::{Domain, Turn};
 use super::options::{DimOptions, MeshOptions};
 use crate::ccl::{Library, RawComm};
+use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
@@ -261,14 +262,13 @@ fn call_text(mesh: &Mesh) -> String {
     text
 }
 
-/// Short lists in full; long ones by their first ranks, their number and a digest (FNV-1a), so that any difference shows.
+/// Short lists in full; long ones by their first ranks, their number and a digest, so that any difference shows.
 fn ranks_text(ranks: &[i32]) -> String {
     let list = |ranks: &[i32]| ranks.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
     if ranks.len() <= 32 {
         return format!("({})", list(ranks));
     }
     let bytes = ranks.iter().flat_map(|rank| rank.to_le_bytes());
-    let digest =
-        bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let digest = Fnv1a::default().bytes(bytes).value();
     format!("({}, ... {} ranks, digest {digest:016x})", list(&ranks[..8]), ranks.len())
 }

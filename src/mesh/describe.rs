@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::root::Mesh;
+use crate::digest::Fnv1a;
 use crate::layout::Pair;
 
 impl Mesh {
@@ -44,19 +45,17 @@ impl Mesh {
     /// `R = sum of rank[i] * Q^i` modulo 2^64 over the row-major ranks, with `Q = 0x9e3779b97f4a7c15`. For ranks that lie in strides `R` has a
     /// closed form, so the hash of a mesh without an explicit rank array takes no longer for a million ranks than for eight.
     pub fn hash(&self) -> u64 {
-        let mut hash = Fnv::new();
-        hash.bytes(self.device_type().as_bytes());
+        let mut digest = Fnv1a::default().text(self.device_type());
         for named in self.dims.iter() {
-            hash.number(named.dim.size() as u64);
-            hash.bytes(named.name.as_bytes());
+            digest = digest.number(named.dim.size() as u64).text(&named.name);
         }
-        hash.number(match self.root.ranks {
+        let ranks = match self.root.ranks {
             None => self.strided_sum(),
             Some(_) => {
                 self.ranks().iter().rev().fold(0, |sum: u64, rank| sum.wrapping_mul(Q).wrapping_add(*rank as u64))
             }
-        });
-        hash.0
+        };
+        digest.number(ranks).value()
     }
 
     /// `R` of [`hash`](Mesh::hash) from strides. Each pair walks k = 0 .. size with offset k * stride and adds k * step to the row-major index, so
@@ -102,29 +101,6 @@ fn geometric(q: u64, n: u64) -> (u64, u64, u64) {
         }
     }
     (plain, weighted, power)
-}
-
-/// FNV-1a, 64 bits (Fowler, Noll, Vo; draft-eastlake-fnv).
-struct Fnv(u64);
-
-impl Fnv {
-    fn new() -> Fnv {
-        Fnv(0xcbf2_9ce4_8422_2325)
-    }
-
-    /// Length first, so that neighbouring strings cannot run into each other.
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.number(bytes.len() as u64);
-        self.raw(bytes);
-    }
-
-    fn number(&mut self, number: u64) {
-        self.raw(&number.to_le_bytes());
-    }
-
-    fn raw(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
-    }
 }
 
 impl fmt::Display for Mesh {
