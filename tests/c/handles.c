@@ -1,0 +1,65 @@
+/* Many threads on the same handles: views are made, asked, freed and freed again while others look. Everything gives an answer or
+ * DM_STATUS_INVALID_HANDLE. */
+#include "check.h"
+
+#include <pthread.h>
+
+enum { kThreads = 4, kRounds = 3000 };
+
+static dm_mesh *root;
+static dm_mesh *volatile passing[kThreads]; /* handles that their thread frees while the others use them */
+
+static void *work(void *data)
+{
+  const int me = (int)(intptr_t)data;
+  const char *names[] = {"dp", "tp"}, *reversed[] = {"tp", "dp"};
+  ncclComm_t expected = NULL, comm = NULL;
+  int wrong = 0;
+  wrong += dm_get_comm(root, "tp", &expected) != DM_STATUS_OK;
+  for (int round = 0; round < kRounds; ++round) {
+    dm_mesh *view = NULL, *copy = NULL, *found = NULL;
+    int32_t rank = -1;
+    size_t length = 0;
+    char text[128];
+    wrong += dm_slice(root, round % 2 ? names : reversed, 2, &view) != DM_STATUS_OK;
+    wrong += dm_clone(view, &copy) != DM_STATUS_OK;
+    passing[me] = view;
+    wrong += dm_get_comm(copy, "tp", &comm) != DM_STATUS_OK || comm != expected;
+    wrong += dm_get_local_rank(copy, "dp", &rank) != DM_STATUS_OK || rank != 0;
+    for (int other = 0; other < kThreads; ++other) {
+      dm_mesh *theirs = passing[other];
+      const dm_status status = dm_describe(theirs, text, sizeof text, &length);
+      wrong += status != DM_STATUS_OK && status != DM_STATUS_INVALID_HANDLE;
+      const dm_status got = dm_get_comm(theirs, "tp", &comm);
+      wrong += got == DM_STATUS_OK ? comm != expected : got != DM_STATUS_INVALID_HANDLE;
+    }
+    wrong += dm_register(copy, "shared") != DM_STATUS_OK;
+    wrong += dm_lookup("shared", &found) != DM_STATUS_OK;
+    dm_free(view);
+    dm_free(view);
+    wrong += dm_rank(view, &rank) != DM_STATUS_INVALID_HANDLE;
+    dm_free(copy);
+    dm_free(found);
+  }
+  return (void *)(intptr_t)wrong;
+}
+
+int main(void)
+{
+  const size_t shape[] = {1, 1};
+  const char *names[] = {"dp", "tp"};
+  REQUIRE(dm_init("cpu", shape, 2, names, NULL, &root));
+  pthread_t threads[kThreads];
+  for (int index = 0; index < kThreads; ++index) {
+    if (pthread_create(&threads[index], NULL, work, (void *)(intptr_t)index) != 0) return 1;
+  }
+  for (int index = 0; index < kThreads; ++index) {
+    void *wrong = NULL;
+    pthread_join(threads[index], &wrong);
+    CHECK((intptr_t)wrong == 0);
+  }
+  OK(dm_register(NULL, "shared"));
+  OK(dm_finalize(root));
+  dm_free(root);
+  return finish();
+}
