@@ -212,8 +212,9 @@ impl View {
         }
         let plan = communicator.plan();
         let name = plan.comm_name.as_deref().unwrap_or(dim);
-        let config = config(library, plan.config.as_ref(), name).blocking(false);
         let size = communicator.group().size();
+        // Alone there is nobody to wait for.
+        let config = config(library, plan.config.as_ref(), name).blocking(size == 1);
         let raw = match &plan.scope {
             _ if size == 1 => Maker { library, round: None, wait: &wait }.meet("comm/single", 1, 0, config)?,
             None => return Err(Error::internal(format!("the communicator of {dim} was planned eagerly but not made"))),

@@ -64,7 +64,10 @@ pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_
         let view = find(mesh)?;
         let size = match dim {
             None => view.mesh().size(),
-            Some(dim) => view.mesh().dim_size(view.mesh().dim_index(dim)?),
+            Some(dim) => {
+                let (mesh, index) = view.mesh().along(Some(dim))?;
+                mesh.dim_size(index)
+            }
         };
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { size_out.write(size) };
@@ -101,7 +104,14 @@ pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_c
     guard(|| {
         let rank_out = out("rank_out", rank_out)?;
         // SAFETY: the caller's contract.
-        let rank = MESHES.with(mesh as usize, |quick| quick.mesh.local_rank(unsafe { quick.index(dim)? }))??;
+        let rank = MESHES.with(mesh as usize, |quick| match unsafe { quick.index(dim) } {
+            Some(index) => quick.mesh.local_rank(index),
+            None => {
+                // SAFETY: the caller's contract.
+                let (view, index) = unsafe { along(&quick.mesh, dim)? };
+                view.local_rank(index)
+            }
+        })??;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { rank_out.write(rank as i32) };
         Ok(())
@@ -168,7 +178,8 @@ pub unsafe extern "C" fn dm_group_ranks(
     guard(|| {
         let view = find(mesh)?;
         // SAFETY: the caller's contract.
-        let group = view.mesh().group_ranks(unsafe { index_of(view.mesh(), dim)? })?;
+        let (mesh, index) = unsafe { along(view.mesh(), dim)? };
+        let group = mesh.group_ranks(index)?;
         // SAFETY: the caller's contract.
         unsafe { give_list("ranks", &group, ranks, capacity, len_out) }
     })
@@ -194,7 +205,8 @@ pub unsafe extern "C" fn dm_replica_groups(
     guard(|| {
         let view = find(mesh)?;
         // SAFETY: the caller's contract.
-        let groups = view.mesh().replica_groups(unsafe { index_of(view.mesh(), dim)? });
+        let (mesh, index) = unsafe { along(view.mesh(), dim)? };
+        let groups = mesh.replica_groups(index);
         // SAFETY: the caller's contract.
         unsafe { give_list("ranks", &groups, ranks, capacity, len_out) }
     })
@@ -256,20 +268,17 @@ pub unsafe extern "C" fn dm_describe(
 }
 
 impl Quick {
-    /// The index of the dimension of that name, without more work than comparing; the mesh words the error.
+    /// The index of the dimension of that name, without more work than comparing; `None` where `along` knows more.
     ///
     /// # Safety
     /// `dim` is NULL or NUL-terminated.
     #[inline]
-    pub(super) unsafe fn index(&self, dim: *const c_char) -> Result<usize> {
-        if !dim.is_null() {
-            // SAFETY: the caller's contract.
-            if let Some(index) = self.names.iter().position(|name| unsafe { is_name(name, dim) }) {
-                return Ok(index);
-            }
+    pub(super) unsafe fn index(&self, dim: *const c_char) -> Option<usize> {
+        if dim.is_null() {
+            return (self.names.len() == 1).then_some(0);
         }
         // SAFETY: the caller's contract.
-        unsafe { index_of(&self.mesh, dim) }
+        self.names.iter().position(|name| unsafe { is_name(name, dim) })
     }
 }
 
@@ -283,14 +292,14 @@ unsafe fn is_name(name: &CStr, text: *const c_char) -> bool {
     name.to_bytes_with_nul().iter().enumerate().all(|(at, byte)| unsafe { *text.add(at) as u8 == *byte })
 }
 
-/// The index of a dimension by name; NULL on a 1-D mesh.
+/// Where the dimension of that name is: in this mesh, or alone in a view of it when it is a flattened one. NULL on a 1-D mesh.
 ///
 /// # Safety
 /// `dim` is NULL or NUL-terminated.
-pub(super) unsafe fn index_of(mesh: &Mesh, dim: *const c_char) -> Result<usize> {
+pub(super) unsafe fn along(mesh: &Mesh, dim: *const c_char) -> Result<(Mesh, usize)> {
     // SAFETY: the caller's contract.
     match unsafe { optional_text("dim", dim)? } {
         Some("") => Err(Error::invalid("dim is empty")),
-        dim => mesh.dim_index_or_only(dim),
+        dim => mesh.along(dim),
     }
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::ask::index_of;
+use super::communicators::view_along;
 use super::guard::guard;
 use super::make::find;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
@@ -37,9 +37,8 @@ pub unsafe extern "C" fn dm_all_reduce(
     stream: *mut c_void,
 ) -> dm_status {
     guard(|| {
-        let call = Call::new("dm_all_reduce", mesh)?;
         // SAFETY: the caller's contract.
-        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let (call, index) = unsafe { Call::along("dm_all_reduce", mesh, dim)? };
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
@@ -74,9 +73,8 @@ pub unsafe extern "C" fn dm_reduce(
     stream: *mut c_void,
 ) -> dm_status {
     guard(|| {
-        let call = Call::new("dm_reduce", mesh)?;
         // SAFETY: the caller's contract.
-        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let (call, index) = unsafe { Call::along("dm_reduce", mesh, dim)? };
         call.view.check_operator(call.name, op)?;
         call.view.check_peer(call.name, index, "root", root)?;
         let at_root = call.view.mesh().local_rank(index)? == root as usize;
@@ -114,9 +112,8 @@ pub unsafe extern "C" fn dm_broadcast(
     stream: *mut c_void,
 ) -> dm_status {
     guard(|| {
-        let call = Call::new("dm_broadcast", mesh)?;
         // SAFETY: the caller's contract.
-        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let (call, index) = unsafe { Call::along("dm_broadcast", mesh, dim)? };
         call.view.check_peer(call.name, index, "root", root)?;
         let at_root = call.view.mesh().local_rank(index)? == root as usize;
         let buffers = [("recv", recv.cast_const()), ("send", send)];
@@ -152,9 +149,8 @@ pub unsafe extern "C" fn dm_all_gather(
     stream: *mut c_void,
 ) -> dm_status {
     guard(|| {
-        let call = Call::new("dm_all_gather", mesh)?;
         // SAFETY: the caller's contract.
-        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let (call, index) = unsafe { Call::along("dm_all_gather", mesh, dim)? };
         let operands = Operands { count: send_count, dtype, stream };
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -187,9 +183,8 @@ pub unsafe extern "C" fn dm_reduce_scatter(
     stream: *mut c_void,
 ) -> dm_status {
     guard(|| {
-        let call = Call::new("dm_reduce_scatter", mesh)?;
         // SAFETY: the caller's contract.
-        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let (call, index) = unsafe { Call::along("dm_reduce_scatter", mesh, dim)? };
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count: recv_count, dtype, stream };
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
@@ -222,9 +217,8 @@ pub unsafe extern "C" fn dm_all_to_all(
     stream: *mut c_void,
 ) -> dm_status {
     guard(|| {
-        let call = Call::new("dm_all_to_all", mesh)?;
         // SAFETY: the caller's contract.
-        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let (call, index) = unsafe { Call::along("dm_all_to_all", mesh, dim)? };
         let operands = Operands { count: count_per_peer, dtype, stream };
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -256,9 +250,8 @@ pub unsafe extern "C" fn dm_send(
     stream: *mut c_void,
 ) -> dm_status {
     guard(|| {
-        let call = Call::new("dm_send", mesh)?;
         // SAFETY: the caller's contract.
-        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let (call, index) = unsafe { Call::along("dm_send", mesh, dim)? };
         call.view.check_peer(call.name, index, "peer", peer)?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("send", send)], |library, comm| {
@@ -291,9 +284,8 @@ pub unsafe extern "C" fn dm_recv(
     stream: *mut c_void,
 ) -> dm_status {
     guard(|| {
-        let call = Call::new("dm_recv", mesh)?;
         // SAFETY: the caller's contract.
-        let index = unsafe { index_of(call.view.mesh(), dim)? };
+        let (call, index) = unsafe { Call::along("dm_recv", mesh, dim)? };
         call.view.check_peer(call.name, index, "peer", peer)?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("recv", recv.cast_const())], |library, comm| {
@@ -327,8 +319,12 @@ struct Call {
 }
 
 impl Call {
-    fn new(name: &'static str, mesh: *const dm_mesh) -> Result<Call> {
-        Ok(Call { name, view: find(mesh)? })
+    /// # Safety
+    /// `dim` is NULL or NUL-terminated.
+    unsafe fn along(name: &'static str, mesh: *const dm_mesh, dim: *const c_char) -> Result<(Call, usize)> {
+        // SAFETY: the caller's contract.
+        let (view, index) = unsafe { view_along(mesh, dim)? };
+        Ok((Call { name, view }, index))
     }
 
     fn run(

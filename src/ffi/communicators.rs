@@ -1,13 +1,16 @@
 //! The raw communicators and the library they belong to.
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
 use super::arguments::text;
-use super::ask::index_of;
+use super::ask::along;
 use super::errors::out;
 use super::guard::guard;
 use super::make::{MESHES, find};
 use super::types::{dm_mesh, dm_status, ncclComm_t};
+use crate::comm::View;
+use crate::error::Result;
 
 /// The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.
 ///
@@ -28,15 +31,14 @@ pub unsafe extern "C" fn dm_get_comm(mesh: *const dm_mesh, dim: *const c_char, c
         let comm_out = out("comm_out", comm_out)?;
         let quick = MESHES.with(mesh as usize, |quick| {
             // SAFETY: the caller's contract.
-            let index = unsafe { quick.index(dim)? };
-            Ok(quick.comms.ready(index))
-        })??;
+            unsafe { quick.index(dim) }.and_then(|index| quick.comms.ready(index))
+        })?;
         let raw = match quick {
             Some(raw) => raw,
             None => {
-                let view = find(mesh)?;
                 // SAFETY: the caller's contract.
-                view.comm(unsafe { index_of(view.mesh(), dim)? })?
+                let (view, index) = unsafe { view_along(mesh, dim)? };
+                view.comm(index)?
             }
         };
         // SAFETY: not NULL, and writable by the caller's word.
@@ -69,4 +71,18 @@ pub unsafe extern "C" fn dm_get_proc(
         unsafe { proc_out.write(address.cast_mut()) };
         Ok(())
     })
+}
+
+/// The view in which the dimension of that name is, with its communicators, and the dimension's index there.
+///
+/// # Safety
+/// `dim` is NULL or NUL-terminated.
+pub(super) unsafe fn view_along(mesh: *const dm_mesh, dim: *const c_char) -> Result<(Arc<View>, usize)> {
+    let view = find(mesh)?;
+    // SAFETY: the caller's contract.
+    let (within, index) = unsafe { along(view.mesh(), dim)? };
+    match within.ndim() == view.mesh().ndim() {
+        true => Ok((view, index)),
+        false => Ok((Arc::new(View::new(within, Arc::clone(view.root_comms()))), index)),
+    }
 }

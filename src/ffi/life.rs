@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::ask::index_of;
+use super::communicators::view_along;
 use super::guard::guard;
 use super::make::find;
 use super::types::{dm_mesh, dm_status};
@@ -17,9 +17,9 @@ use super::types::{dm_mesh, dm_status};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> dm_status {
     guard(|| {
-        let view = find(mesh)?;
         // SAFETY: the caller's contract.
-        view.check(unsafe { index_of(view.mesh(), dim)? })
+        let (view, index) = unsafe { view_along(mesh, dim)? };
+        view.check(index)
     })
 }
 

@@ -52,6 +52,7 @@ pub fn is_disjoint(pairs: &[Pair]) -> bool {
 /// use devicemesh::layout::covers;
 /// assert!(covers(&[(2, 4), (2, 2)], &[(4, 2)]));
 /// assert!(!covers(&[(2, 4), (2, 1)], &[(4, 2)]));
+/// assert!(!covers(&[(6, 1)], &[(2, 2)])); // of 12 as 3 x 2 x 2: from position 4 it walks to 6, outside 0..6
 /// ```
 pub fn covers(whole: &[Pair], part: &[Pair]) -> bool {
     part.iter().all(|&(size, stride)| {
@@ -59,10 +60,13 @@ pub fn covers(whole: &[Pair], part: &[Pair]) -> bool {
         let mut at = stride;
         while at < end {
             let holds = |pair: &&Pair| pair.1 <= at && at < pair.0 * pair.1 && at % pair.1 == 0;
-            match whole.iter().find(holds) {
-                Some(pair) => at = end.min(pair.0 * pair.1),
-                None => return false,
+            let Some(pair) = whole.iter().find(holds) else { return false };
+            let next = end.min(pair.0 * pair.1);
+            // A digit that ends inside a pair must divide it, or its walk would leave the pair's ranks.
+            if (pair.0 * pair.1) % next != 0 {
+                return false;
             }
+            at = next;
         }
         true
     })

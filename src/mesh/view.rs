@@ -35,7 +35,7 @@ impl Mesh {
             return Ok(self.clone());
         }
         let flat = NamedDim { name: name.into(), dim: Dim::join(self.dims.iter().map(|named| &named.dim)) };
-        self.check_flat_name(&flat)?;
+        self.check_flat_name(&flat, &self.root.flattened.read().unwrap_or_else(PoisonError::into_inner))?;
         self.view(vec![flat])
     }
 
@@ -54,8 +54,11 @@ impl Mesh {
         if self.is_known() {
             return Ok(());
         }
-        self.check_flat_name(named)?;
-        self.root.flattened.write().unwrap_or_else(PoisonError::into_inner).push(named.clone());
+        let mut flattened = self.root.flattened.write().unwrap_or_else(PoisonError::into_inner);
+        self.check_flat_name(named, &flattened)?;
+        if !flattened.contains(named) {
+            flattened.push(named.clone());
+        }
         Ok(())
     }
 
@@ -129,6 +132,17 @@ impl Mesh {
         Ok(Mesh { root: Arc::clone(&self.root), dims: dims.into(), base, mine })
     }
 
+    /// Where the dimension of that name is: a dimension of this view, or the only one of the view of a flattened dimension that this view
+    /// holds. No name is allowed on a one-dimensional view.
+    pub fn along(&self, name: Option<&str>) -> Result<(Mesh, usize)> {
+        match (self.dim_index_or_only(name), name) {
+            (Ok(index), _) => Ok((self.clone(), index)),
+            (Err(error), None) => Err(error),
+            // The slice knows the flattened names, and lists them when there is none.
+            (Err(_), Some(name)) => Ok((self.slice(&[name])?, 0)),
+        }
+    }
+
     fn picked_and_rest(&self, names: &[&str]) -> Result<(Vec<NamedDim>, Dim)> {
         let dims = names.iter().map(|name| self.named(name)).collect::<Result<Vec<_>>>()?;
         let picked = pairs_of(&dims);
@@ -184,8 +198,7 @@ impl Mesh {
     }
 
     /// PyTorch's rules: not the name of a dimension, and not that of another flattened dimension.
-    fn check_flat_name(&self, flat: &NamedDim) -> Result<()> {
-        let flattened = self.root.flattened.read().unwrap_or_else(PoisonError::into_inner);
+    fn check_flat_name(&self, flat: &NamedDim, flattened: &[NamedDim]) -> Result<()> {
         let other = |named: &NamedDim| named.name == flat.name && named.dim != flat.dim;
         if flattened.iter().any(other) {
             return Err(Error::invalid(format!(

@@ -118,6 +118,19 @@ static void views(const dm_mesh *mesh)
   REQUIRE(dm_slice(dp_cp, flat_name, 1, &named)); /* by name from a view that holds its dimensions */
   CHECK(comm_of(named, NULL) == comm_of(flat, NULL));
   FAILS(DM_STATUS_NOT_FOUND, "dp_cp", dm_slice(tp_dp, flat_name, 1, &root));
+  /* ... also where a dimension is asked for, as PyTorch's get_group does. */
+  int32_t local = -1, sum = 0;
+  CHECK(comm_of(mesh, "dp_cp") == comm_of(flat, NULL) && comm_of(dp_cp, "dp_cp") == comm_of(flat, NULL));
+  OK(dm_get_local_rank(mesh, "dp_cp", &local));
+  CHECK(local == rank / 2);
+  OK(dm_size(mesh, "dp_cp", &length));
+  CHECK(length == 4);
+  OK(dm_group_ranks(mesh, "dp_cp", ranks, 8, &length));
+  CHECK(length == 4 && ranks[local] == rank);
+  OK(dm_all_reduce(mesh, "dp_cp", &local, &sum, 1, DM_INT32, DM_SUM, NULL));
+  CHECK(sum == 6);
+  OK(dm_check(mesh, "dp_cp"));
+  FAILS(DM_STATUS_NOT_FOUND, "dp_cp", dm_get_local_rank(tp_dp, "dp_cp", &local));
 
   /* Transposed, the ranks of the flattened dimension come in another order. */
   dm_mesh *flat_transposed = NULL;
