@@ -19,6 +19,7 @@
 #include "device_cpu.h"
 #endif
 
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
@@ -31,6 +32,10 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#ifndef DM_EXAMPLE_DATA  // where the images are when --data does not say; the Makefile gives the full path
+#define DM_EXAMPLE_DATA "examples/data/digits.csv"
+#endif
 
 namespace {
 

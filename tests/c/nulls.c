@@ -1,0 +1,210 @@
+/* NULL for every pointer of every function, one at a time: INVALID_HANDLE for a handle, INVALID_ARGUMENT for anything else that may not be
+ * NULL, one line that says which, and no output written. */
+#include "check.h"
+
+static dm_mesh *const kUntouched = (dm_mesh *)0x5a5a;
+
+#define NO_HANDLE(call) FAILS(DM_STATUS_INVALID_HANDLE, "not a live dm_", call)
+#define NO(what, call) FAILS(DM_STATUS_INVALID_ARGUMENT, what " is NULL", call)
+
+static void worlds(void)
+{
+  dm_world_options options = DM_WORLD_OPTIONS_INIT;
+  dm_world *world = NULL;
+  int32_t number = 77;
+  options.world_size = 1;
+  NO("world_out", dm_world_init("cpu", &options, NULL));
+  REQUIRE(dm_world_init("cpu", &options, &world));
+  NO_HANDLE(dm_world_rank(NULL, &number));
+  NO_HANDLE(dm_world_size(NULL, &number));
+  NO_HANDLE(dm_world_barrier(NULL, 0));
+  NO("rank_out", dm_world_rank(world, NULL));
+  NO("size_out", dm_world_size(world, NULL));
+  CHECK(number == 77);
+  dm_world_free(NULL);
+  dm_world_free(world);
+}
+
+static void making(const dm_mesh *mesh, ncclComm_t comm)
+{
+  const size_t ones[] = {1, 1};
+  const char *names[] = {"dp", "tp"}, *holes[] = {"dp", NULL}, *parts[] = {"a", "b"};
+  const dm_mesh *nothing[] = {NULL};
+  ncclComm_t comms[] = {comm, comm}, no_comm[] = {comm, NULL};
+  dm_mesh *made = kUntouched;
+  size_t count = 77;
+
+  NO("shape", dm_init("cpu", NULL, 2, names, NULL, &made));
+  NO("dim_names[1]", dm_init("cpu", ones, 2, holes, NULL, &made));
+  NO("mesh_out", dm_init("cpu", ones, 2, names, NULL, NULL));
+  NO("shape", dm_from_comms("cpu", NULL, 2, names, comms, NULL, &made));
+  NO("dim_names[1]", dm_from_comms("cpu", ones, 2, holes, comms, NULL, &made));
+  NO("comms", dm_from_comms("cpu", ones, 2, names, NULL, NULL, &made));
+  NO("comms[1]", dm_from_comms("cpu", ones, 2, names, no_comm, NULL, &made));
+  NO("mesh_out", dm_from_comms("cpu", ones, 2, names, comms, NULL, NULL));
+
+  NO_HANDLE(dm_slice(NULL, names, 2, &made));
+  NO("dim_names", dm_slice(mesh, NULL, 2, &made));
+  NO("dim_names[1]", dm_slice(mesh, holes, 2, &made));
+  NO("mesh_out", dm_slice(mesh, names, 2, NULL));
+  NO_HANDLE(dm_flatten(NULL, NULL, NULL, &made));
+  NO("mesh_out", dm_flatten(mesh, NULL, NULL, NULL));
+  NO_HANDLE(dm_unflatten(NULL, "dp", ones, parts, 2, NULL, &made));
+  NO("dim", dm_unflatten(mesh, NULL, ones, parts, 2, NULL, &made));
+  NO("sizes", dm_unflatten(mesh, "dp", NULL, parts, 2, NULL, &made));
+  NO("names", dm_unflatten(mesh, "dp", ones, NULL, 2, NULL, &made));
+  NO("names[1]", dm_unflatten(mesh, "dp", ones, holes, 2, NULL, &made));
+  NO("mesh_out", dm_unflatten(mesh, "dp", ones, parts, 2, NULL, NULL));
+  NO("meshes", dm_concatenate(NULL, 1, &made));
+  NO_HANDLE(dm_concatenate(nothing, 1, &made));
+  NO("mesh_out", dm_concatenate(&mesh, 1, NULL));
+  NO_HANDLE(dm_root(NULL, &made));
+  NO("mesh_out", dm_root(mesh, NULL));
+  NO_HANDLE(dm_submesh_count(NULL, names, 1, &count));
+  NO("dim_names", dm_submesh_count(mesh, NULL, 1, &count));
+  NO("count_out", dm_submesh_count(mesh, names, 1, NULL));
+  NO_HANDLE(dm_submesh(NULL, names, 1, 0, &made));
+  NO("dim_names", dm_submesh(mesh, NULL, 1, 0, &made));
+  NO("mesh_out", dm_submesh(mesh, names, 1, 0, NULL));
+  NO_HANDLE(dm_clone(NULL, &made));
+  NO("mesh_out", dm_clone(mesh, NULL));
+  dm_free(NULL);
+
+  NO("name", dm_register(mesh, NULL));
+  NO("name", dm_register(NULL, NULL));
+  NO("name", dm_lookup(NULL, &made));
+  NO("mesh_out", dm_lookup("trainer", NULL));
+  CHECK(made == kUntouched && count == 77);
+}
+
+static void asking(const dm_mesh *mesh)
+{
+  size_t size = 77, length = 77, sizes[2] = {77, 77};
+  int32_t rank = 77, ranks[2] = {77, 77};
+  int64_t groups[2] = {77, 77};
+  uint64_t hash = 77;
+  char text[64] = "77";
+  bool equal = false;
+
+  CHECK(dm_ndim(NULL) == 0 && dm_dim_name(NULL, 0) == NULL);
+  NO_HANDLE(dm_shape(NULL, sizes, 2, &length));
+  NO_HANDLE(dm_size(NULL, "dp", &size));
+  NO_HANDLE(dm_rank(NULL, &rank));
+  NO_HANDLE(dm_get_local_rank(NULL, "dp", &rank));
+  NO_HANDLE(dm_get_coordinate(NULL, sizes, 2, &length));
+  NO_HANDLE(dm_ranks(NULL, ranks, 2, &length));
+  NO_HANDLE(dm_group_ranks(NULL, "dp", ranks, 2, &length));
+  NO_HANDLE(dm_replica_groups(NULL, "dp", groups, 2, &length));
+  NO_HANDLE(dm_equal(NULL, mesh, &equal));
+  NO_HANDLE(dm_equal(mesh, NULL, &equal));
+  NO_HANDLE(dm_hash(NULL, &hash));
+  NO_HANDLE(dm_describe(NULL, text, sizeof text, &length));
+  CHECK(length == 77);
+
+  NO("len_out", dm_shape(mesh, sizes, 2, NULL));
+  NO("size_out", dm_size(mesh, "dp", NULL));
+  NO("rank_out", dm_rank(mesh, NULL));
+  NO("rank_out", dm_get_local_rank(mesh, "dp", NULL));
+  NO("len_out", dm_get_coordinate(mesh, sizes, 2, NULL));
+  NO("len_out", dm_ranks(mesh, ranks, 2, NULL));
+  NO("len_out", dm_group_ranks(mesh, "dp", ranks, 2, NULL));
+  NO("len_out", dm_replica_groups(mesh, "dp", groups, 2, NULL));
+  NO("equal_out", dm_equal(mesh, mesh, NULL));
+  NO("hash_out", dm_hash(mesh, NULL));
+  NO("len_out", dm_describe(mesh, text, sizeof text, NULL));
+  NO("info_out", dm_last_error_info(NULL));
+
+  /* A buffer that is not there, however large it is said to be: the length comes out all the same. */
+  NO("sizes", dm_shape(mesh, NULL, 2, &length));
+  CHECK(length == 2);
+  NO("coordinate", dm_get_coordinate(mesh, NULL, 2, &length));
+  CHECK(length == 2);
+  NO("ranks", dm_ranks(mesh, NULL, 1, &length));
+  CHECK(length == 1);
+  length = 77;
+  NO("ranks", dm_group_ranks(mesh, "dp", NULL, 1, &length));
+  CHECK(length == 1);
+  length = 77;
+  NO("ranks", dm_replica_groups(mesh, "dp", NULL, 1, &length));
+  CHECK(length == 1);
+  NO("text", dm_describe(mesh, NULL, 64, &length));
+  CHECK(length == strlen("DeviceMesh((dp=1, tp=1), 'cpu', stride=((), ()))") + 1);
+
+  /* dim NULL stands for the only dimension; this mesh has two. */
+  const char *two = "2 dimensions";
+  FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_get_local_rank(mesh, NULL, &rank));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_group_ranks(mesh, NULL, ranks, 2, &length));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_replica_groups(mesh, NULL, groups, 2, &length));
+  CHECK(size == 77 && rank == 77 && hash == 77 && !equal && strcmp(text, "77") == 0);
+  CHECK(sizes[0] == 77 && sizes[1] == 77 && ranks[0] == 77 && ranks[1] == 77 && groups[0] == 77 && groups[1] == 77);
+  OK(dm_size(mesh, NULL, &size)); /* here it stands for all ranks */
+  CHECK(size == 1);
+}
+
+static void communicating(const dm_mesh *mesh)
+{
+  ncclComm_t comm = (ncclComm_t)0x5a5a;
+  void *address = &comm;
+  const char *two = "2 dimensions";
+  float send[1] = {1}, recv[1] = {77};
+  NO_HANDLE(dm_get_comm(NULL, "dp", &comm));
+  NO("comm_out", dm_get_comm(mesh, "dp", NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_get_comm(mesh, NULL, &comm));
+  NO_HANDLE(dm_get_proc(NULL, "ncclAllReduce", &address));
+  NO("symbol", dm_get_proc(mesh, NULL, &address));
+  NO("proc_out", dm_get_proc(mesh, "ncclAllReduce", NULL));
+  CHECK(comm == (ncclComm_t)0x5a5a && address == &comm);
+
+  NO_HANDLE(dm_all_reduce(NULL, "dp", send, recv, 1, DM_FLOAT32, DM_SUM, NULL));
+  NO_HANDLE(dm_reduce(NULL, "dp", send, recv, 1, DM_FLOAT32, DM_SUM, 0, NULL));
+  NO_HANDLE(dm_broadcast(NULL, "dp", send, recv, 1, DM_FLOAT32, 0, NULL));
+  NO_HANDLE(dm_all_gather(NULL, "dp", send, recv, 1, DM_FLOAT32, NULL));
+  NO_HANDLE(dm_reduce_scatter(NULL, "dp", send, recv, 1, DM_FLOAT32, DM_SUM, NULL));
+  NO_HANDLE(dm_all_to_all(NULL, "dp", send, recv, 1, DM_FLOAT32, NULL));
+  NO_HANDLE(dm_send(NULL, "dp", send, 1, DM_FLOAT32, 0, NULL));
+  NO_HANDLE(dm_recv(NULL, "dp", recv, 1, DM_FLOAT32, 0, NULL));
+  NO("send", dm_all_reduce(mesh, "dp", NULL, recv, 1, DM_FLOAT32, DM_SUM, NULL));
+  NO("send", dm_reduce(mesh, "dp", NULL, recv, 1, DM_FLOAT32, DM_SUM, 0, NULL));
+  NO("send", dm_broadcast(mesh, "dp", NULL, recv, 1, DM_FLOAT32, 0, NULL));
+  NO("send", dm_all_gather(mesh, "dp", NULL, recv, 1, DM_FLOAT32, NULL));
+  NO("send", dm_reduce_scatter(mesh, "dp", NULL, recv, 1, DM_FLOAT32, DM_SUM, NULL));
+  NO("send", dm_all_to_all(mesh, "dp", NULL, recv, 1, DM_FLOAT32, NULL));
+  NO("send", dm_send(mesh, "dp", NULL, 1, DM_FLOAT32, 0, NULL));
+  NO("recv", dm_all_reduce(mesh, "dp", send, NULL, 1, DM_FLOAT32, DM_SUM, NULL));
+  NO("recv", dm_reduce(mesh, "dp", send, NULL, 1, DM_FLOAT32, DM_SUM, 0, NULL));
+  NO("recv", dm_broadcast(mesh, "dp", send, NULL, 1, DM_FLOAT32, 0, NULL));
+  NO("recv", dm_all_gather(mesh, "dp", send, NULL, 1, DM_FLOAT32, NULL));
+  NO("recv", dm_reduce_scatter(mesh, "dp", send, NULL, 1, DM_FLOAT32, DM_SUM, NULL));
+  NO("recv", dm_all_to_all(mesh, "dp", send, NULL, 1, DM_FLOAT32, NULL));
+  NO("recv", dm_recv(mesh, "dp", NULL, 1, DM_FLOAT32, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_all_reduce(mesh, NULL, send, recv, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(recv[0] == 77);
+
+  NO_HANDLE(dm_group_start(NULL));
+  NO_HANDLE(dm_group_end(NULL));
+  NO_HANDLE(dm_check(NULL, "dp"));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_check(mesh, NULL));
+  NO_HANDLE(dm_abort(NULL));
+  NO_HANDLE(dm_finalize(NULL));
+
+  /* Nothing of that did harm. */
+  OK(dm_all_reduce(mesh, "dp", send, recv, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(recv[0] == 1);
+}
+
+int main(void)
+{
+  const size_t ones[] = {1, 1};
+  const char *names[] = {"dp", "tp"};
+  dm_mesh *mesh = NULL;
+  ncclComm_t comm = NULL;
+  worlds();
+  REQUIRE(dm_init("cpu", ones, 2, names, NULL, &mesh));
+  REQUIRE(dm_get_comm(mesh, "dp", &comm));
+  making(mesh, comm);
+  asking(mesh);
+  communicating(mesh);
+  OK(dm_finalize(mesh));
+  dm_free(mesh);
+  return finish();
+}
