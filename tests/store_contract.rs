@@ -245,6 +245,31 @@ fn a_server_that_ends_is_an_error_at_once() {
     assert_eq!(error.status(), Status::Store);
     assert!(error.message().contains("may have ended"), "{error}");
     assert!(ended.elapsed() < Duration::from_secs(2));
+    // Later calls find it out as fast: they do not wait for a server that has gone.
+    for _ in 0..3 {
+        assert_eq!(store.add("count", 1, &soon()).unwrap_err().status(), Status::Store);
+    }
+    assert!(ended.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn connecting_takes_its_whole_time_and_ends_when_cancelled() {
+    let port = Server::bind("127.0.0.1:0").unwrap().local_addr().port();
+    let (began, timeout) = (Instant::now(), Duration::from_secs(1));
+    let error = TcpStore::connect("127.0.0.1", port, &Wait::after(timeout)).err().unwrap();
+    assert_eq!(error.status(), Status::Store, "{error}");
+    let took = began.elapsed();
+    assert!(took >= timeout && took < timeout.mul_f64(1.1) + Duration::from_millis(250), "{took:?}");
+
+    let wait = soon();
+    let cancel = wait.cancel.clone();
+    let connecting = std::thread::spawn(move || TcpStore::connect("127.0.0.1", port, &wait).err().unwrap());
+    // By now the pauses between attempts are half a second long.
+    std::thread::sleep(Duration::from_millis(1300));
+    let raised = Instant::now();
+    cancel.raise();
+    assert_eq!(connecting.join().unwrap().status(), Status::Aborted);
+    assert!(raised.elapsed() < Duration::from_millis(200), "{:?}", raised.elapsed());
 }
 
 #[test]

@@ -133,6 +133,19 @@ fn waits_queues_and_barriers() {
     in_step(&mut waiter);
 }
 
+#[test]
+fn a_barrier_counts_under_its_key_and_can_be_cancelled() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let (mut waiter, mut other) = (greeted(&server), greeted(&server));
+    let barrier = |world| [&request(18, &["/b"])[..], &number(world)].concat();
+    waiter.write_all(&barrier(2)).unwrap();
+    ask(&mut waiter, &[12], &[1]); // CANCEL_WAIT: a client whose time is over
+    ask(&mut other, &barrier(2), &[0]); // it had arrived
+    in_step(&mut waiter); // no late answer
+    ask(&mut waiter, &barrier(2), &[0]); // all were there before
+    ask(&mut waiter, &request(3, &["/b"]), &string("3"));
+}
+
 /// A push wakes one of those that wait for the queue, and the next push the other.
 fn expect_one(pusher: &mut TcpStream, waiting: &mut [&mut TcpStream; 2]) {
     let mut woken = Vec::new();
@@ -203,6 +216,12 @@ fn hostile_clients_hold_up_nobody() {
     let mut unknown = greeted(&server);
     unknown.write_all(&[77]).unwrap();
     assert!(is_dropped(unknown), "an unknown operation");
+
+    // A short request for more than fits in memory.
+    store.set("mega", &vec![1; 1 << 20], &wait).unwrap();
+    let mut greedy = greeted(&server);
+    greedy.write_all(&listed(10, &["/mega"; 100_000])).unwrap();
+    assert!(is_dropped(greedy), "a reply of 100 GB");
 
     // Some stay: silent ones, half a request, and one that asks for megabytes and never reads.
     let silent: Vec<TcpStream> = (0..300).map(|_| connect(&server)).collect();

@@ -55,7 +55,7 @@ impl TcpStore {
                 Err(Attempt::Again(error)) => error,
                 Err(Attempt::Final(error)) => return Err(error),
             };
-            if wait.deadline.left() <= pause {
+            if wait.deadline.passed() {
                 return Err(Error::new(
                     crate::error::Status::Store,
                     format!(
@@ -66,7 +66,11 @@ impl TcpStore {
                 )
                 .with_os_error(error.raw_os_error().unwrap_or(0)));
             }
-            std::thread::sleep(pause);
+            let next = Deadline::after(pause.min(wait.deadline.left()));
+            while !next.passed() {
+                wait.cancel.check()?;
+                std::thread::sleep(next.slice());
+            }
             pause = (pause * 2).min(LAST_PAUSE);
         }
     }
@@ -111,7 +115,30 @@ impl TcpStore {
 
     fn take(&self, wait: &Wait) -> Result<Connection> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        idle.map_or_else(|| self.open(wait), Ok)
+        if let Some(connection) = idle {
+            return Ok(connection);
+        }
+        wait.cancel.check()?;
+        // It was there before, so nobody listening now means that it has gone, not that it is still to come.
+        match self.try_open(wait) {
+            Ok(connection) => {
+                self.open.fetch_add(1, Ordering::SeqCst);
+                Ok(connection)
+            }
+            Err(Attempt::Final(error)) => Err(error),
+            Err(Attempt::Again(error)) if wait.deadline.passed() => Err(Error::timeout(format!(
+                "the store at {} took no other connection within {} ms: {error}",
+                self.name,
+                wait.deadline.timeout().as_millis()
+            ))),
+            Err(Attempt::Again(error)) => Err(Error::store_io(
+                format!(
+                    "no other connection to the store at {}; the process that serves it (rank 0 or the launcher) may have ended",
+                    self.name
+                ),
+                &error,
+            )),
+        }
     }
 
     fn give_back(&self, connection: Connection) {

@@ -92,8 +92,11 @@ pub struct Malformed(pub String);
 /// assert_eq!(decode(&bytes[5..]).unwrap(), None); // a PING whose nonce is still to come
 /// ```
 pub fn decode(bytes: &[u8]) -> Result<Option<(Request, usize)>, Malformed> {
-    let mut reader = Reader { bytes, at: 0 };
-    match reader.request() {
+    // Lengths first: what comes in many pieces is looked at again and again, but copied once, when all of it is there.
+    let mut reader = Reader { bytes, at: 0, copies: false };
+    let measured = reader.request();
+    let mut reader = Reader { bytes, at: 0, copies: true };
+    match measured.and_then(|_| reader.request()) {
         Ok(request) => Ok(Some((request, reader.at))),
         Err(Stop::Incomplete) => Ok(None),
         Err(Stop::Malformed(why)) => Err(Malformed(why)),
@@ -108,6 +111,7 @@ enum Stop {
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
+    copies: bool,
 }
 
 impl Reader<'_> {
@@ -174,9 +178,9 @@ impl Reader<'_> {
             return Err(Stop::Malformed(format!("a string of {len} bytes where at most {cap} are taken")));
         }
         let end = self.at + len as usize;
-        let string = self.bytes.get(self.at..end).ok_or(Stop::Incomplete)?.to_vec();
+        let string = self.bytes.get(self.at..end).ok_or(Stop::Incomplete)?;
         self.at = end;
-        Ok(string)
+        Ok(if self.copies { string.to_vec() } else { Vec::new() })
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Stop> {

@@ -1,7 +1,7 @@
 //! Our own TCPStore server: one thread, one epoll loop, no client can hold up another.
 //!
 //! A client that breaks the protocol, sends a frame that is too long, or does not read its replies is dropped. What the server keeps
-//! for one client is bounded: one incomplete request (capped by the protocol's limits) and [`MAX_UNSENT`] bytes of replies.
+//! for one client is bounded: one incomplete request ([`MAX_REQUEST`] bytes) and [`MAX_UNSENT`] bytes of replies.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,11 +13,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::frame::{MAX_VALUE, decode};
-use super::table::{Client, Replies, Table};
+use super::table::{Client, MAX_REPLY, Replies, Table};
 use crate::error::{Error, Result};
 
 /// Replies that a client may leave unread before it is dropped, in bytes: a few of the largest values.
-const MAX_UNSENT: usize = 4 * MAX_VALUE;
+const MAX_UNSENT: usize = MAX_REPLY;
+/// The longest request, in bytes: the protocol's limits on keys and values alone would let one client fill the memory.
+const MAX_REQUEST: usize = 8 * MAX_VALUE;
 /// Bytes read from one client before the others get their turn.
 const READ_TURN: usize = 256 << 10;
 
@@ -204,6 +206,13 @@ impl Serving {
             greeted = true;
             let replies = self.table.handle(client, request)?;
             self.send(replies);
+            if !self.clients.contains_key(&client) {
+                // Dropped while it was answered: what it asked next would wait in the table for nobody.
+                return Ok(());
+            }
+        }
+        if received.len() - at > MAX_REQUEST {
+            return Err(format!("a request of more than {MAX_REQUEST} bytes"));
         }
         if let Some(connection) = self.clients.get_mut(&client) {
             connection.greeted = greeted;

@@ -9,6 +9,9 @@ pub(super) type Client = u64;
 
 type Key = Vec<u8>;
 
+/// The longest reply to one request, in bytes: a short request can name a large value many times.
+pub(super) const MAX_REPLY: usize = 4 * MAX_VALUE;
+
 /// The state behind the operations.
 #[derive(Default)]
 pub(super) struct Table {
@@ -47,10 +50,7 @@ impl Table {
             },
             Request::Get(key) => reply(string(self.values.get(&key).map_or(&[], Vec::as_slice))),
             Request::Add(key, amount) => {
-                let text = self.values.get(&key).map_or(&b"0"[..], Vec::as_slice);
-                let value = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse::<i64>().ok());
-                let Some(value) = value else { return Err("ADD to a value that is no integer".to_owned()) };
-                let sum = value.wrapping_add(amount);
+                let sum = self.integer(&key)?.wrapping_add(amount);
                 reply(sum.to_le_bytes().to_vec());
                 replies.extend(self.put(key, sum.to_string().into_bytes()));
             }
@@ -84,13 +84,17 @@ impl Table {
                 return Ok(self.put(key, value));
             }
             Request::MultiGet(keys) => {
+                let len: usize = keys.iter().map(|key| 8 + self.values.get(key).map_or(0, Vec::len)).sum();
+                if len > MAX_REPLY {
+                    return Err(format!("MULTI_GET of {len} bytes; at most {MAX_REPLY} are sent"));
+                }
                 reply(keys.iter().flat_map(|key| string(self.values.get(key).map_or(&[], Vec::as_slice))).collect());
             }
             Request::MultiSet(pairs) => {
                 return Ok(pairs.into_iter().flat_map(|(key, value)| self.put(key, value)).collect());
             }
             Request::CancelWait => {
-                self.forget_wait(client);
+                self.leave(client);
                 reply(vec![1]);
             }
             Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
@@ -113,18 +117,22 @@ impl Table {
                 reply(count.into_iter().chain(self.values.keys().flat_map(|key| string(key))).collect());
             }
             Request::Barrier(key, world) => {
-                let here = self.barriers.entry(key.clone()).or_default();
-                here.push(client);
-                if here.len() as i64 >= world {
-                    let all = self.barriers.remove(&key).unwrap_or_default();
-                    return Ok(all.into_iter().map(|client| (client, vec![0])).collect());
+                // As PyTorch's server: the key counts arrivals, so who comes after the last one passes at once.
+                let count = self.integer(&key)?.wrapping_add(1);
+                if count >= world {
+                    reply(vec![0]);
+                    let others = self.barriers.remove(&key).unwrap_or_default();
+                    replies.extend(others.into_iter().map(|client| (client, vec![0])));
+                } else {
+                    self.barriers.entry(key.clone()).or_default().push(client);
                 }
+                replies.extend(self.put(key, count.to_string().into_bytes()));
             }
         }
         Ok(replies)
     }
 
-    /// Forgets a client that has gone.
+    /// Forgets what a client waits for: it has gone, or waits no more.
     pub(super) fn leave(&mut self, client: Client) {
         self.forget_wait(client);
         self.barriers.retain(|_, clients| {
@@ -135,6 +143,13 @@ impl Table {
 
     fn has(&self, key: &[u8]) -> bool {
         self.values.contains_key(key) || self.queues.get(key).is_some_and(|queue| !queue.is_empty())
+    }
+
+    /// What a counter holds; 0 when there is none.
+    fn integer(&self, key: &[u8]) -> Result<i64, String> {
+        let Some(value) = self.values.get(key) else { return Ok(0) };
+        let value = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
+        value.ok_or_else(|| "a counter was expected where a value stands that is no integer".to_owned())
     }
 
     fn put(&mut self, key: Key, value: Vec<u8>) -> Replies {
