@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use devicemesh::error::Status;
-use devicemesh::rendezvous::store::{CallbackStore, Callbacks, FileStore, MemoryStore, Server, Store, TcpStore};
-use devicemesh::wait::Wait;
+use devicemesh::error::{Error, Status};
+use devicemesh::rendezvous::store::{
+    CallbackStore, Callbacks, FileStore, MemoryStore, Secret, Server, Store, TcpStore,
+};
+use devicemesh::wait::{Wait, Watch};
 
 fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
@@ -194,6 +196,113 @@ fn get_waits_for_the_key_until_its_deadline() {
         // It is as good as before.
         assert_eq!(store.get("later", &soon()).unwrap(), b"here");
     }
+}
+
+#[test]
+fn get_any_waits_for_whichever_comes_first() {
+    for subject in subjects() {
+        let store = Arc::clone(&subject.store);
+        let setter = std::thread::spawn({
+            let store = Arc::clone(&store);
+            move || {
+                std::thread::sleep(Duration::from_millis(60));
+                store.set("third", b"here", &soon()).unwrap();
+            }
+        });
+        let found = store.get_any(&["first", "second", "third"], &soon()).unwrap();
+        assert_eq!(found, (2, b"here".to_vec()), "{}", store.name());
+        setter.join().unwrap();
+        store.set("second", b"too", &soon()).unwrap();
+        assert_eq!(store.get_any(&["first", "second", "third"], &soon()).unwrap(), (1, b"too".to_vec()));
+
+        let timeout = Duration::from_millis(300);
+        let began = Instant::now();
+        let error = store.get_any(&["no", "neither"], &Wait::after(timeout)).unwrap_err();
+        let waited = began.elapsed();
+        assert_eq!(error.status(), Status::Timeout, "{error}");
+        assert!(
+            waited >= timeout && waited < timeout.mul_f64(1.1) + Duration::from_millis(250),
+            "{}: {waited:?}",
+            store.name()
+        );
+        // It is as good as before.
+        assert_eq!(store.get("third", &soon()).unwrap(), b"here");
+    }
+}
+
+#[test]
+fn a_long_wait_looks_at_what_its_caller_watches() {
+    for subject in subjects() {
+        let enough = Instant::now() + Duration::from_millis(400);
+        let watch: Watch = Arc::new(move || match Instant::now() < enough {
+            true => Ok(()),
+            false => Err(Error::new(Status::PeerLost, "enough")),
+        });
+        let began = Instant::now();
+        let error = subject.store.get_any(&["no", "neither"], &Wait { watch: Some(watch), ..soon() }).unwrap_err();
+        assert_eq!(error.status(), Status::PeerLost, "{}: {error}", subject.store.name());
+        assert!(began.elapsed() < Duration::from_secs(3), "{}: {:?}", subject.store.name(), began.elapsed());
+        assert_eq!(subject.store.add("in step", 1, &soon()).unwrap(), 1);
+    }
+}
+
+#[test]
+fn keys_that_are_long_or_alike_stay_apart() {
+    for subject in subjects() {
+        let (long, longer) = ("k/".repeat(400), "k/".repeat(401));
+        for (key, value) in [(&long, b"one"), (&longer, b"two")] {
+            subject.store.set(key, value, &soon()).unwrap();
+        }
+        for (key, value) in [(&long, b"one"), (&longer, b"two")] {
+            assert_eq!(subject.store.get(key, &soon()).unwrap(), value, "{}", subject.store.name());
+        }
+    }
+}
+
+#[test]
+fn a_last_word_is_passed_on_when_the_last_connection_ends() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let connect = || TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap();
+    let (staying, leaving, other) = (connect(), connect(), connect());
+    assert!(leaving.leave_last_word("lost", b"3", &soon()).unwrap());
+    assert!(other.leave_last_word("lost", b"5", &soon()).unwrap());
+    // More connections of the same handle, of which one is closed by its deadline.
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| leaving.get("never", &Wait::after(Duration::from_millis(50))).unwrap_err());
+        }
+    });
+    assert_eq!(staying.try_get("lost", &soon()).unwrap(), None, "it is there still");
+    drop(leaving);
+    assert_eq!(staying.get("lost/1", &soon()).unwrap(), b"3");
+    drop(other);
+    assert_eq!(staying.get("lost/2", &soon()).unwrap(), b"5");
+    assert_eq!(staying.get("lost", &soon()).unwrap(), b"2");
+    // Who does not know cannot promise.
+    assert!(!MemoryStore::new().leave_last_word("lost", b"1", &soon()).unwrap());
+}
+
+#[test]
+fn a_store_with_a_secret_is_for_those_who_have_it() {
+    let secret = |text: &str| Secret::new(text.as_bytes());
+    let guarded = Server::guarded("127.0.0.1:0", secret("open sesame")).unwrap();
+    let open = Server::bind("127.0.0.1:0").unwrap();
+    let connect = |server: &Server, secret: Option<Secret>| {
+        TcpStore::connect_with_secret("127.0.0.1", server.local_addr().port(), secret, &soon())
+    };
+    let store = connect(&guarded, secret("open sesame")).unwrap();
+    assert_eq!(store.add("count", 1, &soon()).unwrap(), 1);
+    let began = Instant::now();
+    for (server, theirs, words) in [
+        (&guarded, None, "takes only clients that have its secret: set DM_STORE_SECRET"),
+        (&guarded, secret("open barley"), "has another secret"),
+        (&open, secret("open sesame"), "is served without a secret"),
+    ] {
+        let error = connect(server, theirs).err().unwrap();
+        assert_eq!(error.status(), Status::Store);
+        assert!(error.message().contains(words), "{error}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "said at once, not at the deadline");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
 use devicemesh::wait::Wait;
 
 fn connect(server: &Server) -> TcpStream {
@@ -144,6 +144,85 @@ fn a_barrier_counts_under_its_key_and_can_be_cancelled() {
     in_step(&mut waiter); // no late answer
     ask(&mut waiter, &barrier(2), &[0]); // all were there before
     ask(&mut waiter, &request(3, &["/b"]), &string("3"));
+}
+
+#[test]
+fn a_wait_for_a_queue_and_a_key_ends_whichever_comes_last() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let (mut both, mut queue, mut other) = (greeted(&server), greeted(&server), greeted(&server));
+    both.write_all(&listed(6, &["/q", "/k"])).unwrap();
+    in_step_after_wait(&mut other);
+    queue.write_all(&listed(6, &["/q"])).unwrap();
+    in_step_after_wait(&mut other);
+    // The first to wait lacks another key, so the value is for the second.
+    other.write_all(&request(14, &["/q", "value"])).unwrap();
+    expect(&mut queue, &[0]);
+    other.write_all(&request(1, &["/k", "1"])).unwrap();
+    expect(&mut both, &[0]);
+    in_step(&mut both);
+}
+
+/// Requests of other connections that were sent before have come by now: they are read in the order in which they came.
+fn in_step_after_wait(other: &mut TcpStream) {
+    std::thread::sleep(Duration::from_millis(50));
+    in_step(other);
+}
+
+#[test]
+fn ours_beyond_pytorch() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let (mut waiter, mut other) = (greeted(&server), greeted(&server));
+    // The key that says that this server knows these; it is not counted.
+    ask(&mut waiter, &listed(5, &["/devicemesh/server"]), &[0]);
+    ask(&mut waiter, &[7], &number(0));
+    // WAIT_ANY
+    let found = |index: i64, value: &str| [&[0][..], &number(index), &string(value)].concat();
+    waiter.write_all(&listed(100, &["/a", "/b", "/c"])).unwrap();
+    in_step_after_wait(&mut other);
+    other.write_all(&request(1, &["/c", "see"])).unwrap();
+    expect(&mut waiter, &found(2, "see"));
+    ask(&mut waiter, &listed(100, &["/a", "/c"]), &found(1, "see"));
+    waiter.write_all(&listed(100, &["/a", "/b"])).unwrap();
+    ask(&mut waiter, &[12], &[1]); // CANCEL_WAIT
+    other.write_all(&request(1, &["/a", "1"])).unwrap();
+    in_step(&mut other);
+    in_step(&mut waiter); // no late answer
+    // LAST_WORD: one is kept as long as any connection that left it.
+    let mut second = greeted(&server);
+    for client in [&mut other, &mut second] {
+        ask(client, &request(101, &["/gone", "other"]), &[0]);
+    }
+    drop(other);
+    in_step_after_wait(&mut waiter);
+    ask(&mut waiter, &listed(5, &["/gone"]), &[1]);
+    waiter.write_all(&listed(6, &["/gone"])).unwrap();
+    drop(second);
+    expect(&mut waiter, &[0]);
+    ask(&mut waiter, &listed(10, &["/gone", "/gone/1"]), &[string("1"), string("other")].concat());
+    // A challenge, where there is no secret.
+    ask(&mut waiter, &request(102, &["nonce"]), &string(""));
+}
+
+#[test]
+fn a_secret_is_asked_for_before_anything_else() {
+    let server = Server::guarded("127.0.0.1:0", Secret::new(b"secret")).unwrap();
+    let hello = [0, 0xce, 0xf7, 0x85, 0x3c];
+    // PyTorch's client greets with a ping: it is told, and then dropped.
+    let mut stranger = connect(&server);
+    ask(&mut stranger, &[&hello[..], &[13, 1, 2, 3, 4]].concat(), b"DENY");
+    assert!(is_dropped(stranger));
+    for operation in [request(1, &["/a", "1"]), request(103, &["guess"]), vec![7]] {
+        let mut stranger = connect(&server);
+        stranger.write_all(&[&hello[..], &operation].concat()).unwrap();
+        assert!(is_dropped(stranger), "operation {}", operation[0]);
+    }
+    // A wrong proof, and one that was right for another nonce.
+    let mut stranger = connect(&server);
+    stranger.write_all(&[&hello[..], &request(102, &["nonce"])].concat()).unwrap();
+    let mut nonce = [0; 24];
+    stranger.read_exact(&mut nonce).unwrap();
+    ask(&mut stranger, &request(103, &["guess"]), &string(""));
+    assert!(is_dropped(stranger));
 }
 
 /// A push wakes one of those that wait for the queue, and the next push the other.

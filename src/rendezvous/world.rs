@@ -11,7 +11,7 @@ use once_cell::sync::Lazy;
 use super::agreement::{Members, Party, Scope};
 use super::hosts::HostIdentity;
 use super::launcher::{Place, detect};
-use super::store::{FileStore, MemoryStore, Server, Store, TcpStore};
+use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Cancel, Wait};
 
@@ -153,7 +153,8 @@ impl World {
                 })?;
                 let serves = rank == 0 && !self.place.agent;
                 let server = if serves { Some(serve(&host, port)?) } else { None };
-                (Arc::new(TcpStore::connect(&host, port, wait)?), server, !self.place.agent)
+                let secret = Secret::from_environment();
+                (Arc::new(TcpStore::connect_with_secret(&host, port, secret, wait)?), server, !self.place.agent)
             }
         };
         let joins = joins_before(store.name(), rank);
@@ -292,7 +293,7 @@ fn serve(host: &str, port: u16) -> Result<Arc<Server>> {
     if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
         return Ok(running);
     }
-    let server = Arc::new(Server::bind(&*listening_addresses(host, port)?)?);
+    let server = Arc::new(Server::guarded(&*listening_addresses(host, port)?, Secret::from_environment())?);
     servers.retain(|_, known| known.strong_count() > 0);
     servers.insert((host.to_owned(), port), Arc::downgrade(&server));
     Ok(server)

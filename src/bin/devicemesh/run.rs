@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use devicemesh::rendezvous::store::Server;
+use devicemesh::rendezvous::store::{Secret, Server};
 
 use crate::output::Output;
 use crate::ranks::{Ended, Failure, Ranks};
@@ -60,7 +60,8 @@ enum Phase {
 pub fn run(options: &Options) -> Result<u8, Failure> {
     // Signals are blocked before any thread starts, so that all threads leave them to the loop below.
     let mut signals = Signals::catch()?;
-    let server = Server::bind(("127.0.0.1", 0)).map_err(|error| Failure::new(1, error.message()))?;
+    let server = Server::guarded(("127.0.0.1", 0), Secret::from_environment())
+        .map_err(|error| Failure::new(1, error.message()))?;
     let mut output = Output::new(options.prefix);
     let mut ranks = Ranks::start(options.ranks, &options.command, server.local_addr().port(), &mut output)?;
 

@@ -4,10 +4,11 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::connection::LOOK;
 use super::frame::MAX_VALUE;
 use super::{Store, no_key};
 use crate::error::{Error, Result};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// How long one call of the caller's `get` may wait; between two the cancel flag is looked at.
 const SLICE: Duration = Duration::from_millis(100);
@@ -109,20 +110,32 @@ impl Store for CallbackStore {
         }
     }
 
-    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
-        let c_key = self.key(key)?;
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        let c_keys = keys.iter().map(|key| self.key(key)).collect::<Result<Vec<_>>>()?;
+        let (mut look, mut last) = (Deadline::after(LOOK), 0);
         loop {
             wait.cancel.check()?;
-            if wait.deadline.passed() {
-                return Err(no_key(self, key, wait));
+            if look.passed() {
+                wait.look_around()?;
+                look = Deadline::after(LOOK);
             }
-            let slice = wait.deadline.left().min(SLICE).max(Duration::from_millis(1));
+            let over = wait.deadline.passed();
+            let slice =
+                if over { Duration::ZERO } else { wait.deadline.left().min(SLICE).max(Duration::from_millis(1)) };
             let began = Instant::now();
-            match self.get_once(&c_key, slice)? {
-                Ok(value) => return Ok(value),
-                // It waited as long as it was told: the key is not there yet. A quick refusal is slowed down, and ends at the deadline.
-                Err(_) => std::thread::sleep(Duration::from_millis(2).saturating_sub(began.elapsed())),
+            for (index, key) in c_keys.iter().enumerate() {
+                // The first is waited for; whether another came is only looked at.
+                match self.get_once(key, if index == 0 { slice } else { Duration::ZERO })? {
+                    Ok(value) => return Ok((index, value)),
+                    Err(code) => last = code,
+                }
             }
+            if over {
+                let error = no_key(self, keys[0], wait);
+                return Err(Error::timeout(format!("{} (dm_store_callbacks.get returned {last})", error.message())));
+            }
+            // It waited as long as it was told: the key is not there yet. A quick refusal is slowed down, and ends at the deadline.
+            std::thread::sleep(Duration::from_millis(2).saturating_sub(began.elapsed()));
         }
     }
 

@@ -1,148 +1,76 @@
 //! Client of a TCPStore server: PyTorch's, torchrun's agent's, or ours.
 
-use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use once_cell::sync::OnceCell;
 
 use super::Store;
 use super::connection::{Broken, CANCEL_ANSWER, Connection};
-use super::frame::{MAGIC, MAX_KEY, MAX_VALUE, Writer, op};
+use super::dial::Address;
+use super::frame::{MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op};
+use super::secret::Secret;
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
-/// The first pause between two attempts to connect; it doubles up to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LAST_PAUSE: Duration = Duration::from_millis(500);
+/// A server that cannot wait for any of several keys is asked again and again: first after, and at last every.
+const FIRST_LOOK: Duration = Duration::from_millis(25);
+const LAST_LOOK: Duration = Duration::from_millis(400);
+/// Questions that are sent before the first answer is read.
+const IN_FLIGHT: usize = 1024;
 
 /// A store behind a TCPStore server. Each call in progress has a connection of its own, so a waiting call holds up no other.
 pub struct TcpStore {
-    name: String,
-    host: String,
-    port: u16,
+    address: Address,
     idle: Mutex<Vec<Connection>>,
     open: AtomicUsize,
+    /// Whether the server is one of this library, which can do more than PyTorch's.
+    ours: AtomicBool,
+    /// Key and word to leave on every connection.
+    last_word: OnceCell<(Vec<u8>, Vec<u8>)>,
 }
 
 impl TcpStore {
     /// Connects to the server at `host:port`, trying again until the deadline while nobody listens there yet.
     ///
-    /// Every address that the name has is tried, IPv6 and IPv4. Resolving the name is the system's and may take longer than the deadline.
+    /// Every address that the name has is tried, IPv6 and IPv4.
     pub fn connect(host: &str, port: u16, wait: &Wait) -> Result<TcpStore> {
+        TcpStore::connect_with_secret(host, port, None, wait)
+    }
+
+    /// The same; with a secret the server must prove that it has it too.
+    pub fn connect_with_secret(host: &str, port: u16, secret: Option<Secret>, wait: &Wait) -> Result<TcpStore> {
         let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let address = Address { name: format!("tcp://{bracketed}:{port}"), host: host.to_owned(), port, secret };
         let store = TcpStore {
-            name: format!("tcp://{bracketed}:{port}"),
-            host: host.to_owned(),
-            port,
-            idle: Mutex::default(),
-            open: AtomicUsize::new(0),
+            idle: Mutex::new(vec![address.reach(wait)?]),
+            address,
+            open: AtomicUsize::new(1),
+            ours: AtomicBool::new(false),
+            last_word: OnceCell::new(),
         };
-        let first = store.open(wait)?;
-        store.give_back(first);
+        let ours = store.all_there(&[SERVER_KEY.to_vec()], wait)?;
+        store.ours.store(ours, Ordering::SeqCst);
         Ok(store)
     }
 
-    fn open(&self, wait: &Wait) -> Result<Connection> {
-        let mut pause = FIRST_PAUSE;
-        loop {
-            wait.cancel.check()?;
-            let error = match self.try_open(wait) {
-                Ok(connection) => {
-                    self.open.fetch_add(1, Ordering::SeqCst);
-                    return Ok(connection);
-                }
-                Err(Attempt::Again(error)) => error,
-                Err(Attempt::Final(error)) => return Err(error),
-            };
-            if wait.deadline.passed() {
-                return Err(Error::new(
-                    crate::error::Status::Store,
-                    format!(
-                        "no store at {} within {} ms: {error}; is the process that serves it (rank 0 or the launcher) running, and is this its address?",
-                        self.name,
-                        wait.deadline.timeout().as_millis()
-                    ),
-                )
-                .with_os_error(error.raw_os_error().unwrap_or(0)));
-            }
-            let next = Deadline::after(pause.min(wait.deadline.left()));
-            while !next.passed() {
-                wait.cancel.check()?;
-                std::thread::sleep(next.slice());
-            }
-            pause = (pause * 2).min(LAST_PAUSE);
-        }
-    }
-
-    fn try_open(&self, wait: &Wait) -> std::result::Result<Connection, Attempt> {
-        let addresses: Vec<SocketAddr> =
-            (self.host.as_str(), self.port).to_socket_addrs().map_err(Attempt::Again)?.collect();
-        let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
-        for address in addresses {
-            let limit = wait.deadline.left().clamp(Duration::from_millis(1), Duration::from_secs(5));
-            match TcpStream::connect_timeout(&address, limit) {
-                Ok(stream) => return self.greet(stream, wait),
-                Err(error) => last = error,
-            }
-        }
-        Err(Attempt::Again(last))
-    }
-
-    /// One write of VALIDATE and PING, as PyTorch's client does (its libuv server closes when they come apart); the reply shows that a
-    /// TCPStore listens there.
-    fn greet(&self, stream: TcpStream, wait: &Wait) -> std::result::Result<Connection, Attempt> {
-        static NONCE: AtomicU32 = AtomicU32::new(0);
-        let nonce = std::process::id() ^ NONCE.fetch_add(0x9e37_79b9, Ordering::Relaxed);
-        stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(Attempt::Again)?;
-        let mut connection = Connection { stream };
-        let greeting = Writer::new(op::VALIDATE).word(MAGIC).then(op::PING).word(nonce).finish();
-        let mut echo = [0; 4];
-        let answered = connection.send(&greeting, wait).and_then(|()| connection.receive(&mut echo, wait));
-        match answered {
-            Ok(()) if echo == nonce.to_le_bytes() => Ok(connection),
-            Ok(()) => Err(Attempt::Final(Error::store(format!(
-                "what listens at {} is no TCPStore: it answers a ping of {nonce:#010x} with {:#010x}",
-                self.name,
-                u32::from_le_bytes(echo)
-            )))),
-            // A server that is just going away closes; so does one that is no store. Try again until the deadline.
-            Err(Broken::Io(error)) => Err(Attempt::Again(error)),
-            Err(Broken::Late) => Err(Attempt::Again(io::Error::new(ErrorKind::TimedOut, "no answer to the greeting"))),
-            Err(Broken::Ended(error)) => Err(Attempt::Final(error)),
-        }
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self, wait: &Wait) -> Result<Connection> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        // A statement of its own: the lock is not held while connecting.
+        let idle = self.idle().pop();
         if let Some(connection) = idle {
             return Ok(connection);
         }
-        wait.cancel.check()?;
-        // It was there before, so nobody listening now means that it has gone, not that it is still to come.
-        match self.try_open(wait) {
-            Ok(connection) => {
-                self.open.fetch_add(1, Ordering::SeqCst);
-                Ok(connection)
-            }
-            Err(Attempt::Final(error)) => Err(error),
-            Err(Attempt::Again(error)) if wait.deadline.passed() => Err(Error::timeout(format!(
-                "the store at {} took no other connection within {} ms: {error}",
-                self.name,
-                wait.deadline.timeout().as_millis()
-            ))),
-            Err(Attempt::Again(error)) => Err(Error::store_io(
-                format!(
-                    "no other connection to the store at {}; the process that serves it (rank 0 or the launcher) may have ended",
-                    self.name
-                ),
-                &error,
-            )),
+        let mut connection = self.address.reach_again(wait)?;
+        if let Some((key, word)) = self.last_word.get() {
+            leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
         }
-    }
-
-    fn give_back(&self, connection: Connection) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        self.open.fetch_add(1, Ordering::SeqCst);
+        Ok(connection)
     }
 
     /// Runs one exchange on a connection of its own. One that ended early is closed: a late reply must not meet the next request.
@@ -155,29 +83,30 @@ impl TcpStore {
         let mut connection = self.take(wait)?;
         match talk(&mut connection) {
             Ok(value) => {
-                self.give_back(connection);
+                self.idle().push(connection);
                 Ok(value)
             }
             Err(broken) => {
                 self.open.fetch_sub(1, Ordering::SeqCst);
-                Err(match broken {
-                    Broken::Ended(error) => error,
-                    Broken::Late => Error::timeout(format!(
-                        "{} at {} had no answer within {} ms",
-                        what(),
-                        self.name,
-                        wait.deadline.timeout().as_millis()
-                    )),
-                    Broken::Io(error) => Error::store_io(
-                        format!(
-                            "the store at {} closed the connection during {}; the process that serves it (rank 0 or the launcher) may have ended",
-                            self.name,
-                            what()
-                        ),
-                        &error,
-                    ),
-                })
+                Err(self.explain(broken, &what(), wait))
             }
+        }
+    }
+
+    fn explain(&self, broken: Broken, what: &str, wait: &Wait) -> Error {
+        let name = &self.address.name;
+        match broken {
+            Broken::Ended(error) => error,
+            Broken::Late => Error::timeout(format!(
+                "{what} at {name} had no answer within {} ms",
+                wait.deadline.timeout().as_millis()
+            )),
+            Broken::Io(error) => Error::store_io(
+                format!(
+                    "the store at {name} closed the connection during {what}; the process that serves it (rank 0 or the launcher) may have ended"
+                ),
+                &error,
+            ),
         }
     }
 
@@ -205,17 +134,58 @@ impl TcpStore {
         Ok(reply == 0)
     }
 
-    /// Which keys are there: one question while all or none of a part are, halves of it else.
-    fn bisect(&self, keys: &[Vec<u8>], there: &mut [bool], wait: &Wait) -> Result<()> {
-        if keys.is_empty() || self.all_there(keys, wait)? {
-            there.fill(true);
-        } else if keys.len() > 1 {
-            let (left, right) = keys.split_at(keys.len() / 2);
-            let (left_there, right_there) = there.split_at_mut(left.len());
-            self.bisect(left, left_there, wait)?;
-            self.bisect(right, right_there, wait)?;
-        }
-        Ok(())
+    /// WAIT for one key and GET; `None` at the deadline.
+    fn wait_for(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        let key_bytes = full(key);
+        let request = with_keys(op::WAIT, std::slice::from_ref(&key_bytes));
+        let talk = |connection: &mut Connection| {
+            connection.send(&request, wait)?;
+            match connection.byte(wait) {
+                Err(Broken::Late) if !connection.cancel_wait(wait)? => return Ok(None),
+                Ok(_) | Err(Broken::Late) => {}
+                Err(broken) => return Err(broken),
+            }
+            let at_once = at_once(wait);
+            connection.send(&Writer::new(op::GET).string(&key_bytes).finish(), &at_once)?;
+            connection.string(&at_once).map(Some)
+        };
+        self.exchange(wait, || format!("GET {key}"), talk)
+    }
+
+    /// On our server: waits for any of the keys; `None` at the deadline.
+    fn wait_any(&self, keys: &[&str], wait: &Wait) -> Result<Option<(usize, Vec<u8>)>> {
+        let full: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
+        let request = with_keys(op::WAIT_ANY, &full);
+        let answer = |connection: &mut Connection| {
+            let at_once = at_once(wait);
+            let index = connection.number(&at_once)?;
+            let value = connection.string(&at_once)?;
+            match usize::try_from(index).ok().filter(|index| *index < keys.len()) {
+                Some(index) => Ok(Some((index, value))),
+                None => {
+                    Err(Broken::Ended(Error::store(format!("WAIT_ANY of {} keys answers key {index}", keys.len()))))
+                }
+            }
+        };
+        let talk = |connection: &mut Connection| {
+            connection.send(&request, wait)?;
+            match connection.byte(wait) {
+                Ok(_) => answer(connection),
+                Err(Broken::Late) => {
+                    let short = wait.with_deadline(Deadline::after(CANCEL_ANSWER));
+                    connection.send(&[op::CANCEL_WAIT], &short)?;
+                    // The answer may have crossed the cancellation.
+                    if connection.byte(&short)? != 0 {
+                        return Ok(None);
+                    }
+                    let found = answer(connection)?;
+                    connection.byte(&short)?;
+                    Ok(found)
+                }
+                Err(broken) => Err(broken),
+            }
+        };
+        self.exchange(wait, || format!("GET {}", keys[0]), talk)
     }
 }
 
@@ -238,43 +208,57 @@ impl Store for TcpStore {
         )
     }
 
-    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
-        self.check(key, &[])?;
-        let key_bytes = full(key);
-        let request = with_keys(op::WAIT, std::slice::from_ref(&key_bytes));
-        let talk = |connection: &mut Connection| {
-            connection.send(&request, wait)?;
-            match connection.byte(wait) {
-                Err(Broken::Late) if !connection.cancel_wait(wait)? => return Ok(None),
-                Ok(_) | Err(Broken::Late) => {}
-                Err(broken) => return Err(broken),
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        for key in keys {
+            self.check(key, &[])?;
+        }
+        let late = || super::no_key(self, keys[0], wait);
+        if self.ours.load(Ordering::SeqCst) {
+            return self.wait_any(keys, wait)?.ok_or_else(late);
+        }
+        if keys.len() == 1 {
+            return self.wait_for(keys[0], wait)?.map(|value| (0, value)).ok_or_else(late);
+        }
+        let mut look = FIRST_LOOK;
+        loop {
+            let slice = wait.with_deadline(Deadline::after(wait.deadline.left().min(look)));
+            let last = wait.deadline.passed();
+            if let Some(value) = self.wait_for(keys[0], &slice)? {
+                return Ok((0, value));
             }
-            // The key is there, so the answer comes at once, also where the deadline was close.
-            let left = wait.deadline.left().max(CANCEL_ANSWER);
-            let at_once = wait.with_deadline(Deadline::after(left));
-            connection.send(&Writer::new(op::GET).string(&key_bytes).finish(), &at_once)?;
-            connection.string(&at_once).map(Some)
-        };
-        let value = self.exchange(wait, || format!("GET {key}"), talk)?;
-        value.ok_or_else(|| super::no_key(self, key, wait))
+            for (index, key) in keys.iter().enumerate().skip(1) {
+                if let Some(value) = self.try_get(key, &at_once(wait))? {
+                    return Ok((index, value));
+                }
+            }
+            wait.look_around()?;
+            if last {
+                return Err(late());
+            }
+            look = (look * 2).min(LAST_LOOK);
+        }
     }
 
     fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
         self.check(key, &[])?;
+        let (check, get) = (with_keys(op::CHECK, &[full(key)]), Writer::new(op::GET).string(&full(key)).finish());
         // GET of a missing key is an empty value on one server and a closed connection on another, so ask first.
-        if !self.all_there(&[full(key)], wait)? {
-            return Ok(None);
-        }
-        let request = Writer::new(op::GET).string(&full(key)).finish();
-        let value = self.exchange(
+        let both = self.ours.load(Ordering::SeqCst);
+        self.exchange(
             wait,
             || format!("GET {key}"),
             |connection| {
-                connection.send(&request, wait)?;
-                connection.string(wait)
+                connection.send(&if both { [&check[..], &get].concat() } else { check }, wait)?;
+                let there = connection.byte(wait)? == 0;
+                if !both {
+                    if !there {
+                        return Ok(None);
+                    }
+                    connection.send(&get, wait)?;
+                }
+                Ok(Some(connection.string(wait)?).filter(|_| there))
             },
-        )?;
-        Ok(Some(value))
+        )
     }
 
     fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
@@ -303,13 +287,20 @@ impl Store for TcpStore {
         )
     }
 
+    /// One question for each key, many of them in flight.
     fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
-        let full: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
-        let mut there = vec![false; keys.len()];
-        for (keys, there) in full.chunks(1 << 16).zip(there.chunks_mut(1 << 16)) {
-            self.bisect(keys, there, wait)?;
-        }
-        Ok(there)
+        let talk = |connection: &mut Connection| {
+            let mut there = Vec::with_capacity(keys.len());
+            for keys in keys.chunks(IN_FLIGHT) {
+                let questions: Vec<u8> = keys.iter().flat_map(|key| with_keys(op::CHECK, &[full(key)])).collect();
+                connection.send(&questions, wait)?;
+                let mut answers = vec![0; keys.len()];
+                connection.receive(&mut answers, wait)?;
+                there.extend(answers.into_iter().map(|answer| answer == 0));
+            }
+            Ok(there)
+        };
+        self.exchange(wait, || format!("CHECK of {} keys", keys.len()), talk)
     }
 
     fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
@@ -325,15 +316,38 @@ impl Store for TcpStore {
         )
     }
 
+    fn leave_last_word(&self, key: &str, word: &[u8], wait: &Wait) -> Result<bool> {
+        if !self.ours.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        let (key, word) = self.last_word.get_or_init(|| (full(key), word.to_vec()));
+        // Those that are open already; whoever opens another one leaves it there.
+        let idle = std::mem::take(&mut *self.idle());
+        for mut connection in idle {
+            match leave(&mut connection, key, word, wait) {
+                Ok(()) => self.idle().push(connection),
+                Err(broken) => {
+                    self.open.fetch_sub(1, Ordering::SeqCst);
+                    return Err(self.explain(broken, "LAST_WORD", wait));
+                }
+            }
+        }
+        Ok(true)
+    }
+
     fn name(&self) -> &str {
-        &self.name
+        &self.address.name
     }
 }
 
-/// Why an attempt to connect failed.
-enum Attempt {
-    Again(io::Error),
-    Final(Error),
+fn leave(connection: &mut Connection, key: &[u8], word: &[u8], wait: &Wait) -> std::result::Result<(), Broken> {
+    connection.send(&Writer::new(op::LAST_WORD).string(key).string(word).finish(), wait)?;
+    connection.byte(wait).map(drop)
+}
+
+/// For an answer that comes at once, also where the deadline is close or has passed.
+fn at_once(wait: &Wait) -> Wait {
+    wait.with_deadline(Deadline::after(wait.deadline.left().max(CANCEL_ANSWER)))
 }
 
 /// PyTorch's client puts a slash before every key; with it both see the same keys.

@@ -5,15 +5,18 @@
 //! process dies.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
+
+use super::connection::LOOK;
 use super::{Store, no_key, parse_integer};
 use crate::error::{Error, Result};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// A folder as a store.
 #[derive(Debug)]
@@ -48,16 +51,20 @@ impl FileStore {
 
     /// A file with that content under a name that nobody else has.
     fn fresh(&self, key: &str, value: &[u8]) -> Result<PathBuf> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let host = host_name();
-        let path = self.folder.join(format!(".{host}.{}.{number}", std::process::id()));
-        let written = File::create(&path).and_then(|mut file| file.write_all(value));
-        match written {
-            Ok(()) => Ok(path),
-            Err(error) => {
-                let _ = fs::remove_file(&path);
-                Err(self.broken("write", key, &error))
+        loop {
+            let random = RandomState::new().build_hasher().finish();
+            let path = self.folder.join(format!(".new-{random:016x}"));
+            // Two containers may look alike in every other way, so the name is random, and making it decides.
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(self.broken("write", key, &error)),
+                Ok(mut file) => match file.write_all(value) {
+                    Ok(()) => return Ok(path),
+                    Err(error) => {
+                        let _ = fs::remove_file(&path);
+                        return Err(self.broken("write", key, &error));
+                    }
+                },
             }
         }
     }
@@ -81,6 +88,10 @@ impl FileStore {
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
                 return Ok(file);
             }
+            let error = std::io::Error::last_os_error();
+            if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) {
+                return Err(self.broken("lock", "counters", &error));
+            }
             wait.cancel.check()?;
             if wait.deadline.passed() {
                 return Err(Error::timeout(format!(
@@ -101,15 +112,21 @@ impl Store for FileStore {
         fs::rename(&fresh, self.path(key)).map_err(|error| self.broken("set", key, &error))
     }
 
-    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
-        let mut pause = Duration::from_micros(200);
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        let (mut pause, mut look) = (Duration::from_micros(200), Deadline::after(LOOK));
         loop {
-            if let Some(value) = self.read(key)? {
-                return Ok(value);
+            for (index, key) in keys.iter().enumerate() {
+                if let Some(value) = self.read(key)? {
+                    return Ok((index, value));
+                }
             }
             wait.cancel.check()?;
             if wait.deadline.passed() {
-                return Err(no_key(self, key, wait));
+                return Err(no_key(self, keys[0], wait));
+            }
+            if look.passed() {
+                wait.look_around()?;
+                look = Deadline::after(LOOK);
             }
             std::thread::sleep(pause.min(wait.deadline.slice()));
             pause = (pause * 2).min(Duration::from_millis(20));
@@ -135,7 +152,14 @@ impl Store for FileStore {
         match linked {
             Ok(()) => Ok(value.to_vec()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => self.get(key, wait),
-            Err(error) => Err(self.broken("set", key, &error)),
+            // A file system without links: everybody who sets once takes the lock.
+            Err(_) => {
+                let _lock = self.lock(wait)?;
+                match self.read(key)? {
+                    Some(stands) => Ok(stands),
+                    None => self.set(key, value, wait).map(|()| value.to_vec()),
+                }
+            }
         }
     }
 
@@ -155,8 +179,10 @@ impl Store for FileStore {
     }
 }
 
-/// Letters, digits, '-' and '_' as they are, every other byte as %XX; so different keys have different names.
+/// Letters, digits, '-' and '_' as they are, every other byte as %XX; so different keys have different names. File systems take 255 bytes:
+/// a longer name ends in a digest of the key, after a character that no other name has.
 fn file_name(key: &str) -> String {
+    const LONGEST: usize = 200;
     let mut name = String::from("k");
     for byte in key.bytes() {
         match byte {
@@ -164,11 +190,11 @@ fn file_name(key: &str) -> String {
             _ => name.push_str(&format!("%{byte:02X}")),
         }
     }
+    if name.len() > LONGEST {
+        let digest = Sha256::digest(key.as_bytes());
+        name.truncate(LONGEST - 65);
+        name.push('~');
+        name.extend(digest.iter().map(|byte| format!("{byte:02x}")));
+    }
     name
-}
-
-fn host_name() -> String {
-    let mut name = String::new();
-    let _ = File::open("/proc/sys/kernel/hostname").and_then(|mut file| file.read_to_string(&mut name));
-    name.trim().replace(['/', '.'], "_")
 }

@@ -9,6 +9,10 @@ pub const MAX_KEY: usize = 8192;
 pub const MAX_VALUE: usize = 8 << 20;
 /// The most keys in one request.
 pub const MAX_KEYS: usize = 131_072;
+/// The longest request, in bytes: the limits on keys and values alone would let one client fill the memory.
+pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
+/// The key by which a client knows a server of this library; it is not listed or counted.
+pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
 /// The first word a client sends.
 pub const MAGIC: u32 = 0x3c85_f7ce;
 
@@ -52,7 +56,22 @@ pub mod op {
     pub const LIST_KEYS: u8 = 17;
     /// key, i64 world size; replies with a byte 0 once that many asked.
     pub const BARRIER: u8 = 18;
+
+    // Ours, for a server at which the key SERVER_KEY exists; PyTorch's closes the connection.
+
+    /// keys; replies with a byte 0, the i64 index of one that is there and its value, once there is one.
+    pub const WAIT_ANY: u8 = 100;
+    /// key, value; replies with a byte 0. When the last connection that left these two ends, key counts one more (as ADD does) and the
+    /// value stands under the key, a slash and the count.
+    pub const LAST_WORD: u8 = 101;
+    /// The client's nonce; replies with the server's, which is empty where the server has no secret.
+    pub const CHALLENGE: u8 = 102;
+    /// The client's proof that it has the secret; replies with the server's, which is empty when it does not believe the client's.
+    pub const PROOF: u8 = 103;
 }
+
+/// The answer to PING of a server that wants a proof first.
+pub const DENIED: [u8; 4] = *b"DENY";
 
 /// One request of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,11 +96,101 @@ pub enum Request {
     QueueLen(Vec<u8>),
     ListKeys,
     Barrier(Vec<u8>, i64),
+    WaitAny(Vec<Vec<u8>>),
+    LastWord(Vec<u8>, Vec<u8>),
+    Challenge(Vec<u8>),
+    Proof(Vec<u8>),
 }
 
 /// Why bytes are no request: the client broke the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed(pub String);
+
+/// A part of a request.
+#[derive(Clone, Copy)]
+enum Field {
+    Word,
+    Number,
+    Key,
+    Value,
+}
+
+/// The parts of an operation's request, and whether a count comes first that says how often they follow.
+fn shape(op: u8) -> Result<(&'static [Field], bool), Malformed> {
+    use Field::{Key, Number, Value, Word};
+    Ok(match op {
+        op::VALIDATE | op::PING => (&[Word], false),
+        op::SET | op::APPEND | op::QUEUE_PUSH | op::LAST_WORD => (&[Key, Value], false),
+        op::COMPARE_SET => (&[Key, Value, Value], false),
+        op::GET | op::DELETE | op::QUEUE_POP | op::QUEUE_LEN | op::CHALLENGE | op::PROOF => (&[Key], false),
+        op::ADD | op::BARRIER => (&[Key, Number], false),
+        op::CHECK | op::WAIT | op::MULTI_GET | op::WAIT_ANY => (&[Key], true),
+        op::MULTI_SET => (&[Key, Value], true),
+        op::GETNUMKEYS | op::CANCEL_WAIT | op::LIST_KEYS => (&[], false),
+        unknown => return Err(Malformed(format!("operation {unknown}"))),
+    })
+}
+
+/// How far a request that comes in pieces has been measured: each part is looked at once, however many pieces it comes in.
+#[derive(Debug, Clone, Default)]
+pub struct Measure {
+    at: usize,
+    done: usize,
+    parts: Option<usize>,
+}
+
+impl Measure {
+    /// The length in bytes of the request that `bytes` begins with, or `None` while more bytes are needed. `bytes` begins with what was
+    /// given the last time. Once a length is given, the next call measures the next request.
+    pub fn length(&mut self, bytes: &[u8]) -> Result<Option<usize>, Malformed> {
+        let Some(op) = bytes.first() else { return Ok(None) };
+        let (fields, counted) = shape(*op)?;
+        let number = |at: usize| {
+            let bytes = bytes.get(at..at + 8)?;
+            Some(u64::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7]]))
+        };
+        let parts = match self.parts {
+            Some(parts) => parts,
+            None if !counted => {
+                self.at = 1;
+                *self.parts.insert(fields.len())
+            }
+            None => {
+                let Some(count) = number(1) else { return Ok(None) };
+                if count > MAX_KEYS as u64 {
+                    return Err(Malformed(format!("{count} keys in one request; at most {MAX_KEYS}")));
+                }
+                self.at = 9;
+                *self.parts.insert(count as usize * fields.len())
+            }
+        };
+        while self.done < parts {
+            let len = match fields[self.done % fields.len()] {
+                Field::Word => 4,
+                Field::Number => 8,
+                string @ (Field::Key | Field::Value) => {
+                    let cap = if matches!(string, Field::Key) { MAX_KEY } else { MAX_VALUE };
+                    let Some(len) = number(self.at) else { return Ok(None) };
+                    if len > cap as u64 {
+                        return Err(Malformed(format!("a string of {len} bytes where at most {cap} are taken")));
+                    }
+                    8 + len as usize
+                }
+            };
+            if self.at + len > MAX_REQUEST {
+                return Err(Malformed(format!("a request of more than {MAX_REQUEST} bytes")));
+            }
+            if self.at + len > bytes.len() {
+                return Ok(None);
+            }
+            self.at += len;
+            self.done += 1;
+        }
+        let length = self.at;
+        *self = Measure::default();
+        Ok(Some(length))
+    }
+}
 
 /// What is at the start of `bytes`: a request and how many bytes it took, or `None` while more bytes are needed.
 ///
@@ -92,103 +201,74 @@ pub struct Malformed(pub String);
 /// assert_eq!(decode(&bytes[5..]).unwrap(), None); // a PING whose nonce is still to come
 /// ```
 pub fn decode(bytes: &[u8]) -> Result<Option<(Request, usize)>, Malformed> {
-    // Lengths first: what comes in many pieces is looked at again and again, but copied once, when all of it is there.
-    let mut reader = Reader { bytes, at: 0, copies: false };
-    let measured = reader.request();
-    let mut reader = Reader { bytes, at: 0, copies: true };
-    match measured.and_then(|_| reader.request()) {
-        Ok(request) => Ok(Some((request, reader.at))),
-        Err(Stop::Incomplete) => Ok(None),
-        Err(Stop::Malformed(why)) => Err(Malformed(why)),
-    }
+    let Some(length) = Measure::default().length(bytes)? else { return Ok(None) };
+    Ok(request(&bytes[..length]).map(|request| (request, length)))
 }
 
-enum Stop {
-    Incomplete,
-    Malformed(String),
+/// The request that is exactly `bytes`, which were measured.
+pub(super) fn request(bytes: &[u8]) -> Option<Request> {
+    let mut reader = Reader { bytes: bytes.get(1..)? };
+    Some(match bytes[0] {
+        op::VALIDATE => Request::Validate(reader.word()?),
+        op::SET => Request::Set(reader.string()?, reader.string()?),
+        op::COMPARE_SET => Request::CompareSet(reader.string()?, reader.string()?, reader.string()?),
+        op::GET => Request::Get(reader.string()?),
+        op::ADD => Request::Add(reader.string()?, reader.number()?),
+        op::CHECK => Request::Check(reader.strings()?),
+        op::WAIT => Request::Wait(reader.strings()?),
+        op::GETNUMKEYS => Request::NumKeys,
+        op::DELETE => Request::Delete(reader.string()?),
+        op::APPEND => Request::Append(reader.string()?, reader.string()?),
+        op::MULTI_GET => Request::MultiGet(reader.strings()?),
+        op::MULTI_SET => {
+            let count = reader.number()?;
+            let pairs = (0..count).map(|_| Some((reader.string()?, reader.string()?)));
+            Request::MultiSet(pairs.collect::<Option<_>>()?)
+        }
+        op::CANCEL_WAIT => Request::CancelWait,
+        op::PING => Request::Ping(reader.word()?),
+        op::QUEUE_PUSH => Request::QueuePush(reader.string()?, reader.string()?),
+        op::QUEUE_POP => Request::QueuePop(reader.string()?),
+        op::QUEUE_LEN => Request::QueueLen(reader.string()?),
+        op::LIST_KEYS => Request::ListKeys,
+        op::BARRIER => Request::Barrier(reader.string()?, reader.number()?),
+        op::WAIT_ANY => Request::WaitAny(reader.strings()?),
+        op::LAST_WORD => Request::LastWord(reader.string()?, reader.string()?),
+        op::CHALLENGE => Request::Challenge(reader.string()?),
+        op::PROOF => Request::Proof(reader.string()?),
+        _ => return None,
+    })
 }
 
 struct Reader<'a> {
     bytes: &'a [u8],
-    at: usize,
-    copies: bool,
 }
 
 impl Reader<'_> {
-    fn request(&mut self) -> Result<Request, Stop> {
-        Ok(match self.array::<1>()?[0] {
-            op::VALIDATE => Request::Validate(u32::from_le_bytes(self.array()?)),
-            op::SET => Request::Set(self.key()?, self.value()?),
-            op::COMPARE_SET => Request::CompareSet(self.key()?, self.value()?, self.value()?),
-            op::GET => Request::Get(self.key()?),
-            op::ADD => Request::Add(self.key()?, i64::from_le_bytes(self.array()?)),
-            op::CHECK => Request::Check(self.keys()?),
-            op::WAIT => Request::Wait(self.keys()?),
-            op::GETNUMKEYS => Request::NumKeys,
-            op::DELETE => Request::Delete(self.key()?),
-            op::APPEND => Request::Append(self.key()?, self.value()?),
-            op::MULTI_GET => Request::MultiGet(self.keys()?),
-            op::MULTI_SET => {
-                let count = self.count()?;
-                let mut pairs = Vec::new();
-                for _ in 0..count {
-                    pairs.push((self.key()?, self.value()?));
-                }
-                Request::MultiSet(pairs)
-            }
-            op::CANCEL_WAIT => Request::CancelWait,
-            op::PING => Request::Ping(u32::from_le_bytes(self.array()?)),
-            op::QUEUE_PUSH => Request::QueuePush(self.key()?, self.value()?),
-            op::QUEUE_POP => Request::QueuePop(self.key()?),
-            op::QUEUE_LEN => Request::QueueLen(self.key()?),
-            op::LIST_KEYS => Request::ListKeys,
-            op::BARRIER => Request::Barrier(self.key()?, i64::from_le_bytes(self.array()?)),
-            unknown => return Err(Stop::Malformed(format!("operation {unknown}"))),
-        })
+    fn strings(&mut self) -> Option<Vec<Vec<u8>>> {
+        let count = self.number()?;
+        (0..count).map(|_| self.string()).collect()
     }
 
-    fn keys(&mut self) -> Result<Vec<Vec<u8>>, Stop> {
-        let count = self.count()?;
-        let mut keys = Vec::new();
-        for _ in 0..count {
-            keys.push(self.key()?);
-        }
-        Ok(keys)
+    fn string(&mut self) -> Option<Vec<u8>> {
+        let len = usize::try_from(self.number()?).ok()?;
+        let (string, rest) = self.bytes.split_at_checked(len)?;
+        self.bytes = rest;
+        Some(string.to_vec())
     }
 
-    fn count(&mut self) -> Result<usize, Stop> {
-        let count = u64::from_le_bytes(self.array()?);
-        if count > MAX_KEYS as u64 {
-            return Err(Stop::Malformed(format!("{count} keys in one request; at most {MAX_KEYS}")));
-        }
-        Ok(count as usize)
+    fn number(&mut self) -> Option<i64> {
+        self.array().map(i64::from_le_bytes)
     }
 
-    fn key(&mut self) -> Result<Vec<u8>, Stop> {
-        self.string(MAX_KEY)
+    fn word(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
     }
 
-    fn value(&mut self) -> Result<Vec<u8>, Stop> {
-        self.string(MAX_VALUE)
-    }
-
-    fn string(&mut self, cap: usize) -> Result<Vec<u8>, Stop> {
-        let len = u64::from_le_bytes(self.array()?);
-        if len > cap as u64 {
-            return Err(Stop::Malformed(format!("a string of {len} bytes where at most {cap} are taken")));
-        }
-        let end = self.at + len as usize;
-        let string = self.bytes.get(self.at..end).ok_or(Stop::Incomplete)?;
-        self.at = end;
-        Ok(if self.copies { string.to_vec() } else { Vec::new() })
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Stop> {
-        let bytes = self.bytes.get(self.at..self.at + N).ok_or(Stop::Incomplete)?;
-        self.at += N;
-        let mut array = [0; N];
-        array.copy_from_slice(bytes);
-        Ok(array)
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (array, rest) = self.bytes.split_first_chunk()?;
+        self.bytes = rest;
+        Some(*array)
     }
 }
 
@@ -277,6 +357,23 @@ mod tests {
             prop_assert_eq!(decode(&bytes).unwrap(), Some((request, bytes.len())));
             prop_assert_eq!(decode(&bytes[..bytes.len() - 1]).unwrap(), None);
         }
+
+        #[test]
+        fn pieces_measure_as_the_whole(
+            keys in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 0..6),
+            ends in proptest::collection::vec(0usize..200, 0..10),
+        ) {
+            let bytes = keys.iter().fold(Writer::new(op::WAIT_ANY).number(keys.len() as i64), |w, key| w.string(key));
+            let bytes = bytes.finish();
+            let mut ends: Vec<usize> = ends.into_iter().filter(|end| *end < bytes.len()).collect();
+            ends.sort_unstable();
+            let mut measure = Measure::default();
+            for end in ends {
+                prop_assert_eq!(measure.length(&bytes[..end]).unwrap(), None);
+            }
+            prop_assert_eq!(measure.length(&bytes).unwrap(), Some(bytes.len()));
+            prop_assert_eq!(decode(&bytes).unwrap(), Some((Request::WaitAny(keys), bytes.len())));
+        }
     }
 
     #[test]
@@ -288,5 +385,11 @@ mod tests {
         keys.extend((MAX_KEYS as u64 + 1).to_le_bytes());
         assert!(decode(&keys).is_err());
         assert!(decode(&[99]).is_err());
+        let (mut many, value) = (vec![op::MULTI_SET], vec![0; MAX_VALUE]);
+        many.extend(9u64.to_le_bytes());
+        for _ in 0..8 {
+            many = Writer(many).string(b"k").string(&value).finish();
+        }
+        assert!(decode(&many).is_err(), "each value is allowed, all of them are not");
     }
 }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::Store;
+use super::connection::LOOK;
 use crate::error::Result;
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// Clones share the content.
 #[derive(Debug, Clone, Default)]
@@ -35,15 +36,25 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
         let mut values = self.values();
+        let mut look = Deadline::after(LOOK);
         loop {
-            if let Some(value) = values.get(key) {
-                return Ok(value.clone());
+            let found = keys.iter().enumerate().find_map(|(index, key)| Some((index, values.get(*key)?.clone())));
+            if let Some(found) = found {
+                return Ok(found);
             }
             wait.cancel.check()?;
             if wait.deadline.passed() {
-                return Err(super::no_key(self, key, wait));
+                return Err(super::no_key(self, keys[0], wait));
+            }
+            if look.passed() {
+                // What is watched may use this store.
+                drop(values);
+                wait.look_around()?;
+                values = self.values();
+                look = Deadline::after(LOOK);
+                continue;
             }
             let slept = self.0.changed.wait_timeout(values, wait.deadline.slice());
             values = slept.unwrap_or_else(PoisonError::into_inner).0;

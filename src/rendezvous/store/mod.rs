@@ -4,9 +4,12 @@
 mod callbacks;
 mod client;
 mod connection;
+mod dial;
 mod file;
 pub mod frame;
 mod memory;
+mod poll;
+mod secret;
 mod server;
 mod table;
 
@@ -14,6 +17,7 @@ pub use callbacks::{CallbackStore, Callbacks};
 pub use client::TcpStore;
 pub use file::FileStore;
 pub use memory::MemoryStore;
+pub use secret::Secret;
 pub use server::Server;
 
 use crate::error::{Error, Result};
@@ -30,7 +34,13 @@ pub trait Store: Send + Sync {
     fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()>;
 
     /// The value under `key`; waits until there is one.
-    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>>;
+    fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+        self.get_any(&[key], wait).map(|(_, value)| value)
+    }
+
+    /// Waits until any of the keys is there, and returns its index and value; the first in the list where several are. Looks at the wait's
+    /// watch now and then.
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)>;
 
     /// The value under `key` now, `None` when there is none.
     fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>>;
@@ -47,6 +57,12 @@ pub trait Store: Send + Sync {
 
     /// Removes `key`; no error when it is not there.
     fn delete(&self, key: &str, wait: &Wait) -> Result<()>;
+
+    /// Asks the store to tell when this process has gone, or has dropped this handle: `key` then counts one more, and `word` stands under
+    /// `<key>/<count>`. `false`: this store cannot know. Once for a handle.
+    fn leave_last_word(&self, _key: &str, _word: &[u8], _wait: &Wait) -> Result<bool> {
+        Ok(false)
+    }
 
     /// What to call this store in messages, for example `tcp://127.0.0.1:29500`.
     fn name(&self) -> &str;

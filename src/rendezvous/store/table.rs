@@ -1,8 +1,8 @@
-//! What the server keeps: values, queues, barriers, and which clients wait for what. No sockets here.
+//! What the server keeps: values, queues, barriers, last words, and which clients wait for what. No sockets here.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-use super::frame::{MAGIC, MAX_VALUE, Request, Writer};
+use super::frame::{MAGIC, MAX_VALUE, Request, SERVER_KEY, Writer};
 
 /// A client, by the server's number for it.
 pub(super) type Client = u64;
@@ -11,17 +11,39 @@ type Key = Vec<u8>;
 
 /// The longest reply to one request, in bytes: a short request can name a large value many times.
 pub(super) const MAX_REPLY: usize = 4 * MAX_VALUE;
+/// The most bytes of keys and values that are kept, counting [`ENTRY`] for each pair.
+pub(super) const MAX_STORED: usize = 1 << 30;
+/// What a pair costs beside its bytes, roughly.
+const ENTRY: usize = 96;
+/// The most last words of one client.
+const MAX_WORDS: usize = 16;
 
 /// The state behind the operations.
 #[derive(Default)]
 pub(super) struct Table {
     values: HashMap<Key, Vec<u8>>,
     queues: HashMap<Key, VecDeque<Vec<u8>>>,
-    barriers: HashMap<Key, Vec<Client>>,
-    /// Clients in WAIT, with the keys that are still missing.
-    waiting: HashMap<Client, HashSet<Key>>,
-    /// The same by key.
-    waiters: HashMap<Key, Vec<Client>>,
+    stored: usize,
+    barriers: HashMap<Key, HashSet<Client>>,
+    at_barrier: HashMap<Client, Key>,
+    waiting: HashMap<Client, Waiting>,
+    /// Who waits for a key, first come first.
+    waiters: HashMap<Key, BTreeMap<u64, Client>>,
+    tickets: u64,
+    /// By key and word: how many connections left them. And by client, which it left.
+    words: HashMap<(Key, Vec<u8>), usize>,
+    words_of: HashMap<Client, Vec<(Key, Vec<u8>)>>,
+}
+
+/// A client in WAIT or WAIT_ANY.
+struct Waiting {
+    ticket: u64,
+    keys: Vec<Key>,
+    /// How many of the keys must come still.
+    missing: usize,
+    any: bool,
+    /// What this counts for in [`Table::stored`].
+    bytes: usize,
 }
 
 /// What to send to whom after a request.
@@ -29,90 +51,99 @@ pub(super) type Replies = Vec<(Client, Vec<u8>)>;
 
 impl Table {
     /// Carries out one request. `Err` says why the client is to be dropped.
-    pub(super) fn handle(&mut self, client: Client, request: Request) -> Result<Replies, String> {
-        let mut replies = Vec::new();
+    ///
+    /// What is to be sent goes to `replies`, also beside an error: others may have been woken before it.
+    pub(super) fn handle(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<(), String> {
         let mut reply = |bytes: Vec<u8>| replies.push((client, bytes));
         match request {
             Request::Validate(MAGIC) => {}
             Request::Validate(word) => return Err(format!("the greeting is {word:#x}, not {MAGIC:#x}")),
-            Request::Set(key, value) => return Ok(self.put(key, value)),
+            Request::Set(key, value) => return self.put(key, value, replies),
             Request::CompareSet(key, expected, desired) => match self.values.get(&key) {
                 None if expected.is_empty() => {
                     reply(string(&desired));
-                    replies.extend(self.put(key, desired));
+                    self.put(key, desired, replies)?;
                 }
                 None => reply(string(&expected)),
                 Some(value) if *value == expected => {
                     reply(string(&desired));
-                    replies.extend(self.put(key, desired));
+                    self.put(key, desired, replies)?;
                 }
                 Some(value) => reply(string(value)),
             },
-            Request::Get(key) => reply(string(self.values.get(&key).map_or(&[], Vec::as_slice))),
+            Request::Get(key) => reply(string(self.value(&key))),
             Request::Add(key, amount) => {
                 let sum = self.integer(&key)?.wrapping_add(amount);
                 reply(sum.to_le_bytes().to_vec());
-                replies.extend(self.put(key, sum.to_string().into_bytes()));
+                self.put(key, sum.to_string().into_bytes(), replies)?;
             }
-            Request::Check(keys) => {
-                let all = keys.iter().all(|key| self.has(key));
-                reply(vec![u8::from(!all)]);
-            }
+            Request::Check(keys) => reply(vec![u8::from(!keys.iter().all(|key| self.has(key)))]),
             Request::Wait(keys) => {
-                let missing: HashSet<Key> = keys.into_iter().filter(|key| !self.has(key)).collect();
-                if missing.is_empty() {
-                    reply(vec![0]);
-                } else {
-                    self.forget_wait(client);
-                    for key in &missing {
-                        self.waiters.entry(key.clone()).or_default().push(client);
-                    }
-                    self.waiting.insert(client, missing);
+                let keys: Vec<Key> = keys.into_iter().filter(|key| !self.has(key)).collect();
+                match keys.len() {
+                    0 => reply(vec![0]),
+                    missing => self.wait(client, keys, missing, false)?,
                 }
             }
+            Request::WaitAny(keys) => match keys.iter().position(|key| self.values.contains_key(key)) {
+                Some(index) => reply(self.found(index, &keys[index])),
+                None => self.wait(client, keys, 1, true)?,
+            },
             Request::NumKeys => reply((self.values.len() as i64).to_le_bytes().to_vec()),
-            Request::Delete(key) => {
-                let gone = self.values.remove(&key).is_some();
-                reply(i64::from(gone).to_le_bytes().to_vec());
-            }
+            Request::Delete(key) => reply(i64::from(self.remove(&key).is_some()).to_le_bytes().to_vec()),
             Request::Append(key, more) => {
-                let mut value = self.values.remove(&key).unwrap_or_default();
-                if value.len() + more.len() > MAX_VALUE {
-                    return Err(format!("APPEND makes a value of {} bytes", value.len() + more.len()));
+                let len = self.values.get(&key).map_or(0, Vec::len) + more.len();
+                if len > MAX_VALUE {
+                    return Err(format!("APPEND makes a value of {len} bytes"));
                 }
+                let mut value = self.remove(&key).unwrap_or_default();
                 value.extend(more);
-                return Ok(self.put(key, value));
+                return self.put(key, value, replies);
             }
             Request::MultiGet(keys) => {
-                let len: usize = keys.iter().map(|key| 8 + self.values.get(key).map_or(0, Vec::len)).sum();
+                let len: usize = keys.iter().map(|key| 8 + self.value(key).len()).sum();
                 if len > MAX_REPLY {
                     return Err(format!("MULTI_GET of {len} bytes; at most {MAX_REPLY} are sent"));
                 }
-                reply(keys.iter().flat_map(|key| string(self.values.get(key).map_or(&[], Vec::as_slice))).collect());
+                reply(keys.iter().flat_map(|key| string(self.value(key))).collect());
             }
             Request::MultiSet(pairs) => {
-                return Ok(pairs.into_iter().flat_map(|(key, value)| self.put(key, value)).collect());
+                for (key, value) in pairs {
+                    self.put(key, value, replies)?;
+                }
             }
             Request::CancelWait => {
-                self.leave(client);
+                self.forget_wait(client);
+                self.leave_barrier(client);
                 reply(vec![1]);
             }
             Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
             Request::QueuePush(key, value) => {
+                self.account(key.len() + value.len())?;
                 self.queues.entry(key.clone()).or_default().push_back(value);
-                return Ok(self.wake_one(&key));
+                self.wake_one(&key, replies);
             }
             // The length as it was, and a value if there is one: clients wait with WAIT.
             Request::QueuePop(key) => {
                 let queue = self.queues.get_mut(&key);
-                let mut answer = (queue.as_ref().map_or(0, |queue| queue.len()) as i64).to_le_bytes().to_vec();
-                answer.extend(queue.and_then(VecDeque::pop_front).iter().flat_map(|value| string(value)));
-                reply(answer);
+                let len = queue.as_ref().map_or(0, |queue| queue.len()) as i64;
+                let popped = queue.and_then(VecDeque::pop_front);
+                if let Some(value) = &popped {
+                    self.stored -= key.len() + value.len() + ENTRY;
+                    if len == 1 {
+                        self.queues.remove(&key);
+                    }
+                }
+                reply(len.to_le_bytes().into_iter().chain(popped.iter().flat_map(|value| string(value))).collect());
             }
             Request::QueueLen(key) => {
                 reply((self.queues.get(&key).map_or(0, VecDeque::len) as i64).to_le_bytes().to_vec());
             }
             Request::ListKeys => {
+                let len: usize = self.values.keys().map(|key| 8 + key.len()).sum();
+                if len > MAX_REPLY {
+                    return Err(format!("LIST_KEYS of {len} bytes; at most {MAX_REPLY} are sent"));
+                }
                 let count = (self.values.len() as i64).to_le_bytes();
                 reply(count.into_iter().chain(self.values.keys().flat_map(|key| string(key))).collect());
             }
@@ -121,28 +152,59 @@ impl Table {
                 let count = self.integer(&key)?.wrapping_add(1);
                 if count >= world {
                     reply(vec![0]);
-                    let others = self.barriers.remove(&key).unwrap_or_default();
-                    replies.extend(others.into_iter().map(|client| (client, vec![0])));
+                    for other in self.barriers.remove(&key).unwrap_or_default() {
+                        self.at_barrier.remove(&other);
+                        replies.push((other, vec![0]));
+                    }
                 } else {
-                    self.barriers.entry(key.clone()).or_default().push(client);
+                    self.leave_barrier(client);
+                    self.barriers.entry(key.clone()).or_default().insert(client);
+                    self.at_barrier.insert(client, key.clone());
                 }
-                replies.extend(self.put(key, count.to_string().into_bytes()));
+                self.put(key, count.to_string().into_bytes(), replies)?;
             }
+            Request::LastWord(key, word) => {
+                let words = self.words_of.entry(client).or_default();
+                if words.len() == MAX_WORDS {
+                    return Err(format!("more than {MAX_WORDS} last words of one client"));
+                }
+                words.push((key.clone(), word.clone()));
+                *self.words.entry((key, word)).or_default() += 1;
+                reply(vec![0]);
+            }
+            Request::Challenge(_) | Request::Proof(_) => return Err("a proof in the middle".to_owned()),
         }
-        Ok(replies)
+        Ok(())
     }
 
-    /// Forgets what a client waits for: it has gone, or waits no more.
-    pub(super) fn leave(&mut self, client: Client) {
+    /// Forgets a client that has gone, and passes on its last words.
+    pub(super) fn leave(&mut self, client: Client, replies: &mut Replies) {
         self.forget_wait(client);
-        self.barriers.retain(|_, clients| {
-            clients.retain(|known| *known != client);
-            !clients.is_empty()
-        });
+        self.leave_barrier(client);
+        for (key, word) in self.words_of.remove(&client).unwrap_or_default() {
+            let of_both = (key, word);
+            let Some(connections) = self.words.get_mut(&of_both) else { continue };
+            *connections -= 1;
+            if *connections > 0 {
+                continue;
+            }
+            self.words.remove(&of_both);
+            let (key, word) = of_both;
+            let Ok(count) = self.integer(&key).map(|count| count.wrapping_add(1)) else { continue };
+            let numbered = [&key[..], b"/", count.to_string().as_bytes()].concat();
+            // The value first: who sees the count finds it. A table that is full has no room for last words either.
+            for (key, value) in [(numbered, word), (key, count.to_string().into_bytes())] {
+                let _ = self.put(key, value, replies);
+            }
+        }
     }
 
     fn has(&self, key: &[u8]) -> bool {
-        self.values.contains_key(key) || self.queues.get(key).is_some_and(|queue| !queue.is_empty())
+        self.values.contains_key(key) || self.queues.contains_key(key) || key == SERVER_KEY
+    }
+
+    fn value(&self, key: &[u8]) -> &[u8] {
+        self.values.get(key).map_or(&[], Vec::as_slice)
     }
 
     /// What a counter holds; 0 when there is none.
@@ -152,45 +214,109 @@ impl Table {
         value.ok_or_else(|| "a counter was expected where a value stands that is no integer".to_owned())
     }
 
-    fn put(&mut self, key: Key, value: Vec<u8>) -> Replies {
-        let replies = self.wake(&key);
-        self.values.insert(key, value);
-        replies
+    fn account(&mut self, len: usize) -> Result<(), String> {
+        if self.stored + len + ENTRY > MAX_STORED {
+            return Err(format!("more than {MAX_STORED} bytes to keep"));
+        }
+        self.stored += len + ENTRY;
+        Ok(())
     }
 
-    /// The clients for which this key was the last missing one.
-    fn wake(&mut self, key: &[u8]) -> Replies {
-        let mut replies = Vec::new();
-        for client in self.waiters.remove(key).unwrap_or_default() {
-            let Some(missing) = self.waiting.get_mut(&client) else { continue };
-            missing.remove(key);
-            if missing.is_empty() {
-                self.waiting.remove(&client);
-                replies.push((client, vec![0]));
+    fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Replies) -> Result<(), String> {
+        self.remove(&key);
+        self.account(key.len() + value.len())?;
+        if self.waiters.contains_key(&key) {
+            self.values.insert(key.clone(), value);
+            self.wake(&key, replies);
+        } else {
+            self.values.insert(key, value);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Option<Vec<u8>> {
+        let value = self.values.remove(key)?;
+        self.stored -= key.len() + value.len() + ENTRY;
+        Some(value)
+    }
+
+    fn wait(&mut self, client: Client, keys: Vec<Key>, missing: usize, any: bool) -> Result<(), String> {
+        self.forget_wait(client);
+        let bytes = keys.iter().map(|key| 2 * key.len() + ENTRY).sum();
+        self.account(bytes)?;
+        let ticket = self.tickets;
+        self.tickets += 1;
+        let mut distinct = 0;
+        for key in &keys {
+            distinct += usize::from(self.waiters.entry(key.clone()).or_default().insert(ticket, client).is_none());
+        }
+        let missing = if any { missing } else { distinct };
+        self.waiting.insert(client, Waiting { ticket, keys, missing, any, bytes });
+        Ok(())
+    }
+
+    /// Wakes the clients for which this key was the last missing one.
+    fn wake(&mut self, key: &[u8], replies: &mut Replies) {
+        for client in self.waiters.remove(key).unwrap_or_default().into_values() {
+            replies.extend(self.came(client, key));
+        }
+    }
+
+    /// Wakes one client for which this key was the last missing one: a value in a queue is for one.
+    fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
+        while let Some((ticket, client)) = self.waiters.get(key).and_then(BTreeMap::first_key_value) {
+            let (ticket, client) = (*ticket, *client);
+            self.unlist(key, ticket);
+            if let Some(reply) = self.came(client, key) {
+                replies.push(reply);
+                return;
             }
         }
-        replies
+    }
+
+    /// A key came that this client waited for. Its reply, if that was all.
+    fn came(&mut self, client: Client, key: &[u8]) -> Option<(Client, Vec<u8>)> {
+        let waiting = self.waiting.get_mut(&client)?;
+        waiting.missing -= 1;
+        if waiting.missing > 0 {
+            return None;
+        }
+        let (any, index) = (waiting.any, waiting.keys.iter().position(|known| known == key));
+        self.forget_wait(client);
+        Some((client, if any { self.found(index.unwrap_or(0), key) } else { vec![0] }))
+    }
+
+    /// The answer to WAIT_ANY.
+    fn found(&self, index: usize, key: &[u8]) -> Vec<u8> {
+        [&[0][..], &(index as i64).to_le_bytes(), &string(self.value(key))].concat()
     }
 
     fn forget_wait(&mut self, client: Client) {
-        for key in self.waiting.remove(&client).unwrap_or_default() {
-            if let Some(clients) = self.waiters.get_mut(&key) {
-                clients.retain(|known| *known != client);
-                if clients.is_empty() {
-                    self.waiters.remove(&key);
-                }
+        if let Some(waiting) = self.waiting.remove(&client) {
+            self.stored -= waiting.bytes + ENTRY;
+            for key in &waiting.keys {
+                self.unlist(key, waiting.ticket);
             }
         }
     }
 
-    /// One client for which this key was the last missing one: a value in a queue is for one.
-    fn wake_one(&mut self, key: &[u8]) -> Replies {
-        let only_this = |client: &Client| self.waiting.get(client).is_some_and(|missing| missing.len() == 1);
-        let Some(client) = self.waiters.get(key).and_then(|clients| clients.iter().copied().find(only_this)) else {
-            return Vec::new();
-        };
-        self.forget_wait(client);
-        vec![(client, vec![0])]
+    fn unlist(&mut self, key: &[u8], ticket: u64) {
+        if let Some(waiters) = self.waiters.get_mut(key) {
+            waiters.remove(&ticket);
+            if waiters.is_empty() {
+                self.waiters.remove(key);
+            }
+        }
+    }
+
+    fn leave_barrier(&mut self, client: Client) {
+        let Some(key) = self.at_barrier.remove(&client) else { return };
+        if let Some(clients) = self.barriers.get_mut(&key) {
+            clients.remove(&client);
+            if clients.is_empty() {
+                self.barriers.remove(&key);
+            }
+        }
     }
 }
 

@@ -1,0 +1,246 @@
+//! Reaching a TCPStore server: resolve, connect, greet, and again until the deadline.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::connection::{Broken, Connection};
+use super::frame::{DENIED, MAGIC, Writer, op};
+use super::secret::{Secret, Side, VARIABLE, nonce};
+use super::server::notice_silence;
+use crate::error::{Error, Result, Status};
+use crate::wait::{Deadline, Wait};
+
+/// The first pause between two attempts to connect; it doubles up to the last, and each is cut short at random so that thousands of ranks
+/// do not come together.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_millis(500);
+/// One attempt's limit: a packet may be lost, and another attempt is soon made.
+const ATTEMPT: Duration = Duration::from_secs(5);
+
+/// Where a server listens.
+pub(super) struct Address {
+    /// `tcp://host:port`, for messages.
+    pub(super) name: String,
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) secret: Option<Secret>,
+}
+
+/// Why an attempt to connect failed.
+enum Attempt {
+    Again(io::Error),
+    Final(Error),
+}
+
+impl Address {
+    /// A connection that has greeted, trying again while nobody listens there yet.
+    pub(super) fn reach(&self, wait: &Wait) -> Result<Connection> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            wait.look_around()?;
+            let error = match self.attempt(wait) {
+                Ok(connection) => return Ok(connection),
+                Err(Attempt::Again(error)) => error,
+                Err(Attempt::Final(error)) => return Err(error),
+            };
+            if wait.deadline.passed() {
+                let message = format!(
+                    "no store at {} within {} ms: {error}; is the process that serves it (rank 0 or the launcher) running, and is this its address?",
+                    self.name,
+                    wait.deadline.timeout().as_millis()
+                );
+                return Err(Error::new(Status::Store, message).with_os_error(error.raw_os_error().unwrap_or(0)));
+            }
+            let random = RandomState::new().build_hasher().finish() as u32;
+            let pause_now = pause / 2 + (pause / 2).mul_f64(f64::from(random) / f64::from(u32::MAX));
+            let next = Deadline::after(pause_now.min(wait.deadline.left()));
+            while !next.passed() {
+                wait.cancel.check()?;
+                std::thread::sleep(next.slice());
+            }
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    /// A connection to a server that was there before, so nobody listening now means that it has gone, not that it is still to come.
+    pub(super) fn reach_again(&self, wait: &Wait) -> Result<Connection> {
+        wait.cancel.check()?;
+        self.attempt(wait).map_err(|attempt| match attempt {
+            Attempt::Final(error) => error,
+            Attempt::Again(error) if wait.deadline.passed() => Error::timeout(format!(
+                "the store at {} took no other connection within {} ms: {error}",
+                self.name,
+                wait.deadline.timeout().as_millis()
+            )),
+            Attempt::Again(error) => Error::store_io(
+                format!(
+                    "no other connection to the store at {}; the process that serves it (rank 0 or the launcher) may have ended",
+                    self.name
+                ),
+                &error,
+            ),
+        })
+    }
+
+    fn attempt(&self, wait: &Wait) -> std::result::Result<Connection, Attempt> {
+        let limited = wait.with_deadline(Deadline::after(wait.deadline.left().min(ATTEMPT)));
+        let addresses = self.resolve(&limited)?;
+        let stream = connect_to_any(&addresses, &limited)?;
+        stream.set_nodelay(true).and_then(|()| notice_silence(&stream)).map_err(Attempt::Again)?;
+        self.greet(Connection { stream }, &limited)
+    }
+
+    /// Resolving is the system's and knows no deadline, so it has a thread of its own.
+    fn resolve(&self, wait: &Wait) -> std::result::Result<Vec<SocketAddr>, Attempt> {
+        if let Ok(address) = self.host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, self.port)]);
+        }
+        let (sender, receiver) = channel();
+        let name = (self.host.clone(), self.port);
+        let resolve = move || {
+            let resolved = (name.0.as_str(), name.1).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+            let _ = sender.send(resolved);
+        };
+        std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(resolve).map_err(Attempt::Again)?;
+        loop {
+            match receiver.recv_timeout(wait.deadline.slice()) {
+                Ok(resolved) => return resolved.map_err(Attempt::Again),
+                Err(RecvTimeoutError::Timeout) if !wait.deadline.passed() => {
+                    wait.cancel.check().map_err(Attempt::Final)?;
+                }
+                Err(_) => {
+                    let late = format!("{} was not resolved in time", self.host);
+                    return Err(Attempt::Again(io::Error::new(ErrorKind::TimedOut, late)));
+                }
+            }
+        }
+    }
+
+    /// One write of VALIDATE and PING, as PyTorch's client does (its libuv server closes when they come apart); the reply shows that a
+    /// TCPStore listens there. With a secret, a challenge in place of the PING.
+    fn greet(&self, mut connection: Connection, wait: &Wait) -> std::result::Result<Connection, Attempt> {
+        let hello = Writer::new(op::VALIDATE).word(MAGIC);
+        let greeted = match &self.secret {
+            None => self.ping(&mut connection, hello, wait),
+            Some(secret) => self.prove(&mut connection, hello, secret, wait),
+        };
+        match greeted {
+            Ok(()) => Ok(connection),
+            // A server that is just going away closes; so does one that is no store. Try again until the deadline.
+            Err(Broken::Io(error)) => Err(Attempt::Again(error)),
+            Err(Broken::Late) => Err(Attempt::Again(io::Error::new(ErrorKind::TimedOut, "no answer to the greeting"))),
+            Err(Broken::Ended(error)) => Err(Attempt::Final(error)),
+        }
+    }
+
+    fn ping(&self, connection: &mut Connection, hello: Writer, wait: &Wait) -> std::result::Result<(), Broken> {
+        let nonce = RandomState::new().build_hasher().finish() as u32;
+        let mut echo = [0; 4];
+        connection.send(&hello.then(op::PING).word(nonce).finish(), wait)?;
+        connection.receive(&mut echo, wait)?;
+        if echo == DENIED && echo != nonce.to_le_bytes() {
+            return Err(Broken::Ended(Error::store(format!(
+                "the store at {} takes only clients that have its secret: set {VARIABLE} as it is set where the store is served",
+                self.name
+            ))));
+        }
+        if echo != nonce.to_le_bytes() {
+            return Err(Broken::Ended(Error::store(format!(
+                "what listens at {} is no TCPStore: it answers a ping of {nonce:#010x} with {:#010x}",
+                self.name,
+                u32::from_le_bytes(echo)
+            ))));
+        }
+        Ok(())
+    }
+
+    fn prove(
+        &self,
+        connection: &mut Connection,
+        hello: Writer,
+        secret: &Secret,
+        wait: &Wait,
+    ) -> std::result::Result<(), Broken> {
+        let refuse = |why: &str| Err(Broken::Ended(Error::store(format!("the store at {} {why}", self.name))));
+        let ours = nonce().map_err(Broken::Ended)?;
+        connection.send(&hello.then(op::CHALLENGE).string(&ours).finish(), wait)?;
+        let theirs = match connection.string(wait) {
+            Err(Broken::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
+                let why = format!(
+                    "closed the connection (PyTorch's server does so when {VARIABLE} is set: it knows no secret)"
+                );
+                return Err(Broken::Io(io::Error::new(error.kind(), why)));
+            }
+            answer => answer?,
+        };
+        if theirs.is_empty() {
+            return refuse(&format!("is served without a secret, but {VARIABLE} is set here: set it there too"));
+        }
+        connection.send(&Writer::new(op::PROOF).string(&secret.proof(Side::Client, &ours, &theirs)).finish(), wait)?;
+        let proof = connection.string(wait)?;
+        if proof.is_empty() {
+            return refuse(&format!("has another secret: {VARIABLE} must be the same on all ranks"));
+        }
+        if !secret.is_proof(&proof, Side::Server, &ours, &theirs) {
+            return refuse(&format!("does not have the secret that {VARIABLE} holds here"));
+        }
+        Ok(())
+    }
+}
+
+/// Tries all of a name's addresses, IPv6 and IPv4, at the same time: one of them may lead nowhere.
+fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<TcpStream, Attempt> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    let mut trying: Vec<(Socket, SocketAddr)> = Vec::new();
+    for address in addresses {
+        match start_connecting(*address) {
+            Ok(socket) => trying.push((socket, *address)),
+            Err(error) => last = error,
+        }
+    }
+    while !trying.is_empty() {
+        wait.cancel.check().map_err(Attempt::Final)?;
+        if wait.deadline.passed() {
+            let names: Vec<String> = trying.iter().map(|(_, address)| address.to_string()).collect();
+            last = io::Error::new(ErrorKind::TimedOut, format!("no answer from {}", names.join(", ")));
+            break;
+        }
+        let mut polled: Vec<libc::pollfd> = trying
+            .iter()
+            .map(|(socket, _)| libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 })
+            .collect();
+        let millis = wait.deadline.slice().as_millis().max(1) as i32;
+        // SAFETY: as many valid entries as said.
+        unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
+        let mut ready = polled.iter().map(|entry| entry.revents != 0);
+        let (done, still): (Vec<_>, Vec<_>) = trying.into_iter().partition(|_| ready.next().unwrap_or(false));
+        trying = still;
+        for (socket, address) in done {
+            match socket.take_error() {
+                // A local port may have connected to itself, when it was the one that nobody listens on.
+                Ok(None) if socket.local_addr().ok().is_some_and(|local| local.as_socket() == Some(address)) => {
+                    last = ErrorKind::ConnectionRefused.into();
+                }
+                Ok(None) => return Ok(socket.into()),
+                Ok(Some(error)) | Err(error) => last = error,
+            }
+        }
+    }
+    Err(Attempt::Again(last))
+}
+
+fn start_connecting(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Ok(()) => Ok(socket),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,303 @@
+//! The server's loop: accepts, reads, carries out, answers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, ErrorKind};
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::super::frame::Request;
+use super::super::poll::{Interest, Poll};
+use super::super::secret::Secret;
+use super::super::table::{Client, Replies, Table};
+use super::client::{Came, Connection, Standing};
+use super::{GREETING, MAX_BUFFERED, Shared, notice_silence};
+
+/// Bytes read from one client before the others get their turn.
+const READ_TURN: usize = 256 << 10;
+/// Connections without a greeting that are kept at a time; beyond, the oldest goes.
+const MAX_STRANGERS: usize = 4096;
+/// Without a descriptor for another connection, how long until the next try.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The token of the event that wakes the loop; listeners come before it, clients after.
+pub(super) const WAKE: u64 = 1 << 16;
+
+pub(super) struct Serving {
+    listeners: Vec<TcpListener>,
+    poll: Poll,
+    shared: Arc<Shared>,
+    secret: Option<Secret>,
+    table: Table,
+    clients: HashMap<Client, Connection>,
+    next: Client,
+    /// Connections without a greeting, oldest first, and when they came.
+    strangers: BTreeMap<Client, Instant>,
+    /// When to listen again, after descriptors had run out.
+    paused: Option<Instant>,
+    /// Bytes of all clients' buffers.
+    buffered: usize,
+    /// Clients that have read their replies and whose requests are still to be carried out.
+    resumed: Vec<Client>,
+    /// Clients whose sockets gave up while others were answered.
+    lost: Vec<Client>,
+    replies: Replies,
+    /// Clients with something new to send.
+    answered: Vec<Client>,
+}
+
+impl Serving {
+    pub(super) fn new(
+        listeners: Vec<TcpListener>,
+        poll: Poll,
+        shared: Arc<Shared>,
+        secret: Option<Secret>,
+    ) -> io::Result<Serving> {
+        for (token, listener) in (0..).zip(&listeners) {
+            poll.add(listener.as_raw_fd(), token)?;
+        }
+        Ok(Serving {
+            listeners,
+            poll,
+            shared,
+            secret,
+            table: Table::default(),
+            clients: HashMap::new(),
+            next: WAKE + 1,
+            strangers: BTreeMap::new(),
+            paused: None,
+            buffered: 0,
+            resumed: Vec::new(),
+            lost: Vec::new(),
+            replies: Replies::new(),
+            answered: Vec::new(),
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut buffer = vec![0; 64 << 10];
+        let mut ready = Vec::new();
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            let now = Instant::now();
+            self.poll.wait(self.next_moment().map(|moment| moment.saturating_duration_since(now)), &mut ready);
+            for event in &ready {
+                match event.token {
+                    WAKE => {}
+                    listener if listener < WAKE => self.accept(listener as usize),
+                    client => {
+                        if event.write {
+                            self.flush(client);
+                        }
+                        if event.read {
+                            self.receive(client, &mut buffer);
+                        } else if event.over {
+                            self.leave(client);
+                        }
+                    }
+                }
+                self.settle();
+            }
+            self.keep_time();
+            self.settle();
+            self.shared.clients.store(self.clients.len(), Ordering::SeqCst);
+        }
+    }
+
+    fn next_moment(&self) -> Option<Instant> {
+        let greeting = self.strangers.first_key_value().map(|(_, came)| *came + GREETING);
+        [greeting, self.paused].into_iter().flatten().min()
+    }
+
+    fn keep_time(&mut self) {
+        if self.strangers.is_empty() && self.paused.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some((client, came)) = self.strangers.first_key_value().map(|(client, came)| (*client, *came)) {
+            if came + GREETING > now && self.strangers.len() <= MAX_STRANGERS {
+                break;
+            }
+            self.leave(client);
+        }
+        if self.paused.is_some_and(|moment| moment <= now) {
+            self.paused = None;
+            self.listen(true);
+        }
+    }
+
+    fn listen(&self, read: bool) {
+        for (token, listener) in (0..).zip(&self.listeners) {
+            let _ = self.poll.modify(listener.as_raw_fd(), token, Interest { read, write: false });
+        }
+    }
+
+    fn accept(&mut self, listener: usize) {
+        // A bound, so that a flood of connections does not keep those that are there waiting.
+        for _ in 0..256 {
+            match self.listeners[listener].accept() {
+                Ok((stream, _)) => {
+                    let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+                    let ready = ready.and_then(|()| notice_silence(&stream));
+                    let client = self.next;
+                    self.next += 1;
+                    if ready.and_then(|()| self.poll.add(stream.as_raw_fd(), client)).is_ok() {
+                        self.clients.insert(client, Connection::new(stream));
+                        self.strangers.insert(client, Instant::now());
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // Out of descriptors: strangers make room, and until something changes there is no point in looking again.
+                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+                    {
+                        if let Some(oldest) = self.strangers.first_key_value().map(|(client, _)| *client) {
+                            self.leave(oldest);
+                        }
+                        self.listen(false);
+                        self.paused = Some(Instant::now() + ACCEPT_PAUSE);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn receive(&mut self, client: Client, buffer: &mut [u8]) {
+        let mut taken = 0;
+        while taken < READ_TURN {
+            let Some(connection) = self.clients.get_mut(&client) else { return };
+            if connection.is_deaf() || connection.ending {
+                return;
+            }
+            match connection.read(buffer) {
+                Came::Bytes(count) => {
+                    taken += count;
+                    self.carry_out(client, &buffer[..count]);
+                    if count < buffer.len() {
+                        return;
+                    }
+                }
+                Came::Nothing => return,
+                Came::End => return self.leave(client),
+            }
+        }
+    }
+
+    /// Carries out every complete request that has come, until the client's replies pile up.
+    fn carry_out(&mut self, client: Client, new: &[u8]) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        let pending = connection.pending(new);
+        let mut at = 0;
+        loop {
+            if self.clients.get(&client).is_some_and(Connection::is_deaf) {
+                self.flush(client);
+            }
+            let Some(connection) = self.clients.get_mut(&client) else { return };
+            if connection.is_deaf() || connection.ending {
+                break;
+            }
+            let handled = match connection.next(&pending[at..]) {
+                Ok(Some((request, length))) => {
+                    at += length;
+                    self.admit_and_handle(client, request)
+                }
+                Ok(None) => break,
+                Err(malformed) => Err(malformed.0),
+            };
+            if handled.is_err() {
+                self.answer();
+                return self.leave(client);
+            }
+            self.answer();
+        }
+        if let Some(connection) = self.clients.get_mut(&client) {
+            connection.keep(pending, at);
+            self.answered.push(client);
+        }
+        while let Some(client) = self.answered.pop() {
+            self.flush(client);
+        }
+    }
+
+    fn admit_and_handle(&mut self, client: Client, request: Request) -> Result<(), String> {
+        let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
+        let was_admitted = matches!(connection.standing, Standing::Admitted);
+        let request = connection.admit(request, self.secret.as_ref())?;
+        if !was_admitted && matches!(connection.standing, Standing::Admitted) {
+            self.strangers.remove(&client);
+        }
+        request.map_or(Ok(()), |request| self.table.handle(client, request, &mut self.replies))
+    }
+
+    /// Hands out what the table has to say; it is sent when the batch is done.
+    fn answer(&mut self) {
+        for (client, bytes) in self.replies.drain(..) {
+            if let Some(connection) = self.clients.get_mut(&client) {
+                if !connection.has_unsent() {
+                    self.answered.push(client);
+                }
+                connection.queue(&bytes);
+            }
+        }
+    }
+
+    fn flush(&mut self, client: Client) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        let was_deaf = connection.is_deaf();
+        let flushed = connection.flush();
+        if flushed.is_err() || (connection.ending && !connection.has_unsent()) {
+            return self.lost.push(client);
+        }
+        let deaf = connection.is_deaf();
+        if was_deaf && !deaf && connection.has_received() {
+            self.resumed.push(client);
+        }
+        let interest = Interest { read: !deaf && !connection.ending, write: connection.has_unsent() };
+        if interest != connection.interest {
+            connection.interest = interest;
+            if self.poll.modify(connection.stream.as_raw_fd(), client, interest).is_err() {
+                return self.lost.push(client);
+            }
+        }
+        self.account(client);
+    }
+
+    /// Counts what a client makes the server keep; who makes it too much is dropped.
+    fn account(&mut self, client: Client) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        let now = connection.buffered();
+        self.buffered = self.buffered + now - connection.counted;
+        let grown = now > connection.counted;
+        connection.counted = now;
+        if grown && self.buffered > MAX_BUFFERED {
+            self.lost.push(client);
+        }
+    }
+
+    /// What other clients' turns left to be done.
+    fn settle(&mut self) {
+        loop {
+            if let Some(client) = self.answered.pop() {
+                self.flush(client);
+            } else if let Some(client) = self.lost.pop() {
+                self.leave(client);
+            } else if let Some(client) = self.resumed.pop() {
+                self.carry_out(client, &[]);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn leave(&mut self, client: Client) {
+        // Closing the socket takes it out of the epoll set.
+        let Some(connection) = self.clients.remove(&client) else { return };
+        self.buffered -= connection.counted;
+        self.strangers.remove(&client);
+        self.table.leave(client, &mut self.replies);
+        self.answer();
+    }
+}
