@@ -70,6 +70,7 @@ fn what_an_earlier_run_left_in_a_store_is_not_believed() {
     let left = FileStore::open(Path::new(&path)).unwrap();
     let soon = Wait::after(Duration::from_secs(5));
     // As a rank that crashed in its handshake would leave it, and the answer to it.
+    left.add("devicemesh/0/0/tokens", 2, &soon).unwrap(); // the second one's rank died before it left its token
     left.set("devicemesh/0/0/token/1", b"stale", &soon).unwrap();
     left.set("devicemesh/0/0/nonce/stale", b"gone", &soon).unwrap();
     left.set("devicemesh/0/0/gone/world/0/verdict", b"7 0 0 0\nlong ago", &soon).unwrap();
@@ -133,6 +134,48 @@ fn different_world_sizes_are_a_mismatch_on_both_sides() {
 }
 
 #[test]
+fn different_world_sizes_in_a_shared_folder_are_a_mismatch_too() {
+    let path = format!("{}/sizes-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let began = Instant::now();
+    // For rank 0 the world would be whole with ranks 1 and 2, for rank 3 it is larger.
+    let errors: Vec<Error> = join_all(&[0, 1, 3], |rank| {
+        let size = if rank == 3 { 4 } else { 3 };
+        let join = JoinOptions { init_method: Some(format!("file://{path}")), ..options(rank, size) };
+        World::join("cpu", &join).map(drop).unwrap_err()
+    });
+    FileStore::open(Path::new(&path)).unwrap().remove();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        assert!(error.message().contains("rank 3 called dm_world_init("), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_not_waited_for() {
+    for leaving in [2, 0] {
+        let method = format!("tcp://127.0.0.1:{}", free_port());
+        let errors = join_all(&[0, 1, 2, 3], |rank| {
+            let join = JoinOptions { init_method: Some(method.clone()), ..options(rank, 4) };
+            let world = World::join("cpu", &join).unwrap();
+            barriers(&world).unwrap();
+            if rank == leaving {
+                return None;
+            }
+            let began = Instant::now();
+            let error = world.barrier(None).unwrap_err();
+            assert!(began.elapsed() < Duration::from_secs(2), "rank {rank}: {:?}", began.elapsed());
+            Some(error)
+        });
+        for error in errors.into_iter().flatten() {
+            assert_eq!(error.status(), Status::PeerLost, "{error}");
+            assert!(error.message().contains(&format!("rank {leaving}")), "{error}");
+            assert!(error.message().contains("was lost"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn two_processes_cannot_be_one_rank() {
     let method = format!("tcp://127.0.0.1:{}", free_port());
     // The count of joins is by rank, so the same process stands for two here only through a second name of the address.
@@ -147,7 +190,10 @@ fn two_processes_cannot_be_one_rank() {
     let late = outcomes[2].as_ref().unwrap_err();
     assert_eq!(late.status(), Status::Mismatch, "{late}");
     assert!(late.message().contains("two processes joined") && late.message().contains("as rank 1 of 3"), "{late}");
-    assert!(outcomes[0].is_err() && outcomes[1].is_err(), "rank 2 never came");
+    for outcome in &outcomes[..2] {
+        let error = outcome.as_ref().unwrap_err();
+        assert_eq!((error.status(), error.message()), (Status::Mismatch, late.message()), "all are told");
+    }
 }
 
 #[test]

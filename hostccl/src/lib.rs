@@ -47,7 +47,7 @@ mod id;
 mod join;
 mod message;
 mod operation;
-mod process;
+pub mod process;
 pub mod reduce;
 mod segment;
 mod setup;

@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// A process, told apart from a later one of the same number by the time it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct ProcessId {
-    pub(crate) pid: u32,
+pub struct ProcessId {
+    /// Its number.
+    pub pid: u32,
     /// Clock ticks between boot and its start; 0 when `/proc` would not tell.
-    pub(crate) start: u64,
+    pub start: u64,
 }
 
 impl ProcessId {
     /// This process. Read anew each time: a forked child is another process.
-    pub(crate) fn current() -> ProcessId {
+    pub fn current() -> ProcessId {
         let pid = std::process::id();
         ProcessId { pid, start: stat(pid).map_or(0, |stat| stat.start) }
     }
@@ -50,7 +51,7 @@ fn parse_stat(line: &[u8]) -> Option<Stat> {
 
 /// A watched process: one descriptor of it, shared by all communicators of this process.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     id: ProcessId,
     /// Readable once the process has ended. `None` where the kernel or the descriptor limit refuses one.
     pidfd: Option<OwnedFd>,
@@ -58,7 +59,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// Watches `id`.
-    pub(crate) fn watch(id: ProcessId) -> Arc<Process> {
+    pub fn watch(id: ProcessId) -> Arc<Process> {
         static WATCHED: OnceLock<Mutex<HashMap<ProcessId, Weak<Process>>>> = OnceLock::new();
         let mut watched = WATCHED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(process) = watched.get(&id).and_then(Weak::upgrade) {
@@ -77,7 +78,7 @@ impl Process {
     }
 
     /// The first of `processes` that has ended: one system call for all that have a descriptor.
-    pub(crate) fn first_dead(processes: &[Arc<Process>]) -> Option<usize> {
+    pub fn first_dead(processes: &[Arc<Process>]) -> Option<usize> {
         let mut polls: Vec<libc::pollfd> = processes
             .iter()
             .map(|process| libc::pollfd {

@@ -6,8 +6,10 @@
 //! - [`Scope`], [`Round`]: the agreement before (and at the end of) every collective call of the library.
 
 mod agreement;
+mod handshake;
 mod hosts;
 pub mod launcher;
+mod losses;
 pub mod store;
 mod world;
 

@@ -9,8 +9,10 @@ use std::time::Duration;
 use once_cell::sync::Lazy;
 
 use super::agreement::{Members, Party, Scope};
+use super::handshake::{self, Host};
 use super::hosts::HostIdentity;
 use super::launcher::{Place, detect};
+use super::losses::Losses;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Cancel, Wait};
@@ -51,6 +53,7 @@ pub struct World {
 /// What joined ranks share. Fields drop in order: the store's connections before the server that they may lead to.
 struct Session {
     scope: Arc<Scope>,
+    losses: Arc<Losses>,
     store: Arc<dyn Store>,
     prefix: String,
     served: bool,
@@ -68,8 +71,12 @@ impl World {
             World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
         if !options.offline {
             let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
-            world.session = Some(world.meet(method, options.store.clone(), &wait)?);
-            world.agree_on_join(&wait)?;
+            let (session, host) = world.meet(method, options.store.clone(), &wait)?;
+            world.session = Some(session);
+            match host {
+                Some(host) => host.while_others_come(&wait, || world.agree_on_join(&wait))?,
+                None => world.agree_on_join(&wait)?,
+            }
         }
         Ok(world)
     }
@@ -120,8 +127,8 @@ impl World {
         let serving = session.server.is_some() && self.place.rank == 0;
         let served = session.served && ranks.contains(&0);
         let prefix = format!("{}/{id}", session.prefix);
-        let store = Arc::clone(&session.store);
-        let party = Party { store, members: Members::Listed(ranks), me: position, served, serving };
+        let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
+        let party = Party { store, losses, members: Members::Listed(ranks), me: position, served, serving };
         Ok(Scope::new(party, prefix))
     }
 
@@ -138,7 +145,7 @@ impl World {
     }
 
     /// Reaches the store, and agrees with rank 0 on a prefix for the keys that no earlier run has used.
-    fn meet(&self, method: Method, store: Option<Arc<dyn Store>>, wait: &Wait) -> Result<Session> {
+    fn meet(&self, method: Method, store: Option<Arc<dyn Store>>, wait: &Wait) -> Result<(Session, Option<Host>)> {
         let Place { rank, size, .. } = self.place;
         let (store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
             (None, _) if size == 1 => (Arc::new(MemoryStore::new()), None, true),
@@ -158,13 +165,27 @@ impl World {
             }
         };
         let joins = joins_before(store.name(), rank);
-        let prefix = format!("devicemesh/{}/{joins}", self.place.attempt);
-        let prefix = if fresh { prefix } else { handshake(&*store, &prefix, rank, size, wait)? };
+        let mut prefix = format!("devicemesh/{}/{joins}", self.place.attempt);
+        let mut host = None;
+        if !fresh && rank == 0 {
+            let new = Host::new(Arc::clone(&store), &prefix);
+            prefix = new.session();
+            host = Some(new);
+        } else if !fresh {
+            prefix = handshake::ask(&*store, &prefix, wait)?;
+        }
+        let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, rank, size, wait)?);
         let served = size > 1 && fresh;
-        let members = Members::All(size);
-        let party = Party { store: Arc::clone(&store), members, me: rank, served, serving: server.is_some() };
-        let scope = Scope::new(party, format!("{prefix}/world"));
-        Ok(Session { scope: Arc::new(scope), store, prefix, served, server })
+        let party = Party {
+            store: Arc::clone(&store),
+            losses: Arc::clone(&losses),
+            members: Members::All(size),
+            me: rank,
+            served,
+            serving: server.is_some(),
+        };
+        let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
+        Ok((Session { scope, losses, store, prefix, served, server }, host))
     }
 
     fn agree_on_join(&self, wait: &Wait) -> Result<()> {
@@ -174,10 +195,10 @@ impl World {
             return session.scope.agree("dm_world_init()", wait).map(drop);
         }
         if session.store.add(&format!("{}/rank/{rank}", session.prefix), 1, wait)? != 1 {
-            return Err(Error::new(
-                Status::Mismatch,
-                format!("two processes joined {} as rank {rank} of {size}", session.store.name()),
-            ));
+            let twice = format!("two processes joined {} as rank {rank} of {size}", session.store.name());
+            let error = Error::new(Status::Mismatch, twice);
+            session.scope.refuse(&error, wait);
+            return Err(error);
         }
         let call = format!(
             "dm_world_init(device_type={}, world_size={size}, version={})",
@@ -323,69 +344,4 @@ fn joins_before(store: &str, rank: usize) -> u64 {
     let count = joins.entry((store.to_owned(), rank)).or_insert(0);
     *count += 1;
     *count - 1
-}
-
-/// On a store that may hold what an earlier run left: rank 0 chooses a nonce and hands it to each rank under a token of that rank's own making,
-/// which nothing old can carry. A rank may have left a stale token, so rank 0 answers again when it changes, until the rank says that it
-/// has the nonce.
-fn handshake(store: &dyn Store, prefix: &str, rank: usize, size: usize, wait: &Wait) -> Result<String> {
-    let token_key = |rank: usize| format!("{prefix}/token/{rank}");
-    if rank > 0 {
-        let token = random();
-        store.set(&token_key(rank), token.as_bytes(), wait)?;
-        let nonce = store.get(&format!("{prefix}/nonce/{token}"), wait).map_err(|error| match error.status() {
-            Status::Timeout => Error::timeout(format!(
-                "rank 0 never joined the world at {} within {} ms",
-                store.name(),
-                wait.deadline.timeout().as_millis()
-            )),
-            _ => error,
-        })?;
-        let session = format!("{prefix}/{}", String::from_utf8_lossy(&nonce));
-        store.set(&format!("{session}/joined/{rank}"), b"1", wait)?;
-        return Ok(session);
-    }
-    let session = format!("{prefix}/{}", random());
-    let nonce = session.rsplit('/').next().unwrap_or_default().to_owned();
-    let mut answered: HashMap<usize, Vec<u8>> = HashMap::new();
-    let mut pending: Vec<usize> = (1..size).collect();
-    let mut pause = Duration::from_millis(1);
-    while !pending.is_empty() {
-        wait.cancel.check()?;
-        for &rank in &pending {
-            let Some(token) = store.try_get(&token_key(rank), wait)? else { continue };
-            if answered.get(&rank) != Some(&token) {
-                store.set(&format!("{prefix}/nonce/{}", String::from_utf8_lossy(&token)), nonce.as_bytes(), wait)?;
-                answered.insert(rank, token);
-                pause = Duration::from_millis(1);
-            }
-        }
-        let keys: Vec<String> = pending.iter().map(|rank| format!("{session}/joined/{rank}")).collect();
-        let joined = store.present(&keys, wait)?;
-        let mut joined = joined.into_iter();
-        pending.retain(|_| !joined.next().unwrap_or(false));
-        if wait.deadline.passed() && !pending.is_empty() {
-            let missing: Vec<i32> = pending.iter().map(|rank| *rank as i32).collect();
-            return Err(Error::timeout(format!(
-                "{} never joined the world of {size} ranks at {} within {} ms",
-                super::agreement::ranges(&missing),
-                store.name(),
-                wait.deadline.timeout().as_millis()
-            )));
-        }
-        if !pending.is_empty() {
-            std::thread::sleep(pause.min(wait.deadline.left()));
-            pause = (pause * 2).min(Duration::from_millis(50));
-        }
-    }
-    Ok(session)
-}
-
-/// 16 hexadecimal digits that no other process or call has.
-fn random() -> String {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    // Each RandomState is keyed from the system's randomness and a counter.
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    format!("{:016x}", hasher.finish())
 }

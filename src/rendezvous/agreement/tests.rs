@@ -1,13 +1,15 @@
 //! Ranks as threads over a store in memory.
 
+use super::verdict::ranges;
 use super::*;
 use crate::rendezvous::store::MemoryStore;
 use std::time::Instant;
 
 fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
-    let party =
-        Party { store: Arc::new(store.clone()), members: Members::All(size), me, served: false, serving: false };
-    Scope::new(party, "test".to_owned())
+    let store: Arc<dyn Store> = Arc::new(store.clone());
+    let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
+    let party = Party { store, losses, members: Members::All(size), me, served: false, serving: false };
+    Scope::new(party, "test/world".to_owned())
 }
 
 /// What each of `size` ranks gets from `run(rank, scope)`.
@@ -60,6 +62,82 @@ fn a_different_call_is_named_on_every_rank() {
             error.message(),
             "rank 3 called dm_init(shape=(4, 2)) as call 1, rank 0 called dm_init(shape=(2, 4))"
         );
+    }
+}
+
+#[test]
+fn several_that_differ_are_named_together_and_counted() {
+    let began = Instant::now();
+    let errors = ranks(8, |me, scope| {
+        let call = match me {
+            0 => "dm_init(shape=(2, 4))",
+            1 | 2 | 3 | 6 => "dm_init(shape=(4, 2))",
+            5 => "dm_world_barrier()",
+            _ => "dm_init(shape=(2, 4))",
+        };
+        scope.agree(call, &soon()).map(drop).unwrap_err()
+    });
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        assert_eq!(
+            error.message(),
+            "ranks 1-3, 6 called dm_init(shape=(4, 2)) as call 0, rank 5 called dm_world_barrier(), rank 0 called dm_init(shape=(2, 4))"
+        );
+    }
+}
+
+#[test]
+fn many_different_calls_are_told_by_the_first_few_and_their_number() {
+    let errors = ranks(9, |me, scope| scope.agree(&format!("call of {me}"), &soon()).map(drop).unwrap_err());
+    for error in &errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        let message = error.message();
+        assert!(message.ends_with("rank 0 called call of 0; 8 ranks in all differ from rank 0"), "{message}");
+        assert_eq!(message.matches(" called ").count(), 4, "{message}");
+        assert_eq!(message, errors[0].message());
+    }
+}
+
+#[test]
+fn equal_calls_that_differ_in_detail_say_the_detail() {
+    let errors = ranks(2, |me, scope| {
+        let detail = format!("with rank {me}'s options");
+        scope.agree_in_detail("dm_init()", &detail, &soon()).map(drop).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(
+            error.message(),
+            "rank 1 called dm_init() with rank 1's options as call 0, rank 0 called it with rank 0's options"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_has_gone_is_not_waited_for() {
+    // As a store that knows writes it; the first was noted for a call that it harmed no more.
+    let errors = ranks(5, |me, scope| {
+        let store = Arc::clone(&scope.party.store);
+        scope.agree("first()", &soon()).unwrap().finish(&soon()).unwrap();
+        if me == 2 {
+            store.add("test/lost", 1, &soon()).unwrap();
+            store.set("test/lost/1", b"2", &soon()).unwrap();
+            return None;
+        }
+        if me == 4 {
+            // It comes when the others know already.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let began = Instant::now();
+        let error = scope.agree("second()", &soon()).map(drop).unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        Some((error, scope.agree("third()", &soon()).map(drop).unwrap_err()))
+    });
+    for (second, third) in errors.into_iter().flatten() {
+        assert_eq!((second.status(), third.status()), (Status::PeerLost, Status::PeerLost));
+        let words = "rank 2 was lost before it called second() as call 1: its process ended, or it freed its world";
+        assert_eq!(second.message(), words);
+        assert!(third.message().starts_with("rank 2 was lost before it called third()"), "{third}");
     }
 }
 

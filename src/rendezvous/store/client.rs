@@ -24,6 +24,9 @@ const IN_FLIGHT: usize = 1024;
 pub struct TcpStore {
     address: Address,
     idle: Mutex<Vec<Connection>>,
+    /// Out of step, so not used any more, but open: were it the last one, the server would think that this process has gone. Until another
+    /// connection is there.
+    retired: Mutex<Vec<Connection>>,
     open: AtomicUsize,
     /// Whether the server is one of this library, which can do more than PyTorch's.
     ours: AtomicBool,
@@ -45,6 +48,7 @@ impl TcpStore {
         let address = Address { name: format!("tcp://{bracketed}:{port}"), host: host.to_owned(), port, secret };
         let store = TcpStore {
             idle: Mutex::new(vec![address.reach(wait)?]),
+            retired: Mutex::default(),
             address,
             open: AtomicUsize::new(1),
             ours: AtomicBool::new(false),
@@ -59,6 +63,10 @@ impl TcpStore {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn retired(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn take(&self, wait: &Wait) -> Result<Connection> {
         // A statement of its own: the lock is not held while connecting.
         let idle = self.idle().pop();
@@ -70,10 +78,11 @@ impl TcpStore {
             leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
         }
         self.open.fetch_add(1, Ordering::SeqCst);
+        self.retired().clear();
         Ok(connection)
     }
 
-    /// Runs one exchange on a connection of its own. One that ended early is closed: a late reply must not meet the next request.
+    /// Runs one exchange on a connection of its own. One that ended early is not used again: a late reply must not meet the next request.
     fn exchange<T>(
         &self,
         wait: &Wait,
@@ -88,6 +97,9 @@ impl TcpStore {
             }
             Err(broken) => {
                 self.open.fetch_sub(1, Ordering::SeqCst);
+                if !matches!(broken, Broken::Io(_)) {
+                    self.retired().push(connection);
+                }
                 Err(self.explain(broken, &what(), wait))
             }
         }

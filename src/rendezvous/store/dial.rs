@@ -42,11 +42,17 @@ impl Address {
     /// A connection that has greeted, trying again while nobody listens there yet.
     pub(super) fn reach(&self, wait: &Wait) -> Result<Connection> {
         let mut pause = FIRST_PAUSE;
+        let mut known: Option<io::Error> = None;
         loop {
             wait.look_around()?;
+            let hurried = wait.deadline.left() < LAST_PAUSE;
             let error = match self.attempt(wait) {
                 Ok(connection) => return Ok(connection),
-                Err(Attempt::Again(error)) => error,
+                // That the last attempt had no time says less than why those before it failed.
+                Err(Attempt::Again(error)) => match known.take() {
+                    Some(known) if hurried && error.kind() == ErrorKind::TimedOut => known,
+                    _ => error,
+                },
                 Err(Attempt::Final(error)) => return Err(error),
             };
             if wait.deadline.passed() {
@@ -65,6 +71,7 @@ impl Address {
                 std::thread::sleep(next.slice());
             }
             pause = (pause * 2).min(LAST_PAUSE);
+            known = Some(error);
         }
     }
 

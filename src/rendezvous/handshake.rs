@@ -1,0 +1,110 @@
+//! Finding each other on a store that may hold what an earlier run left: an agent's, a folder, the caller's own.
+//!
+//! Rank 0 chooses a nonce, under which all keys of this run stand. Every other rank makes a token of its own, which nothing old can carry,
+//! leaves it under the next number, and rank 0 hands it the nonce under that token. Whose token it is does not matter, so ranks that
+//! are wrong about the world's size get it too, and the agreement that follows tells them.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::store::Store;
+use crate::error::{Error, Result, Status};
+use crate::wait::Wait;
+
+/// Rank 0 looks for tokens, first after this time and at last this often.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(20);
+/// After a mismatch, how long late ranks can still learn of it.
+const STAY: Duration = Duration::from_millis(500);
+
+/// Rank 0's part.
+pub(super) struct Host {
+    store: Arc<dyn Store>,
+    prefix: String,
+    nonce: String,
+}
+
+impl Host {
+    pub(super) fn new(store: Arc<dyn Store>, prefix: &str) -> Host {
+        Host { store, prefix: prefix.to_owned(), nonce: random() }
+    }
+
+    /// The prefix of this run's keys.
+    pub(super) fn session(&self) -> String {
+        format!("{}/{}", self.prefix, self.nonce)
+    }
+
+    /// Hands the nonce to whoever comes while `work` lasts.
+    pub(super) fn while_others_come(&self, wait: &Wait, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            let hand_out = || self.hand_out(&done, wait);
+            let handing = std::thread::Builder::new().name("dm-nonce".to_owned()).spawn_scoped(threads, hand_out);
+            if let Err(error) = handing {
+                return Err(Error::new(Status::Internal, format!("cannot start a thread: {error}")));
+            }
+            let outcome = work();
+            if outcome.as_ref().is_err_and(|error| error.status() == Status::Mismatch) {
+                std::thread::sleep(STAY);
+            }
+            done.store(true, Ordering::SeqCst);
+            outcome
+        })
+    }
+
+    /// Trouble with the store is told by the work beside it.
+    fn hand_out(&self, done: &AtomicBool, wait: &Wait) {
+        let (mut count, mut pause) = (0, FIRST_LOOK);
+        // Numbers whose token is still to come; of a rank that died in between it never does.
+        let mut open: Vec<i64> = Vec::new();
+        while !done.load(Ordering::SeqCst) {
+            let now = self.store.try_get(&format!("{}/tokens", self.prefix), wait).ok().flatten();
+            let now = now.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()).unwrap_or(count);
+            open.extend(count + 1..=now);
+            count = now.max(count);
+            let before = open.len();
+            open.retain(|number| !self.hand_to(*number, wait));
+            if open.len() == before {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(LAST_LOOK);
+            } else {
+                pause = FIRST_LOOK;
+            }
+        }
+    }
+
+    /// Whether the rank that drew that number has the nonce now.
+    fn hand_to(&self, number: i64, wait: &Wait) -> bool {
+        let Ok(Some(token)) = self.store.try_get(&format!("{}/token/{number}", self.prefix), wait) else {
+            return false;
+        };
+        let key = format!("{}/nonce/{}", self.prefix, String::from_utf8_lossy(&token));
+        self.store.set(&key, self.nonce.as_bytes(), wait).is_ok()
+    }
+}
+
+/// Every other rank's part: the prefix of this run's keys.
+pub(super) fn ask(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String> {
+    let token = random();
+    let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
+    store.set(&format!("{prefix}/token/{number}"), token.as_bytes(), wait)?;
+    let nonce = store.get(&format!("{prefix}/nonce/{token}"), wait).map_err(|error| match error.status() {
+        Status::Timeout => Error::timeout(format!(
+            "rank 0 never joined the world at {} within {} ms",
+            store.name(),
+            wait.deadline.timeout().as_millis()
+        )),
+        _ => error,
+    })?;
+    Ok(format!("{prefix}/{}", String::from_utf8_lossy(&nonce)))
+}
+
+/// 16 hexadecimal digits that no other process or call has.
+fn random() -> String {
+    // Each RandomState is keyed from the system's randomness and a counter.
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    format!("{:016x}", hasher.finish())
+}
