@@ -9,6 +9,7 @@
 //!
 //! The call's work follows, and then a second such verdict at `<prefix>/<s>/end/`: all ranks got through, or the first failure.
 
+mod order;
 mod settle;
 mod verdict;
 
@@ -45,10 +46,10 @@ impl Members {
         }
     }
 
-    fn contain(&self, rank: i32) -> bool {
+    fn position(&self, rank: i32) -> Option<usize> {
         match self {
-            Members::All(size) => usize::try_from(rank).is_ok_and(|rank| rank < *size),
-            Members::Listed(ranks) => ranks.contains(&rank),
+            Members::All(size) => usize::try_from(rank).ok().filter(|rank| rank < size),
+            Members::Listed(ranks) => ranks.iter().position(|known| *known == rank),
         }
     }
 }
@@ -182,6 +183,19 @@ impl Round {
     /// Returns when every rank of the call got through its work; else every rank gets the first failure, or the ranks that did not come.
     pub fn finish(self, wait: &Wait) -> Result<()> {
         if self.party.members.len() > 1 { self.settle("/end", None, wait) } else { Ok(()) }
+    }
+
+    fn copy(&self) -> Round {
+        Round {
+            party: Arc::clone(&self.party),
+            prefix: self.prefix.clone(),
+            call: self.call.clone(),
+            number: self.number,
+        }
+    }
+
+    fn here(&self, phase: &str, position: usize) -> String {
+        format!("{}{phase}/here/{position}", self.prefix)
     }
 
     fn my_rank(&self) -> i32 {

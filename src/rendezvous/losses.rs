@@ -42,6 +42,11 @@ impl Losses {
         Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), mates: None }
     }
 
+    /// Before all keys of the world.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     fn known(&self) -> MutexGuard<'_, Vec<i32>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Round;
+use super::order::Order;
 use super::verdict::{Verdict, ranges};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait, Watch};
@@ -138,15 +139,19 @@ impl Round {
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Came> {
         let losses = Arc::clone(&self.party.losses);
         let of_caller = wait.watch.clone();
+        let order = phase.is_empty().then(|| Order::of(self));
         let watch: Watch = Arc::new(move || {
             losses.look();
+            if let Some(order) = &order {
+                order.look();
+            }
             of_caller.as_ref().map_or(Ok(()), |watch| watch())
         });
         let wait = &Wait { watch: Some(watch), ..wait.clone() };
         let (store, verdict) = (&self.party.store, self.key(phase, "verdict"));
         let as_verdict = |value: Vec<u8>| Came::Verdict(Verdict::decode(&value));
         loop {
-            let missed = |rank| rank != self.my_rank() && self.party.members.contain(rank);
+            let missed = |rank| rank != self.my_rank() && self.party.members.position(rank).is_some();
             if let Some(lost) = self.party.losses.first(missed) {
                 // What came before it went still counts.
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
@@ -167,7 +172,7 @@ impl Round {
     }
 
     fn loss(&self, phase: &str, rank: i32, wait: &Wait) -> Error {
-        let position = (0..self.party.members.len()).find(|position| self.party.members.rank(*position) == rank);
+        let position = self.party.members.position(rank);
         let came = position.and_then(|position| self.party.store.try_get(&self.here(phase, position), wait).ok());
         let when = if phase.is_empty() && came.flatten().is_none() { "before it called" } else { "in" };
         let message = format!(
@@ -220,7 +225,7 @@ impl Round {
         let all = read(self.party.members.len() as i64 - 1);
         // Not for those that have gone meanwhile: they read nothing any more.
         loop {
-            let missed = |rank| rank != self.my_rank() && self.party.members.contain(rank);
+            let missed = |rank| rank != self.my_rank() && self.party.members.position(rank).is_some();
             let lost = self.party.losses.first(missed).is_some();
             let stay = if lost { Wait::after(STAY_AFTER_LOSS) } else { stay.clone() };
             let (number, next) = self.party.losses.next();
@@ -229,9 +234,5 @@ impl Round {
                 _ => return,
             }
         }
-    }
-
-    fn here(&self, phase: &str, position: usize) -> String {
-        format!("{}{phase}/here/{position}", self.prefix)
     }
 }

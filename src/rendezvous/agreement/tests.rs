@@ -8,8 +8,12 @@ use std::time::Instant;
 fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
     let store: Arc<dyn Store> = Arc::new(store.clone());
     let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
-    let party = Party { store, losses, members: Members::All(size), me, served: false, serving: false };
+    let party = party(store, losses, Members::All(size), me);
     Scope::new(party, "test/world".to_owned())
+}
+
+fn party(store: Arc<dyn Store>, losses: Arc<Losses>, members: Members, me: usize) -> Party {
+    Party { store, losses, members, me, served: false, serving: false }
 }
 
 /// What each of `size` ranks gets from `run(rank, scope)`.
@@ -139,6 +143,48 @@ fn a_rank_that_has_gone_is_not_waited_for() {
         assert_eq!(second.message(), words);
         assert!(third.message().starts_with("rank 2 was lost before it called third()"), "{third}");
     }
+}
+
+#[test]
+fn calls_of_different_sets_in_different_orders_are_a_mismatch_and_not_a_wait() {
+    // Of the set {3, 1}, rank 1 calls first in the set and rank 3 first in the world.
+    let began = Instant::now();
+    let errors = ranks(4, |me, world| {
+        let inside = || {
+            let members = Members::Listed([3, 1].into());
+            let Party { store, losses, .. } = &*world.party;
+            let party = party(Arc::clone(store), Arc::clone(losses), members, 1);
+            Scope::new(party, "test/set".to_owned())
+        };
+        match me {
+            1 => inside().agree("dm_flatten(dp, cp)", &soon()).map(drop).unwrap_err(),
+            _ => world.agree("dm_world_barrier()", &soon()).map(drop).unwrap_err(),
+        }
+    });
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch, "{error}");
+        let words = ["rank 1", "rank 3", "dm_flatten(dp, cp) as call 0", "dm_world_barrier() as call 0", "same order"];
+        assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_because_of_another_set_is_waited_for() {
+    // Rank 1 waits in the set for rank 3, which has work to do; meanwhile the world waits for both.
+    let outcomes = ranks(4, |me, world| {
+        if me == 1 || me == 3 {
+            let members = Members::Listed([3, 1].into());
+            let Party { store, losses, .. } = &*world.party;
+            let position = usize::from(me == 1);
+            let party = party(Arc::clone(store), Arc::clone(losses), members, position);
+            let set = Scope::new(party, "test/set".to_owned());
+            std::thread::sleep(Duration::from_millis(if me == 3 { 1500 } else { 0 }));
+            set.agree("dm_flatten(dp, cp)", &soon())?;
+        }
+        world.agree("dm_world_barrier()", &soon()).map(drop)
+    });
+    assert_eq!(outcomes, [Ok(()), Ok(()), Ok(()), Ok(())]);
 }
 
 #[test]
