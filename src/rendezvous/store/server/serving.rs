@@ -150,6 +150,9 @@ impl Serving {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
+                    if error.raw_os_error() == Some(libc::EMFILE) && raise_descriptor_limit() {
+                        continue;
+                    }
                     // Out of descriptors: strangers make room, and until something changes there is no point in looking again.
                     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
                     {
@@ -300,4 +303,17 @@ impl Serving {
         self.table.leave(client, &mut self.replies);
         self.answer();
     }
+}
+
+/// Every rank needs a descriptor here, and the usual soft limit is 1024. Within the hard limit the process may raise it, so a job of
+/// thousands need not fail for it. Whether it was raised.
+fn raise_descriptor_limit() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a valid structure to fill.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 || limit.rlim_cur >= limit.rlim_max {
+        return false;
+    }
+    limit.rlim_cur = limit.rlim_cur.saturating_mul(4).min(limit.rlim_max);
+    // SAFETY: a valid structure.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0 }
 }

@@ -1,0 +1,255 @@
+//! Clients that mean harm, or are broken: the others are served as ever, and what the server keeps is bounded. Each case has a process of its
+//! own, because limits and memory are counted by process.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use devicemesh::wait::Wait;
+
+/// Runs the rest of the test in another process; in this one it is already over.
+macro_rules! alone {
+    ($name:literal) => {
+        if std::env::var_os("DM_TEST_ALONE").is_none() {
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", $name, "--nocapture", "--test-threads=1"])
+                .env("DM_TEST_ALONE", "1")
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+    };
+}
+
+fn soon() -> Wait {
+    Wait::after(Duration::from_secs(30))
+}
+
+fn connect(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(server.local_addr()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}
+
+fn greeted(server: &Server) -> TcpStream {
+    let mut stream = connect(server);
+    stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]).unwrap();
+    let mut echo = [0; 4];
+    stream.read_exact(&mut echo).unwrap();
+    assert_eq!(echo, [1, 2, 3, 4]);
+    stream
+}
+
+fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
+}
+
+/// An honest client beside the others.
+fn honest(server: &Server) -> TcpStore {
+    TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap()
+}
+
+/// A hundred round trips, and none of them waits for anybody.
+fn is_served(store: &TcpStore) {
+    let began = Instant::now();
+    for _ in 0..100 {
+        store.add("count", 1, &soon()).unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?} for 100 round trips", began.elapsed());
+}
+
+fn status(field: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn resident_mib() -> usize {
+    status("VmRSS:") / 1024
+}
+
+fn descriptor_limit() -> libc::rlimit {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a valid structure to fill.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
+    limit
+}
+
+fn limit_descriptors(soft: u64, hard: u64) {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+    // SAFETY: a valid structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn thousands_of_silent_connections_cost_little_and_make_room() {
+    alone!("thousands_of_silent_connections_cost_little_and_make_room");
+    let hard = descriptor_limit().rlim_max.min(20_000);
+    limit_descriptors(hard, hard);
+    // Both ends are in this process.
+    let many = ((hard as usize - 200) / 2).min(6000);
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    is_served(&store);
+    let before = resident_mib();
+    let silent: Vec<TcpStream> = (0..many).map(|_| connect(&server)).collect();
+    is_served(&store);
+    let known = many.min(4096) + 1;
+    wait_until("the oldest strangers go", || server.clients() <= known);
+    assert!(server.clients() > known / 2);
+    assert!(resident_mib() < before + 24, "{} MiB for {many} silent connections", resident_mib() - before);
+    drop(silent);
+    is_served(&store);
+}
+
+#[test]
+fn without_descriptors_those_who_are_there_are_served_and_others_come_later() {
+    alone!("without_descriptors_those_who_are_there_are_served_and_others_come_later");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    // The soft limit is raised by the server, the hard one is not.
+    limit_descriptors(64, 160);
+    let mut crowd = Vec::new();
+    while let Ok(stream) = TcpStream::connect(server.local_addr()) {
+        crowd.push(stream);
+        limit_descriptors(descriptor_limit().rlim_cur.max(crowd.len() as u64 + 70).min(160), 160);
+    }
+    assert!(crowd.len() > 60, "{}", crowd.len());
+    let processor = |server: &Server| {
+        let _ = server.clients();
+        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: a valid structure to fill, and all zeros is one.
+        let usage = unsafe {
+            libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+            usage.assume_init()
+        };
+        usage.ru_utime.tv_sec * 1_000_000
+            + usage.ru_utime.tv_usec
+            + usage.ru_stime.tv_sec * 1_000_000
+            + usage.ru_stime.tv_usec
+    };
+    is_served(&store);
+    let (began, used) = (Instant::now(), processor(&server));
+    std::thread::sleep(Duration::from_millis(500));
+    let (waited, used) = (began.elapsed().as_micros() as i64, processor(&server) - used);
+    assert!(used < waited / 4, "{used} us of processor time in {waited} us: it looks again and again");
+    crowd.truncate(20);
+    let late = honest(&server);
+    is_served(&late);
+}
+
+#[test]
+fn halves_of_large_requests_are_kept_up_to_a_bound() {
+    alone!("halves_of_large_requests_are_kept_up_to_a_bound");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    is_served(&store);
+    let before = resident_mib();
+    // Values of 8 MiB that lack their last byte.
+    let mut half = [&[1][..], &string(b"/half"), &(8u64 << 20).to_le_bytes()].concat();
+    half.resize(half.len() + (8 << 20) - 1, 7);
+    let mut halves: Vec<TcpStream> = Vec::new();
+    for _ in 0..60 {
+        let mut stream = greeted(&server);
+        stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
+        let _ = stream.write_all(&half);
+        halves.push(stream);
+    }
+    is_served(&store);
+    let grown = resident_mib().saturating_sub(before);
+    // 480 MiB were sent.
+    assert!(grown < 256 + 64, "{grown} MiB kept");
+    drop(halves);
+    wait_until("all of them go", || server.clients() == 1);
+    is_served(&store);
+}
+
+#[test]
+fn a_client_that_never_reads_is_not_listened_to() {
+    alone!("a_client_that_never_reads_is_not_listened_to");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    store.set("large", &vec![1; 4 << 20], &soon()).unwrap();
+    is_served(&store);
+    let before = resident_mib();
+    let mut deaf: Vec<TcpStream> = (0..8).map(|_| greeted(&server)).collect();
+    let question = [&[3][..], &string(b"/large")].concat();
+    for stream in &mut deaf {
+        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        for _ in 0..1000 {
+            if stream.write_all(&question).is_err() {
+                break;
+            }
+        }
+    }
+    is_served(&store);
+    let grown = resident_mib().saturating_sub(before);
+    // They asked for 4000 MiB each; one reply may be under way to each.
+    assert!(grown < 8 * 8 + 32, "{grown} MiB for 8 clients that do not read");
+
+    // One that reads late gets everything, in order.
+    let mut slow = greeted(&server);
+    for _ in 0..20 {
+        slow.write_all(&question).unwrap();
+    }
+    slow.write_all(&[13, 9, 9, 9, 9]).unwrap();
+    let mut reply = vec![0; 8 + (4 << 20)];
+    for _ in 0..20 {
+        slow.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[..8], (4u64 << 20).to_le_bytes());
+    }
+    let mut echo = [0; 4];
+    slow.read_exact(&mut echo).unwrap();
+    assert_eq!(echo, [9; 4]);
+}
+
+#[test]
+fn requests_that_drip_cost_no_more_than_their_bytes() {
+    alone!("requests_that_drip_cost_no_more_than_their_bytes");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    // WAIT for 100,000 keys of no bytes, in pieces that end in the middle of each: looking at all of it for each piece would take minutes.
+    let mut request = [&[6][..], &100_000u64.to_le_bytes()].concat();
+    request.resize(request.len() + 8 * 99_999, 0);
+    let mut dripping: Vec<TcpStream> = (0..8).map(|_| greeted(&server)).collect();
+    let began = Instant::now();
+    for piece in request.chunks(100) {
+        for stream in &mut dripping {
+            stream.write_all(piece).unwrap();
+        }
+    }
+    is_served(&store);
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[test]
+fn who_does_not_greet_is_dropped_after_a_while() {
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    let mut greeted = greeted(&server);
+    let began = Instant::now();
+    let mut strangers = [connect(&server), connect(&server)];
+    strangers[1].write_all(&[0, 0xce, 0xf7]).unwrap(); // half a greeting
+    for stream in &mut strangers {
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "closed without a word");
+        let waited = began.elapsed();
+        assert!(waited > Duration::from_secs(9) && waited < Duration::from_secs(15), "{waited:?}");
+    }
+    // Who has greeted may be silent for as long as it likes.
+    greeted.write_all(&[13, 9, 9, 9, 9]).unwrap();
+    let mut echo = [0; 4];
+    greeted.read_exact(&mut echo).unwrap();
+    is_served(&store);
+}
