@@ -12,6 +12,7 @@ help:
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
+	@echo "make fuzz    fuzz the store's frame decoder (SECONDS=60)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -28,6 +29,14 @@ check:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) test --quiet --test header
 	$(PYTHON) tests/run.py -k build
+
+# libFuzzer on the store's frame decoder; SECONDS=60. Needs no nightly toolchain.
+SECONDS ?= 60
+fuzz: target/tools/bin/cargo-fuzz
+	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none frame -- -max_total_time=$(SECONDS) -max_len=4096
+
+target/tools/bin/cargo-fuzz:
+	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
 
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
@@ -49,4 +58,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test check header examples clean
+.PHONY: help build demo test check header examples fuzz clean
