@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""A simulated start of thousands of ranks on our store and on PyTorch's TCPStore (libuv), in turn, with the same operations.
+
+`make bench-store` (torch comes into a virtual environment under target/). Prints medians with the spread and their ratio, memory of the server for each idle
+client, and the machine. --torch PYTHON names an interpreter that has torch; without one only ours runs.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TORCH_SERVER = """
+import resource, sys
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+from datetime import timedelta
+import torch
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True, timeout=timedelta(seconds=300))
+print(store.port, torch.__version__, flush=True)
+sys.stdin.read(1)
+"""
+
+
+def resident(pid):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no VmRSS")
+
+
+def processor_time(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def start(command):
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def one_run(server_command, bench, ranks, processes, run):
+    """Seconds until every rank is through, the server's processor time, bytes per idle client, and the server's version."""
+    server = start(server_command)
+    drivers = []
+    try:
+        port, *version = server.stdout.readline().split()
+        before, used = resident(server.pid), processor_time(server.pid)
+        edges = [ranks * index // processes for index in range(processes + 1)]
+        began = time.monotonic()
+        drivers = [start([bench, "drive", port, str(first), str(end), str(ranks), str(run)]) for first, end in zip(edges, edges[1:])]
+        phases = {}
+        for driver in drivers:
+            for line in driver.stdout:
+                if line.strip() == "idle":
+                    break
+                phase, seconds = line.split()
+                phases[phase] = max(phases.get(phase, 0.0), float(seconds))
+            else:
+                raise RuntimeError("a driver ended early")
+        took = time.monotonic() - began
+        return {"seconds": took, "phases": phases, "cpu": processor_time(server.pid) - used,
+                "bytes_per_client": (resident(server.pid) - before) / ranks, "version": " ".join(version)}
+    finally:
+        for process in [*drivers, server]:
+            process.stdin.close()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1000, 10000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--torch", help="a Python interpreter with torch")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    built = subprocess.run(["cargo", "bench", "--no-run", "--bench", "store_start", "--message-format=json"], cwd=ROOT, check=True,
+                           stdout=subprocess.PIPE, text=True)
+    messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    bench = next(message["executable"] for message in messages
+                 if message.get("target", {}).get("name") == "store_start" and message.get("executable"))
+    servers = {"ours": [bench, "serve"]}
+    if options.torch:
+        servers["torch"] = [options.torch, "-c", TORCH_SERVER]
+    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    report = {"machine": f"{os.cpu_count()} x {model}, Linux {platform.release()}", "date": time.strftime("%Y-%m-%d"), "sizes": {}}
+    for ranks in options.ranks:
+        results = {name: [] for name in servers}
+        for round_number in range(options.rounds):
+            # Interleaved, and each goes first as often as the other.
+            order = list(servers.items())
+            for name, command in order if round_number % 2 == 0 else reversed(order):
+                results[name].append(one_run(command, bench, ranks, options.processes, round_number))
+        report["sizes"][ranks] = results
+    if options.json:
+        print(json.dumps(report, indent=1))
+        return 0
+    print(f"{report['machine']}, {report['date']}; {options.rounds} rounds in turn, {options.processes} driving processes")
+    print(f"{'ranks':>6} {'server':28} {'start s: median (min-max)':28} {'connect':>8} {'agree':>8} {'end':>8} {'server cpu s':>13} {'bytes/idle client':>18}")
+    for ranks, results in report["sizes"].items():
+        for name, runs in results.items():
+            seconds = [run["seconds"] for run in runs]
+            middle = lambda pick: statistics.median(pick(run) for run in runs)
+            label = {"ours": "devicemesh", "torch": f"PyTorch {runs[0]['version']} libuv"}[name]
+            spread = f"{statistics.median(seconds):.3f} ({min(seconds):.3f}-{max(seconds):.3f})"
+            phases = [middle(lambda run, phase=phase: run["phases"][phase]) for phase in ("connect", "agree", "end")]
+            print(f"{ranks:>6} {label:28} {spread:28} {phases[0]:8.3f} {phases[1]:8.3f} {phases[2]:8.3f} {middle(lambda run: run['cpu']):13.2f} {middle(lambda run: run['bytes_per_client']):18.0f}")
+        if "torch" in results:
+            ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in zip(results["ours"], results["torch"])]
+            print(f"{'':>6} PyTorch / ours, median of the rounds' ratios: {statistics.median(ratios):.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
