@@ -98,7 +98,7 @@ impl Domain {
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         let wait = Wait::after(timeout.unwrap_or(self.world.timeout()));
         let _turn = self.take_turn(&wait)?;
-        self.world.barrier(Some(wait.deadline.left()))
+        self.world.barrier_by(&wait)
     }
 
     /// Waits for this thread's turn to make a collective call: calls of one world happen one after another.

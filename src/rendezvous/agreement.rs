@@ -22,6 +22,7 @@ use super::store::Store;
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
 use settle::Came;
+pub(super) use verdict::ranges;
 use verdict::{DETAIL, Verdict};
 
 /// Who is in a scope: world rank by position.

@@ -1,6 +1,16 @@
 //! Which machine a rank runs on, as far as shared memory cares.
 
+use std::collections::HashMap;
 use std::fs;
+
+use super::agreement::{Round, ranges};
+use super::store::Store;
+use crate::error::{Error, Result};
+use crate::wait::Wait;
+
+/// Ranks whose hosts are looked up for the message, and hosts that it names.
+const ASKED: usize = 1024;
+const NAMED: usize = 4;
 
 /// What must be equal for two ranks to share memory, with a name for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,5 +35,87 @@ impl HostIdentity {
     /// As one line, to compare and to publish.
     pub fn line(&self) -> String {
         format!("{} {}", self.name, self.boot)
+    }
+}
+
+/// The host engine's ranks share memory, so they must share a machine: everybody compares with rank 0, and the first to differ says who is
+/// where. A constant number of store operations per rank, but for that one. `prefix` is this world's.
+pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usize, usize), wait: &Wait) -> Result<()> {
+    let (rank, size) = me;
+    let key = |rank: usize| format!("host/{rank}");
+    let mine = HostIdentity::here().line();
+    round.publish(&key(rank), mine.as_bytes(), wait)?;
+    if rank == 0 || round.fetch(&key(0), wait)? == mine.as_bytes() {
+        return Ok(());
+    }
+    let name = rank.to_string();
+    if store.set_once(&format!("{prefix}/elsewhere"), name.as_bytes(), wait)? != name.as_bytes() {
+        return Ok(()); // The one that was first ends the call for all.
+    }
+    let line = |rank| round.fetch(&key(rank), wait).map(|line| String::from_utf8_lossy(&line).into_owned());
+    let lines: Vec<String> = (0..size.min(ASKED)).map(line).collect::<Result<_>>()?;
+    Err(Error::unsupported(format!(
+        "device type cpu works within one host, but {}: use device type cuda across hosts, or start all ranks on one",
+        spread(&lines, size)
+    )))
+}
+
+/// Who is where: "ranks 0-3 are on alpha, ranks 4-7 on beta". `lines` are those of the first ranks of so many.
+fn spread(lines: &[String], size: usize) -> String {
+    let mut hosts: Vec<(&str, Vec<i32>)> = Vec::new();
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    for (rank, line) in lines.iter().enumerate() {
+        let at = *known.entry(line).or_insert(hosts.len());
+        if at == hosts.len() {
+            hosts.push((line, Vec::new()));
+        }
+        hosts[at].1.push(rank as i32);
+    }
+    let name = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+    let place = |(at, (line, ranks)): (usize, &(&str, Vec<i32>))| {
+        let verb = if at > 0 {
+            ""
+        } else if ranks.len() == 1 {
+            " is"
+        } else {
+            " are"
+        };
+        // Same name: a container with processes of its own, or a second host that is called the same.
+        let again = hosts[..at].iter().any(|(other, _)| name(other) == name(line));
+        format!(
+            "{}{verb} on {}{}",
+            ranges(ranks),
+            name(line),
+            if again { " too, but in another container" } else { "" }
+        )
+    };
+    let mut places: Vec<String> = hosts.iter().enumerate().take(NAMED).map(place).collect();
+    if hosts.len() > NAMED {
+        places.push(format!("others on {} more", hosts.len() - NAMED));
+    }
+    if size > lines.len() {
+        places.push(format!("and so on to rank {}", size - 1));
+    }
+    places.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(hosts: &[&str], size: usize) -> String {
+        let lines: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        spread(&lines, size)
+    }
+
+    #[test]
+    fn ranks_are_named_by_host() {
+        assert_eq!(said(&["a 1 p", "a 1 p", "b 2 p", "b 2 p", "b 2 p"], 5), "ranks 0, 1 are on a, ranks 2-4 on b");
+        assert_eq!(said(&["b 2 p", "a 1 p", "b 2 p", "a 1 p"], 4), "ranks 0, 2 are on b, ranks 1, 3 on a");
+        assert_eq!(said(&["a 1 p", "a 1 q"], 2), "rank 0 is on a, rank 1 on a too, but in another container");
+        assert_eq!(
+            said(&["a 1 p", "b 2 p", "c 3 p", "d 4 p", "e 5 p", "f 6 p"], 2000),
+            "rank 0 is on a, rank 1 on b, rank 2 on c, rank 3 on d, others on 2 more, and so on to rank 1999"
+        );
     }
 }

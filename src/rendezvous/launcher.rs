@@ -103,11 +103,14 @@ impl Env<'_> {
         })
     }
 
-    /// MASTER_ADDR and MASTER_PORT: both or neither.
+    /// MASTER_ADDR and MASTER_PORT: both or neither. An IPv6 address may stand in brackets.
     fn address(&self) -> Result<Option<(String, u16)>> {
         match (self.text("MASTER_ADDR"), self.text("MASTER_PORT")) {
             (Some(host), Some(port)) => match port.trim().parse::<u16>() {
-                Ok(port) => Ok(Some((host, port))),
+                Ok(port) => {
+                    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+                    Ok(Some((bare.unwrap_or(&host).to_owned(), port)))
+                }
                 Err(_) => {
                     Err(Error::invalid(format!("environment variable MASTER_PORT is {port:?}, which is no port")))
                 }
@@ -212,6 +215,14 @@ mod tests {
         let place_of = place(&[&step[..], &[("SLURM_JOB_ID", "4100")]].concat()).unwrap();
         assert_eq!((place_of.launcher, place_of.address), ("Slurm", Some(("node3".to_owned(), 61_444))));
         assert!(place(&step).unwrap_err().message().contains("SLURM_JOB_ID"));
+    }
+
+    #[test]
+    fn an_ipv6_address_may_stand_in_brackets() {
+        for address in ["fd00::1", "[fd00::1]"] {
+            let job = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", address), ("MASTER_PORT", "1")];
+            assert_eq!(place(&job).unwrap().address, Some(("fd00::1".to_owned(), 1)));
+        }
     }
 
     #[test]

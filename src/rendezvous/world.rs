@@ -10,7 +10,7 @@ use once_cell::sync::Lazy;
 
 use super::agreement::{Members, Party, Scope};
 use super::handshake::{self, Host};
-use super::hosts::HostIdentity;
+use super::hosts;
 use super::launcher::{Place, detect};
 use super::losses::Losses;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
@@ -134,8 +134,12 @@ impl World {
 
     /// Returns when every rank has called it. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
-        let wait = Wait::after(timeout.unwrap_or(self.timeout));
-        self.scope()?.agree("dm_world_barrier()", &wait)?.finish(&wait)
+        self.barrier_by(&Wait::after(timeout.unwrap_or(self.timeout)))
+    }
+
+    /// The same, where part of the wait may be over.
+    pub fn barrier_by(&self, wait: &Wait) -> Result<()> {
+        self.scope()?.agree("dm_world_barrier()", wait)?.finish(wait)
     }
 
     fn session(&self) -> Result<&Session> {
@@ -208,7 +212,7 @@ impl World {
         let round = session.scope.agree(&call, wait)?;
         let mut outcome = Ok(());
         if self.device_type == "cpu" {
-            outcome = same_host(&round, rank, wait);
+            outcome = hosts::share_one(&round, &*session.store, &session.prefix, (rank, size), wait);
             if let Err(error) = &outcome {
                 round.fail(error);
             }
@@ -216,23 +220,6 @@ impl World {
         let finished = round.finish(wait);
         outcome.and(finished)
     }
-}
-
-/// The host engine's ranks share memory, so they must share a machine: everybody compares with rank 0.
-fn same_host(round: &super::agreement::Round, rank: usize, wait: &Wait) -> Result<()> {
-    let mine = HostIdentity::here();
-    if rank == 0 {
-        return round.publish("host", mine.line().as_bytes(), wait);
-    }
-    let theirs = String::from_utf8_lossy(&round.fetch("host", wait)?).into_owned();
-    if theirs == mine.line() {
-        return Ok(());
-    }
-    let their_name = theirs.split(' ').next().unwrap_or_default();
-    Err(Error::unsupported(format!(
-        "device type cpu works within one host, but rank 0 is on {their_name} and rank {rank} on {} (or in another container): use device type cuda across hosts, or start all ranks on one",
-        mine.name
-    )))
 }
 
 /// Where the ranks meet.
@@ -320,15 +307,19 @@ fn serve(host: &str, port: u16) -> Result<Arc<Server>> {
     Ok(server)
 }
 
-/// What to listen on for ranks that connect to `host`: its own addresses and no others. But a host name that only this host takes for a loopback
-/// address (Debian writes its own name beside 127.0.1.1) means another address to the other hosts.
+/// What to listen on for ranks that connect to `host`: its own addresses and no others. But a host name that this host takes for a loopback
+/// address (Debian writes its own name beside 127.0.1.1) means another address to the other hosts: one that the name has here too, else any.
 fn listening_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let addresses: Vec<SocketAddr> = (host, port)
+    let mut addresses: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
         .map_err(|error| Error::store_io(format!("cannot resolve {host}, where rank 0 serves the store"), &error))?
         .collect();
     let literal = host.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost");
-    if literal || !addresses.iter().all(|address| address.ip().is_loopback()) {
+    if literal {
+        return Ok(addresses);
+    }
+    addresses.retain(|address| !address.ip().is_loopback());
+    if !addresses.is_empty() {
         return Ok(addresses);
     }
     Ok(vec![

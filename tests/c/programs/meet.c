@@ -1,0 +1,61 @@
+/* One rank that does what its standard input says, a word a line, so that tests/test_hosts.py decides what happens in the middle of which call:
+ * "join", "barrier", "hurry" (a barrier within 300 ms) and "init" (a mesh over all ranks whose communicators are made later: agreement and
+ * nothing else). Before each call it prints "begin", after it the status, the milliseconds it took and the message. Ends with its input.
+ *
+ *   meet DEVICE METHOD RANK SIZE TIMEOUT_MS LIBRARY     METHOD env://: rank, size and address from the environment
+ *
+ * Device type cpu is refused across hosts; cuda with the host engine as its library needs no device until it makes communicators. */
+#include "../check.h"
+
+static double began;
+
+static void begin(void)
+{
+  printf("begin\n");
+  fflush(stdout);
+  began = seconds_now();
+}
+
+static void end(dm_status status)
+{
+  const double took = seconds_now() - began;
+  printf("%s %.0f %s\n", dm_status_name(status), 1e3 * took, status == DM_STATUS_OK ? "" : dm_last_error());
+  fflush(stdout);
+}
+
+int main(int count, char **arguments)
+{
+  if (count != 7) return 2;
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  dm_mesh *mesh = NULL;
+  char word[32];
+  const char *device = arguments[1];
+  join.init_method = arguments[2];
+  if (strcmp(arguments[2], "env://") != 0) {
+    join.rank = atoi(arguments[3]);
+    join.world_size = atoi(arguments[4]);
+  }
+  join.timeout_ms = atoll(arguments[5]);
+  join.ccl_library = arguments[6];
+  const size_t shape[] = {(size_t)atoi(arguments[4])};
+  options.flags = DM_INIT_LAZY;
+  while (scanf("%31s", word) == 1) {
+    begin();
+    if (strcmp(word, "join") == 0) {
+      end(dm_world_init(device, &join, &options.world));
+    } else if (strcmp(word, "barrier") == 0) {
+      end(dm_world_barrier(options.world, 0));
+    } else if (strcmp(word, "hurry") == 0) {
+      end(dm_world_barrier(options.world, 300));
+    } else if (strcmp(word, "init") == 0) {
+      end(dm_init(device, shape, 1, NULL, &options, &mesh));
+      dm_free(mesh);
+      mesh = NULL;
+    } else {
+      return 2;
+    }
+  }
+  dm_world_free(options.world);
+  return 0;
+}

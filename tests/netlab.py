@@ -1,0 +1,291 @@
+"""Hosts on one machine: each a network, UTS and mount namespace with its own name, /etc/hosts and addresses, joined by a wire that can delay, lose and cut.
+
+A host's interface is a TUN device: what it sends comes to a process of ours (the wire), which hands it to the host that the packet is for, later or never.
+So neither `ip` nor `tc` nor netem is needed, and a host that is cut off is silent, as one without power is: no RST, no ICMP. Nothing has a
+name in the file system; namespaces and interfaces end with the processes that hold them, and those end with the test.
+"""
+
+import ctypes
+import fcntl
+import heapq
+import ipaddress
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFINDEX = 0x8916, 0x891C, 0x8913, 0x8914, 0x8933
+TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_UP = 0x400454CA, 1, 0x1000, 1
+PR_SET_PDEATHSIG = 1
+DEVICE = "net0"
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Unavailable(Exception):
+    """This machine does not let us make hosts."""
+
+
+def check(result, what):
+    if result != 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def mount(source, target, flags):
+    check(LIBC.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None), f"mount {target}")
+
+
+def unshare():
+    """Namespaces of our own; where we are not allowed to, in a user namespace in which we are."""
+    kinds = CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS
+    if LIBC.unshare(kinds) == 0:
+        return
+    user, group = os.getuid(), os.getgid()
+    check(LIBC.unshare(CLONE_NEWUSER | kinds), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+
+
+def request(name, layout="", *values):
+    return struct.pack("16s" + layout, name.encode(), *values).ljust(40, b"\0")
+
+
+def set_up(link, name, up):
+    flags = struct.unpack_from("h", fcntl.ioctl(link, SIOCGIFFLAGS, request(name)), 16)[0]
+    fcntl.ioctl(link, SIOCSIFFLAGS, request(name, "h", flags | IFF_UP if up else flags & ~IFF_UP))
+
+
+
+
+def ipv4_request(name, address):
+    return request(name, "Hxx4s", socket.AF_INET, ipaddress.IPv4Address(address).packed)
+
+
+class Host:
+    """One host: a process that holds its namespaces and makes sockets in them for the test."""
+
+    def __init__(self, name, number, folder):
+        self.name, self.ipv4, self.ipv6, self.link_local = name, f"10.77.0.{number}", f"fd77::{number}", f"fe80::{number}"
+        self.names = Path(folder) / f"hosts.{name}"
+        self.names.write_text("127.0.0.1 localhost\n")
+        self.files = Path(folder) / "nsswitch.conf"
+        self.files.write_text("hosts: files\n")
+        self.control, theirs = socket.socketpair()
+        self.holder = os.fork()
+        if self.holder == 0:
+            self.control.close()
+            self.hold(theirs)
+        theirs.close()
+        said, tun = socket.recv_fds(self.control, 4096, 1)[:2]
+        if not tun:
+            os.waitpid(self.holder, 0)
+            raise Unavailable(said.decode())
+        self.tun, self.has_ipv6 = tun[0], said == b"6"
+        self.link = self.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+    def hold(self, control):
+        try:
+            unshare()
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after unshare, which takes it back
+            socket.sethostname(self.name)
+            mount("none", "/", MS_REC | MS_PRIVATE)
+            mount(self.names, "/etc/hosts", MS_BIND)
+            if Path("/etc/nsswitch.conf").exists():
+                mount(self.files, "/etc/nsswitch.conf", MS_BIND)
+            tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            fcntl.ioctl(tun, TUNSETIFF, request(DEVICE, "H", IFF_TUN | IFF_NO_PI))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+                fcntl.ioctl(link, SIOCSIFADDR, ipv4_request(DEVICE, self.ipv4))
+                fcntl.ioctl(link, SIOCSIFNETMASK, ipv4_request(DEVICE, "255.255.255.0"))
+                set_up(link, "lo", True)
+                set_up(link, DEVICE, True)
+            said = b"6"
+            try:
+                with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as link:
+                    self.add_ipv6(link)
+            except OSError:
+                said = b"4"
+            socket.send_fds(control, [said], [tun])
+            os.close(tun)
+            while True:
+                kind = control.recv(8)
+                if not kind:
+                    break
+                with socket.socket(*struct.unpack("ii", kind)) as made:
+                    socket.send_fds(control, [b"."], [made.fileno()])
+        except OSError as error:
+            control.send(f"no namespaces or TUN devices here: {error}".encode())
+        finally:
+            os._exit(0)
+
+    def socket(self, family, kind=socket.SOCK_STREAM):
+        """A socket in this host's network."""
+        self.control.send(struct.pack("ii", family, kind))
+        return socket.socket(fileno=socket.recv_fds(self.control, 1, 1)[1][0])
+
+    def add_ipv6(self, link):
+        index = struct.unpack_from("i", fcntl.ioctl(link, SIOCGIFINDEX, request(DEVICE)), 16)[0]
+        for address in (self.ipv6, self.link_local):
+            fcntl.ioctl(link, SIOCSIFADDR, struct.pack("16sIi", ipaddress.IPv6Address(address).packed, 64, index))
+
+    def interface(self, up):
+        set_up(self.link, DEVICE, up)
+        if up and self.has_ipv6:  # the kernel took these away with the interface
+            with self.socket(socket.AF_INET6, socket.SOCK_DGRAM) as link:
+                self.add_ipv6(link)
+
+    def names_are(self, *lines):
+        self.names.write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
+
+    def spawn(self, command, **options):
+        """A process on this host; it is killed when the test ends in whatever way."""
+        spaces = [space for kind in ("user", "net", "uts", "mnt") for space in [f"/proc/{self.holder}/ns/{kind}"]
+                  if os.readlink(space) != os.readlink(f"/proc/self/ns/{kind}")]
+        opened = [os.open(space, os.O_RDONLY) for space in spaces]
+
+        def enter():
+            for space in opened:
+                check(LIBC.setns(space, 0), "setns")
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            return subprocess.Popen(command, preexec_fn=enter, **options)
+        finally:
+            for space in opened:
+                os.close(space)
+
+    def connections(self):
+        """Established TCP connections of this host: pairs (local port, remote port)."""
+        found = []
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{self.holder}/net/{table}").read_text().splitlines()[1:]:
+                local, remote, state = line.split()[1:4]
+                if state == "01":
+                    found.append((int(local.rsplit(":", 1)[1], 16), int(remote.rsplit(":", 1)[1], 16)))
+        return found
+
+
+class Lab:
+    """Hosts and the wire between them: `with Lab(["alpha", "beta"], folder) as lab`."""
+
+    def __init__(self, names, folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.processes, self.hosts = [], {}
+        self.wire = None
+        self.names, self.folder = names, folder
+
+    def __enter__(self):
+        try:
+            for number, name in enumerate(self.names, 1):
+                self.hosts[name] = Host(name, number, self.folder)
+            for host in self.hosts.values():
+                host.names_are(*(f"{other.ipv4} {other.name}" for other in self.hosts.values()))
+            self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.wire = os.fork()
+            if self.wire == 0:
+                try:
+                    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                    self.control.close()
+                    carry(list(self.hosts.values()), theirs)
+                finally:
+                    os._exit(1)
+            theirs.close()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        for pid in (self.wire, *(host.holder for host in self.hosts.values())):
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+    def has_ipv6(self):
+        return all(host.has_ipv6 for host in self.hosts.values())
+
+    def spawn(self, host, command, **options):
+        process = self.hosts[host].spawn(command, **options)
+        self.processes.append(process)
+        return process
+
+    def tell(self, *words):
+        self.control.send(" ".join(map(str, words)).encode())
+        assert self.control.recv(8) == b"done"
+
+    def cut(self, host):
+        """From now on nothing comes from or to this host."""
+        self.tell("cut", self.hosts[host].ipv4)
+
+    def heal(self, host):
+        self.tell("heal", self.hosts[host].ipv4)
+
+    def weather(self, delay, loss, seed):
+        """Every packet is this many seconds under way, and this share of them is lost."""
+        self.tell("weather", delay, loss, seed)
+
+
+def addresses(packet):
+    """Source and destination of an IP packet."""
+    if packet[0] >> 4 == 4:
+        return packet[12:16], packet[16:20]
+    return packet[8:24], packet[24:40]
+
+
+def carry(hosts, control):
+    """The wire: hands packets over until the test closes its end."""
+    where, number = {}, {}
+    for host in hosts:
+        for address in (host.ipv4, host.ipv6, host.link_local):
+            where[ipaddress.ip_address(address).packed] = host.tun
+        number[host.ipv4] = host.tun
+    cut, delay, loss, chance = set(), 0.0, 0.0, random.Random(0)
+    under_way, order = [], 0
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    for host in hosts:
+        poll.register(host.tun, select.POLLIN)
+    while True:
+        now = time.monotonic()
+        while under_way and under_way[0][0] <= now:
+            _, _, tun, packet = heapq.heappop(under_way)
+            if tun not in cut:
+                try:
+                    os.write(tun, packet)
+                except OSError:
+                    pass  # the interface is down
+        wait = None if not under_way else max(1, int(1000 * (under_way[0][0] - now)) + 1)
+        for ready, _ in poll.poll(wait):
+            if ready == control.fileno():
+                words = control.recv(256).decode().split()
+                if not words:
+                    return
+                if words[0] == "cut":
+                    cut.add(number[words[1]])
+                elif words[0] == "heal":
+                    cut.discard(number[words[1]])
+                else:
+                    delay, loss, chance = float(words[1]), float(words[2]), random.Random(int(words[3]))
+                control.send(b"done")
+                continue
+            for _ in range(64):
+                try:
+                    packet = os.read(ready, 1 << 16)
+                except OSError:
+                    break
+                source, destination = addresses(packet)
+                tun = where.get(destination)
+                if tun is None or tun in cut or ready in cut or chance.random() < loss:
+                    continue
+                order += 1
+                heapq.heappush(under_way, (time.monotonic() + delay, order, tun, packet))

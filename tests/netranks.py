@@ -1,0 +1,81 @@
+"""Ranks on the hosts of netlab.py: processes of tests/c/programs/meet.c, and what is expected of them."""
+
+import os
+import re
+import select
+import subprocess
+import time
+from pathlib import Path
+
+ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
+LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
+SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests")) / "hosts"
+MEET = SCRATCH / "meet"
+# A process that should run now may have to wait for one of two busy cores: what is allowed for that beyond the promised 10 % + 250 ms.
+STARVED = 0.25
+PATIENCE = 50
+
+
+def wait_until(condition, what):
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, f"not so after {PATIENCE} s: {what}"
+        time.sleep(0.005)
+
+
+class Rank:
+    """A running tests/c/programs/meet.c."""
+
+    all = []
+
+    def __init__(self, lab, host, rank, size, method, timeout, device="cuda", variables=None):
+        self.rank, self.timeout, self.unread = rank, timeout, b""
+        command = [MEET, device, method, rank, size, int(1000 * timeout), LIBRARY / "libhostccl.so"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK"))}
+        self.process = lab.spawn(host, list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 env={**environment, **(variables or {})})
+        Rank.all.append(self)
+
+    def rest(self):
+        os.set_blocking(self.process.stdout.fileno(), False)
+        return self.unread + (self.process.stdout.read() or b"")
+
+    def line(self):
+        until = time.monotonic() + PATIENCE
+        while b"\n" not in self.unread:
+            if not select.select([self.process.stdout], [], [], max(0, until - time.monotonic()))[0]:
+                raise AssertionError(f"rank {self.rank} said nothing for {PATIENCE} s")
+            part = os.read(self.process.stdout.fileno(), 4096)
+            assert part, f"rank {self.rank} ended with {self.process.wait()}"
+            self.unread += part
+        line, self.unread = self.unread.split(b"\n", 1)
+        return line.decode()
+
+    def start(self, word):
+        self.process.stdin.write(f"{word}\n".encode())
+        self.process.stdin.flush()
+        assert self.line() == "begin"
+        return self
+
+    def result(self):
+        """Status, seconds and message of the call that was started."""
+        status, millis, message = self.line().split(" ", 2)
+        print(f"rank {self.rank}: {status} after {millis} ms {message}", flush=True)
+        return status, int(millis) / 1000, message
+
+    def well(self):
+        status, seconds, message = self.result()
+        assert status == "DM_STATUS_OK", f"rank {self.rank}: {status} {message}"
+        return seconds
+
+    def fails(self, statuses, *texts, within=None):
+        """By the deadline (or within seconds) with one of these statuses and each of these texts in the message."""
+        status, seconds, message = self.result()
+        assert status in [f"DM_STATUS_{name}" for name in statuses.split()], f"rank {self.rank}: {status} {message}, expected {statuses}"
+        for text in texts:
+            assert re.search(text, message), f"rank {self.rank}: no {text!r} in: {message}"
+        for said in re.findall(r"within (\d+) ms", message):
+            assert int(said) == int(1000 * self.timeout), f"rank {self.rank} has a timeout of {self.timeout} s, and says {message}"
+        limit = within or 1.1 * self.timeout + 0.25
+        assert seconds <= limit + STARVED, f"rank {self.rank}: {status} after {seconds} s, expected within {limit:.2f} s: {message}"
+        return message
