@@ -23,6 +23,12 @@ impl Deadline {
         Deadline { at: Instant::now() + timeout, timeout }
     }
 
+    /// The moment this much later, with the same timeout for messages.
+    #[must_use]
+    pub fn extended(&self, grace: Duration) -> Deadline {
+        Deadline { at: self.at + grace, ..*self }
+    }
+
     /// Time left, zero when passed.
     pub fn left(&self) -> Duration {
         self.at.saturating_duration_since(Instant::now())

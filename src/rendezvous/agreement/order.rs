@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::verdict::{DETAIL, Verdict};
 use super::{Members, Round};
 use crate::error::{Error, Result, Status};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// The missing ranks that are looked for, and the largest sets that are written down.
 const LOOKED_FOR: usize = 8;
@@ -33,8 +33,8 @@ impl Order {
     }
 
     /// To be called now and then while waiting. What it finds it writes as the verdict of both calls, so it has nothing to say.
-    pub(super) fn look(&self) {
-        let wait = Wait::after(SHORT);
+    pub(super) fn look(&self, deadline: Deadline) {
+        let wait = Wait::after(SHORT.min(deadline.left()));
         match self.looks.fetch_add(1, Ordering::SeqCst) {
             0 => drop(self.leave_word(&wait)),
             // After half a second, one, two, four and so on: who waits for long waits for work, as a rule.

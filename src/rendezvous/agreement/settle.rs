@@ -139,11 +139,11 @@ impl Round {
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Came> {
         let losses = Arc::clone(&self.party.losses);
         let of_caller = wait.watch.clone();
-        let order = phase.is_empty().then(|| Order::of(self));
+        let (order, deadline) = (phase.is_empty().then(|| Order::of(self)), wait.deadline);
         let watch: Watch = Arc::new(move || {
             losses.look();
             if let Some(order) = &order {
-                order.look();
+                order.look(deadline);
             }
             of_caller.as_ref().map_or(Ok(()), |watch| watch())
         });
@@ -187,7 +187,7 @@ impl Round {
         let timeout = wait.deadline.timeout();
         let grace = Duration::from_millis(200).max(timeout / 20);
         let (store, verdict_key) = (&self.party.store, self.key(phase, "verdict"));
-        let whole = Wait::after(grace);
+        let whole = Wait { deadline: wait.deadline.extended(grace), ..Wait::after(grace) };
         // All ranks are late at the same moment; looking for each of thousands is the first one's work.
         if store.add(&self.key(phase, "late"), 1, &whole).is_ok_and(|number| number > 1) {
             if let Ok(stands) = store.get(&verdict_key, &Wait::after(grace / 2)) {
