@@ -11,7 +11,7 @@ use once_cell::sync::Lazy;
 use super::agreement::{Members, Party, Scope};
 use super::handshake::{self, Host};
 use super::hosts;
-use super::launcher::{Place, detect};
+use super::launcher::{Place, detect, given};
 use super::losses::Losses;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use crate::error::{Error, Result, Status};
@@ -158,18 +158,18 @@ impl World {
             (None, Method::Tcp(..) | Method::Env) => {
                 let (host, port) = self.place.address.clone().ok_or_else(|| {
                     Error::invalid(format!(
-                        "{} gives rank {rank} of {size} ranks, but no address to meet at: set MASTER_ADDR and MASTER_PORT, or dm_world_options.init_method",
-                        self.place.launcher
+                        "{} gives rank {rank} of {size} ranks, but no address to meet at: {}",
+                        self.place.launcher, self.place.advice
                     ))
                 })?;
                 let serves = rank == 0 && !self.place.agent;
-                let server = if serves { Some(serve(&host, port)?) } else { None };
+                let server = serves.then(|| serve(&host, port)).transpose().map_err(|error| self.place.taken(error))?;
                 let secret = Secret::from_environment();
                 (Arc::new(TcpStore::connect_with_secret(&host, port, secret, wait)?), server, !self.place.agent)
             }
         };
         let joins = joins_before(store.name(), rank);
-        let mut prefix = format!("devicemesh/{}/{joins}", self.place.attempt);
+        let mut prefix = format!("devicemesh/{}/{joins}", self.place.run());
         let mut host = None;
         if !fresh && rank == 0 {
             let new = Host::new(Arc::clone(&store), &prefix);
@@ -260,32 +260,19 @@ fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
     let env = |name: &str| std::env::var(name).ok();
     let mut place = match options.world_size {
         None => detect(&env)?,
-        Some(size) => {
-            let mut place = Place {
-                rank: options.rank,
-                size,
-                local_rank: options.local_rank,
-                address: None,
-                agent: false,
-                attempt: 0,
-                launcher: "dm_world_options",
-            };
-            // The options say who, the environment may still say where.
-            if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline {
-                let master = |name: &str| if name.starts_with("MASTER_") { env(name) } else { None };
-                let identity = |name: &str| match name {
-                    "RANK" => Some(options.rank.to_string()),
-                    "WORLD_SIZE" => Some(size.to_string()),
-                    name => master(name),
-                };
-                place.address = detect(&identity)?.address;
-            }
-            place
+        // Only a meeting at the environment's address has to find one.
+        Some(size) if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline => {
+            given(&env, options.rank, size, options.local_rank)?
         }
+        Some(size) => Place::new("dm_world_options", options.rank, size, options.local_rank),
     };
     if let Method::Tcp(host, port) = method {
         place.address = Some((host.clone(), *port));
         place.agent = false;
+    }
+    if !matches!(method, Method::Env) || options.store.is_some() {
+        // The port, or the store, is the caller's.
+        place.job = 0;
     }
     if place.size > i32::MAX as usize || place.rank >= place.size {
         return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", place.rank, place.size)));
