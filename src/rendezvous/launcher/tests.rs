@@ -43,7 +43,7 @@ fn detect_in(variables: &str) -> Result<Place> {
 fn lookup(variables: &str, name: &str) -> Option<String> {
     // The last assignment counts.
     let pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
-    pairs.filter(|(known, _)| *known == name).last().map(|(_, value)| value.to_owned())
+    pairs.filter(|(known, _)| *known == name).next_back().map(|(_, value)| value.to_owned())
 }
 
 #[test]
