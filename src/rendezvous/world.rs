@@ -169,7 +169,7 @@ impl World {
             }
         };
         let joins = joins_before(store.name(), rank);
-        let mut prefix = format!("devicemesh/{}/{joins}", self.place.run());
+        let mut prefix = format!("devicemesh/{:x}/{joins}", self.place.job);
         let mut host = None;
         if !fresh && rank == 0 {
             let new = Host::new(Arc::clone(&store), &prefix);

@@ -4,6 +4,8 @@
 //! job, alone. The variables are those that torchrun, JAX (jax/_src/clusters) and torchcomms go by, checked against what Open MPI 4.1, MPICH 4.0
 //! and Slurm 22.05 really set; docs/interop.md says what was run. A Slurm batch script is no step, so it is alone: its tasks are srun's.
 //!
+//! TORCHELASTIC_RESTART_COUNT is of no use to keep the attempts of a job apart: when one of several agents starts its ranks again, it alone counts.
+//!
 //! Where the ranks meet is MASTER_ADDR and MASTER_PORT, always; else the first host of a Slurm step; else this host when all ranks are on it.
 //! The port is then 61440 to 65535, made from the job's identity.
 
@@ -33,8 +35,6 @@ pub struct Place {
     pub job: u64,
     /// Whether the launcher serves a store there already (torchrun's agent, `devicemesh run`).
     pub agent: bool,
-    /// How often the job was restarted: earlier attempts may have left keys in the store.
-    pub attempt: u64,
     /// Who started this process, for messages.
     pub launcher: &'static str,
     /// What to set where there is no address, or its port is taken.
@@ -71,7 +71,7 @@ const MPI: [Family; 4] = [
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
-        advice: "mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT with rank 0's host and a free port there, or dm_world_options.init_method",
+        advice: "start it as mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT (rank 0's host, a free port there), or set dm_world_options.init_method",
     },
     // No PALS is known to set PALS_SIZE (torchcomms and Aurora's users take the size from elsewhere).
     Family {
@@ -90,7 +90,7 @@ const MPI: [Family; 4] = [
         local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
         local_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
         job: &["PMI_JOBID"],
-        advice: "mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT PORT with rank 0's host and a free port there, or dm_world_options.init_method",
+        advice: "start it as mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT PORT (rank 0's host, a free port there), or set dm_world_options.init_method",
     },
     // PMIx itself has no variable for the size. An Open MPI program without mpirun gives itself rank 0 of 1 in MPI_Init.
     Family {
@@ -175,13 +175,8 @@ pub fn given(get: &dyn Fn(&str) -> Option<String>, rank: usize, size: usize, loc
 impl Place {
     /// Rank and size, and no address.
     pub fn new(launcher: &'static str, rank: usize, size: usize, local_rank: usize) -> Place {
-        let (address, job, agent, attempt, advice) = (None, 0, false, 0, TORCH.advice);
-        Place { rank, size, local_rank, address, job, agent, attempt, launcher, advice }
-    }
-
-    /// What keeps the keys of this run apart from those of another in the same store: the attempt, and the job where the port is a digest's.
-    pub fn run(&self) -> String {
-        if self.job == 0 { self.attempt.to_string() } else { format!("{}-{:016x}", self.attempt, self.job) }
+        let (address, job, agent, advice) = (None, 0, false, TORCH.advice);
+        Place { rank, size, local_rank, address, job, agent, launcher, advice }
     }
 
     /// That error of listening, with what to do about a port that nobody chose.
@@ -198,7 +193,6 @@ impl Place {
     fn meet(&mut self, env: &Variables) -> Result<()> {
         self.address = env.master()?;
         self.agent = env.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
-        self.attempt = env.number("TORCHELASTIC_RESTART_COUNT")?.map_or(0, |count| count.value as u64);
         Ok(())
     }
 }

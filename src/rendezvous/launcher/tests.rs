@@ -101,9 +101,9 @@ fn master_addr_and_port_count_under_every_launcher() {
 }
 
 #[test]
-fn torchrun_serves_the_store_and_counts_restarts() {
+fn torchruns_agent_may_serve_the_store() {
     let place = detect_in(TORCHRUN).unwrap();
-    assert_eq!((place.agent, place.attempt, place.run().as_str()), (true, 1, "1"));
+    assert_eq!((place.agent, place.job), (true, 0));
     let own = detect_in(&format!("{TORCHRUN} TORCHELASTIC_USE_AGENT_STORE=False")).unwrap();
     assert!(!own.agent);
 }
@@ -139,7 +139,7 @@ fn options_take_the_address_of_the_same_rank_only() {
     );
     assert_eq!(given_in(OPEN_MPI, 1, 4).address, None);
     let torchrun = given_in(TORCHRUN, 7, 8);
-    assert_eq!((torchrun.address, torchrun.agent, torchrun.attempt), (Some(("vm".to_owned(), 41_829)), true, 1));
+    assert_eq!((torchrun.address, torchrun.agent), (Some(("vm".to_owned(), 41_829)), true));
     assert_eq!(given_in("RANK=x", 1, 4).address, None);
 }
 
@@ -161,7 +161,6 @@ fn partial_and_contradictory_environments_name_their_variables() {
         ("RANK=1 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2", &["LOCAL_RANK is 2", "LOCAL_WORLD_SIZE is 2"]),
         ("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4", &["LOCAL_WORLD_SIZE is 4", "WORLD_SIZE is 2"]),
         ("RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=0", &["LOCAL_WORLD_SIZE is 0", "WORLD_SIZE is 2"]),
-        ("RANK=1 WORLD_SIZE=2 TORCHELASTIC_RESTART_COUNT=often", &["TORCHELASTIC_RESTART_COUNT is \"often\""]),
         (
             "OMPI_COMM_WORLD_RANK=0",
             &["OMPI_COMM_WORLD_RANK is 0 (Open MPI)", "OMPI_COMM_WORLD_SIZE or WORLD_SIZE is not set"],
