@@ -28,7 +28,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 SlurmdParameters=config_overrides
 ReturnToService=2
-{nodes}
+NodeName=node[001-002] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]},{ports[2]}] CPUs=4 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -42,23 +42,28 @@ def free_ports(count):
 
 
 class Slurm:
-    """Both nodes' names must resolve, for a step on both: they are localhost and this machine's own name."""
+    """Its nodes are node001 and node002. A program finds those names through `resolving`."""
 
     def __init__(self, folder):
-        self.folder, self.processes = folder, []
+        self.folder, self.processes, self.started = folder, [], False
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
-        self.nodes = ["localhost", socket.gethostname()]
+        self.nodes = ["node001", "node002"]
+        self.resolving = ["env", "LD_PRELOAD=libnss_wrapper.so", f"NSS_WRAPPER_HOSTS={folder}/hosts"]
 
     def start(self):
+        if self.started:
+            return
+        if self.processes:
+            raise RuntimeError("no Slurm, as said above")
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "state").mkdir(parents=True)
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         ports = free_ports(3)
-        nodes = "\n".join(f"NodeName={node} NodeHostname={self.nodes[1]} NodeAddr=127.0.0.1 Port={port} CPUs=4 State=UNKNOWN"
-                          for node, port in zip(self.nodes, ports[1:]))
-        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(ports=ports, folder=self.folder, nodes=nodes))
+        configuration = CONFIGURATION.format(ports=ports, folder=self.folder, host=socket.gethostname())
+        (self.folder / "slurm.conf").write_text(configuration)
+        (self.folder / "hosts").write_text("127.0.0.1 node001\n127.0.0.2 node002\n")
         # --force: the folder belongs to whoever has the checkout, which munge would not trust.
         self.daemon("munged", "--foreground", "--force", *(f"--{name}={self.folder}/munge.{name.split('-')[0]}"
                                                            for name in ("socket", "key-file", "pid-file", "seed-file")))
@@ -68,6 +73,7 @@ class Slurm:
             (self.folder / f"spool.{node}").mkdir()
             self.daemon("slurmd", "-D", "-N", node)
         self.wait_for("both nodes to be idle", self.idle)
+        self.started = True
 
     def daemon(self, name, *arguments):
         with open(self.folder / f"{name}.{len(self.processes)}.out", "wb") as output:
@@ -84,7 +90,7 @@ class Slurm:
             time.sleep(0.1)
 
     def idle(self):
-        done = subprocess.run(["sinfo", "-h", "-o", "%n %t"], capture_output=True, text=True, timeout=20, env={**os.environ, **self.environment})
+        done = subprocess.run(["sinfo", "-h", "-N", "-o", "%N %t"], capture_output=True, text=True, timeout=20, env={**os.environ, **self.environment})
         return sorted(done.stdout.split("\n")[:-1]) == sorted(f"{node} idle" for node in self.nodes)
 
     def stop(self):
