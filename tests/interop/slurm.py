@@ -22,6 +22,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
+TmpFS={folder}/tmp.%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -70,7 +71,8 @@ class Slurm:
         self.wait_for("munge's socket", (self.folder / "munge.socket").exists)
         self.daemon("slurmctld", "-D", "-c")
         for node in self.nodes:
-            (self.folder / f"spool.{node}").mkdir()
+            for kind in ("spool", "tmp"):
+                (self.folder / f"{kind}.{node}").mkdir()
             self.daemon("slurmd", "-D", "-N", node)
         self.wait_for("both nodes to be idle", self.idle)
         self.started = True
