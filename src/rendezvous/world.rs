@@ -10,7 +10,7 @@ use once_cell::sync::Lazy;
 
 use super::agreement::{Members, Party, Scope};
 use super::handshake::{self, Host};
-use super::hosts;
+use super::hosts::{self, listens};
 use super::launcher::{Place, detect, given};
 use super::losses::Losses;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
@@ -57,7 +57,7 @@ struct Session {
     store: Arc<dyn Store>,
     prefix: String,
     served: bool,
-    server: Option<Arc<Server>>,
+    _server: Option<Arc<Server>>,
 }
 
 impl World {
@@ -124,7 +124,7 @@ impl World {
     /// Some of the ranks, in an order of their own, as such a set; `id` is the same on all of them and used once.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
-        let serving = session.server.is_some() && self.place.rank == 0;
+        let serving = session.served && self.place.rank == 0;
         let served = session.served && ranks.contains(&0);
         let prefix = format!("{}/{id}", session.prefix);
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
@@ -163,7 +163,7 @@ impl World {
                     ))
                 })?;
                 let serves = rank == 0 && !self.place.agent;
-                let server = serves.then(|| serve(&host, port)).transpose().map_err(|error| self.place.taken(error))?;
+                let server = if serves { serve(&host, port).map_err(|error| self.place.taken(error))? } else { None };
                 let secret = Secret::from_environment();
                 (Arc::new(TcpStore::connect_with_secret(&host, port, secret, wait)?), server, !self.place.agent)
             }
@@ -186,10 +186,10 @@ impl World {
             members: Members::All(size),
             me: rank,
             served,
-            serving: server.is_some(),
+            serving: served && rank == 0,
         };
         let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
-        Ok((Session { scope, losses, store, prefix, served, server }, host))
+        Ok((Session { scope, losses, store, prefix, served, _server: server }, host))
     }
 
     fn agree_on_join(&self, wait: &Wait) -> Result<()> {
@@ -280,18 +280,22 @@ fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
     Ok(place)
 }
 
-/// This process's server at that address: a second world there uses the one that runs.
-fn serve(host: &str, port: u16) -> Result<Arc<Server>> {
+/// This process's server at that address: a second world there uses the one that runs. None where another library of this process serves already:
+/// PyTorch's own rank 0, in a program that called init_process_group before. That store is no older than this process, so it is as good as ours.
+fn serve(host: &str, port: u16) -> Result<Option<Arc<Server>>> {
     type Servers = HashMap<(String, u16), Weak<Server>>;
     static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);
     let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
-        return Ok(running);
+        return Ok(Some(running));
     }
-    let server = Arc::new(Server::guarded(&*listening_addresses(host, port)?, Secret::from_environment())?);
+    let server = match Server::guarded(&*listening_addresses(host, port)?, Secret::from_environment()) {
+        Err(error) if error.os_error() == libc::EADDRINUSE && listens(port) => return Ok(None),
+        server => Arc::new(server?),
+    };
     servers.retain(|_, known| known.strong_count() > 0);
     servers.insert((host.to_owned(), port), Arc::downgrade(&server));
-    Ok(server)
+    Ok(Some(server))
 }
 
 /// What to listen on for ranks that connect to `host`: its own addresses and no others. But a host name that this host takes for a loopback

@@ -258,17 +258,9 @@ def unshared():
     fine(output, 4)
 
 
-@case("the same, PyTorch first: its rank 0 has taken the port for its own store")
+@case("the same, where PyTorch's rank 0 serves already: both in each of 4 ranks")
 def unshared_side_by_side():
-    # PyTorch's own server is there already when we come, so ours cannot be: an error that says so, not a wait.
-    command = [torch(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", HERE / "side_by_side.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170,
-                          env={**os.environ, **torch_environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
-    if done.returncode == 0:
-        return "works"
-    if "another process listens there" not in done.stderr:
-        raise Failure(done.stdout + done.stderr)
-    return "refused at once: the port is taken; give one of the two another store"
+    fine(torchrun("--standalone", "--nproc-per-node", 4, script="side_by_side.py", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"), 4, SIDE)
 
 
 @case("torchrun --max-restarts, rank 1 leaves in the first attempt")
