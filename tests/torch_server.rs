@@ -17,7 +17,7 @@ fn every_operation_on_each_server() {
     let ports = std::env::var("DM_TORCH_STORES").expect("DM_TORCH_STORES holds ports");
     for port in ports.split_whitespace() {
         let store = Arc::new(TcpStore::connect("127.0.0.1", port.parse().unwrap(), &soon()).unwrap());
-        values(&*store);
+        values(&store);
         together(&store);
         waits(&store);
     }

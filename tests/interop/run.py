@@ -337,8 +337,8 @@ def versions():
         found.append("Open MPI " + first("mpirun.openmpi", "--version").split()[-1])
     if shutil.which("mpiexec.mpich"):
         found.append("MPICH " + subprocess.run(["mpiexec.mpich", "--version"], capture_output=True, text=True).stdout.split("Version:")[1].split()[0])
-    if shutil.which("srun"):
-        found.append("Slurm " + first("srun", "--version").split()[-1])
+    if shutil.which("slurmd"):
+        found.append("Slurm " + first("slurmd", "-V").split()[-1])
     if PYTHON and PYTHON.exists():
         found.append("torch " + first(PYTHON, "-c", "import torch; print(torch.__version__)"))
     return ", ".join(found)

@@ -42,8 +42,8 @@ fn detect_in(variables: &str) -> Result<Place> {
 
 fn lookup(variables: &str, name: &str) -> Option<String> {
     // The last assignment counts.
-    let pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
-    pairs.filter(|(known, _)| *known == name).next_back().map(|(_, value)| value.to_owned())
+    let mut pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
+    pairs.rfind(|(known, _)| *known == name).map(|(_, value)| value.to_owned())
 }
 
 #[test]
