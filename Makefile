@@ -11,6 +11,7 @@ help:
 	@echo "make test    run every test (ARGS='-k name' for some)"
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
+	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make fuzz    fuzz the store's frame decoder (SECONDS=60)"
 	@echo "make clean   remove target/"
@@ -23,6 +24,9 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+interop:
+	$(PYTHON) tests/interop/run.py $(ARGS)
 
 check:
 	$(CARGO) fmt --all --check
@@ -58,4 +62,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test check header examples fuzz clean
+.PHONY: help build demo test interop check header examples fuzz clean
