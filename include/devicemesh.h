@@ -478,6 +478,17 @@ dm_status dm_world_barrier(const struct dm_world *world,
                            int64_t timeout_ms);
 
 /**
+ * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
+ * and aborts all its root meshes, as dm_abort does.
+ *
+ * Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
+ * raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
+ * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
+ * one is being joined; this process joins no other then. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+ */
+dm_status dm_world_abort(const struct dm_world *world);
+
+/**
  * Frees a world handle. Local; NULL is a no-op, and so is a handle that was freed before.
  *
  * Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
