@@ -200,13 +200,16 @@ impl Library {
     }
 
     /// Starts `ncclCommSplit` of a parent with nothing outstanding. The child's handle is written to `child` by the time
-    /// [`poll`](Library::poll) of the *parent* says that it is done, so `child` must stay where it is until then.
-    pub fn split(
+    /// [`poll`](Library::poll) of the *parent* says that it is done.
+    ///
+    /// # Safety
+    /// `child` is valid and stays where it is until then.
+    pub unsafe fn split(
         &self,
         parent: RawComm,
         color: i32,
         key: i32,
-        child: &mut RawComm,
+        child: *mut RawComm,
         config: &mut CommConfig,
     ) -> Result<()> {
         let Some(split) = self.functions.split else {

@@ -64,6 +64,8 @@ pub struct Communicator {
     /// Held by questions to the library about the raw communicator and while it is taken away: a library may free it at once. Not held by calls
     /// that wait.
     asking: Mutex<()>,
+    /// Held by who aborts, so that nobody else goes on before that is done.
+    aborting: Mutex<()>,
 }
 
 impl Communicator {
@@ -79,6 +81,7 @@ impl Communicator {
             scope: OnceCell::new(),
             patience: AtomicU64::new(0),
             asking: Mutex::default(),
+            aborting: Mutex::default(),
         }
     }
 
@@ -173,8 +176,10 @@ impl Communicator {
         self.users.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// Ends it at once, waking whoever is blocked in it. A borrowed one is left to its owner.
+    /// Ends it at once, waking whoever is blocked in it; when this returns, what the host engine did with it in the background is over. A
+    /// borrowed one is left to its owner.
     pub(super) fn abort(&self) -> Result<()> {
+        let _aborting = self.aborting.lock().unwrap_or_else(PoisonError::into_inner);
         self.end(State::Aborted);
         match self.take_raw() {
             Some(raw) if self.owned => self.library.abort(raw),

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::communicator::{Communicator, LazyPlan, State, lasting_name};
 use super::domain::{Domain, PartitionKey};
-use super::making::{Maker, millis};
+use super::making::{Maker, millis, outcome, report};
 use super::options::DimOptions;
 use super::root::{DimComm, RootComms};
 use crate::ccl::{CommConfig, Library, RawComm};
@@ -33,11 +33,11 @@ impl RootComms {
         let mut fresh = Vec::new();
         let made = if self.root.is_member() { self.add_dims(plan, &round, wait, &mut fresh) } else { Ok(()) };
         if let Err(error) = &made {
-            round.fail(error);
+            report(&round, error);
         }
-        let finished = round.finish(wait);
+        let outcome = outcome(made, round.finish(wait));
         // An abort that came after the last wait has not seen what was made meanwhile.
-        let outcome = made.and(finished).and_then(|()| self.alive());
+        let outcome = outcome.and_then(|()| self.alive());
         if outcome.is_err() {
             self.take_back(dims_before, had_parent, &fresh);
         }

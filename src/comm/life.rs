@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use super::communicator::{Communicator, State};
-use super::making::settle;
+use super::making::{outcome, report, settle};
 use super::root::{Life, RootComms};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
@@ -41,10 +41,9 @@ impl RootComms {
         self.end(Life::Finalized);
         let destroyed = self.destroy(&wait);
         if let Err(error) = &destroyed {
-            round.fail(error);
+            report(&round, error);
         }
-        let finished = round.finish(&wait);
-        destroyed.and(finished)
+        outcome(destroyed, round.finish(&wait))
     }
 
     /// Every communicator of this root once, in the order in which they were made.

@@ -73,14 +73,21 @@ impl Maker<'_> {
         parent.limit(self.millis_left())?;
         // The library may write the handle from its own thread until the parent has settled: if that never happens, the place
         // it writes to must stay.
-        let child = Box::leak(Box::new(RawComm::NULL));
-        self.library.split(raw, color, key, child, &mut config).map_err(|error| parent.explain(raw, error))?;
+        let place: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
+        // SAFETY: the place was made just now and is never freed before the library is done with it.
+        let started = unsafe { self.library.split(raw, color, key, place, &mut config) };
+        started.map_err(|error| parent.explain(raw, error))?;
         if let Err(error) = self.poll(what, || parent.poll()) {
             let _ = parent.abort();
+            if self.library.is_host_engine() {
+                // The child may have come to be before the parent failed. Its engine is done with both.
+                // SAFETY: the place is still there, and nobody writes to it any more.
+                let child = unsafe { place.read_volatile() };
+                let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
+            }
             return Err(error);
         }
-        let place: *mut RawComm = child;
-        // SAFETY: `place` came from Box::leak above, and the settled library does not write to it any more.
+        // SAFETY: `place` came from a box above, and the settled library does not write to it any more.
         let child = *unsafe { Box::from_raw(place) };
         if child.is_null() {
             return Err(Error::new(
@@ -129,6 +136,28 @@ impl Maker<'_> {
 
     fn millis_left(&self) -> u64 {
         millis(self.wait.deadline.left())
+    }
+}
+
+/// Tells the other ranks of a call that this one failed. For them a rank that was aborted is lost.
+pub(super) fn report(round: &Round, error: &Error) {
+    match error.status() {
+        Status::Aborted => round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message()))),
+        _ => round.fail(error),
+    }
+}
+
+/// How an agreed call ended here: all ranks say what its verdict says, which is the first failure of any of them. What this rank met itself may
+/// follow from that one. Its own word stands where it was aborted, and where the verdict could not be learnt.
+pub(super) fn outcome<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
+    match (mine, verdict) {
+        (Ok(value), verdict) => verdict.map(|()| value),
+        (Err(mine), Err(verdict))
+            if mine.status() != Status::Aborted && !matches!(verdict.status(), Status::Aborted | Status::Store) =>
+        {
+            Err(verdict)
+        }
+        (Err(mine), _) => Err(mine),
     }
 }
 

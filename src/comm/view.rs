@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
 use super::dims::{Plan, config, unplanned};
-use super::making::{Maker, millis};
+use super::making::{Maker, millis, outcome, report};
 use super::operations::in_group;
 use super::options::DimOptions;
 use super::root::{LifeFlag, RootComms};
@@ -247,16 +247,12 @@ impl View {
                 let round = scope.agree(&format!("dm_get_comm(dim={dim})"), &wait)?;
                 let made = maker(Some(&round)).meet("comm/lazy", group, config.blocking(false));
                 if let Err(error) = &made {
-                    round.fail(error);
+                    report(&round, error);
                 }
-                match (made, round.finish(&wait)) {
-                    (Ok(raw), Ok(())) => raw,
-                    (Ok(raw), Err(error)) => {
-                        let _ = library.abort(raw);
-                        return Err(error);
-                    }
-                    (Err(error), _) => return Err(error),
-                }
+                let fresh = made.as_ref().ok().copied();
+                outcome(made, round.finish(&wait)).inspect_err(|_| {
+                    fresh.map(|raw| library.abort(raw));
+                })?
             }
         };
         communicator.set_ready(raw)?;
