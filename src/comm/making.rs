@@ -148,16 +148,16 @@ pub(super) fn report(round: &Round, error: &Error) {
 }
 
 /// How an agreed call ended here: all ranks say what its verdict says, which is the first failure of any of them. What this rank met itself may
-/// follow from that one. Its own word stands where it was aborted, and where the verdict could not be learnt.
+/// follow from that one. Its own word stands where it was aborted, where the verdict could not be learnt, and where all were late: it says
+/// whom this rank waited for.
 pub(super) fn outcome<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
     match (mine, verdict) {
         (Ok(value), verdict) => verdict.map(|()| value),
-        (Err(mine), Err(verdict))
-            if mine.status() != Status::Aborted && !matches!(verdict.status(), Status::Aborted | Status::Store) =>
-        {
-            Err(verdict)
-        }
-        (Err(mine), _) => Err(mine),
+        (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
+            (Status::Aborted, _) | (_, Status::Aborted | Status::Store) | (Status::Timeout, Status::Timeout) => mine,
+            _ => verdict,
+        }),
+        (Err(mine), Ok(())) => Err(mine),
     }
 }
 
