@@ -15,7 +15,7 @@ LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
 SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests"))
 KINDS = [("barrier", 1), ("init", 0), ("init-id", 0), ("init-root", 1), ("init-root", 0), ("init-split", 1), ("init-second-split", 3), ("flatten", 2),
          ("unflatten-split", 1), ("finalize", 1), ("finalize-flush", 1), ("finalize-destroy", 2), ("lazy", 1), ("lazy-id", 0), ("lazy-init", 1),
-         ("all-reduce", 3), ("abort", 1), ("world-abort", 1), ("leaks", 1)]
+         ("all-reduce", 3), ("abort", 1), ("world-abort", 1), ("leaks", 1), ("unmade", 1)]
 
 
 def build():

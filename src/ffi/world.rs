@@ -94,7 +94,8 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 /// Returns when every rank of the world has called it.
 ///
 /// Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs some round trips; it says nothing of work on
-/// devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call.
+/// devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
+/// that has left by dm_world_abort; DM_STATUS_ABORTED when this one has.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {

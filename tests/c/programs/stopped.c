@@ -233,6 +233,21 @@ int main(int count, char **arguments)
       snprintf(text, sizeof text, "rank %d failed in dm_init", place == 3 ? 0 : victim);
       FAILS(DM_STATUS_CCL, text, init(NULL));
     }
+  } else if (strcmp(arguments[1], "unmade") == 0) {
+    /* An eager mesh makes what a lazy one has planned, but a rank fails at its second communicator: the lazy mesh is as before on all ranks. */
+    dm_mesh *lazy = NULL;
+    options.flags = DM_INIT_LAZY;
+    REQUIRE(init(NULL));
+    lazy = mesh;
+    options.flags = 0;
+    if (rank == victim) stall_at("ncclCommInitRankConfig", 1, 0);
+    GIVES(DM_STATUS_CCL, init(NULL));
+    for (int dim = 0; dim < 2; ++dim) {
+      float one = 1, sum = 0;
+      OK(dm_all_reduce(lazy, kNames[dim], &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+      CHECK(sum == 2);
+    }
+    OK(dm_finalize(lazy));
   } else {
     const char *name = arguments[1];
     const bool of_world = strcmp(name, "world-abort") == 0, aborts = of_world || strcmp(name, "abort") == 0;
