@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """A rank that stops (SIGSTOP) or fails in the middle of a collective call: the others have an error that names it by their deadline, dm_abort and
 dm_world_abort end a making that does not, and no communicator and no memory of one is left. The library is libhostccl behind one that stops a
-rank in a given call (tests/c/programs/stall.c), the ranks are those of tests/c/programs/stopped.c."""
+rank in a given call (tests/c/programs/stall.c), the ranks are those of tests/c/programs/stopped.c.
+
+Arguments: only these kinds. --served: rank 0 serves the store and is the one that stops, so that the store stops with it."""
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -34,10 +37,32 @@ def build():
     return shim, ranks
 
 
+def served(shim, ranks, kind):
+    """Without a launcher, rank 0 serves the store. Gives the exit codes and what the ranks wrote."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DM_CCL_LIBRARY": str(shim)}
+    running = [subprocess.Popen([ranks, kind, "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(4)]
+    try:
+        return [(rank.communicate(timeout=60)[0], rank.returncode) for rank in running]
+    finally:
+        for rank in running:
+            rank.kill()
+
+
 def main():
     shim, ranks = build()
-    wanted = sys.argv[1:]
+    wanted = [argument for argument in sys.argv[1:] if argument != "--served"]
     failed = []
+    if "--served" in sys.argv:
+        for kind in wanted or ["barrier", "init", "init-split", "flatten", "finalize-flush"]:
+            for rank, (output, code) in enumerate(served(shim, ranks, kind)):
+                print(f"{kind}, rank {rank}: {code}\n{output}", flush=True)
+                failed += [kind] if code != 0 else []
+        print(f"failed: {sorted(set(failed))}" if failed else "all well")
+        return 1 if failed else 0
     for kind, victim in KINDS:
         if wanted and kind not in wanted:
             continue

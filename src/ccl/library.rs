@@ -189,6 +189,18 @@ impl Library {
         Ok(id)
     }
 
+    /// Gives up an id that nobody else has seen. The host engine holds memory for it until a communicator comes of it: so one does, of this rank
+    /// alone, and ends.
+    pub fn discard(&self, id: &UniqueId) {
+        let mut config = CommConfig::unset(self.version).blocking(true);
+        if !self.is_host_engine() {
+            return;
+        }
+        if let Ok(comm) = self.init_rank(1, id, 0, &mut config) {
+            let _ = self.abort(comm);
+        }
+    }
+
     /// Starts `ncclCommInitRankConfig`; with a non-blocking config the communicator is ready when
     /// [`poll`](Library::poll) says so.
     pub fn init_rank(&self, size: usize, id: &UniqueId, rank: usize, config: &mut CommConfig) -> Result<RawComm> {

@@ -33,7 +33,8 @@ impl Maker<'_> {
         let id = match self.round {
             Some(round) if rank > 0 => {
                 let bytes = round.fetch(key, self.wait).map_err(|error| match error.status() {
-                    Status::Timeout => {
+                    // Another rank's word says so already.
+                    Status::Timeout if error.message().starts_with(key) => {
                         let first = group.ranks().first().copied().unwrap_or_default();
                         Error::timeout(format!("rank {first} did not begin {key}: {}", error.message()))
                     }
@@ -46,7 +47,7 @@ impl Maker<'_> {
             round => {
                 let id = self.library.unique_id()?;
                 if let Some(round) = round.filter(|_| size > 1) {
-                    round.publish(key, &id.bytes, self.wait)?;
+                    round.publish(key, &id.bytes, self.wait).inspect_err(|_| self.library.discard(&id))?;
                 }
                 id
             }
