@@ -116,6 +116,12 @@ impl Wait {
         Wait { deadline, ..self.clone() }
     }
 
+    /// The outcome of a call that waited so: when it failed and was aborted meanwhile, that is why, whatever it met first (its own going
+    /// among it).
+    pub fn outcome<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| self.cancel.check().err().unwrap_or(error))
+    }
+
     /// Whether the wait has still a point.
     pub fn look_around(&self) -> Result<()> {
         self.cancel.check()?;

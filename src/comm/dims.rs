@@ -41,7 +41,7 @@ impl RootComms {
         if outcome.is_err() {
             self.take_back(dims_before, had_parent, &fresh);
         }
-        outcome
+        wait.outcome(outcome)
     }
 
     /// Which of the plan's dimensions take a communicator that exists, for the ranks to agree on. They differ only where a mesh over the same

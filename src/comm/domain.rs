@@ -115,7 +115,7 @@ impl Domain {
         let timeout = timeout.unwrap_or(self.world.timeout());
         let wait = Wait { cancel: self.cancel.clone(), ..Wait::after(timeout) };
         let _turn = self.take_turn(&wait)?;
-        self.world.barrier_by(&wait)
+        wait.outcome(self.world.barrier_by(&wait))
     }
 
     /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, all communicators. Local, from any thread; takes no lock

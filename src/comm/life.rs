@@ -43,7 +43,7 @@ impl RootComms {
         if let Err(error) = &destroyed {
             report(&round, error);
         }
-        outcome(destroyed, round.finish(&wait))
+        wait.outcome(outcome(destroyed, round.finish(&wait)))
     }
 
     /// Every communicator of this root once, in the order in which they were made.

@@ -95,7 +95,7 @@ impl RootComms {
         let plan = Plan { view: root.root.clone(), dims: wanted };
         // Ranks outside the mesh do not know what its ranks share.
         let detail = if root.root.root_size() == world.size() { root.sharing(&plan) } else { String::new() };
-        let round = world.scope()?.agree_in_detail(&call, &detail, &wait)?;
+        let round = wait.outcome(world.scope()?.agree_in_detail(&call, &detail, &wait))?;
         root.id = format!("mesh{}", round.number());
         if root.root.is_member() {
             root.scope = Some(root.own_scope(domain)?);
@@ -249,7 +249,7 @@ impl RootComms {
         let turn = domain.take_turn(&wait)?;
         // Another thread's call, which had the turn before, may have ended it.
         self.alive()?;
-        let round = scope.agree_in_detail(call, detail, &wait)?;
+        let round = wait.outcome(scope.agree_in_detail(call, detail, &wait))?;
         Ok((turn, round, wait))
     }
 

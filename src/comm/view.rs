@@ -244,13 +244,13 @@ impl View {
                 self.root.alive()?;
                 let position = group.local_rank(0)?;
                 let scope = communicator.scope(|| domain.world().subscope(scope, group.ranks().into(), position))?;
-                let round = scope.agree(&format!("dm_get_comm(dim={dim})"), &wait)?;
+                let round = wait.outcome(scope.agree(&format!("dm_get_comm(dim={dim})"), &wait))?;
                 let made = maker(Some(&round)).meet("comm/lazy", group, config.blocking(false));
                 if let Err(error) = &made {
                     report(&round, error);
                 }
                 let fresh = made.as_ref().ok().copied();
-                outcome(made, round.finish(&wait)).inspect_err(|_| {
+                wait.outcome(outcome(made, round.finish(&wait))).inspect_err(|_| {
                     fresh.map(|raw| library.abort(raw));
                 })?
             }
