@@ -313,7 +313,7 @@ typedef int32_t dm_op;
 #define DM_STATUS_UNSUPPORTED 12
 
 /**
- * The mesh was aborted or finalized.
+ * The mesh was aborted or finalized, or its world aborted.
  */
 #define DM_STATUS_ABORTED 13
 
@@ -472,10 +472,22 @@ dm_status dm_world_size(const struct dm_world *world, int32_t *size_out);
  * Returns when every rank of the world has called it.
  *
  * Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs some round trips; it says nothing of work on
- * devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call.
+ * devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
+ * that has left by dm_world_abort; DM_STATUS_ABORTED when this one has.
  */
 dm_status dm_world_barrier(const struct dm_world *world,
                            int64_t timeout_ms);
+
+/**
+ * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
+ * and aborts all its root meshes, as dm_abort does.
+ *
+ * Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
+ * raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
+ * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
+ * one is being joined; this process joins no other then. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+ */
+dm_status dm_world_abort(const struct dm_world *world);
 
 /**
  * Frees a world handle. Local; NULL is a no-op, and so is a handle that was freed before.
@@ -499,8 +511,9 @@ void dm_world_free(struct dm_world *world);
  * the handle with dm_free.
  *
  * Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
- * alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, and what
- * dm_world_init gives when the default world is joined here.
+ * alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what dm_world_init gives when the
+ * default world is joined here. A failure of any rank is one on all, and leaves nothing behind.
  */
 dm_status dm_init(const char *device_type,
                   const size_t *shape,
@@ -968,7 +981,7 @@ dm_status dm_check(const struct dm_mesh *mesh,
  *
  * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
  * communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
- * any more. A second abort, or one after dm_finalize, does nothing.
+ * any more. A second abort, or one after dm_finalize, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -976,8 +989,9 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * Waits for the outstanding work of this view's root mesh and destroys those of its communicators that no other root mesh of this world
  * shares. Every view of this root answers DM_STATUS_ABORTED from then on; handles are still to be freed.
  *
- * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (the mesh is
- * then as before: dm_abort ends it), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+ * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (where a rank never
+ * made the call the mesh is then as before: dm_abort ends it; where one did not get through it, the mesh has ended here), DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
  */
 dm_status dm_finalize(const struct dm_mesh *mesh);
 

@@ -1,7 +1,7 @@
 //! Communicator handles: tokens of a slot and a generation, so that a stale or made-up one is refused, never followed.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub(crate) struct Handle {
     /// Calls at work in the background, joining included.
     pending: AtomicU32,
     failed: AtomicBool,
+    /// How long its making may wait without progress, in milliseconds; 0: not set.
+    patience: AtomicU64,
     error: Mutex<Option<Error>>,
     finished: Condvar,
     operators: RwLock<Vec<Option<PreMulSum>>>,
@@ -63,6 +65,7 @@ impl Handle {
             comm: OnceLock::new(),
             pending: AtomicU32::new(1),
             failed: AtomicBool::new(false),
+            patience: AtomicU64::new(0),
             error: Mutex::new(None),
             finished: Condvar::new(),
             operators: RwLock::new(Vec::new()),
@@ -98,6 +101,21 @@ impl Handle {
         self.comm.get()
     }
 
+    /// How long waits on it may last without progress, from now on; also while it is being made.
+    pub(crate) fn set_patience(&self, millis: u64) -> Result<()> {
+        self.check()?;
+        self.patience.store(millis, Ordering::Relaxed);
+        if let Some(comm) = self.comm.get() {
+            comm.set_patience(millis);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        let millis = self.patience.load(Ordering::Relaxed);
+        (millis > 0).then(|| Duration::from_millis(millis))
+    }
+
     /// Marks a background call as started.
     pub(crate) fn begin(&self) {
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -106,6 +124,7 @@ impl Handle {
     /// Records how joining ended.
     pub(crate) fn set_comm(&self, joined: Result<Arc<Comm>>) {
         let outcome = joined.map(|comm| {
+            comm.set_patience(self.patience.load(Ordering::Relaxed));
             let _ = self.comm.set(comm);
         });
         self.finish(outcome);

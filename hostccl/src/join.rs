@@ -122,13 +122,15 @@ impl Operation for Join {
 
 impl Drop for Join {
     fn drop(&mut self) {
-        let Some(comm) = &self.comm else { return };
-        if comm.segment.header().arrived.value() == self.nranks {
-            return;
+        match &self.comm {
+            Some(comm) if comm.segment.header().arrived.value() == self.nranks => return,
+            Some(comm) => {
+                let message = format!("{} gave up joining", comm.describe(comm.rank));
+                comm.fail(ncclRemoteError, Some(comm.rank), &message);
+            }
+            None => {}
         }
-        // This rank gives up: the id is spent, and nobody must wait for it.
-        let message = format!("{} gave up joining", comm.describe(comm.rank));
-        comm.fail(ncclRemoteError, Some(comm.rank), &message);
+        // This rank gives up, maybe before it has come: the id is spent, and nobody must wait for it.
         if let Source::Id(id) = &self.source {
             id.close();
         }

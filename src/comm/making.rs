@@ -3,13 +3,18 @@
 use std::time::{Duration, Instant};
 
 use super::communicator::Communicator;
+use super::root::ranks_text;
 use crate::ccl::{CommConfig, Library, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
+use crate::mesh::Mesh;
 use crate::rendezvous::Round;
 use crate::wait::Wait;
 
 /// How often, while a library works in the background, the other ranks' failures are looked for in the store.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
+
+/// The host engine is given the same deadline and says which ranks did not come: how long its word is waited for.
+const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// Makes communicators of one library within one round of agreement.
 pub(super) struct Maker<'a> {
@@ -17,14 +22,24 @@ pub(super) struct Maker<'a> {
     /// The agreed call that this happens in; `None` where no other rank takes part.
     pub(super) round: Option<&'a Round>,
     pub(super) wait: &'a Wait,
+    /// How long calls on what is made may wait for their peers.
+    pub(super) timeout: Duration,
 }
 
 impl Maker<'_> {
-    /// A communicator over `size` ranks that meet by a fresh id: its rank 0 publishes it under `key`.
-    pub(super) fn meet(&self, key: &str, size: usize, rank: usize, mut config: CommConfig) -> Result<RawComm> {
+    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id: its rank 0 publishes it under `key`.
+    pub(super) fn meet(&self, key: &str, group: &Mesh, mut config: CommConfig) -> Result<RawComm> {
+        let (size, rank) = (group.size(), group.local_rank(0)?);
         let id = match self.round {
             Some(round) if rank > 0 => {
-                let bytes = round.fetch(key, self.wait)?;
+                let bytes = round.fetch(key, self.wait).map_err(|error| match error.status() {
+                    // Another rank's word says so already.
+                    Status::Timeout if error.message().starts_with(key) => {
+                        let first = group.ranks().first().copied().unwrap_or_default();
+                        Error::timeout(format!("rank {first} did not begin {key}: {}", error.message()))
+                    }
+                    _ => error,
+                })?;
                 UniqueId::from_bytes(&bytes).ok_or_else(|| {
                     Error::store(format!("the unique id under {key} has {} bytes instead of 128", bytes.len()))
                 })?
@@ -32,29 +47,48 @@ impl Maker<'_> {
             round => {
                 let id = self.library.unique_id()?;
                 if let Some(round) = round.filter(|_| size > 1) {
-                    round.publish(key, &id.bytes, self.wait)?;
+                    round.publish(key, &id.bytes, self.wait).inspect_err(|_| self.library.discard(&id))?;
                 }
                 id
             }
         };
+        let what = || format!("making communicator {key} of ranks {}", world_ranks(group));
         let comm = self.library.init_rank(size, &id, rank, &mut config)?;
-        self.settle(comm, &format!("making the communicator {key} of {size} ranks"))?;
+        // Only the host engine heeds it; where it refuses, the polling still ends at the deadline.
+        let _ = self.library.set_timeout(comm, self.millis_left());
+        self.settle(comm, what)?;
         Ok(comm)
     }
 
-    /// A child of `parent` that joins the ranks which say the same colour, ordered by key. A split that does not end ends the parent.
-    pub(super) fn split(&self, parent: &Communicator, color: i32, key: i32, mut config: CommConfig) -> Result<RawComm> {
+    /// The child of `parent` that joins the ranks of `group`: those which say the same colour, ordered by key. A split that does not end ends the
+    /// parent.
+    pub(super) fn split(
+        &self,
+        parent: &Communicator,
+        group: &Mesh,
+        (color, key): (i32, i32),
+        mut config: CommConfig,
+    ) -> Result<RawComm> {
         let raw = parent.ready()?;
+        let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
+        parent.limit(self.millis_left())?;
         // The library may write the handle from its own thread until the parent has settled: if that never happens, the place
         // it writes to must stay.
-        let child = Box::leak(Box::new(RawComm::NULL));
-        self.library.split(raw, color, key, child, &mut config)?;
-        if let Err(error) = self.poll(raw, &format!("splitting the root communicator by colour {color}")) {
+        let place: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
+        // SAFETY: the place was made just now and is never freed before the library is done with it.
+        let started = unsafe { self.library.split(raw, color, key, place, &mut config) };
+        started.map_err(|error| parent.explain(raw, error))?;
+        if let Err(error) = self.poll(what, || parent.poll()) {
             let _ = parent.abort();
+            if self.library.is_host_engine() {
+                // The child may have come to be before the parent failed. Its engine is done with both.
+                // SAFETY: the place is still there, and nobody writes to it any more.
+                let child = unsafe { place.read_volatile() };
+                let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
+            }
             return Err(error);
         }
-        let place: *mut RawComm = child;
-        // SAFETY: `place` came from Box::leak above, and the settled library does not write to it any more.
+        // SAFETY: `place` came from a box above, and the settled library does not write to it any more.
         let child = *unsafe { Box::from_raw(place) };
         if child.is_null() {
             return Err(Error::new(
@@ -63,30 +97,99 @@ impl Maker<'_> {
             ));
         }
         // A child that goes on in the background by itself is waited for as well.
-        self.settle(child, &format!("initialising the communicator of colour {color}"))?;
+        self.settle(child, what)?;
+        if let Err(error) = parent.limit(millis(self.timeout)) {
+            let _ = self.library.abort(child);
+            return Err(error);
+        }
         Ok(child)
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails.
-    fn settle(&self, comm: RawComm, what: &str) -> Result<()> {
-        let result = self.poll(comm, what);
+    fn settle(&self, comm: RawComm, what: impl Fn() -> String) -> Result<()> {
+        let result = self.poll(what, || self.library.poll(comm));
         if result.is_err() {
             let _ = self.library.abort(comm);
         }
         result
     }
 
-    /// Waits until the background work on `comm` is done: to the deadline, unless cancelled or another rank reports that it failed.
-    fn poll(&self, comm: RawComm, what: &str) -> Result<()> {
+    /// Waits until the background work is done: to the deadline, unless cancelled or another rank reports that it failed.
+    fn poll(&self, what: impl Fn() -> String, is_done: impl Fn() -> Result<bool>) -> Result<()> {
         let mut looked = Instant::now();
-        self.library.settle_while(comm, self.wait, what, || {
-            if let Some(round) = self.round.filter(|_| looked.elapsed() > LOOK_AROUND) {
-                looked = Instant::now();
-                if let Some(failure) = round.failed(self.wait)? {
-                    return Err(failure);
-                }
+        let extra = if self.library.is_host_engine() { LAST_WORD } else { Duration::ZERO };
+        let wait = self.wait.with_deadline(self.wait.deadline.extended(extra));
+        settle(&wait, what, || {
+            if is_done()? {
+                return Ok(true);
             }
-            Ok(())
+            let due = looked.elapsed() > LOOK_AROUND && !self.wait.deadline.passed();
+            let Some(round) = self.round.filter(|_| due) else { return Ok(false) };
+            looked = Instant::now();
+            match round.failed(self.wait) {
+                Ok(Some(failure)) => Err(failure),
+                // A store that does not answer is no reason to give up the work: the deadline is the same.
+                Err(error) if error.status() != Status::Timeout => Err(error),
+                _ => Ok(false),
+            }
         })
     }
+
+    fn millis_left(&self) -> u64 {
+        millis(self.wait.deadline.left())
+    }
+}
+
+/// Tells the other ranks of a call that this one failed. For them a rank that was aborted is lost.
+pub(super) fn report(round: &Round, error: &Error) {
+    match error.status() {
+        Status::Aborted => round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message()))),
+        _ => round.fail(error),
+    }
+}
+
+/// How an agreed call ended here: all ranks say what its verdict says, which is the first failure of any of them. What this rank met itself may
+/// follow from that one. Its own word stands where it was aborted, where the verdict could not be learnt, and where all were late: it says
+/// whom this rank waited for.
+pub(super) fn outcome<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
+    match (mine, verdict) {
+        (Ok(value), verdict) => verdict.map(|()| value),
+        (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
+            (Status::Aborted, _) | (_, Status::Aborted | Status::Store) | (Status::Timeout, Status::Timeout) => mine,
+            _ => verdict,
+        }),
+        (Err(mine), Ok(())) => Err(mine),
+    }
+}
+
+/// Polls until nothing is in progress any more: to the deadline, and unless cancelled. `what` names the work.
+pub(super) fn settle(wait: &Wait, what: impl Fn() -> String, mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let mut pause = Duration::from_micros(20);
+    loop {
+        match is_done() {
+            Ok(true) => return Ok(()),
+            Ok(false) => wait.cancel.check()?,
+            Err(error) => {
+                // An abort takes the communicator away from under the question.
+                wait.cancel.check()?;
+                return Err(error.within(&what()));
+            }
+        }
+        if wait.deadline.passed() {
+            let timeout = wait.deadline.timeout().as_millis();
+            return Err(Error::timeout(format!("{} was not done after {timeout} ms", what())));
+        }
+        std::thread::sleep(pause.min(wait.deadline.left()));
+        pause = (pause * 2).min(Duration::from_millis(2));
+    }
+}
+
+/// A group's ranks in the world, in its order.
+pub(super) fn world_ranks(group: &Mesh) -> String {
+    ranks_text(group.ranks().as_slice())
+}
+
+/// As the host engine counts time.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -132,6 +132,13 @@ impl World {
         Ok(Scope::new(party, prefix))
     }
 
+    /// Tells the other ranks that this one takes no further part: to them it has gone.
+    pub fn leave(&self) {
+        if let Some(session) = self.session.as_ref().filter(|_| self.place.size > 1) {
+            session.losses.announce(self.place.rank as i32);
+        }
+    }
+
     /// Returns when every rank has called it. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         self.barrier_by(&Wait::after(timeout.unwrap_or(self.timeout)))

@@ -221,6 +221,6 @@ pub(crate) unsafe fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) ->
     let Ok(millis) = u64::try_from(timeout_ms) else {
         return Err(Error::argument(format!("timeout_ms {timeout_ms} is negative")));
     };
-    handle::find(comm)?.ready()?.set_patience(millis);
+    handle::find(comm)?.set_patience(millis)?;
     Ok(ncclSuccess)
 }
