@@ -81,10 +81,12 @@ fn drive(port: u16, ranks: std::ops::Range<usize>, world: usize, run: &str) {
         .map(|number| {
             let stream = TcpStream::connect(("::1", port)).expect("the server listens");
             stream.set_nodelay(true).expect("a socket");
-            Rank { number, stream }
+            let mut rank = Rank { number, stream };
+            rank.send(&HELLO);
+            rank
         })
         .collect();
-    each(&mut ranks, |_| HELLO.to_vec(), |rank| assert_eq!(rank.bytes(), [1, 2, 3, 4]));
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.bytes(), [1, 2, 3, 4]));
     lap("connect");
 
     let key = |name: &str| format!("/bench/{run}/{name}").into_bytes();

@@ -17,8 +17,8 @@ use super::{GREETING, MAX_BUFFERED, Shared, notice_silence};
 
 /// Bytes read from one client before the others get their turn.
 const READ_TURN: usize = 256 << 10;
-/// Connections without a greeting that are kept at a time; beyond, the oldest goes.
-const MAX_STRANGERS: usize = 4096;
+/// Connections without a greeting that are kept at a time; beyond, the oldest goes. Far more than a start of all ranks at once has under way.
+const MAX_STRANGERS: usize = 1 << 16;
 /// Without a descriptor for another connection, how long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
