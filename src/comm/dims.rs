@@ -33,7 +33,7 @@ impl RootComms {
         let mut fresh = Vec::new();
         let made = if self.root.is_member() { self.add_dims(plan, &round, wait, &mut fresh) } else { Ok(()) };
         if let Err(error) = &made {
-            report(&round, error);
+            report(&round, error, wait);
         }
         let outcome = outcome(made, round.finish(wait));
         // An abort that came after the last wait has not seen what was made meanwhile.

@@ -69,16 +69,19 @@ pub(super) struct Turn<'a>(&'a Domain);
 impl Domain {
     /// Joins the world of `device_type`. **Collective over the world** unless it is offline.
     ///
-    /// The library is found and, for cuda, a device chosen before anybody is waited for.
+    /// The library is found and, for cuda, a device chosen before anybody is waited for; a rank that fails in that tells the others.
     pub fn join(device_type: &str, options: &DomainOptions) -> Result<Domain> {
         options.join.cancel.check()?;
-        let library =
-            if options.join.offline { None } else { Some(ccl::for_device(device_type, options.library.as_deref())?) };
-        let world = World::join(device_type, &options.join)?;
-        let on_device = device_type != "cpu" && library.as_ref().is_some_and(|library| !library.is_host_engine());
-        if on_device {
-            ccl::select_device(world.local_rank())?;
-        }
+        let (world, library) = World::join_with(device_type, &options.join, |local_rank| {
+            if options.join.offline {
+                return Ok(None);
+            }
+            let library = ccl::for_device(device_type, options.library.as_deref())?;
+            if device_type != "cpu" && !library.is_host_engine() {
+                ccl::select_device(local_rank)?;
+            }
+            Ok(Some(library))
+        })?;
         Ok(Domain {
             world,
             library,

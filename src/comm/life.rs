@@ -41,7 +41,7 @@ impl RootComms {
         self.end(Life::Finalized);
         let destroyed = self.destroy(&wait);
         if let Err(error) = &destroyed {
-            report(&round, error);
+            report(&round, error, &wait);
         }
         wait.outcome(outcome(destroyed, round.finish(&wait)))
     }

@@ -141,10 +141,10 @@ impl Maker<'_> {
 }
 
 /// Tells the other ranks of a call that this one failed. For them a rank that was aborted is lost.
-pub(super) fn report(round: &Round, error: &Error) {
+pub(super) fn report(round: &Round, error: &Error, wait: &Wait) {
     match error.status() {
-        Status::Aborted => round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message()))),
-        _ => round.fail(error),
+        Status::Aborted => round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message())), wait),
+        _ => round.fail(error, wait),
     }
 }
 

@@ -247,7 +247,7 @@ impl View {
                 let round = wait.outcome(scope.agree(&format!("dm_get_comm(dim={dim})"), &wait))?;
                 let made = maker(Some(&round)).meet("comm/lazy", group, config.blocking(false));
                 if let Err(error) = &made {
-                    report(&round, error);
+                    report(&round, error, &wait);
                 }
                 let fresh = made.as_ref().ok().copied();
                 wait.outcome(outcome(made, round.finish(&wait))).inspect_err(|_| {

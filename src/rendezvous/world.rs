@@ -20,6 +20,9 @@ use crate::wait::{Cancel, Wait};
 /// How long a wait lasts where nobody says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// How long a rank that cannot take part tries to tell the others.
+const TELL: Duration = Duration::from_secs(5);
+
 /// How to join a world.
 #[derive(Clone, Default)]
 pub struct JoinOptions {
@@ -64,21 +67,43 @@ impl World {
     /// Finds out who this process is, reaches the store and agrees with the other ranks on world size, device type and library version.
     /// **Collective over the world** unless offline.
     pub fn join(device_type: &str, options: &JoinOptions) -> Result<World> {
+        World::join_with(device_type, options, |_| Ok(())).map(|(world, ())| world)
+    }
+
+    /// The same, with what this process needs for it (given its rank in the host), which is prepared before anybody is waited for. A rank that
+    /// fails in that tells the others, so that they do not wait for it.
+    pub fn join_with<T>(
+        device_type: &str,
+        options: &JoinOptions,
+        prepare: impl FnOnce(usize) -> Result<T>,
+    ) -> Result<(World, T)> {
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let place = place(options, &method)?;
         let mut world =
             World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
-        if !options.offline {
-            let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
-            let (session, host) = world.meet(method, options.store.clone(), &wait)?;
-            world.session = Some(session);
-            match host {
-                Some(host) => host.while_others_come(&wait, || world.agree_on_join(&wait))?,
-                None => world.agree_on_join(&wait)?,
-            }
+        let prepared = prepare(world.place.local_rank);
+        if options.offline {
+            return Ok((world, prepared?));
         }
-        Ok(world)
+        let failure = prepared.as_ref().err().cloned();
+        let timeout = if failure.is_some() { timeout.min(TELL) } else { timeout };
+        let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
+        let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, host)| {
+            world.session = Some(session);
+            let agree = || world.agree_on_join(failure.as_ref(), &wait);
+            match host {
+                Some(host) => host.while_others_come(&wait, agree),
+                None => agree(),
+            }
+        });
+        match (prepared, joined) {
+            // That the ranks want different things says more than that this one cannot have its own.
+            (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(_), Err(error)) => Err(error),
+            (Ok(prepared), Ok(())) => Ok((world, prepared)),
+        }
     }
 
     /// This process's rank.
@@ -199,7 +224,8 @@ impl World {
         Ok((Session { scope, losses, store, prefix, served, _server: server }, host))
     }
 
-    fn agree_on_join(&self, wait: &Wait) -> Result<()> {
+    /// `failure`: why this rank cannot take part after all.
+    fn agree_on_join(&self, failure: Option<&Error>, wait: &Wait) -> Result<()> {
         let session = self.session()?;
         let Place { rank, size, .. } = self.place;
         if size == 1 {
@@ -217,12 +243,15 @@ impl World {
             env!("CARGO_PKG_VERSION")
         );
         let round = session.scope.agree(&call, wait)?;
-        let mut outcome = Ok(());
-        if self.device_type == "cpu" {
-            outcome = hosts::share_one(&round, &*session.store, &session.prefix, (rank, size), wait);
-            if let Err(error) = &outcome {
-                round.fail(error);
+        let outcome = match failure {
+            Some(failure) => Err(failure.clone()),
+            None if self.device_type == "cpu" => {
+                hosts::share_one(&round, &*session.store, &session.prefix, (rank, size), wait)
             }
+            None => Ok(()),
+        };
+        if let Err(error) = &outcome {
+            round.fail(error, wait);
         }
         let finished = round.finish(wait);
         outcome.and(finished)
