@@ -21,15 +21,17 @@ static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
 /// Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
 ///
 /// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
-/// NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PMI, PALS, Slurm,
-/// or alone). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
+/// NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI,
+/// PMIx, Slurm, a Kubernetes indexed job, or alone; docs/interop.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
 /// Each rank frees its handle with dm_world_free.
 ///
 /// With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
-/// meshes are freed or its process ends; the other ranks need it for every collective call of this library.
+/// meshes are freed or its process ends; the other ranks need it for every collective call of this library. It listens on the addresses of the
+/// host that is named and on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that prove to have it
+/// (PyTorch's clients cannot).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables), DM_STATUS_STORE (unreachable, port in
-/// use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ),
+/// use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a rank has gone; it is named),
 /// DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
 ///
 /// # Safety
