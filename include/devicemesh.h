@@ -769,6 +769,30 @@ dm_status dm_hash(const struct dm_mesh *mesh, uint64_t *hash_out);
 dm_status dm_describe(const struct dm_mesh *mesh, char *text, size_t capacity, size_t *len_out);
 
 /**
+ * The world rank of member local_rank of this rank's group along dim: of rank local_rank in dm_get_comm's communicator.
+ *
+ * Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, rank 6 gets 4 for member 0 of tp and 2 for member 0 of dp.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (local_rank is negative or not below the dimension's size), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_translate_rank(const struct dm_mesh *mesh,
+                            const char *dim,
+                            int32_t local_rank,
+                            int32_t *world_rank_out);
+
+/**
+ * The world rank that lies offset steps along dim from this rank: 1 is the next stage of a pipeline, -1 the one before.
+ *
+ * Local. Past the edge: -1, or with wrap the rank at (coordinate + offset) modulo the dimension's size. offset 0 is this rank. dim NULL is
+ * allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_neighbor(const struct dm_mesh *mesh,
+                      const char *dim,
+                      int64_t offset,
+                      bool wrap,
+                      int32_t *world_rank_out);
+
+/**
  * The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.
  *
  * Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group along it. dim NULL is allowed on a 1-D mesh. A

@@ -3,8 +3,19 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them.
-const SOURCES: [&str; 10] =
-    ["types", "errors", "world", "make", "views", "ask", "communicators", "collectives", "life", "registry"];
+const SOURCES: [&str; 11] = [
+    "types",
+    "errors",
+    "world",
+    "make",
+    "views",
+    "ask",
+    "neighbors",
+    "communicators",
+    "collectives",
+    "life",
+    "registry",
+];
 
 fn generate(root: &Path) -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is readable");

@@ -119,6 +119,32 @@ impl Mesh {
         }
     }
 
+    /// The world rank of member `local_rank` of this rank's group along a dimension.
+    pub fn translate_rank(&self, index: usize, local_rank: usize) -> Result<i32> {
+        let dim = &self.dims[index].dim;
+        let position = self.root.position.filter(|_| self.mine).ok_or_else(|| self.outsider())?;
+        if local_rank >= dim.size() {
+            return Err(Error::invalid(format!(
+                "local rank {local_rank} of dimension {} of {}: it has ranks 0 to {}",
+                self.dim_name(index),
+                self.describe(),
+                dim.size() - 1
+            )));
+        }
+        Ok(self.rank_at(dim.base(position) + dim.offset(local_rank)))
+    }
+
+    /// The world rank that lies `offset` steps along a dimension from this one; past the edge there is none, unless it wraps.
+    pub fn neighbor(&self, index: usize, offset: i64, wrap: bool) -> Result<Option<i32>> {
+        let (here, size) = (self.local_rank(index)? as i128, self.dim_size(index) as i128);
+        let there = here + i128::from(offset);
+        match wrap {
+            true => self.translate_rank(index, there.rem_euclid(size) as usize).map(Some),
+            false if (0..size).contains(&there) => self.translate_rank(index, there as usize).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// All groups along a dimension over the root's ranks, `[groups, size of the dimension]` row-major: each rank of the root once, groups in the
     /// order of their first positions.
     pub fn replica_groups(&self, index: usize) -> Vec<i64> {
