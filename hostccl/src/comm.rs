@@ -23,13 +23,19 @@ pub(crate) struct Comm {
     pub(crate) turns: [Mutex<()>; 3],
     /// The steps this rank has ended. Changed only with the collectives' turn.
     step: AtomicU64,
-    /// Raised by `ncclCommAbort`, also before the communicator exists.
-    aborted: Arc<AtomicBool>,
+    control: Control,
     finalized: AtomicBool,
-    /// How long a wait without progress may last, in milliseconds; 0: as the process's environment says.
-    patience: AtomicU64,
     watched: Vec<OnceLock<Arc<Process>>>,
     me: ProcessId,
+}
+
+/// What a handle decides about its communicator, also before that exists.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Control {
+    /// Raised by `ncclCommAbort`.
+    pub(crate) aborted: Arc<AtomicBool>,
+    /// How long a wait without progress may last, in milliseconds; 0: as the process's environment says.
+    pub(crate) patience: Arc<AtomicU64>,
 }
 
 /// What a blocked operation waits for.
@@ -46,7 +52,7 @@ pub(crate) enum Blocker {
 }
 
 impl Comm {
-    pub(crate) fn new(segment: Segment, rank: usize, name: String, aborted: Arc<AtomicBool>, me: ProcessId) -> Comm {
+    pub(crate) fn new(segment: Segment, rank: usize, name: String, control: Control, me: ProcessId) -> Comm {
         let nranks = segment.layout().nranks;
         Comm {
             segment,
@@ -55,9 +61,8 @@ impl Comm {
             name,
             turns: Default::default(),
             step: AtomicU64::new(0),
-            aborted,
+            control,
             finalized: AtomicBool::new(false),
-            patience: AtomicU64::new(0),
             watched: (0..nranks).map(|_| OnceLock::new()).collect(),
             me,
         }
@@ -65,7 +70,7 @@ impl Comm {
 
     /// The error that ended the communicator, if any; two loads when there is none.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.aborted.load(Ordering::Acquire) {
+        if self.control.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
         }
         match self.segment.header().failure.error() {
@@ -87,22 +92,18 @@ impl Comm {
     pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<usize>, message: &str) -> Error {
         let header = self.segment.header();
         header.fail(code, rank.map(|rank| rank as u32), message);
-        header.failure.error().unwrap_or_else(|| Error::new(code, message))
+        header.failure.error().unwrap_or_else(|| Error::new(code, message).by(rank))
     }
 
     /// How long a wait of this communicator without any progress may last, where that was set for it.
     pub(crate) fn patience(&self) -> Option<Duration> {
-        let millis = self.patience.load(Ordering::Relaxed);
+        let millis = self.control.patience.load(Ordering::Relaxed);
         (millis > 0).then(|| Duration::from_millis(millis))
     }
 
-    pub(crate) fn set_patience(&self, millis: u64) {
-        self.patience.store(millis, Ordering::Relaxed);
-    }
-
-    /// The rank found dead or gone, -1 when none.
-    pub(crate) fn lost_rank(&self) -> i32 {
-        self.segment.header().failure.lost_rank()
+    /// The rank found dead, gone or late.
+    pub(crate) fn lost_rank(&self) -> Option<usize> {
+        self.segment.header().failure.error().and_then(|error| error.lost())
     }
 
     /// The steps this rank has ended.
@@ -194,13 +195,15 @@ impl Comm {
         }
     }
 
-    /// The ranks that keep this one waiting, for messages.
-    pub(crate) fn missing(&self, blocker: Blocker) -> String {
+    /// Ends the communicator because this rank has waited for too long.
+    pub(crate) fn expire(&self, blocker: Blocker, timeout: Duration) -> Error {
         let late: Vec<usize> = (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect();
         let shown: Vec<String> = late.iter().take(8).map(usize::to_string).collect();
         let more =
             if late.len() > shown.len() { format!(" and {} more", late.len() - shown.len()) } else { String::new() };
-        format!("rank{} {}{more}", if late.len() == 1 { "" } else { "s" }, shown.join(", "))
+        let s = if late.len() == 1 { "" } else { "s" };
+        let message = format!("rank{s} {}{more} did not come within {} ms", shown.join(", "), timeout.as_millis());
+        self.fail(ncclTimeout, late.first().copied(), &message)
     }
 
     /// Waits until no call of this rank is under way and refuses later ones.

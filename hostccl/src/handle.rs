@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::collective::Reduction;
-use crate::comm::Comm;
+use crate::comm::{Comm, Control};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::types::*;
@@ -18,8 +18,8 @@ pub(crate) struct Handle {
     nranks: c_int,
     pub(crate) device: c_int,
     pub(crate) config: Config,
-    /// Raised by `ncclCommAbort`; shared with the communicator.
-    pub(crate) aborted: Arc<AtomicBool>,
+    /// Shared with the communicator.
+    pub(crate) control: Control,
     comm: OnceLock<Arc<Comm>>,
     /// Calls at work in the background, joining included.
     pending: AtomicU32,
@@ -59,7 +59,7 @@ impl Handle {
             nranks,
             device,
             config,
-            aborted: Arc::default(),
+            control: Control::default(),
             comm: OnceLock::new(),
             pending: AtomicU32::new(1),
             failed: AtomicBool::new(false),
@@ -131,13 +131,24 @@ impl Handle {
         }
     }
 
+    /// The rank found dead, gone or late, in a call at work in the background too.
+    pub(crate) fn lost_rank(&self) -> Option<usize> {
+        let in_background = lock(&self.error).as_ref().and_then(Error::lost);
+        in_background.or_else(|| self.comm.get()?.lost_rank())
+    }
+
+    /// How long a wait without progress may last from now on, in milliseconds.
+    pub(crate) fn set_patience(&self, millis: u64) {
+        self.control.patience.store(millis, Ordering::Relaxed);
+    }
+
     pub(crate) fn in_progress(&self) -> bool {
         self.pending.load(Ordering::Acquire) > 0
     }
 
     /// Ends the communicator on all ranks.
     pub(crate) fn abort(&self) {
-        self.aborted.store(true, Ordering::SeqCst);
+        self.control.aborted.store(true, Ordering::SeqCst);
         if let Some(comm) = self.comm.get() {
             comm.abort();
         }

@@ -3,14 +3,14 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use crate::collective::Descriptor;
-use crate::comm::Comm;
-use crate::error::Result;
+use crate::comm::{Comm, Control};
+use crate::error::{Error, Result};
 use crate::id::random_token;
 use crate::join::{Join, Source};
 use crate::operation::{Operation, Poll};
+use crate::process::ProcessId;
 use crate::segment::{self, SLOTS};
 use crate::types::*;
 
@@ -28,7 +28,7 @@ struct Ask {
 struct Offer {
     /// `ncclSuccess`, or why there is none.
     code: ncclResult_t,
-    owner: u32,
+    owner: ProcessId,
     fd: i32,
     token: [u8; 16],
 }
@@ -38,7 +38,7 @@ pub(crate) struct Split {
     parent: Arc<Comm>,
     ask: Ask,
     name: String,
-    aborted: Arc<AtomicBool>,
+    control: Control,
     stage: usize,
     waiting: bool,
     /// Parent's ranks of this colour, in the new order.
@@ -54,14 +54,14 @@ impl Split {
         color: i32,
         key: i32,
         name: String,
-        aborted: Arc<AtomicBool>,
+        control: Control,
     ) -> Result<Split> {
         parent.check_open()?;
         Ok(Split {
             parent,
             ask: Ask { color, key },
             name,
-            aborted,
+            control,
             stage: 0,
             waiting: false,
             members: Vec::new(),
@@ -108,7 +108,7 @@ impl Split {
                 let offer = unsafe { self.slot::<Offer>(first, 1).read() };
                 if offer.code != ncclSuccess {
                     let message = format!("rank {first} could not make shared memory for the new communicator");
-                    return Err(crate::error::Error::new(offer.code, message));
+                    return Err(Error::new(offer.code, message));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
                 let source = Source::Split { owner: offer.owner, fd: offer.fd, token: offer.token };
@@ -117,11 +117,21 @@ impl Split {
                     self.members.len() as u32,
                     rank as u32,
                     self.name.clone(),
-                    self.aborted.clone(),
+                    self.control.clone(),
                 ));
             }
         }
         Ok(())
+    }
+
+    /// An error of the new communicator as the parent's ranks are to hear it. A dead member fails both, and what the others say of it there
+    /// ("gave up joining") is not what happened.
+    pub(crate) fn for_parent(&self, error: Error) -> Error {
+        if let Err(death) = self.parent.check_peers(None) {
+            return death;
+        }
+        let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
+        error.by(lost)
     }
 
     fn offer(&mut self) -> Offer {
@@ -130,9 +140,9 @@ impl Split {
             Ok((token, fd)) => {
                 let raw = fd.as_raw_fd();
                 self.offered = Some(fd);
-                Offer { code: ncclSuccess, owner: std::process::id(), fd: raw, token }
+                Offer { code: ncclSuccess, owner: ProcessId::current(), fd: raw, token }
             }
-            Err(error) => Offer { code: error.code(), owner: 0, fd: -1, token: [0; 16] },
+            Err(error) => Offer { code: error.code(), owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] },
         }
     }
 }
@@ -170,13 +180,13 @@ impl Operation for Split {
             None => Ok(Poll::Done),
             Some(join) => match join.poll() {
                 Ok(Poll::Done) => Ok(Poll::Done),
-                // A member that could not even map the segment has only the parent to say so.
-                Ok(blocked) => self.parent.check().map(|()| blocked),
+                // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
+                Ok(blocked) => self.parent.check_peers(None).map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
                     let message = format!("rank {} could not join its split: {}", self.parent.rank, error.message());
-                    Err(self.parent.fail(error.code(), None, &message))
+                    Err(self.parent.fail(error.code(), self.for_parent(error).lost(), &message))
                 }
-                Err(error) => Err(error),
+                Err(error) => Err(self.for_parent(error)),
             },
         }
     }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
 use crate::event::{self, Watch};
-use crate::types::ncclTimeout;
 
 /// The longest sleep before looking at the peers.
 const SLICE: Duration = Duration::from_millis(100);
@@ -88,11 +87,7 @@ fn sleep(waits: &[Waiting<'_>], slice: Duration) {
 
 /// Ends the communicators that have waited for too long.
 fn expired(waits: &[Waiting<'_>], timeout: Duration) -> Error {
-    let errors = waits.iter().map(|wait| {
-        let late = wait.comm.missing(wait.blocker);
-        let message = format!("{late} did not come within {} ms", timeout.as_millis());
-        wait.comm.fail(ncclTimeout, None, &message)
-    });
+    let errors = waits.iter().map(|wait| wait.comm.expire(wait.blocker, timeout));
     errors.collect::<Vec<_>>().swap_remove(0)
 }
 

@@ -163,18 +163,7 @@ impl Communicator {
             // The engine found that ranks made calls that do not fit together; the message says who called what.
             return Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result());
         }
-        if error.status() != Status::PeerLost {
-            return error;
-        }
-        let lost = self.library.lost_rank(raw);
-        match lost.and_then(|lost| Some((lost, *self.group.ranks().get(lost)?))) {
-            Some((lost, world_rank)) => Error::new(
-                Status::PeerLost,
-                format!("rank {world_rank} was lost (rank {lost} of {}): {}", self.label(), error.message()),
-            )
-            .with_ccl_result(error.ccl_result()),
-            None => error,
-        }
+        blame(&self.library, raw, &self.group, error)
     }
 
     /// What to call it in messages: its dimension and where it lies.
@@ -191,6 +180,25 @@ impl Communicator {
         let raw = RawComm(self.raw.swap(ptr::null_mut(), Ordering::SeqCst));
         if raw.is_null() { None } else { Some(raw) }
     }
+}
+
+/// The error of a call on a communicator of `group`, with the rank that is lost or late by its world rank where the library knows it.
+pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error) -> Error {
+    let said = match error.status() {
+        Status::PeerLost => "was lost",
+        Status::Timeout => "did not come",
+        _ => return error,
+    };
+    let lost = library.lost_rank(raw).and_then(|lost| Some((lost, *group.ranks().get(lost)?)));
+    let who = match (lost, group.ranks().first()) {
+        (Some((lost, world_rank)), _) => format!("rank {world_rank} {said} (rank {lost} of {})", group.describe()),
+        // Before a communicator is there nobody has a number in it, but only its first rank can be missed: it makes the id.
+        (None, Some(first)) if library.is_host_engine() && error.status() == Status::PeerLost => {
+            format!("rank {first} {said} (it made the id for {})", group.describe())
+        }
+        _ => return error,
+    };
+    Error::new(error.status(), format!("{who}: {}", error.message())).with_ccl_result(error.ccl_result())
 }
 
 /// A name that lives as long as the process, because communicator libraries keep the pointer and a communicator may outlive

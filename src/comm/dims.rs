@@ -140,11 +140,11 @@ impl RootComms {
         // By a fresh id: what joins all ranks of the root (it needs no parent), what another mesh planned lazily (some of its
         // groups may exist already, so that not all ranks would take part in a split), and where the library has no split.
         if size == self.root.root_size() || communicator.plan().is_lazy() || !maker.library.can_split() {
-            return maker.meet(&format!("comm/{name}/{color}"), size, key as usize, config.blocking(false));
+            return maker.meet(&format!("comm/{name}/{color}"), communicator.group(), key as usize, config.blocking(false));
         }
         let parent = self.parent(domain, maker)?;
         let child = if config.says_blocking() { config } else { config.blocking(true) };
-        maker.split(&parent, color, key, child)
+        maker.split(&parent, communicator.group(), color, key, child)
     }
 
     /// The communicator over all ranks of the root in row-major order, to split from: shared with whatever joins the same ranks.
@@ -160,7 +160,7 @@ impl RootComms {
             None => {
                 let config = config(maker.library, None, &format!("mesh_{}", self.root.dim_names().join("_")));
                 let position = self.root.root_position().unwrap_or(0);
-                let raw = maker.meet("comm/root", self.root.root_size(), position, config.blocking(false))?;
+                let raw = maker.meet("comm/root", &all, position, config.blocking(false))?;
                 let parent = Communicator::unmade(Arc::clone(domain.library()?), all, LazyPlan::default());
                 let parent = Arc::new(parent);
                 parent.set_ready(raw);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, blame};
 use super::root::{Life, RootComms};
 use crate::ccl::RawComm;
 use crate::error::Result;
@@ -107,6 +107,7 @@ fn retire(communicator: &Communicator, wait: &Wait) -> Result<()> {
     match flushed {
         Ok(()) => library.destroy(raw),
         Err(error) => {
+            let error = blame(library, raw, communicator.group(), error);
             let _ = library.abort(raw);
             Err(error)
         }

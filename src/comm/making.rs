@@ -2,14 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, blame};
 use crate::ccl::{CommConfig, Library, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
+use crate::mesh::Mesh;
 use crate::rendezvous::Round;
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// How often, while a library works in the background, the other ranks' failures are looked for in the store.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
+
+/// The host engine ends its waits at the deadline by itself and says who is missing; this much later we do.
+const ENGINE_FIRST: Duration = Duration::from_millis(100);
 
 /// Makes communicators of one library within one round of agreement.
 pub(super) struct Maker<'a> {
@@ -20,8 +24,9 @@ pub(super) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// A communicator over `size` ranks that meet by a fresh id: its rank 0 publishes it under `key`.
-    pub(super) fn meet(&self, key: &str, size: usize, rank: usize, mut config: CommConfig) -> Result<RawComm> {
+    /// A communicator over the ranks of `group`, of which this is number `rank`. They meet by a fresh id: number 0 publishes it under `key`.
+    pub(super) fn meet(&self, key: &str, group: &Mesh, rank: usize, mut config: CommConfig) -> Result<RawComm> {
+        let size = group.size();
         let id = match self.round {
             Some(round) if rank > 0 => {
                 let bytes = round.fetch(key, self.wait)?;
@@ -38,18 +43,26 @@ impl Maker<'_> {
             }
         };
         let comm = self.library.init_rank(size, &id, rank, &mut config)?;
-        self.settle(comm, &format!("making the communicator {key} of {size} ranks"))?;
+        self.library.set_timeout(comm, self.wait.deadline.left().max(Duration::from_millis(1)))?;
+        self.settle(comm, group, &format!("making the communicator {key} of {size} ranks"))?;
         Ok(comm)
     }
 
     /// A child of `parent` that joins the ranks which say the same colour, ordered by key. A split that does not end ends the parent.
-    pub(super) fn split(&self, parent: &Communicator, color: i32, key: i32, mut config: CommConfig) -> Result<RawComm> {
+    pub(super) fn split(
+        &self,
+        parent: &Communicator,
+        group: &Mesh,
+        color: i32,
+        key: i32,
+        mut config: CommConfig,
+    ) -> Result<RawComm> {
         let raw = parent.ready()?;
         // The library may write the handle from its own thread until the parent has settled: if that never happens, the place
         // it writes to must stay.
         let child = Box::leak(Box::new(RawComm::NULL));
         self.library.split(raw, color, key, child, &mut config)?;
-        if let Err(error) = self.poll(raw, &format!("splitting the root communicator by colour {color}")) {
+        if let Err(error) = self.poll(raw, parent.group(), &format!("splitting the root communicator by colour {color}")) {
             let _ = parent.abort();
             return Err(error);
         }
@@ -63,30 +76,33 @@ impl Maker<'_> {
             ));
         }
         // A child that goes on in the background by itself is waited for as well.
-        self.settle(child, &format!("initialising the communicator of colour {color}"))?;
+        self.settle(child, group, &format!("initialising the communicator of colour {color}"))?;
         Ok(child)
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails.
-    fn settle(&self, comm: RawComm, what: &str) -> Result<()> {
-        let result = self.poll(comm, what);
-        if result.is_err() {
+    fn settle(&self, comm: RawComm, group: &Mesh, what: &str) -> Result<()> {
+        self.poll(comm, group, what).inspect_err(|_| {
             let _ = self.library.abort(comm);
-        }
-        result
+        })
     }
 
     /// Waits until the background work on `comm` is done: to the deadline, unless cancelled or another rank reports that it failed.
-    fn poll(&self, comm: RawComm, what: &str) -> Result<()> {
+    fn poll(&self, comm: RawComm, group: &Mesh, what: &str) -> Result<()> {
         let mut looked = Instant::now();
-        self.library.settle_while(comm, self.wait, what, || {
-            if let Some(round) = self.round.filter(|_| looked.elapsed() > LOOK_AROUND) {
-                looked = Instant::now();
-                if let Some(failure) = round.failed(self.wait)? {
-                    return Err(failure);
-                }
-            }
-            Ok(())
-        })
+        let mut told = false;
+        let wait = match self.library.is_host_engine() {
+            true => self.wait.with_deadline(Deadline::after(self.wait.deadline.left() + ENGINE_FIRST)),
+            false => self.wait.clone(),
+        };
+        let settled = self.library.settle_while(comm, &wait, what, || {
+            let Some(round) = self.round.filter(|_| looked.elapsed() > LOOK_AROUND) else { return Ok(()) };
+            looked = Instant::now();
+            // A rank that died before it came is one that the library has never heard of.
+            let news = self.wait.look_around().and_then(|()| round.failed(self.wait)?.map_or(Ok(()), Err));
+            told = news.is_err();
+            news
+        });
+        settled.map_err(|error| if told { error } else { blame(self.library, comm, group, error) })
     }
 }

@@ -193,7 +193,7 @@ impl RootComms {
 
     /// A wait for this root's other ranks, which is pointless once a communicator of theirs has failed: a rank that has died or aborted
     /// does not come any more.
-    fn wait_for_peers(&self) -> Wait {
+    pub(super) fn wait_for_peers(&self) -> Wait {
         let communicators = self.communicators();
         let watch: Watch = Arc::new(move || {
             communicators.iter().try_for_each(|communicator| match communicator.raw() {

@@ -205,7 +205,7 @@ impl View {
     fn make_lazily(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
         let library = communicator.library();
         let domain = self.root.domain.as_ref().ok_or_else(|| unplanned(&self.mesh, 0))?;
-        let wait = self.root.wait(None);
+        let wait = self.root.wait_for_peers();
         let _turn = domain.take_turn(&wait)?;
         if communicator.state() != State::Unmade {
             return Ok(());
@@ -216,7 +216,9 @@ impl View {
         // Alone there is nobody to wait for.
         let config = config(library, plan.config.as_ref(), name).blocking(size == 1);
         let raw = match &plan.scope {
-            _ if size == 1 => Maker { library, round: None, wait: &wait }.meet("comm/single", 1, 0, config)?,
+            _ if size == 1 => {
+                Maker { library, round: None, wait: &wait }.meet("comm/single", communicator.group(), 0, config)?
+            }
             None => return Err(Error::internal(format!("the communicator of {dim} was planned eagerly but not made"))),
             Some(scope) => {
                 let group = communicator.group();
@@ -224,7 +226,7 @@ impl View {
                 let scope = domain.world().subscope(scope, group.ranks().into(), position)?;
                 let round = scope.agree(&format!("dm_get_comm(dim={dim})"), &wait)?;
                 let made =
-                    Maker { library, round: Some(&round), wait: &wait }.meet("comm/lazy", size, position, config);
+                    Maker { library, round: Some(&round), wait: &wait }.meet("comm/lazy", group, position, config);
                 if let Err(error) = &made {
                     round.fail(error);
                 }
