@@ -49,13 +49,7 @@ pub(crate) struct Split {
 }
 
 impl Split {
-    pub(crate) fn new(
-        parent: Arc<Comm>,
-        color: i32,
-        key: i32,
-        name: String,
-        control: Control,
-    ) -> Result<Split> {
+    pub(crate) fn new(parent: Arc<Comm>, color: i32, key: i32, name: String, control: Control) -> Result<Split> {
         parent.check_open()?;
         Ok(Split {
             parent,

@@ -297,3 +297,45 @@ fn a_split_may_follow_a_non_blocking_init_at_once() {
         });
     }
 }
+
+#[test]
+fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
+    let mut config = ncclConfig_t { blocking: 0, ..config() };
+    let (mut comm, mut state, mut lost) = (null_mut(), ncclInProgress, -1);
+    let started = Instant::now();
+    // SAFETY: places for the answers; a live communicator.
+    unsafe {
+        assert_eq!(ncclCommInitRankConfig(&raw mut comm, 3, unique_id(), 1, &raw mut config), ncclInProgress);
+        ok(hostcclCommSetTimeout(comm, 200));
+        while state == ncclInProgress && started.elapsed() < DEADLINE {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            ok(ncclCommGetAsyncError(comm, &raw mut state));
+        }
+        ok(hostcclCommLostRank(comm, &raw mut lost));
+        assert_eq!((state, lost), (ncclTimeout, 0));
+        assert!(last_error().ends_with("ranks 0, 2 did not come within 200 ms"), "{}", last_error());
+        assert!((200..2000).contains(&started.elapsed().as_millis()), "{:?}", started.elapsed());
+        ok(ncclCommAbort(comm));
+    }
+}
+
+#[test]
+fn what_is_split_off_waits_as_long_as_its_parent() {
+    let over = std::sync::Barrier::new(2);
+    ranks(2, |parent, rank| {
+        // SAFETY: a live communicator.
+        ok(unsafe { hostcclCommSetTimeout(parent.0, 200) });
+        let part = parent.split(0, 0).unwrap();
+        if rank == 0 {
+            let (mut value, mut lost) = (1.0_f32, -1);
+            // SAFETY: a live communicator, one element, a place for the answer.
+            unsafe {
+                let at = (&raw mut value).cast::<c_void>();
+                assert_eq!(ncclAllReduce(at, at, 1, F32, SUM, part.0, null_mut()), ncclTimeout);
+                ok(hostcclCommLostRank(part.0, &raw mut lost));
+            }
+            assert_eq!(lost, 1);
+        }
+        over.wait();
+    });
+}

@@ -190,15 +190,9 @@ pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error)
         _ => return error,
     };
     let lost = library.lost_rank(raw).and_then(|lost| Some((lost, *group.ranks().get(lost)?)));
-    let who = match (lost, group.ranks().first()) {
-        (Some((lost, world_rank)), _) => format!("rank {world_rank} {said} (rank {lost} of {})", group.describe()),
-        // Before a communicator is there nobody has a number in it, but only its first rank can be missed: it makes the id.
-        (None, Some(first)) if library.is_host_engine() && error.status() == Status::PeerLost => {
-            format!("rank {first} {said} (it made the id for {})", group.describe())
-        }
-        _ => return error,
-    };
-    Error::new(error.status(), format!("{who}: {}", error.message())).with_ccl_result(error.ccl_result())
+    let Some((lost, world_rank)) = lost else { return error };
+    let message = format!("rank {world_rank} {said} (rank {lost} of {}): {}", group.describe(), error.message());
+    Error::new(error.status(), message).with_ccl_result(error.ccl_result())
 }
 
 /// A name that lives as long as the process, because communicator libraries keep the pointer and a communicator may outlive

@@ -140,7 +140,12 @@ impl RootComms {
         // By a fresh id: what joins all ranks of the root (it needs no parent), what another mesh planned lazily (some of its
         // groups may exist already, so that not all ranks would take part in a split), and where the library has no split.
         if size == self.root.root_size() || communicator.plan().is_lazy() || !maker.library.can_split() {
-            return maker.meet(&format!("comm/{name}/{color}"), communicator.group(), key as usize, config.blocking(false));
+            return maker.meet(
+                &format!("comm/{name}/{color}"),
+                communicator.group(),
+                key as usize,
+                config.blocking(false),
+            );
         }
         let parent = self.parent(domain, maker)?;
         let child = if config.says_blocking() { config } else { config.blocking(true) };

@@ -44,7 +44,8 @@ impl Maker<'_> {
         };
         let comm = self.library.init_rank(size, &id, rank, &mut config)?;
         self.library.set_timeout(comm, self.wait.deadline.left().max(Duration::from_millis(1)))?;
-        self.settle(comm, group, &format!("making the communicator {key} of {size} ranks"))?;
+        let maker = group.ranks().first().copied();
+        self.settle(comm, group, maker, &format!("making the communicator {key} of {size} ranks"))?;
         Ok(comm)
     }
 
@@ -62,7 +63,9 @@ impl Maker<'_> {
         // it writes to must stay.
         let child = Box::leak(Box::new(RawComm::NULL));
         self.library.split(raw, color, key, child, &mut config)?;
-        if let Err(error) = self.poll(raw, parent.group(), &format!("splitting the root communicator by colour {color}")) {
+        if let Err(error) =
+            self.poll(raw, parent.group(), None, &format!("splitting the root communicator by colour {color}"))
+        {
             let _ = parent.abort();
             return Err(error);
         }
@@ -76,19 +79,20 @@ impl Maker<'_> {
             ));
         }
         // A child that goes on in the background by itself is waited for as well.
-        self.settle(child, group, &format!("initialising the communicator of colour {color}"))?;
+        self.settle(child, group, None, &format!("initialising the communicator of colour {color}"))?;
         Ok(child)
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails.
-    fn settle(&self, comm: RawComm, group: &Mesh, what: &str) -> Result<()> {
-        self.poll(comm, group, what).inspect_err(|_| {
+    fn settle(&self, comm: RawComm, group: &Mesh, maker: Option<i32>, what: &str) -> Result<()> {
+        self.poll(comm, group, maker, what).inspect_err(|_| {
             let _ = self.library.abort(comm);
         })
     }
 
     /// Waits until the background work on `comm` is done: to the deadline, unless cancelled or another rank reports that it failed.
-    fn poll(&self, comm: RawComm, group: &Mesh, what: &str) -> Result<()> {
+    /// `maker` made the id that the ranks of `comm` meet by.
+    fn poll(&self, comm: RawComm, group: &Mesh, maker: Option<i32>, what: &str) -> Result<()> {
         let mut looked = Instant::now();
         let mut told = false;
         let wait = match self.library.is_host_engine() {
@@ -103,6 +107,14 @@ impl Maker<'_> {
             told = news.is_err();
             news
         });
-        settled.map_err(|error| if told { error } else { blame(self.library, comm, group, error) })
+        settled.map_err(|error| match maker {
+            _ if told => error,
+            // Nobody has a number in a communicator that was never there, and the one that can have spoilt it is the one that made its id.
+            Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
+                let message = format!("rank {maker} was lost (it made the id): {}", error.message());
+                Error::new(Status::PeerLost, message).with_ccl_result(error.ccl_result())
+            }
+            _ => blame(self.library, comm, group, error),
+        })
     }
 }

@@ -15,8 +15,9 @@ MAKING = ("init", "flatten", "unflatten", "lazy", "second", "part")
 KINDS = {"join": "joining", "barrier": "agreeing", **dict.fromkeys(MAKING, "agreeing and making communicators"),
          **dict.fromkeys(COLLECTIVES, "in a collective"), "finalize": "finalizing", "free": "after finalizing"}
 
-# By how the rank was lost and the phase in which a survivor meets it: the statuses it may get. "served": only when the lost rank served the store (rank 0).
-#   joining   a rank that dies before it has reached the store was never there: TIMEOUT by the deadline; without rank 0 there is no store
+# By how the rank was lost and the phase in which a survivor meets it: the statuses it may get.
+#   "absent"  only by the deadline, because the lost rank may not have reached the store: then it was never there
+#   "served"  only when the rank that serves the store (rank 0) has gone: it is the lost one, or has left because of its own error
 #   stopped   TIMEOUT by the deadline; PEER_LOST where another survivor met its deadline first and left
 ENDED, STOPPED = "ended", "stopped"
 ALLOWED = {
@@ -70,18 +71,23 @@ def judge(job, victim, how, death, timeout, absent=False):
         slowest = max(slowest, notice)
         condition = ALLOWED[lost, KINDS[phase]].get(status)
         bound = NOTICE
-        if lost == STOPPED or (status == "TIMEOUT" and condition == "absent" and absent):
+        if lost == STOPPED or (absent and (status == "TIMEOUT" or victim == 0)):
             bound = timeout * STOP_SHARE + STOP_EXTRA + STARVATION
         line = f"{who} in {phase}: {status} {notice:.3f} s after the death: {message}"
         if at < death:
             complaints.append(f"{line}: before the death")
-        elif condition is None or (condition == "served" and victim != 0) or (condition == "absent" and not absent):
+        elif condition is None or (condition == "served" and not store_gone(job, victim, at)) or (condition == "absent" and not absent):
             complaints.append(f"{line}: this status is not allowed there")
         elif notice > bound:
             complaints.append(f"{line}: later than {bound:.2f} s")
         if not leads_to(job, rank, victim, set()):
             complaints.append(f"{line}: names {sorted(named(message)) or 'nobody'}, not rank {victim}")
     return complaints, slowest
+
+
+def store_gone(job, victim, at):
+    server = job.ranks.get(0)
+    return victim == 0 or bool(server and server.error and server.error[1] <= at)
 
 
 def leads_to(job, rank, victim, seen):
