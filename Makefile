@@ -9,6 +9,7 @@ LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$$ORIGIN/../release'
 help:
 	@echo "make demo    build everything and train the example on eight processes"
 	@echo "make test    run every test (ARGS='-k name' for some)"
+	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
@@ -38,6 +39,11 @@ fuzz: target/tools/bin/cargo-fuzz
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
 
+RUNS ?= 600
+soak:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/soak/run.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
+
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
@@ -58,4 +64,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test check header examples fuzz clean
+.PHONY: help build demo test check header examples soak fuzz clean

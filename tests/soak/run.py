@@ -38,7 +38,7 @@ def planned(seed, number):
         return Death(size, victim, how, "join", outside=True, absent=absent)
     phase = {"make": chance.choice(MAKING), "collective": chance.choice(COLLECTIVES)}.get(kind, kind)
     longest = chance.choice((0.0005, 0.005, 0.05))
-    delay = -1.0 if chance.random() < 0.2 else chance.uniform(0.0, longest)
+    delay = -1.0 if phase == "free" or chance.random() < 0.2 else chance.uniform(0.0, longest)
     outside = how != "exit" and phase != "free" and chance.random() < 0.6
     return Death(size, victim, how, phase, max(delay, 0.0) if outside else delay, outside, chance.choice((1, 1, 2)) if phase != "join" else 1)
 

@@ -91,12 +91,12 @@ def store_gone(job, victim, at):
 
 
 def leads_to(job, rank, victim, seen):
-    """Whether the error names the lost rank, or one that had left because of it."""
+    """Whether the error names the lost rank, or one that has left because of it (which may print its own error a little later)."""
     blamed = named(rank.error[2])
     if victim in blamed:
         return True
     for number in blamed - seen - {rank.number}:
         other = job.ranks.get(number)
-        if other and other.error and other.error[1] <= rank.error[1] and leads_to(job, other, victim, seen | {rank.number}):
+        if other and other.error and leads_to(job, other, victim, seen | {rank.number}):
             return True
     return False
