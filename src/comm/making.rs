@@ -12,6 +12,9 @@ use crate::wait::{Deadline, Wait};
 /// How often, while a library works in the background, the other ranks' failures are looked for in the store.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
 
+/// For how long they are listened to then.
+const LISTEN: Duration = Duration::from_millis(10);
+
 /// The host engine ends its waits at the deadline by itself and says who is missing; this much later we do.
 const ENGINE_FIRST: Duration = Duration::from_millis(100);
 
@@ -90,6 +93,18 @@ impl Maker<'_> {
         })
     }
 
+    /// The failure of another rank, or that one has gone: one that died before it came is one that the library has never heard of.
+    fn news(&self, round: &Round) -> Result<()> {
+        if let Some(failure) = round.failed(self.wait)? {
+            return Err(failure);
+        }
+        // Nobody publishes that, but who waits for it is told.
+        match round.fetch("comm/nothing", &self.wait.with_deadline(Deadline::after(LISTEN))) {
+            Err(error) if error.status() != Status::Timeout => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Waits until the background work on `comm` is done: to the deadline, unless cancelled or another rank reports that it failed.
     /// `maker` made the id that the ranks of `comm` meet by.
     fn poll(&self, comm: RawComm, group: &Mesh, maker: Option<i32>, what: &str) -> Result<()> {
@@ -102,8 +117,7 @@ impl Maker<'_> {
         let settled = self.library.settle_while(comm, &wait, what, || {
             let Some(round) = self.round.filter(|_| looked.elapsed() > LOOK_AROUND) else { return Ok(()) };
             looked = Instant::now();
-            // A rank that died before it came is one that the library has never heard of.
-            let news = self.wait.look_around().and_then(|()| round.failed(self.wait)?.map_or(Ok(()), Err));
+            let news = self.wait.look_around().and_then(|()| self.news(round));
             told = news.is_err();
             news
         });

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job import Job, free_port
+from job import Job, free_port, marked
 from verdict import LEAVE, NOTICE, STARVATION, STOP_EXTRA, STOP_SHARE, judge
 
 # For jobs in which nothing may depend on the deadline, and for those in which only the deadline can tell.
@@ -166,7 +166,7 @@ def suffer(program, death, again=True):
         maybe_absent = death.absent < 0 and outcome.phase in ("start", "join")
         complaints, outcome.notice = judge(job, death.victim, death.how, moment, death.timeout_ms() / 1000, maybe_absent)
         outcome.complaints += complaints
-        left = job.leftovers()
+        left = marked(job.tag)
     if left:
         outcome.complaints.append(f"still running: {left}")
     until = time.monotonic() + 1

@@ -29,6 +29,20 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def marked(tag):
+    """Processes that carry a job's mark, by pid."""
+    found = {}
+    mark = f"{TAG}={tag}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "comm").read_text().strip()
+            except OSError:
+                continue
+    return found
+
+
 class Rank:
     """A rank's process and what it has said."""
 
@@ -124,19 +138,6 @@ class Job:
         for rank in self.ranks.values():
             rank.process.wait(timeout=60)
         self.pump(lambda: not any(rank.open for rank in self.ranks.values()), time.monotonic() + 5)
-
-    def leftovers(self):
-        """Processes that carry this job's mark, by pid."""
-        found = {}
-        mark = f"{TAG}={self.tag}".encode()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        found[int(entry.name)] = (entry / "comm").read_text().strip()
-                except OSError:
-                    continue
-        return found
 
     def __enter__(self):
         return self

@@ -17,21 +17,21 @@ KINDS = {"join": "joining", "barrier": "agreeing", **dict.fromkeys(MAKING, "agre
 
 # By how the rank was lost and the phase in which a survivor meets it: the statuses it may get.
 #   "absent"  only by the deadline, because the lost rank may not have reached the store: then it was never there
-#   "served"  only when the rank that serves the store (rank 0) has gone: it is the lost one, or has left because of its own error
+#   "served"  only where the ranks still look for the store, and the rank that serves it (rank 0) is the lost one or has left because of its own error
 #   stopped   TIMEOUT by the deadline; PEER_LOST where another survivor met its deadline first and left
 ENDED, STOPPED = "ended", "stopped"
 ALLOWED = {
     (ENDED, "joining"): {"PEER_LOST": "", "TIMEOUT": "absent", "STORE": "served"},
-    (ENDED, "agreeing"): {"PEER_LOST": "", "STORE": "served"},
-    (ENDED, "agreeing and making communicators"): {"PEER_LOST": "", "STORE": "served"},
+    (ENDED, "agreeing"): {"PEER_LOST": ""},
+    (ENDED, "agreeing and making communicators"): {"PEER_LOST": ""},
     (ENDED, "in a collective"): {"PEER_LOST": ""},
-    (ENDED, "finalizing"): {"PEER_LOST": "", "STORE": "served"},
+    (ENDED, "finalizing"): {"PEER_LOST": ""},
     (ENDED, "after finalizing"): {},
     (STOPPED, "joining"): {"TIMEOUT": "", "PEER_LOST": "", "STORE": "served"},
-    (STOPPED, "agreeing"): {"TIMEOUT": "", "PEER_LOST": "", "STORE": "served"},
-    (STOPPED, "agreeing and making communicators"): {"TIMEOUT": "", "PEER_LOST": "", "STORE": "served"},
+    (STOPPED, "agreeing"): {"TIMEOUT": "", "PEER_LOST": ""},
+    (STOPPED, "agreeing and making communicators"): {"TIMEOUT": "", "PEER_LOST": ""},
     (STOPPED, "in a collective"): {"TIMEOUT": "", "PEER_LOST": ""},
-    (STOPPED, "finalizing"): {"TIMEOUT": "", "PEER_LOST": "", "STORE": "served"},
+    (STOPPED, "finalizing"): {"TIMEOUT": "", "PEER_LOST": ""},
     (STOPPED, "after finalizing"): {},
 }
 
