@@ -1,6 +1,6 @@
 //! One rank's membership in a communicator: its segment, its peers, and how the rank waits for them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ pub(crate) struct Comm {
     step: AtomicU64,
     control: Control,
     finalized: AtomicBool,
+    /// Whom this rank waited for when the time was up; -1 when that is what the segment says.
+    late: AtomicI32,
     watched: Vec<OnceLock<Arc<Process>>>,
     me: ProcessId,
 }
@@ -63,6 +65,7 @@ impl Comm {
             step: AtomicU64::new(0),
             control,
             finalized: AtomicBool::new(false),
+            late: AtomicI32::new(-1),
             watched: (0..nranks).map(|_| OnceLock::new()).collect(),
             me,
         }
@@ -103,7 +106,8 @@ impl Comm {
 
     /// The rank found dead, gone or late.
     pub(crate) fn lost_rank(&self) -> Option<usize> {
-        self.segment.header().failure.error().and_then(|error| error.lost())
+        let late = usize::try_from(self.late.load(Ordering::Relaxed)).ok();
+        late.or_else(|| self.segment.header().failure.error()?.lost())
     }
 
     /// The steps this rank has ended.
@@ -195,15 +199,29 @@ impl Comm {
         }
     }
 
+    /// The ranks that keep this one waiting.
+    fn missing(&self, blocker: Blocker) -> Vec<usize> {
+        (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect()
+    }
+
     /// Ends the communicator because this rank has waited for too long.
     pub(crate) fn expire(&self, blocker: Blocker, timeout: Duration) -> Error {
-        let late: Vec<usize> = (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect();
-        let shown: Vec<String> = late.iter().take(8).map(usize::to_string).collect();
-        let more =
-            if late.len() > shown.len() { format!(" and {} more", late.len() - shown.len()) } else { String::new() };
-        let s = if late.len() == 1 { "" } else { "s" };
-        let message = format!("rank{s} {}{more} did not come within {} ms", shown.join(", "), timeout.as_millis());
-        self.fail(ncclTimeout, late.first().copied(), &message)
+        let late = self.missing(blocker);
+        let message = format!("{} did not come within {} ms", list(&late), timeout.as_millis());
+        self.while_waiting(self.fail(ncclTimeout, late.first().copied(), &message), blocker)
+    }
+
+    /// An error that ended a wait of this rank. When the time was up for another rank first, that one may have waited for somebody else, even
+    /// for this rank: it learns here whom it waits for itself.
+    pub(crate) fn while_waiting(&self, error: Error, blocker: Blocker) -> Error {
+        let late = self.missing(blocker);
+        let Some(&first) = late.first() else { return error };
+        if error.code() != ncclTimeout || error.lost().is_some_and(|rank| late.contains(&rank)) {
+            return error;
+        }
+        let _ = self.late.compare_exchange(-1, first as i32, Ordering::Relaxed, Ordering::Relaxed);
+        let message = format!("{} has not come here either: {}", list(&late), error.message());
+        Error::new(ncclTimeout, message).by(Some(first))
     }
 
     /// Waits until no call of this rank is under way and refuses later ones.
@@ -232,4 +250,12 @@ impl Comm {
         }
         self.leave();
     }
+}
+
+/// "ranks 1, 2 and 40 more".
+fn list(ranks: &[usize]) -> String {
+    let shown: Vec<String> = ranks.iter().take(8).map(usize::to_string).collect();
+    let more =
+        if ranks.len() > shown.len() { format!(" and {} more", ranks.len() - shown.len()) } else { String::new() };
+    format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, shown.join(", "))
 }

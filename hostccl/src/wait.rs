@@ -44,7 +44,7 @@ impl Idle {
             return Ok(());
         }
         for wait in waits {
-            wait.comm.check()?;
+            wait.comm.check().map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         let since = *self.since.get_or_insert_with(Instant::now);
         let set = waits.iter().filter_map(|wait| wait.comm.patience()).min();
@@ -60,7 +60,8 @@ impl Idle {
             return Ok(());
         }
         for wait in waits {
-            wait.comm.check_peers(Some((wait.blocker, wait.seen)))?;
+            let checked = wait.comm.check_peers(Some((wait.blocker, wait.seen)));
+            checked.map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         match patience {
             Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(waits, patience)),

@@ -339,3 +339,25 @@ fn what_is_split_off_waits_as_long_as_its_parent() {
         over.wait();
     });
 }
+
+#[test]
+fn when_the_time_is_up_each_rank_names_whom_it_waits_for_itself() {
+    // Rank 2 does not come: rank 0 waits for it, and rank 1 for rank 0.
+    let over = std::sync::Barrier::new(3);
+    let lost = ranks(3, |comm, rank| {
+        let (mut value, mut lost) = (0.0_f32, -1);
+        if rank < 2 {
+            // SAFETY: a live communicator, one element, a place for the answer.
+            unsafe {
+                ok(hostcclCommSetTimeout(comm.0, 200));
+                let result = ncclRecv((&raw mut value).cast(), 1, F32, (rank as c_int + 2) % 3, comm.0, null_mut());
+                assert_eq!(result, ncclTimeout, "{}", last_error());
+                ok(hostcclCommLostRank(comm.0, &raw mut lost));
+            }
+            assert!(last_error().contains(&format!(": rank {lost} ")), "{}", last_error());
+        }
+        over.wait();
+        lost
+    });
+    assert_eq!(lost, [2, 0, -1]);
+}
