@@ -25,8 +25,8 @@ pub(crate) struct Comm {
     step: AtomicU64,
     control: Control,
     finalized: AtomicBool,
-    /// Whom this rank waited for when the time was up; -1 when that is what the segment says.
-    late: AtomicI32,
+    /// Whom this rank has found dead, gone or late itself, where the segment says something else or nothing; -1 nobody.
+    found: AtomicI32,
     watched: Vec<OnceLock<Arc<Process>>>,
     me: ProcessId,
 }
@@ -65,7 +65,7 @@ impl Comm {
             step: AtomicU64::new(0),
             control,
             finalized: AtomicBool::new(false),
-            late: AtomicI32::new(-1),
+            found: AtomicI32::new(-1),
             watched: (0..nranks).map(|_| OnceLock::new()).collect(),
             me,
         }
@@ -95,7 +95,11 @@ impl Comm {
     pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<usize>, message: &str) -> Error {
         let header = self.segment.header();
         header.fail(code, rank.map(|rank| rank as u32), message);
-        header.failure.error().unwrap_or_else(|| Error::new(code, message).by(rank))
+        header.failure.error().unwrap_or_else(|| {
+            // Whoever was writing the failure down has died over it.
+            self.note(rank);
+            Error::new(code, message).by(rank)
+        })
     }
 
     /// How long a wait of this communicator without any progress may last, where that was set for it.
@@ -106,8 +110,13 @@ impl Comm {
 
     /// The rank found dead, gone or late.
     pub(crate) fn lost_rank(&self) -> Option<usize> {
-        let late = usize::try_from(self.late.load(Ordering::Relaxed)).ok();
-        late.or_else(|| self.segment.header().failure.error()?.lost())
+        let found = usize::try_from(self.found.load(Ordering::Relaxed)).ok();
+        found.or_else(|| self.segment.header().failure.error()?.lost())
+    }
+
+    fn note(&self, rank: Option<usize>) {
+        let rank = rank.map_or(-1, |rank| rank as i32);
+        let _ = self.found.compare_exchange(-1, rank, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// The steps this rank has ended.
@@ -219,7 +228,7 @@ impl Comm {
         if error.code() != ncclTimeout || error.lost().is_some_and(|rank| late.contains(&rank)) {
             return error;
         }
-        let _ = self.late.compare_exchange(-1, first as i32, Ordering::Relaxed, Ordering::Relaxed);
+        self.note(Some(first));
         let message = format!("{} has not come here either: {}", list(&late), error.message());
         Error::new(ncclTimeout, message).by(Some(first))
     }

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job import Job, free_port, marked
+from job import SCRATCH, Job, free_port, marked
 from verdict import LEAVE, NOTICE, STARVATION, STOP_EXTRA, STOP_SHARE, judge
 
 # For jobs in which nothing may depend on the deadline, and for those in which only the deadline can tell.
@@ -26,6 +26,7 @@ class Death:
     outside: bool = False         # the signal comes from outside
     occurrence: int = 1           # of the phase, when it comes from outside
     absent: int = -1              # this rank is never started; the victim waits for it when it dies
+    file: bool = False            # the ranks meet in a file; else rank 0 serves the store
     short_ms: int = SHORT_MS
 
     def timeout_ms(self):
@@ -36,7 +37,8 @@ class Death:
         when = "before the first call" if self.delay < 0 else f"{1000 * self.delay:.2f} ms later"
         source = f"from outside, occurrence {self.occurrence}" if self.outside else "by itself"
         absent = f", rank {self.absent} never started" if self.absent >= 0 else ""
-        return f"{self.size} ranks{absent}, rank {self.victim}: {self.how} at {self.phase}, {when}, {source}"
+        file = ", file://" if self.file else ""
+        return f"{self.size} ranks{absent}{file}, rank {self.victim}: {self.how} at {self.phase}, {when}, {source}"
 
 
 @dataclass
@@ -122,10 +124,10 @@ def watch(job, death, moment, outcome):
             outcome.complaints.append(f"rank {rank.number} took {ended[rank.number] - rank.error[1]:.3f} s to leave after its error")
 
 
-def start_again(program, death, port, outcome):
-    """A new job on the same port, all phases."""
+def start_again(program, death, port, file, outcome):
+    """A new job on the same port (or with the file that the lost one has left), all phases."""
     began = time.monotonic()
-    with Job(program, death.size, port, LONG_MS, rounds=1) as job:
+    with Job(program, death.size, port, LONG_MS, rounds=1, file=file) as job:
         job.pump(lambda: not any(rank.open for rank in job.ranks.values()), began + PATIENCE)
         for rank in job.ranks.values():
             if rank.open:
@@ -147,7 +149,8 @@ def suffer(program, death, again=True):
         inside = f"{death.victim}:{death.phase}:{death.how}" + (f":{int(1e6 * death.delay)}" if death.delay >= 0 else "")
     rounds = 1 if death.phase == "free" else 0
     held = [death.absent] if death.absent >= 0 else []
-    with Job(program, death.size, port, death.timeout_ms(), rounds=rounds, die=inside, held=held) as job:
+    file = SCRATCH / f"store-{os.getpid()}-{port}" if death.file else None
+    with Job(program, death.size, port, death.timeout_ms(), rounds=rounds, die=inside, held=held, file=file) as job:
         moment, complaint = strike(job, death)
         if moment is None:
             job.pump(lambda: False, time.monotonic() + 0.5)
@@ -164,7 +167,7 @@ def suffer(program, death, again=True):
             for number in still:
                 del job.ranks[number]  # said already
         maybe_absent = death.absent < 0 and outcome.phase in ("start", "join")
-        complaints, outcome.notice = judge(job, death.victim, death.how, moment, death.timeout_ms() / 1000, maybe_absent)
+        complaints, outcome.notice = judge(job, death, moment, maybe_absent)
         outcome.complaints += complaints
         left = marked(job.tag)
     if left:
@@ -176,5 +179,7 @@ def suffer(program, death, again=True):
             break
         time.sleep(0.05)
     if again:
-        start_again(program, death, port, outcome)
+        start_again(program, death, port, file, outcome)
+    if file:
+        file.unlink(missing_ok=True)
     return outcome

@@ -86,13 +86,15 @@ class Rank:
 class Job:
     """Ranks of one job. Leaves none behind when used as a context manager."""
 
-    def __init__(self, program, size, port, timeout_ms, rounds=0, die=None, held=()):
+    def __init__(self, program, size, port, timeout_ms, rounds=0, die=None, held=(), file=None):
         self.tag = f"{os.getpid()}-{time.monotonic_ns()}-{port}"
         self.program, self.size, self.port = program, size, port
         self.environment = {TAG: self.tag, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                             "DM_ROUNDS": str(rounds), "DM_TIMEOUT_MS": str(timeout_ms)}
         if die:
             self.environment["DM_DIE"] = die
+        if file:
+            self.environment["DM_INIT"] = f"file://{file}"
         self.selector = selectors.DefaultSelector()
         self.ranks = {}
         self.started = time.monotonic()

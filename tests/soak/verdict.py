@@ -49,10 +49,11 @@ def named(message):
     return ranks | ({int(reporter.group(1))} if reporter else set())
 
 
-def judge(job, victim, how, death, timeout, absent=False):
-    """Complaints about the survivors of a job, and the slowest notice in seconds."""
-    complaints, slowest = [], 0.0
-    lost = STOPPED if how == "stop" else ENDED
+def judge(job, death, moment, absent):
+    """Complaints about the survivors of a job, and the slowest notice in seconds. absent: the lost rank may not have reached the store."""
+    complaints, slowest, victim = [], 0.0, death.victim
+    timeout = death.timeout_ms() / 1000
+    lost = STOPPED if death.how == "stop" else ENDED
     survivors = [rank for number, rank in sorted(job.ranks.items()) if number != victim]
     for rank in survivors:
         who = f"rank {rank.number}"
@@ -67,16 +68,16 @@ def judge(job, victim, how, death, timeout, absent=False):
         status, at, message = rank.error
         status = status.removeprefix("DM_STATUS_")
         phase, began = rank.phase(at)
-        notice = at - max(death, began)
+        notice = at - max(moment, began)
         slowest = max(slowest, notice)
         condition = ALLOWED[lost, KINDS[phase]].get(status)
         bound = NOTICE
         if lost == STOPPED or (absent and (status == "TIMEOUT" or victim == 0)):
             bound = timeout * STOP_SHARE + STOP_EXTRA + STARVATION
         line = f"{who} in {phase}: {status} {notice:.3f} s after the death: {message}"
-        if at < death:
+        if at < moment:
             complaints.append(f"{line}: before the death")
-        elif condition is None or (condition == "served" and not store_gone(job, victim, at)) or (condition == "absent" and not absent):
+        elif condition is None or (condition == "served" and not store_gone(job, death, at)) or (condition == "absent" and not absent):
             complaints.append(f"{line}: this status is not allowed there")
         elif notice > bound:
             complaints.append(f"{line}: later than {bound:.2f} s")
@@ -85,9 +86,9 @@ def judge(job, victim, how, death, timeout, absent=False):
     return complaints, slowest
 
 
-def store_gone(job, victim, at):
+def store_gone(job, death, at):
     server = job.ranks.get(0)
-    return victim == 0 or bool(server and server.error and server.error[1] <= at)
+    return not death.file and (death.victim == 0 or bool(server and server.error and server.error[1] <= at))
 
 
 def leads_to(job, rank, victim, seen):

@@ -6,7 +6,7 @@
  *   done <seconds>                      all rounds went through: code 0
  *   dying <how> <seconds>               the rank itself is about to end
  *
- * DM_ROUNDS rounds (0 or unset: without end), DM_TIMEOUT_MS for every call, DM_DIE=<rank>:<phase>:<how>[:<delay in us>] with how one of exit, kill, stop:
+ * DM_ROUNDS rounds (0 or unset: without end), DM_TIMEOUT_MS for every call, DM_INIT for the init_method, DM_DIE=<rank>:<phase>:<how>[:<delay in us>] with how one of exit, kill, stop:
  * without a delay before the first call of that phase, with one from another thread, in the middle of whatever runs then. */
 #include "../check.h"
 
@@ -214,6 +214,7 @@ int main(void)
   phase("join");
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   join.timeout_ms = timeout_ms;
+  join.init_method = getenv("DM_INIT");
   must(dm_world_init("cpu", &join, &world));
   must(dm_world_size(world, &ranks));
   if (ranks < 2 || ranks > 8) return 1;
