@@ -30,9 +30,15 @@ impl Maker<'_> {
     /// A communicator over the ranks of `group`, of which this is number `rank`. They meet by a fresh id: number 0 publishes it under `key`.
     pub(super) fn meet(&self, key: &str, group: &Mesh, rank: usize, mut config: CommConfig) -> Result<RawComm> {
         let size = group.size();
+        let maker = group.ranks().first().copied();
         let id = match self.round {
             Some(round) if rank > 0 => {
-                let bytes = round.fetch(key, self.wait)?;
+                let bytes = round.fetch(key, self.wait).map_err(|error| match maker {
+                    Some(maker) if error.status() == Status::Timeout && self.wait.deadline.passed() => {
+                        Error::timeout(format!("rank {maker} did not come: {}", error.message()))
+                    }
+                    _ => error,
+                })?;
                 UniqueId::from_bytes(&bytes).ok_or_else(|| {
                     Error::store(format!("the unique id under {key} has {} bytes instead of 128", bytes.len()))
                 })?
@@ -47,7 +53,6 @@ impl Maker<'_> {
         };
         let comm = self.library.init_rank(size, &id, rank, &mut config)?;
         self.library.set_timeout(comm, self.wait.deadline.left().max(Duration::from_millis(1)))?;
-        let maker = group.ranks().first().copied();
         self.settle(comm, group, maker, &format!("making the communicator {key} of {size} ranks"))?;
         Ok(comm)
     }
