@@ -35,7 +35,7 @@ impl Maker<'_> {
             Some(round) if rank > 0 => {
                 let bytes = round.fetch(key, self.wait).map_err(|error| match maker {
                     Some(maker) if error.status() == Status::Timeout && self.wait.deadline.passed() => {
-                        Error::timeout(format!("rank {maker} did not come: {}", error.message()))
+                        Error::timeout(format!("{} (by rank {maker})", error.message()))
                     }
                     _ => error,
                 })?;
