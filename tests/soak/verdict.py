@@ -81,9 +81,16 @@ def judge(job, death, moment, absent):
             complaints.append(f"{line}: this status is not allowed there")
         elif notice > bound:
             complaints.append(f"{line}: later than {bound:.2f} s")
-        if not leads_to(job, rank, victim, set()):
+        if not (leads_to(job, rank, victim, set()) or lost == STOPPED and cut_short(job, rank)):
             complaints.append(f"{line}: names {sorted(named(message)) or 'nobody'}, not rank {victim}")
     return complaints, slowest
+
+
+def cut_short(job, rank):
+    """Whether the error names another survivor that has had its own. All meet the deadline within milliseconds: one that is late first may end the wait of
+    the one it waited for, just before that would have named the stopped rank."""
+    others = [job.ranks.get(number) for number in named(rank.error[2])]
+    return any(other and other is not rank and other.error for other in others)
 
 
 def store_gone(job, death, at):
