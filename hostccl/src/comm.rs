@@ -209,7 +209,7 @@ impl Comm {
     }
 
     /// The ranks that keep this one waiting.
-    fn missing(&self, blocker: Blocker) -> Vec<usize> {
+    pub(crate) fn missing(&self, blocker: Blocker) -> Vec<usize> {
         (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect()
     }
 
@@ -223,13 +223,17 @@ impl Comm {
     /// An error that ended a wait of this rank. When the time was up for another rank first, that one may have waited for somebody else, even
     /// for this rank: it learns here whom it waits for itself.
     pub(crate) fn while_waiting(&self, error: Error, blocker: Blocker) -> Error {
-        let late = self.missing(blocker);
+        self.while_missing(error, &self.missing(blocker))
+    }
+
+    /// The same, where it is known whom this rank waits for.
+    pub(crate) fn while_missing(&self, error: Error, late: &[usize]) -> Error {
         let Some(&first) = late.first() else { return error };
         if error.code() != ncclTimeout || error.lost().is_some_and(|rank| late.contains(&rank)) {
             return error;
         }
         self.note(Some(first));
-        let message = format!("{} has not come here either: {}", list(&late), error.message());
+        let message = format!("{} has not come here either: {}", list(late), error.message());
         Error::new(ncclTimeout, message).by(Some(first))
     }
 

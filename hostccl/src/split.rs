@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::collective::Descriptor;
-use crate::comm::{Comm, Control};
+use crate::comm::{Blocker, Comm, Control};
 use crate::error::{Error, Result};
 use crate::id::random_token;
 use crate::join::{Join, Source};
@@ -121,11 +121,20 @@ impl Split {
     /// An error of the new communicator as the parent's ranks are to hear it. A dead member fails both, and what the others say of it there
     /// ("gave up joining") is not what happened.
     pub(crate) fn for_parent(&self, error: Error) -> Error {
-        if let Err(death) = self.parent.check_peers(None) {
-            return death;
+        if let Err(error) = self.check_parent() {
+            return error;
         }
         let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
         error.by(lost)
+    }
+
+    /// Fails when the parent has. Its other ranks may be ahead and miss this one, which waits for members that do not come.
+    fn check_parent(&self) -> Result<()> {
+        self.parent.check_peers(None).map_err(|error| {
+            let late = self.joined().map_or(Vec::new(), |comm| comm.missing(Blocker::Arrivals));
+            let late: Vec<usize> = late.iter().filter_map(|&rank| self.members.get(rank).copied()).collect();
+            self.parent.while_missing(error, &late)
+        })
     }
 
     fn offer(&mut self) -> Offer {
@@ -175,7 +184,7 @@ impl Operation for Split {
             Some(join) => match join.poll() {
                 Ok(Poll::Done) => Ok(Poll::Done),
                 // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
-                Ok(blocked) => self.parent.check_peers(None).map(|()| blocked),
+                Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
                     let message = format!("rank {} could not join its split: {}", self.parent.rank, error.message());
                     Err(self.parent.fail(error.code(), self.for_parent(error).lost(), &message))

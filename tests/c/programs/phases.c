@@ -1,7 +1,7 @@
 /* Everything that ranks do together, over and over: joins a world, then rounds of meshes, communicators, collectives, messages, barriers and finalizing.
  * tests/soak ends one of its ranks somewhere on the way and reads what the others say:
  *
- *   phase <name> <seconds>              before the first call of each phase (CLOCK_MONOTONIC)
+ *   phase <name> <seconds>              before each phase, and before each call of it that may last for its whole timeout (CLOCK_MONOTONIC)
  *   error <status> <seconds> <message>  the first error; then the rank aborts and frees what it has, and ends with code 3
  *   done <seconds>                      all rounds went through: code 0
  *   dying <how> <seconds>               the rank itself is about to end
@@ -159,6 +159,7 @@ static void one_round(void)
   must(dm_init("cpu", shape, ndim, names, &options, &meshes[1]));
   for (size_t dim = 0; dim < ndim; ++dim) {
     ncclComm_t comm = NULL;
+    phase("lazy");
     must(dm_get_comm(meshes[1], names[dim], &comm));
   }
   options.flags = 0;
@@ -184,8 +185,8 @@ static void one_round(void)
   must(dm_init("cpu", fewer, 1, line, &options, &meshes[3]));
   if (rank > 0) all_reduce(meshes[3], NULL, kSmall);
 
-  phase("finalize");
   for (int at = kMeshes - 1; at >= 0; --at) {
+    phase("finalize");
     must(dm_finalize(meshes[at]));
     dm_free(meshes[at]);
     meshes[at] = NULL;
