@@ -12,6 +12,7 @@ help:
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
+	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make fuzz    fuzz the store's frame decoder (SECONDS=60)"
 	@echo "make clean   remove target/"
@@ -24,6 +25,9 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+interop:
+	$(PYTHON) tests/interop/run.py $(ARGS)
 
 check:
 	$(CARGO) fmt --all --check
@@ -64,4 +68,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test check header examples soak fuzz clean
+.PHONY: help build demo test soak interop check header examples fuzz clean

@@ -29,7 +29,7 @@ fn main() {
 }
 
 fn serve() {
-    let server = Server::bind("127.0.0.1:0").expect("a free port");
+    let server = Server::bind("[::1]:0").expect("a free port");
     println!("{}", server.local_addr().port());
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -79,12 +79,14 @@ fn drive(port: u16, ranks: std::ops::Range<usize>, world: usize, run: &str) {
     };
     let mut ranks: Vec<Rank> = ranks
         .map(|number| {
-            let stream = TcpStream::connect(("127.0.0.1", port)).expect("the server listens");
+            let stream = TcpStream::connect(("::1", port)).expect("the server listens");
             stream.set_nodelay(true).expect("a socket");
-            Rank { number, stream }
+            let mut rank = Rank { number, stream };
+            rank.send(&HELLO);
+            rank
         })
         .collect();
-    each(&mut ranks, |_| HELLO.to_vec(), |rank| assert_eq!(rank.bytes(), [1, 2, 3, 4]));
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.bytes(), [1, 2, 3, 4]));
     lap("connect");
 
     let key = |name: &str| format!("/bench/{run}/{name}").into_bytes();

@@ -313,7 +313,7 @@ typedef int32_t dm_op;
 #define DM_STATUS_UNSUPPORTED 12
 
 /**
- * The mesh was aborted or finalized.
+ * The mesh was aborted or finalized, or its world aborted.
  */
 #define DM_STATUS_ABORTED 13
 
@@ -439,15 +439,17 @@ uint32_t dm_version(void);
  * Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
  *
  * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
- * NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PMI, PALS, Slurm,
- * or alone). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
+ * NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI,
+ * PMIx, Slurm, a Kubernetes indexed job, or alone; docs/interop.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
  * Each rank frees its handle with dm_world_free.
  *
  * With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
- * meshes are freed or its process ends; the other ranks need it for every collective call of this library.
+ * meshes are freed or its process ends; the other ranks need it for every collective call of this library. It listens on the addresses of the
+ * host that is named and on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that prove to have it
+ * (PyTorch's clients cannot).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables), DM_STATUS_STORE (unreachable, port in
- * use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ),
+ * use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a rank has gone; it is named),
  * DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
  */
 dm_status dm_world_init(const char *device_type,
@@ -472,10 +474,22 @@ dm_status dm_world_size(const struct dm_world *world, int32_t *size_out);
  * Returns when every rank of the world has called it.
  *
  * Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs some round trips; it says nothing of work on
- * devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call.
+ * devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
+ * that has left by dm_world_abort; DM_STATUS_ABORTED when this one has.
  */
 dm_status dm_world_barrier(const struct dm_world *world,
                            int64_t timeout_ms);
+
+/**
+ * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
+ * and aborts all its root meshes, as dm_abort does.
+ *
+ * Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
+ * raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
+ * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
+ * one is being joined; this process joins no other then. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+ */
+dm_status dm_world_abort(const struct dm_world *world);
 
 /**
  * Frees a world handle. Local; NULL is a no-op, and so is a handle that was freed before.
@@ -499,8 +513,9 @@ void dm_world_free(struct dm_world *world);
  * the handle with dm_free.
  *
  * Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
- * alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, and what
- * dm_world_init gives when the default world is joined here.
+ * alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what dm_world_init gives when the
+ * default world is joined here. A failure of any rank is one on all, and leaves nothing behind.
  */
 dm_status dm_init(const char *device_type,
                   const size_t *shape,
@@ -968,7 +983,7 @@ dm_status dm_check(const struct dm_mesh *mesh,
  *
  * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
  * communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
- * any more. A second abort, or one after dm_finalize, does nothing.
+ * any more. A second abort, or one after dm_finalize, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -976,8 +991,9 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * Waits for the outstanding work of this view's root mesh and destroys those of its communicators that no other root mesh of this world
  * shares. Every view of this root answers DM_STATUS_ABORTED from then on; handles are still to be freed.
  *
- * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (the mesh is
- * then as before: dm_abort ends it), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+ * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (where a rank never
+ * made the call the mesh is then as before: dm_abort ends it; where one did not get through it, the mesh has ended here), DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
  */
 dm_status dm_finalize(const struct dm_mesh *mesh);
 

@@ -287,9 +287,9 @@ extern "C" {
 /* Writes the rank of comm that was found dead or gone, or the first one that did not come in time; -1 when none is known. Local. */
 ncclResult_t hostcclCommLostRank(ncclComm_t comm, int *rank);
 
-/* Extension: how long an operation of this rank may wait for its peers without any progress before comm ends with ncclTimeout, in
- * milliseconds; 0: as the environment variable HOSTCCL_TIMEOUT_MS says (unset: for ever). Also while comm is still being made; what is split off
- * it begins with the same. Local. */
+/* Extension: how long an operation of this rank that begins later may wait for its peers without any progress before comm ends with
+ * ncclTimeout, in milliseconds; 0: as the environment variable HOSTCCL_TIMEOUT_MS says (unset: for ever). It holds for comm's making
+ * too, where that goes on in the background, and for splits of comm. Local. */
 ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
 
 #ifdef __cplusplus

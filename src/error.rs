@@ -163,6 +163,13 @@ impl Error {
         self
     }
 
+    /// The same error with what was being done in front of its message.
+    #[must_use]
+    pub fn within(mut self, what: &str) -> Error {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
     /// The class.
     pub fn status(&self) -> Status {
         self.status

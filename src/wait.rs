@@ -52,7 +52,11 @@ impl Deadline {
 
 /// A flag that ends waits: clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+pub struct Cancel {
+    raised: Arc<AtomicBool>,
+    /// Raised together with what it belongs to: a mesh's flag with its world's.
+    above: Option<Arc<Cancel>>,
+}
 
 impl Cancel {
     /// A flag that is not raised.
@@ -60,19 +64,29 @@ impl Cancel {
         Cancel::default()
     }
 
+    /// A flag of its own that counts as raised also when this one is.
+    #[must_use]
+    pub fn child(&self) -> Cancel {
+        Cancel { raised: Arc::default(), above: Some(Arc::new(self.clone())) }
+    }
+
     /// Raises the flag; it stays raised.
     pub fn raise(&self) {
-        self.0.store(true, Ordering::SeqCst);
+        self.raised.store(true, Ordering::SeqCst);
     }
 
     /// Whether it is raised.
     pub fn is_raised(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.raised.load(Ordering::SeqCst) || self.above.as_ref().is_some_and(|above| above.is_raised())
     }
 
     /// `DM_STATUS_ABORTED` when raised.
     pub fn check(&self) -> Result<()> {
-        if self.is_raised() { Err(Error::aborted("aborted by dm_abort from another thread")) } else { Ok(()) }
+        match &self.above {
+            _ if !self.is_raised() => Ok(()),
+            Some(above) if !above.is_raised() => Err(Error::aborted("the mesh was aborted by dm_abort")),
+            _ => Err(Error::aborted("the world was aborted on this rank by dm_world_abort")),
+        }
     }
 }
 
@@ -100,6 +114,12 @@ impl Wait {
     #[must_use]
     pub fn with_deadline(&self, deadline: Deadline) -> Wait {
         Wait { deadline, ..self.clone() }
+    }
+
+    /// The outcome of a call that waited so: when it failed and was aborted meanwhile, that is why, whatever it met first (its own going
+    /// among it).
+    pub fn outcome<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| self.cancel.check().err().unwrap_or(error))
     }
 
     /// Whether the wait has still a point.

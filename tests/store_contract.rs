@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
+use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -313,6 +314,18 @@ fn a_store_with_a_secret_is_for_those_who_have_it() {
         assert!(error.message().contains(words), "{error}");
     }
     assert!(began.elapsed() < Duration::from_secs(5), "said at once, not at the deadline");
+
+    // PyTorch's server closes at an operation that it does not know.
+    let closing = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = closing.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in closing.incoming() {
+            let _ = stream.unwrap().read(&mut [0; 64]);
+        }
+    });
+    let error = TcpStore::connect_with_secret("127.0.0.1", port, secret("open sesame"), &soon()).err().unwrap();
+    assert!(error.message().contains("unset DM_STORE_SECRET"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
 
 #[test]

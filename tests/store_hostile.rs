@@ -94,8 +94,8 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn thousands_of_silent_connections_cost_little_and_make_room() {
-    alone!("thousands_of_silent_connections_cost_little_and_make_room");
+fn thousands_of_silent_connections_cost_little() {
+    alone!("thousands_of_silent_connections_cost_little");
     let hard = descriptor_limit().rlim_max.min(20_000);
     limit_descriptors(hard, hard);
     // Both ends are in this process.
@@ -106,9 +106,7 @@ fn thousands_of_silent_connections_cost_little_and_make_room() {
     let before = resident_mib();
     let silent: Vec<TcpStream> = (0..many).map(|_| connect(&server)).collect();
     is_served(&store);
-    let known = many.min(4096) + 1;
-    wait_until("the oldest strangers go", || server.clients() <= known);
-    assert!(server.clients() > known / 2);
+    wait_until("all are accepted", || server.clients() == many + 1);
     assert!(resident_mib() < before + 24, "{} MiB for {many} silent connections", resident_mib() - before);
     drop(silent);
     is_served(&store);

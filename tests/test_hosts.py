@@ -25,8 +25,6 @@ CHANCE = random.Random(int(os.environ.get("DM_SEED", "0")) or None)
 CASES = {}
 # What is known not to work yet, by the beginning of the case's name. One that works again is a failure too, until it is taken off this list.
 KNOWN = {
-    "looking_around": "a look takes up to 500 ms, also where less is left",
-    "short_timeout": "150 ms for the cancellation of a wait and 200 ms for a last look are more than the promised 250 ms; and as above",
 }
 
 

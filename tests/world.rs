@@ -1,12 +1,14 @@
 //! Joining a world: with ranks as threads, over every kind of store, and the ways in which it goes wrong.
 
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use devicemesh::error::{Error, Result, Status};
-use devicemesh::rendezvous::store::{FileStore, MemoryStore, Store};
+use devicemesh::rendezvous::store::{FileStore, MemoryStore, Server, Store};
 use devicemesh::rendezvous::{JoinOptions, World};
 use devicemesh::wait::Wait;
 
@@ -198,14 +200,32 @@ fn two_processes_cannot_be_one_rank() {
 
 #[test]
 fn a_port_that_is_taken_is_said_so() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
-    let error = join_tcp(&format!("tcp://127.0.0.1:{port}"), 0, 2, Duration::from_secs(5)).unwrap_err();
+    // Another process's: the tool's store.
+    let mut tool = Command::new(env!("CARGO_BIN_EXE_devicemesh"))
+        .args(["run", "-n", "1", "--", "sh", "-c", "echo $MASTER_PORT; read end || true"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut port = String::new();
+    BufReader::new(tool.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let error = join_tcp(&format!("tcp://127.0.0.1:{}", port.trim()), 0, 2, Duration::from_secs(5)).unwrap_err();
+    drop(tool.stdin.take());
+    tool.wait().unwrap();
     assert_eq!((error.status(), error.os_error()), (Status::Store, libc::EADDRINUSE), "{error}");
-    assert!(error.message().contains(&port.to_string()), "{error}");
-    // What listens there is no store, and does not answer.
-    let error = join_tcp(&format!("tcp://127.0.0.1:{port}"), 1, 2, Duration::from_millis(500)).unwrap_err();
+    assert!(error.message().contains(port.trim()), "{error}");
+    // What listens here is no store, and does not answer.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let method = format!("tcp://127.0.0.1:{}", taken.local_addr().unwrap().port());
+    let error = join_tcp(&method, 1, 2, Duration::from_millis(500)).unwrap_err();
     assert_eq!(error.status(), Status::Store, "{error}");
+}
+
+#[test]
+fn a_store_that_rank_0s_process_serves_already_is_used() {
+    let pytorchs = Server::bind("127.0.0.1:0").unwrap();
+    let method = format!("tcp://127.0.0.1:{}", pytorchs.local_addr().port());
+    join_all(&[0, 1, 2], |rank| join_tcp(&method, rank, 3, Duration::from_secs(20)).unwrap());
 }
 
 #[test]

@@ -23,21 +23,15 @@ pub(crate) struct Comm {
     pub(crate) turns: [Mutex<()>; 3],
     /// The steps this rank has ended. Changed only with the collectives' turn.
     step: AtomicU64,
-    control: Control,
+    /// Raised by `ncclCommAbort`, also before the communicator exists.
+    aborted: Arc<AtomicBool>,
     finalized: AtomicBool,
     /// Whom this rank has found dead, gone or late itself, where the segment says something else or nothing; -1 nobody.
     found: AtomicI32,
+    /// How long a wait without progress may last, in milliseconds; 0: as the process's environment says.
+    patience: AtomicU64,
     watched: Vec<OnceLock<Arc<Process>>>,
     me: ProcessId,
-}
-
-/// What a handle decides about its communicator, also before that exists.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Control {
-    /// Raised by `ncclCommAbort`.
-    pub(crate) aborted: Arc<AtomicBool>,
-    /// How long a wait without progress may last, in milliseconds; 0: as the process's environment says.
-    pub(crate) patience: Arc<AtomicU64>,
 }
 
 /// What a blocked operation waits for.
@@ -54,7 +48,7 @@ pub(crate) enum Blocker {
 }
 
 impl Comm {
-    pub(crate) fn new(segment: Segment, rank: usize, name: String, control: Control, me: ProcessId) -> Comm {
+    pub(crate) fn new(segment: Segment, rank: usize, name: String, aborted: Arc<AtomicBool>, me: ProcessId) -> Comm {
         let nranks = segment.layout().nranks;
         Comm {
             segment,
@@ -63,9 +57,10 @@ impl Comm {
             name,
             turns: Default::default(),
             step: AtomicU64::new(0),
-            control,
+            aborted,
             finalized: AtomicBool::new(false),
             found: AtomicI32::new(-1),
+            patience: AtomicU64::new(0),
             watched: (0..nranks).map(|_| OnceLock::new()).collect(),
             me,
         }
@@ -73,7 +68,7 @@ impl Comm {
 
     /// The error that ended the communicator, if any; two loads when there is none.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.control.aborted.load(Ordering::Acquire) {
+        if self.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
         }
         match self.segment.header().failure.error() {
@@ -104,8 +99,12 @@ impl Comm {
 
     /// How long a wait of this communicator without any progress may last, where that was set for it.
     pub(crate) fn patience(&self) -> Option<Duration> {
-        let millis = self.control.patience.load(Ordering::Relaxed);
+        let millis = self.patience.load(Ordering::Relaxed);
         (millis > 0).then(|| Duration::from_millis(millis))
+    }
+
+    pub(crate) fn set_patience(&self, millis: u64) {
+        self.patience.store(millis, Ordering::Relaxed);
     }
 
     /// The rank found dead, gone or late.

@@ -1,12 +1,12 @@
 //! Communicator handles: tokens of a slot and a generation, so that a stale or made-up one is refused, never followed.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::collective::Reduction;
-use crate::comm::{Comm, Control};
+use crate::comm::Comm;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::types::*;
@@ -18,12 +18,14 @@ pub(crate) struct Handle {
     nranks: c_int,
     pub(crate) device: c_int,
     pub(crate) config: Config,
-    /// Shared with the communicator.
-    pub(crate) control: Control,
+    /// Raised by `ncclCommAbort`; shared with the communicator.
+    pub(crate) aborted: Arc<AtomicBool>,
     comm: OnceLock<Arc<Comm>>,
     /// Calls at work in the background, joining included.
     pending: AtomicU32,
     failed: AtomicBool,
+    /// How long its making may wait without progress, in milliseconds; 0: not set.
+    patience: AtomicU64,
     error: Mutex<Option<Error>>,
     finished: Condvar,
     operators: RwLock<Vec<Option<PreMulSum>>>,
@@ -59,10 +61,11 @@ impl Handle {
             nranks,
             device,
             config,
-            control: Control::default(),
+            aborted: Arc::default(),
             comm: OnceLock::new(),
             pending: AtomicU32::new(1),
             failed: AtomicBool::new(false),
+            patience: AtomicU64::new(0),
             error: Mutex::new(None),
             finished: Condvar::new(),
             operators: RwLock::new(Vec::new()),
@@ -98,6 +101,21 @@ impl Handle {
         self.comm.get()
     }
 
+    /// How long waits on it may last without progress, from now on; also while it is being made.
+    pub(crate) fn set_patience(&self, millis: u64) -> Result<()> {
+        self.check()?;
+        self.patience.store(millis, Ordering::Relaxed);
+        if let Some(comm) = self.comm.get() {
+            comm.set_patience(millis);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        let millis = self.patience.load(Ordering::Relaxed);
+        (millis > 0).then(|| Duration::from_millis(millis))
+    }
+
     /// Marks a background call as started.
     pub(crate) fn begin(&self) {
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -106,6 +124,7 @@ impl Handle {
     /// Records how joining ended.
     pub(crate) fn set_comm(&self, joined: Result<Arc<Comm>>) {
         let outcome = joined.map(|comm| {
+            comm.set_patience(self.patience.load(Ordering::Relaxed));
             let _ = self.comm.set(comm);
         });
         self.finish(outcome);
@@ -137,18 +156,13 @@ impl Handle {
         in_background.or_else(|| self.comm.get()?.lost_rank())
     }
 
-    /// How long a wait without progress may last from now on, in milliseconds.
-    pub(crate) fn set_patience(&self, millis: u64) {
-        self.control.patience.store(millis, Ordering::Relaxed);
-    }
-
     pub(crate) fn in_progress(&self) -> bool {
         self.pending.load(Ordering::Acquire) > 0
     }
 
     /// Ends the communicator on all ranks.
     pub(crate) fn abort(&self) {
-        self.control.aborted.store(true, Ordering::SeqCst);
+        self.aborted.store(true, Ordering::SeqCst);
         if let Some(comm) = self.comm.get() {
             comm.abort();
         }

@@ -2,9 +2,9 @@
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::comm::{Blocker, Comm, Control};
+use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
 use crate::id::Id;
 use crate::operation::{Operation, Poll};
@@ -49,15 +49,15 @@ pub(crate) struct Join {
     nranks: u32,
     rank: u32,
     name: String,
-    control: Control,
+    aborted: Arc<AtomicBool>,
     comm: Option<Arc<Comm>>,
     /// The process that made the id: it holds the segment for those still to come.
     creator: Option<Arc<Process>>,
 }
 
 impl Join {
-    pub(crate) fn new(source: Source, nranks: u32, rank: u32, name: String, control: Control) -> Join {
-        Join { source, nranks, rank, name, control, comm: None, creator: None }
+    pub(crate) fn new(source: Source, nranks: u32, rank: u32, name: String, aborted: Arc<AtomicBool>) -> Join {
+        Join { source, nranks, rank, name, aborted, comm: None, creator: None }
     }
 
     /// The communicator, once done.
@@ -83,7 +83,7 @@ impl Join {
         seat.pid.store(me.pid, Ordering::Relaxed);
         seat.start.store(me.start, Ordering::Relaxed);
         seat.claim.store(2, Ordering::Release);
-        let comm = Arc::new(Comm::new(segment, self.rank as usize, self.name.clone(), self.control.clone(), me));
+        let comm = Arc::new(Comm::new(segment, self.rank as usize, self.name.clone(), self.aborted.clone(), me));
         let arrived = &comm.segment.header().arrived;
         if arrived.count() == self.nranks {
             arrived.wake();
@@ -97,7 +97,7 @@ impl Operation for Join {
         let comm = match &self.comm {
             Some(comm) => comm,
             None => {
-                if self.control.aborted.load(Ordering::Acquire) {
+                if self.aborted.load(Ordering::Acquire) {
                     return Err(Error::aborted());
                 }
                 let comm = self.arrive()?;
@@ -141,13 +141,15 @@ impl Operation for Join {
 
 impl Drop for Join {
     fn drop(&mut self) {
-        let Some(comm) = &self.comm else { return };
-        if comm.segment.header().arrived.value() == self.nranks {
-            return;
+        match &self.comm {
+            Some(comm) if comm.segment.header().arrived.value() == self.nranks => return,
+            Some(comm) => {
+                let message = format!("{} gave up joining", comm.describe(comm.rank));
+                comm.fail(ncclRemoteError, Some(comm.rank), &message);
+            }
+            None => {}
         }
-        // This rank gives up: the id is spent, and nobody must wait for it.
-        let message = format!("{} gave up joining", comm.describe(comm.rank));
-        comm.fail(ncclRemoteError, Some(comm.rank), &message);
+        // This rank gives up, maybe before it has come: the id is spent, and nobody must wait for it.
         if let Source::Id(id) = &self.source {
             id.close();
         }

@@ -75,7 +75,7 @@ impl Operation for Init {
     }
 
     fn patience(&self) -> Option<Duration> {
-        Some(PATIENCE)
+        self.handle.patience().or(Some(PATIENCE))
     }
 
     fn describe(&self) -> String {
@@ -166,8 +166,9 @@ impl Operation for SplitInto {
         self.split.comm()
     }
 
+    /// The parent's: nobody has the child's handle yet.
     fn patience(&self) -> Option<Duration> {
-        Some(PATIENCE)
+        self.parent.patience().or(Some(PATIENCE))
     }
 
     fn describe(&self) -> String {

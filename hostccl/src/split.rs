@@ -3,9 +3,10 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::collective::Descriptor;
-use crate::comm::{Blocker, Comm, Control};
+use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
 use crate::id::random_token;
 use crate::join::{Join, Source};
@@ -38,7 +39,7 @@ pub(crate) struct Split {
     parent: Arc<Comm>,
     ask: Ask,
     name: String,
-    control: Control,
+    aborted: Arc<AtomicBool>,
     stage: usize,
     waiting: bool,
     /// Parent's ranks of this colour, in the new order.
@@ -49,13 +50,19 @@ pub(crate) struct Split {
 }
 
 impl Split {
-    pub(crate) fn new(parent: Arc<Comm>, color: i32, key: i32, name: String, control: Control) -> Result<Split> {
+    pub(crate) fn new(
+        parent: Arc<Comm>,
+        color: i32,
+        key: i32,
+        name: String,
+        aborted: Arc<AtomicBool>,
+    ) -> Result<Split> {
         parent.check_open()?;
         Ok(Split {
             parent,
             ask: Ask { color, key },
             name,
-            control,
+            aborted,
             stage: 0,
             waiting: false,
             members: Vec::new(),
@@ -111,7 +118,7 @@ impl Split {
                     self.members.len() as u32,
                     rank as u32,
                     self.name.clone(),
-                    self.control.clone(),
+                    self.aborted.clone(),
                 ));
             }
         }

@@ -33,6 +33,8 @@ impl Waiting<'_> {
 #[derive(Default)]
 pub(crate) struct Idle {
     since: Option<Instant>,
+    /// What the communicators' own patience was when it began: a call keeps the one it started with.
+    set: Option<Option<Duration>>,
 }
 
 impl Idle {
@@ -47,7 +49,7 @@ impl Idle {
             wait.comm.check().map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        let set = waits.iter().filter_map(|wait| wait.comm.patience()).min();
+        let set = *self.set.get_or_insert_with(|| waits.iter().filter_map(|wait| wait.comm.patience()).min());
         let patience = set.or_else(timeout).or_else(|| waits.iter().filter_map(|wait| wait.patience).min());
         let joining = waits.iter().any(|wait| wait.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };

@@ -320,27 +320,6 @@ fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
 }
 
 #[test]
-fn what_is_split_off_waits_as_long_as_its_parent() {
-    let over = std::sync::Barrier::new(2);
-    ranks(2, |parent, rank| {
-        // SAFETY: a live communicator.
-        ok(unsafe { hostcclCommSetTimeout(parent.0, 200) });
-        let part = parent.split(0, 0).unwrap();
-        if rank == 0 {
-            let (mut value, mut lost) = (1.0_f32, -1);
-            // SAFETY: a live communicator, one element, a place for the answer.
-            unsafe {
-                let at = (&raw mut value).cast::<c_void>();
-                assert_eq!(ncclAllReduce(at, at, 1, F32, SUM, part.0, null_mut()), ncclTimeout);
-                ok(hostcclCommLostRank(part.0, &raw mut lost));
-            }
-            assert_eq!(lost, 1);
-        }
-        over.wait();
-    });
-}
-
-#[test]
 fn when_the_time_is_up_each_rank_names_whom_it_waits_for_itself() {
     // Rank 2 does not come: rank 0 waits for it, and rank 1 for rank 0.
     let over = std::sync::Barrier::new(3);

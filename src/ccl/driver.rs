@@ -35,6 +35,35 @@ pub fn select_device(local_rank: usize) -> Result<()> {
     unsafe { result::ctx::set_current(context) }.map_err(|error| driver_error("cuCtxSetCurrent", error))
 }
 
+/// The device that is current on a thread, to make it current on another one.
+pub struct CurrentDevice(Option<sys::CUcontext>);
+
+// SAFETY: a context belongs to the process; the driver takes it on any thread.
+unsafe impl Send for CurrentDevice {}
+// SAFETY: as above.
+unsafe impl Sync for CurrentDevice {}
+
+impl CurrentDevice {
+    /// Where no device is involved.
+    pub(super) const NONE: CurrentDevice = CurrentDevice(None);
+
+    /// The calling thread's.
+    pub(super) fn of_this_thread() -> Result<CurrentDevice> {
+        // SAFETY: only looks whether libcuda can be opened.
+        if !unsafe { sys::is_culib_present() } {
+            return Ok(CurrentDevice::NONE);
+        }
+        result::ctx::get_current().map(CurrentDevice).map_err(|error| driver_error("cuCtxGetCurrent", error))
+    }
+
+    /// Makes it current on the calling thread.
+    pub fn select(&self) -> Result<()> {
+        let Some(context) = self.0 else { return Ok(()) };
+        // SAFETY: the context is current on a thread that is inside a call of this library meanwhile.
+        unsafe { result::ctx::set_current(context) }.map_err(|error| driver_error("cuCtxSetCurrent", error))
+    }
+}
+
 /// Whether there is a driver that sees at least one device.
 pub fn has_device() -> bool {
     // SAFETY: only looks whether libcuda can be opened.

@@ -1,14 +1,13 @@
 //! One communicator library: its name, its version and its functions, with results turned into errors that carry them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::time::Duration;
 
 use libloading::os::unix::Library as Handle;
 
 use super::config::CommConfig;
+use super::driver::CurrentDevice;
 use super::types::{NcclResult, UniqueId, result};
 use crate::error::{Error, Result, Status};
-use crate::wait::Wait;
 
 /// A raw `ncclComm_t`: a pointer that only its own library understands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,6 +165,11 @@ impl Library {
         self.functions.split.is_some()
     }
 
+    /// The calling thread's device, for another thread that makes a communicator in its place.
+    pub fn current_device(&self) -> Result<CurrentDevice> {
+        if self.is_host_engine() { Ok(CurrentDevice::NONE) } else { CurrentDevice::of_this_thread() }
+    }
+
     /// The address of any function of the library, by its C name.
     pub fn symbol(&self, name: &str) -> Option<*const c_void> {
         match &self.handle {
@@ -185,6 +189,18 @@ impl Library {
         Ok(id)
     }
 
+    /// Gives up an id that nobody else has seen. The host engine holds memory for it until a communicator comes of it: so one does, of this rank
+    /// alone, and ends.
+    pub fn discard(&self, id: &UniqueId) {
+        let mut config = CommConfig::unset(self.version).blocking(true);
+        if !self.is_host_engine() {
+            return;
+        }
+        if let Ok(comm) = self.init_rank(1, id, 0, &mut config) {
+            let _ = self.abort(comm);
+        }
+    }
+
     /// Starts `ncclCommInitRankConfig`; with a non-blocking config the communicator is ready when
     /// [`poll`](Library::poll) says so.
     pub fn init_rank(&self, size: usize, id: &UniqueId, rank: usize, config: &mut CommConfig) -> Result<RawComm> {
@@ -196,13 +212,16 @@ impl Library {
     }
 
     /// Starts `ncclCommSplit` of a parent with nothing outstanding. The child's handle is written to `child` by the time
-    /// [`poll`](Library::poll) of the *parent* says that it is done, so `child` must stay where it is until then.
-    pub fn split(
+    /// [`poll`](Library::poll) of the *parent* says that it is done.
+    ///
+    /// # Safety
+    /// `child` is valid and stays where it is until then.
+    pub unsafe fn split(
         &self,
         parent: RawComm,
         color: i32,
         key: i32,
-        child: &mut RawComm,
+        child: *mut RawComm,
         config: &mut CommConfig,
     ) -> Result<()> {
         let Some(split) = self.functions.split else {
@@ -222,33 +241,6 @@ impl Library {
             return Ok(false);
         }
         self.check("the communicator", comm, state).map(|()| true)
-    }
-
-    /// Polls until nothing is in progress on `comm`: to the deadline, and unless cancelled. `what` names the work.
-    pub fn settle(&self, comm: RawComm, wait: &Wait, what: &str) -> Result<()> {
-        self.settle_while(comm, wait, what, || Ok(()))
-    }
-
-    /// The same, and `look_around` is asked between two polls whether to go on.
-    pub fn settle_while(
-        &self,
-        comm: RawComm,
-        wait: &Wait,
-        what: &str,
-        mut look_around: impl FnMut() -> Result<()>,
-    ) -> Result<()> {
-        let mut pause = Duration::from_micros(20);
-        while !self.poll(comm)? {
-            wait.cancel.check()?;
-            if wait.deadline.passed() {
-                let timeout = wait.deadline.timeout().as_millis();
-                return Err(Error::timeout(format!("{what} was not done after {timeout} ms")));
-            }
-            look_around()?;
-            std::thread::sleep(pause.min(wait.deadline.left()));
-            pause = (pause * 2).min(Duration::from_millis(2));
-        }
-        Ok(())
     }
 
     /// Starts `ncclCommFinalize` where the library has it: flushes what is outstanding.
@@ -293,9 +285,10 @@ impl Library {
         if code == result::SUCCESS { usize::try_from(rank).ok() } else { None }
     }
 
-    /// How long a call on this communicator may wait for its peers; only the host engine blocks in them.
-    pub fn set_timeout(&self, comm: RawComm, timeout: Duration) -> Result<()> {
-        let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+    /// How long a call on this communicator, its making included, may wait for its peers, at least a millisecond; only the host engine
+    /// blocks in them.
+    pub fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {
+        let millis = i64::try_from(millis.max(1)).unwrap_or(i64::MAX);
         match self.functions.host_set_timeout {
             // SAFETY: the communicator is live.
             Some(set) => self.check("hostcclCommSetTimeout", comm, unsafe { set(comm, millis) }),

@@ -12,7 +12,7 @@ mod operations;
 mod types;
 
 pub use config::CommConfig;
-pub use driver::{has_device, select_device};
+pub use driver::{CurrentDevice, has_device, select_device};
 pub use library::{Library, RawComm};
 pub use load::{LIBRARY_VARIABLE, embedded, for_device, open};
 pub use types::{DATA_TYPES, NcclResult, UniqueId, element_size, result};

@@ -2,12 +2,16 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use once_cell::sync::OnceCell;
+
+use super::making::world_ranks;
 use crate::ccl::{CommConfig, Library, RawComm, result};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
+use crate::rendezvous::Scope;
 
 /// Why a communicator has no raw handle, or that it has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +57,15 @@ pub struct Communicator {
     /// Whether ending it is ours: false for a communicator adopted from the caller.
     owned: bool,
     plan: LazyPlan,
+    /// Where the ranks of a lazy one agree to make it: kept, so that calls after a failed one are further calls.
+    scope: OnceCell<Scope>,
+    /// The milliseconds that [`limit`](Communicator::limit) set last.
+    patience: AtomicU64,
+    /// Held by questions to the library about the raw communicator and while it is taken away: a library may free it at once. Not held by calls
+    /// that wait.
+    asking: Mutex<()>,
+    /// Held by who aborts, so that nobody else goes on before that is done.
+    aborting: Mutex<()>,
 }
 
 impl Communicator {
@@ -65,23 +78,50 @@ impl Communicator {
             users: AtomicUsize::new(0),
             owned: true,
             plan,
+            scope: OnceCell::new(),
+            patience: AtomicU64::new(0),
+            asking: Mutex::default(),
+            aborting: Mutex::default(),
         }
     }
 
-    pub(super) fn adopted(library: Arc<Library>, group: Mesh, raw: RawComm, owned: bool) -> Communicator {
+    pub(super) fn adopted(library: Arc<Library>, group: Mesh, raw: RawComm, owned: bool) -> Result<Communicator> {
         let adopted = Communicator { owned, ..Communicator::unmade(library, group, LazyPlan::default()) };
-        adopted.set_ready(raw);
-        adopted
+        adopted.set_ready(raw)?;
+        Ok(adopted)
     }
 
     /// Puts the raw communicator in place. An abort that came first ends it at once.
-    pub(super) fn set_ready(&self, raw: RawComm) {
+    pub(super) fn set_ready(&self, raw: RawComm) -> Result<()> {
         self.raw.store(raw.0, Ordering::SeqCst);
         let ready =
             self.state.compare_exchange(State::Unmade as u8, State::Ready as u8, Ordering::SeqCst, Ordering::SeqCst);
         if ready.is_err() {
             self.take_raw().map(|raw| self.library.abort(raw));
         }
+        self.ready().map(drop)
+    }
+
+    /// How long calls on it may wait for their peers from now on, in milliseconds: each mesh that shares it has a timeout of its own.
+    pub(super) fn limit(&self, millis: u64) -> Result<()> {
+        if self.patience.swap(millis, Ordering::Relaxed) == millis {
+            return Ok(());
+        }
+        let _asking = self.asking();
+        let raw = self.ready()?;
+        self.library.set_timeout(raw, millis).map_err(|error| self.explain(raw, error))
+    }
+
+    /// Whether nothing is in progress on it; its failure, if it has failed. Does not wait.
+    pub(super) fn poll(&self) -> Result<bool> {
+        let _asking = self.asking();
+        let raw = self.ready()?;
+        self.library.poll(raw).map_err(|error| self.explain(raw, error))
+    }
+
+    /// The scope in which the ranks of a lazy one agree, made when first asked for.
+    pub(super) fn scope(&self, make: impl FnOnce() -> Result<Scope>) -> Result<&Scope> {
+        self.scope.get_or_try_init(make)
     }
 
     /// The raw communicator; NULL when it is not made yet or has ended. The cheapest question there is.
@@ -136,11 +176,11 @@ impl Communicator {
         self.users.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// Ends it at once, waking whoever is blocked in it. Takes no lock. A borrowed one is left to its owner.
+    /// Ends it at once, waking whoever is blocked in it; when this returns, what the host engine did with it in the background is over. A
+    /// borrowed one is left to its owner.
     pub(super) fn abort(&self) -> Result<()> {
-        if self.state.swap(State::Aborted as u8, Ordering::SeqCst) == State::Finalized as u8 {
-            self.state.store(State::Finalized as u8, Ordering::SeqCst);
-        }
+        let _aborting = self.aborting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.end(State::Aborted);
         match self.take_raw() {
             Some(raw) if self.owned => self.library.abort(raw),
             _ => Ok(()),
@@ -149,8 +189,23 @@ impl Communicator {
 
     /// Gives the raw communicator out for its orderly end; `None` when it has ended already or is the caller's.
     pub(super) fn retire(&self) -> Option<RawComm> {
-        self.state.store(State::Finalized as u8, Ordering::SeqCst);
+        self.end(State::Finalized);
         self.take_raw().filter(|_| self.owned)
+    }
+
+    /// Undoes the making on this rank, because another one failed at it: what shares it can make it again.
+    pub(super) fn unmake(&self) {
+        let ready = (State::Ready as u8, State::Unmade as u8);
+        if self.state.compare_exchange(ready.0, ready.1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.take_raw().map(|raw| self.library.abort(raw));
+        }
+    }
+
+    /// The first end stands.
+    fn end(&self, end: State) {
+        let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
+            (state == State::Unmade as u8 || state == State::Ready as u8).then_some(end as u8)
+        });
     }
 
     /// The error of a call on this communicator, with the lost rank by its world rank where the library knows it.
@@ -176,7 +231,12 @@ impl Communicator {
         self.library.poll(raw).is_err()
     }
 
+    fn asking(&self) -> MutexGuard<'_, ()> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn take_raw(&self) -> Option<RawComm> {
+        let _asking = self.asking();
         let raw = RawComm(self.raw.swap(ptr::null_mut(), Ordering::SeqCst));
         if raw.is_null() { None } else { Some(raw) }
     }
@@ -191,8 +251,12 @@ pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error)
     };
     let lost = library.lost_rank(raw).and_then(|lost| Some((lost, *group.ranks().get(lost)?)));
     let Some((lost, world_rank)) = lost else { return error };
-    let message = format!("rank {world_rank} {said} (rank {lost} of {}): {}", group.describe(), error.message());
-    Error::new(error.status(), message).with_ccl_result(error.ccl_result())
+    // The library counts within the communicator.
+    let error = match group.ranks().iter().copied().eq(0..group.size() as i32) {
+        true => error,
+        false => error.within(&format!("on the communicator of ranks {}", world_ranks(group))),
+    };
+    error.within(&format!("rank {world_rank} {said} (rank {lost} of {})", group.describe()))
 }
 
 /// A name that lives as long as the process, because communicator libraries keep the pointer and a communicator may outlive

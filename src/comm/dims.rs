@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::communicator::{Communicator, LazyPlan, State, lasting_name};
 use super::domain::{Domain, PartitionKey};
-use super::making::Maker;
+use super::making::{Maker, millis, outcome, report};
 use super::options::DimOptions;
 use super::root::{DimComm, RootComms};
 use crate::ccl::{CommConfig, Library, RawComm};
@@ -30,16 +30,18 @@ impl RootComms {
     pub(super) fn carry_out(&self, plan: &Plan, round: Round, wait: &Wait) -> Result<()> {
         let dims_before = self.dims.read().unwrap_or_else(PoisonError::into_inner).len();
         let had_parent = self.parent.read().unwrap_or_else(PoisonError::into_inner).is_some();
-        let made = if self.root.is_member() { self.add_dims(plan, &round, wait) } else { Ok(()) };
+        let mut fresh = Vec::new();
+        let made = if self.root.is_member() { self.add_dims(plan, &round, wait, &mut fresh) } else { Ok(()) };
         if let Err(error) = &made {
-            round.fail(error);
+            report(&round, error, wait);
         }
-        let finished = round.finish(wait);
-        let outcome = made.and(finished);
+        let outcome = outcome(made, round.finish(wait));
+        // An abort that came after the last wait has not seen what was made meanwhile.
+        let outcome = outcome.and_then(|()| self.alive());
         if outcome.is_err() {
-            self.take_back(dims_before, had_parent);
+            self.take_back(dims_before, had_parent, &fresh);
         }
-        outcome
+        wait.outcome(outcome)
     }
 
     /// Which of the plan's dimensions take a communicator that exists, for the ranks to agree on. They differ only where a mesh over the same
@@ -68,11 +70,11 @@ impl RootComms {
     }
 
     /// In the plan's order, which is the same on every rank: communicator libraries need that.
-    fn add_dims(&self, plan: &Plan, round: &Round, wait: &Wait) -> Result<()> {
+    fn add_dims(&self, plan: &Plan, round: &Round, wait: &Wait, fresh: &mut Vec<Arc<Communicator>>) -> Result<()> {
         let (Some(domain), Some(library)) = (&self.domain, &self.library) else {
             return Ok(());
         };
-        let maker = Maker { library, round: Some(round), wait };
+        let maker = Maker { library, round: Some(round), wait, timeout: self.timeout };
         for (index, options) in &plan.dims {
             // The same dimension under the same name keeps the communicator that it has.
             if self.has_dim(plan.view.dim_name(*index), plan.view.dim_layout(*index)) {
@@ -84,8 +86,10 @@ impl RootComms {
             let wanted_now = !self.lazy && plan.view.dim_size(*index) > 1;
             if wanted_now && communicator.state() == State::Unmade {
                 let raw = self.make(domain, &maker, &communicator, &plan.view, *index, options)?;
-                library.set_timeout(raw, self.timeout)?;
-                communicator.set_ready(raw);
+                communicator.set_ready(raw)?;
+                fresh.push(Arc::clone(&communicator));
+                domain.keep(&communicator);
+                communicator.limit(millis(self.timeout))?;
             }
         }
         Ok(())
@@ -133,23 +137,17 @@ impl RootComms {
         index: usize,
         options: &DimOptions,
     ) -> Result<RawComm> {
-        let name = view.dim_name(index);
-        let size = view.dim_size(index);
+        let (name, group) = (view.dim_name(index), communicator.group());
         let (color, key) = view.split_color_key(index)?;
         let config = config(maker.library, options.config.as_ref(), &comm_name(name, options));
         // By a fresh id: what joins all ranks of the root (it needs no parent), what another mesh planned lazily (some of its
         // groups may exist already, so that not all ranks would take part in a split), and where the library has no split.
-        if size == self.root.root_size() || communicator.plan().is_lazy() || !maker.library.can_split() {
-            return maker.meet(
-                &format!("comm/{name}/{color}"),
-                communicator.group(),
-                key as usize,
-                config.blocking(false),
-            );
+        if group.size() == self.root.root_size() || communicator.plan().is_lazy() || !maker.library.can_split() {
+            return maker.meet(&format!("comm/{name}/{color}"), group, config.blocking(false));
         }
         let parent = self.parent(domain, maker)?;
         let child = if config.says_blocking() { config } else { config.blocking(true) };
-        maker.split(&parent, communicator.group(), color, key, child)
+        maker.split(&parent, group, (color, key), child)
     }
 
     /// The communicator over all ranks of the root in row-major order, to split from: shared with whatever joins the same ranks.
@@ -164,12 +162,11 @@ impl RootComms {
             Some(known) => known,
             None => {
                 let config = config(maker.library, None, &format!("mesh_{}", self.root.dim_names().join("_")));
-                let position = self.root.root_position().unwrap_or(0);
-                let raw = maker.meet("comm/root", &all, position, config.blocking(false))?;
-                let parent = Communicator::unmade(Arc::clone(domain.library()?), all, LazyPlan::default());
-                let parent = Arc::new(parent);
-                parent.set_ready(raw);
-                maker.library.set_timeout(raw, self.timeout)?;
+                let library = Arc::clone(domain.library()?);
+                let raw = maker.meet("comm/root", &all, config.blocking(false))?;
+                let parent = Arc::new(Communicator::unmade(library, all, LazyPlan::default()));
+                parent.set_ready(raw)?;
+                domain.keep(&parent);
                 domain.shared().entry(key).or_insert_with(|| Arc::clone(&parent));
                 parent
             }
@@ -188,8 +185,8 @@ impl RootComms {
         });
     }
 
-    /// Undoes a plan that failed: what only it used is aborted and forgotten.
-    fn take_back(&self, dims_before: usize, had_parent: bool) {
+    /// Undoes a plan that failed: what only it used is aborted and forgotten, what it made for others as well is unmade.
+    fn take_back(&self, dims_before: usize, had_parent: bool, fresh: &[Arc<Communicator>]) {
         let mut gone: Vec<Arc<Communicator>> = {
             let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
             let from = dims_before.min(dims.len());
@@ -198,13 +195,17 @@ impl RootComms {
         if !had_parent {
             gone.extend(self.parent.write().unwrap_or_else(PoisonError::into_inner).take());
         }
-        for communicator in gone {
-            if communicator.drop_user() {
-                let _ = communicator.abort();
-                if let Some(domain) = &self.domain {
-                    domain.forget(&communicator);
-                }
+        let ended = |communicator: &Arc<Communicator>| {
+            let _ = communicator.abort();
+            if let Some(domain) = &self.domain {
+                domain.forget(communicator);
             }
+        };
+        for communicator in gone.iter().filter(|communicator| communicator.drop_user()) {
+            ended(communicator);
+        }
+        for communicator in fresh {
+            communicator.unmake();
         }
     }
 }

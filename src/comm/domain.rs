@@ -1,19 +1,20 @@
 //! The communicators of one world: its library, what its meshes share, and whose turn it is to make a collective call.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
 use super::communicator::Communicator;
+use super::root::RootComms;
 use crate::ccl::{self, Library};
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
 use crate::rendezvous::{JoinOptions, World};
-use crate::wait::Wait;
+use crate::wait::{Cancel, Wait};
 
 /// How a process joins a world.
 #[derive(Default)]
@@ -52,6 +53,14 @@ pub struct Domain {
     turn: Mutex<bool>,
     turn_over: Condvar,
     adopted: AtomicU64,
+    /// Raised by [`abort`](Domain::abort); the flags of the root meshes are its children.
+    cancel: Cancel,
+    /// Whether the other ranks were told.
+    announced: AtomicBool,
+    roots: Mutex<Vec<Weak<RootComms>>>,
+    /// What was made and has not ended, also where no mesh holds it any more: raw pointers may be in use.
+    living: Mutex<Vec<Arc<Communicator>>>,
+    single_turn: Mutex<()>,
 }
 
 /// The right to make one collective call of the world; given back when dropped.
@@ -60,15 +69,19 @@ pub(super) struct Turn<'a>(&'a Domain);
 impl Domain {
     /// Joins the world of `device_type`. **Collective over the world** unless it is offline.
     ///
-    /// The library is found and, for cuda, a device chosen before anybody is waited for.
+    /// The library is found and, for cuda, a device chosen before anybody is waited for; a rank that fails in that tells the others.
     pub fn join(device_type: &str, options: &DomainOptions) -> Result<Domain> {
-        let library =
-            if options.join.offline { None } else { Some(ccl::for_device(device_type, options.library.as_deref())?) };
-        let world = World::join(device_type, &options.join)?;
-        let on_device = device_type != "cpu" && library.as_ref().is_some_and(|library| !library.is_host_engine());
-        if on_device {
-            ccl::select_device(world.local_rank())?;
-        }
+        options.join.cancel.check()?;
+        let (world, library) = World::join_with(device_type, &options.join, |local_rank| {
+            if options.join.offline {
+                return Ok(None);
+            }
+            let library = ccl::for_device(device_type, options.library.as_deref())?;
+            if device_type != "cpu" && !library.is_host_engine() {
+                ccl::select_device(local_rank)?;
+            }
+            Ok(Some(library))
+        })?;
         Ok(Domain {
             world,
             library,
@@ -77,6 +90,11 @@ impl Domain {
             turn: Mutex::new(false),
             turn_over: Condvar::new(),
             adopted: AtomicU64::new(0),
+            cancel: options.join.cancel.clone(),
+            announced: AtomicBool::new(false),
+            roots: Mutex::default(),
+            living: Mutex::default(),
+            single_turn: Mutex::default(),
         })
     }
 
@@ -96,14 +114,60 @@ impl Domain {
 
     /// Returns when every rank of the world has called it. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
-        let wait = Wait::after(timeout.unwrap_or(self.world.timeout()));
+        self.alive()?;
+        let timeout = timeout.unwrap_or(self.world.timeout());
+        let wait = Wait { cancel: self.cancel.clone(), ..Wait::after(timeout) };
         let _turn = self.take_turn(&wait)?;
-        self.world.barrier_by(&wait)
+        wait.outcome(self.world.barrier_by(&wait))
+    }
+
+    /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, all communicators. Local, from any thread; takes no lock
+    /// that a blocked call holds. The other ranks learn of it when they wait for this one.
+    pub fn abort(&self) -> Result<()> {
+        self.cancel.raise();
+        let mut outcome = Ok(());
+        let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
+        for root in roots {
+            outcome = outcome.and(root.abort());
+        }
+        let living = std::mem::take(&mut *lock(&self.living));
+        for communicator in living {
+            outcome = outcome.and(communicator.abort());
+        }
+        self.shared().clear();
+        if !self.announced.swap(true, Ordering::SeqCst) {
+            self.world.leave();
+        }
+        outcome
+    }
+
+    /// `DM_STATUS_ABORTED` after [`abort`](Domain::abort).
+    pub(super) fn alive(&self) -> Result<()> {
+        self.cancel.check()
+    }
+
+    /// A flag for a root mesh, raised with the world's.
+    pub(super) fn cancel(&self) -> Cancel {
+        self.cancel.child()
+    }
+
+    /// Notes a root mesh, so that aborting the world ends it too.
+    pub(super) fn register(&self, root: &Arc<RootComms>) {
+        let mut roots = lock(&self.roots);
+        roots.retain(|known| known.strong_count() > 0);
+        roots.push(Arc::downgrade(root));
+    }
+
+    /// Notes a communicator that was made.
+    pub(super) fn keep(&self, made: &Arc<Communicator>) {
+        let mut living = lock(&self.living);
+        living.retain(|known| !Arc::ptr_eq(known, made));
+        living.push(Arc::clone(made));
     }
 
     /// Waits for this thread's turn to make a collective call: calls of one world happen one after another.
     pub(super) fn take_turn(&self, wait: &Wait) -> Result<Turn<'_>> {
-        let mut taken = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.turn);
         while *taken {
             wait.cancel.check()?;
             if wait.deadline.passed() {
@@ -134,19 +198,34 @@ impl Domain {
         }))
     }
 
+    /// Held while a communicator of this rank alone is made. It waits for nobody, so it needs no turn behind calls that do.
+    pub(super) fn single_turn(&self) -> MutexGuard<'_, ()> {
+        lock(&self.single_turn)
+    }
+
+    /// Whether it is the one that serves every dimension of size 1.
+    pub(super) fn is_single(&self, communicator: &Arc<Communicator>) -> bool {
+        self.single.get().is_some_and(|single| Arc::ptr_eq(single, communicator))
+    }
+
     pub(super) fn shared(&self) -> MutexGuard<'_, HashMap<PartitionKey, Arc<Communicator>>> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared)
     }
 
     /// Forgets a communicator that has ended, so that nobody shares it any more.
     pub(super) fn forget(&self, ended: &Arc<Communicator>) {
         self.shared().retain(|_, communicator| !Arc::ptr_eq(communicator, ended));
+        lock(&self.living).retain(|communicator| !Arc::ptr_eq(communicator, ended));
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *self.0.turn.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *lock(&self.0.turn) = false;
         self.0.turn_over.notify_one();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

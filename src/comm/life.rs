@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::communicator::{Communicator, blame};
+use super::communicator::{Communicator, State, blame};
+use super::making::{outcome, report, settle};
 use super::root::{Life, RootComms};
-use crate::ccl::RawComm;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::wait::Wait;
 
 impl RootComms {
@@ -17,8 +17,8 @@ impl RootComms {
         self.cancel.raise();
         let mut outcome = Ok(());
         for communicator in self.communicators() {
-            // A communicator of one rank never blocks, and one serves every mesh of the world.
-            if communicator.group().size() == 1 {
+            // It serves every mesh of the world, and never blocks.
+            if self.domain.as_ref().is_some_and(|domain| domain.is_single(&communicator)) {
                 continue;
             }
             outcome = outcome.and(communicator.abort());
@@ -41,10 +41,9 @@ impl RootComms {
         self.end(Life::Finalized);
         let destroyed = self.destroy(&wait);
         if let Err(error) = &destroyed {
-            round.fail(error);
+            report(&round, error, &wait);
         }
-        let finished = round.finish(&wait);
-        destroyed.and(finished)
+        wait.outcome(outcome(destroyed, round.finish(&wait)))
     }
 
     /// Every communicator of this root once, in the order in which they were made.
@@ -60,23 +59,29 @@ impl RootComms {
         all
     }
 
-    /// The made ones with their raw handles.
-    pub(super) fn ready(&self) -> Vec<(Arc<Communicator>, RawComm)> {
-        let with_raw = |communicator: Arc<Communicator>| (communicator.raw(), communicator);
-        let made = self.communicators().into_iter().map(with_raw).filter(|(raw, _)| !raw.is_null());
-        made.map(|(raw, communicator)| (communicator, raw)).collect()
-    }
-
     /// Waits until nothing is in progress on any of them (a group's operations on non-blocking communicators).
     pub(super) fn settle_all(&self) -> Result<()> {
         let wait = self.wait(None);
-        for (communicator, raw) in self.ready() {
+        for communicator in self.communicators().iter().filter(|communicator| communicator.state() == State::Ready) {
             // Operations of the host engine are done when they return.
             if !communicator.library().is_host_engine() {
-                communicator.library().settle(raw, &wait, "dm_group_end")?;
+                settle(&wait, || "dm_group_end".to_owned(), || communicator.poll())?;
             }
         }
         Ok(())
+    }
+
+    /// What a failed group's error means: a library does not say which communicator failed, so the first that knows of a failure explains it.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        for communicator in self.communicators() {
+            match communicator.state() {
+                State::Ready if communicator.poll().is_err() => return communicator.explain(communicator.raw(), error),
+                // Ended here, by this root or by another one that shares it.
+                State::Aborted | State::Finalized => return communicator.explain(communicator.raw(), error),
+                State::Ready | State::Unmade => {}
+            }
+        }
+        error
     }
 
     /// Lets go of every communicator, last made first, so that children go before the parent they were split from.
@@ -103,11 +108,14 @@ fn retire(communicator: &Communicator, wait: &Wait) -> Result<()> {
         return Ok(());
     };
     let library = communicator.library();
-    let flushed = library.finalize(raw).and_then(|()| library.settle(raw, wait, "finalizing a communicator"));
+    let what = || format!("finalizing the communicator of {}", communicator.label());
+    let flushed = library.finalize(raw).and_then(|()| {
+        let blamed = |error| blame(library, raw, communicator.group(), error);
+        settle(wait, what, || library.poll(raw).map_err(blamed))
+    });
     match flushed {
         Ok(()) => library.destroy(raw),
         Err(error) => {
-            let error = blame(library, raw, communicator.group(), error);
             let _ = library.abort(raw);
             Err(error)
         }

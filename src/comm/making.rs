@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::communicator::{Communicator, blame};
+use super::root::ranks_text;
 use crate::ccl::{CommConfig, Library, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
@@ -12,11 +13,11 @@ use crate::wait::{Deadline, Wait};
 /// How often, while a library works in the background, the other ranks' failures are looked for in the store.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
 
-/// For how long they are listened to then.
-const LISTEN: Duration = Duration::from_millis(10);
+/// The host engine is given the same deadline and says which ranks did not come: how long its word is waited for.
+const LAST_WORD: Duration = Duration::from_millis(100);
 
-/// The host engine ends its waits at the deadline by itself and says who is missing; this much later we do.
-const ENGINE_FIRST: Duration = Duration::from_millis(100);
+/// For how long the store is listened to then.
+const LISTEN: Duration = Duration::from_millis(10);
 
 /// Makes communicators of one library within one round of agreement.
 pub(super) struct Maker<'a> {
@@ -24,18 +25,21 @@ pub(super) struct Maker<'a> {
     /// The agreed call that this happens in; `None` where no other rank takes part.
     pub(super) round: Option<&'a Round>,
     pub(super) wait: &'a Wait,
+    /// How long calls on what is made may wait for their peers.
+    pub(super) timeout: Duration,
 }
 
 impl Maker<'_> {
-    /// A communicator over the ranks of `group`, of which this is number `rank`. They meet by a fresh id: number 0 publishes it under `key`.
-    pub(super) fn meet(&self, key: &str, group: &Mesh, rank: usize, mut config: CommConfig) -> Result<RawComm> {
-        let size = group.size();
-        let maker = group.ranks().first().copied();
+    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id: its rank 0 publishes it under `key`.
+    pub(super) fn meet(&self, key: &str, group: &Mesh, mut config: CommConfig) -> Result<RawComm> {
+        let (size, rank) = (group.size(), group.local_rank(0)?);
         let id = match self.round {
             Some(round) if rank > 0 => {
-                let bytes = round.fetch(key, self.wait).map_err(|error| match maker {
-                    Some(maker) if error.status() == Status::Timeout && self.wait.deadline.passed() => {
-                        Error::timeout(format!("{} (by rank {maker})", error.message()))
+                let bytes = round.fetch(key, self.wait).map_err(|error| match error.status() {
+                    // Another rank's word says so already.
+                    Status::Timeout if error.message().starts_with(key) => {
+                        let first = group.ranks().first().copied().unwrap_or_default();
+                        Error::timeout(format!("rank {first} did not begin {key}: {}", error.message()))
                     }
                     _ => error,
                 })?;
@@ -46,39 +50,56 @@ impl Maker<'_> {
             round => {
                 let id = self.library.unique_id()?;
                 if let Some(round) = round.filter(|_| size > 1) {
-                    round.publish(key, &id.bytes, self.wait)?;
+                    round.publish(key, &id.bytes, self.wait).inspect_err(|_| self.library.discard(&id))?;
                 }
                 id
             }
         };
+        let what = || format!("making communicator {key} of ranks {}", world_ranks(group));
         let comm = self.library.init_rank(size, &id, rank, &mut config)?;
-        self.library.set_timeout(comm, self.wait.deadline.left().max(Duration::from_millis(1)))?;
-        self.settle(comm, group, maker, &format!("making the communicator {key} of {size} ranks"))?;
+        // Only the host engine heeds it; where it refuses, the polling still ends at the deadline.
+        let _ = self.library.set_timeout(comm, self.millis_left());
+        let explain = |error: Error| match group.ranks().first() {
+            // Nobody has a number in a communicator that was never there, and the one that can have spoilt it is the one that made its id.
+            Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
+                error.within(&format!("rank {maker} was lost (it made the id)"))
+            }
+            _ => blame(self.library, comm, group, error),
+        };
+        self.settle(comm, what, explain)?;
         Ok(comm)
     }
 
-    /// A child of `parent` that joins the ranks which say the same colour, ordered by key. A split that does not end ends the parent.
+    /// The child of `parent` that joins the ranks of `group`: those which say the same colour, ordered by key. A split that does not end ends the
+    /// parent.
     pub(super) fn split(
         &self,
         parent: &Communicator,
         group: &Mesh,
-        color: i32,
-        key: i32,
+        (color, key): (i32, i32),
         mut config: CommConfig,
     ) -> Result<RawComm> {
         let raw = parent.ready()?;
+        let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
+        parent.limit(self.millis_left())?;
         // The library may write the handle from its own thread until the parent has settled: if that never happens, the place
         // it writes to must stay.
-        let child = Box::leak(Box::new(RawComm::NULL));
-        self.library.split(raw, color, key, child, &mut config)?;
-        if let Err(error) =
-            self.poll(raw, parent.group(), None, &format!("splitting the root communicator by colour {color}"))
-        {
+        let place: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
+        // SAFETY: the place was made just now and is never freed before the library is done with it.
+        let started = unsafe { self.library.split(raw, color, key, place, &mut config) };
+        started.map_err(|error| parent.explain(raw, error))?;
+        if let Err(error) = self.poll(what, || parent.poll()) {
+            self.tell(&error);
             let _ = parent.abort();
+            if self.library.is_host_engine() {
+                // The child may have come to be before the parent failed. Its engine is done with both.
+                // SAFETY: the place is still there, and nobody writes to it any more.
+                let child = unsafe { place.read_volatile() };
+                let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
+            }
             return Err(error);
         }
-        let place: *mut RawComm = child;
-        // SAFETY: `place` came from Box::leak above, and the settled library does not write to it any more.
+        // SAFETY: `place` came from a box above, and the settled library does not write to it any more.
         let child = *unsafe { Box::from_raw(place) };
         if child.is_null() {
             return Err(Error::new(
@@ -87,53 +108,115 @@ impl Maker<'_> {
             ));
         }
         // A child that goes on in the background by itself is waited for as well.
-        self.settle(child, group, None, &format!("initialising the communicator of colour {color}"))?;
+        self.settle(child, what, |error| blame(self.library, child, group, error))?;
+        if let Err(error) = parent.limit(millis(self.timeout)) {
+            let _ = self.library.abort(child);
+            return Err(error);
+        }
         Ok(child)
     }
 
-    /// Polls a communicator that nobody else has yet, and aborts it when that fails.
-    fn settle(&self, comm: RawComm, group: &Mesh, maker: Option<i32>, what: &str) -> Result<()> {
-        self.poll(comm, group, maker, what).inspect_err(|_| {
+    /// Polls a communicator that nobody else has yet, and aborts it when that fails; `explain` says more of its own failure.
+    fn settle(&self, comm: RawComm, what: impl Fn() -> String, explain: impl Fn(Error) -> Error) -> Result<()> {
+        let result = self.poll(what, || self.library.poll(comm).map_err(&explain));
+        if let Err(error) = &result {
+            self.tell(error);
             let _ = self.library.abort(comm);
-        })
+        }
+        result
     }
 
-    /// The failure of another rank, or that one has gone: one that died before it came is one that the library has never heard of.
-    fn news(&self, round: &Round) -> Result<()> {
-        if let Some(failure) = round.failed(self.wait)? {
-            return Err(failure);
-        }
-        // Nobody publishes that, but who waits for it is told.
-        match round.fetch("comm/nothing", &self.wait.with_deadline(Deadline::after(LISTEN))) {
-            Err(error) if error.status() != Status::Timeout => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits until the background work on `comm` is done: to the deadline, unless cancelled or another rank reports that it failed.
-    /// `maker` made the id that the ranks of `comm` meet by.
-    fn poll(&self, comm: RawComm, group: &Mesh, maker: Option<i32>, what: &str) -> Result<()> {
+    /// Waits until the background work is done: to the deadline, unless cancelled or another rank reports that it failed.
+    fn poll(&self, what: impl Fn() -> String, is_done: impl Fn() -> Result<bool>) -> Result<()> {
         let mut looked = Instant::now();
-        let mut told = false;
-        let wait = match self.library.is_host_engine() {
-            true => self.wait.with_deadline(Deadline::after(self.wait.deadline.left() + ENGINE_FIRST)),
-            false => self.wait.clone(),
-        };
-        let settled = self.library.settle_while(comm, &wait, what, || {
-            let Some(round) = self.round.filter(|_| looked.elapsed() > LOOK_AROUND) else { return Ok(()) };
-            looked = Instant::now();
-            let news = self.wait.look_around().and_then(|()| self.news(round));
-            told = news.is_err();
-            news
-        });
-        settled.map_err(|error| match maker {
-            _ if told => error,
-            // Nobody has a number in a communicator that was never there, and the one that can have spoilt it is the one that made its id.
-            Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
-                let message = format!("rank {maker} was lost (it made the id): {}", error.message());
-                Error::new(Status::PeerLost, message).with_ccl_result(error.ccl_result())
+        let extra = if self.library.is_host_engine() { LAST_WORD } else { Duration::ZERO };
+        let wait = self.wait.with_deadline(self.wait.deadline.extended(extra));
+        settle(&wait, what, || {
+            if is_done()? {
+                return Ok(true);
             }
-            _ => blame(self.library, comm, group, error),
+            let due = looked.elapsed() > LOOK_AROUND && !self.wait.deadline.passed();
+            let Some(round) = self.round.filter(|_| due) else { return Ok(false) };
+            looked = Instant::now();
+            // A store that does not answer is no reason to give up the work: the deadline is the same.
+            let told = |error: Error| if error.status() == Status::Timeout { Ok(false) } else { Err(error) };
+            match round.failed(self.wait) {
+                Ok(Some(failure)) => Err(failure),
+                Ok(None) => self.news(round).map_or_else(told, |()| Ok(false)),
+                Err(error) => told(error),
+            }
         })
     }
+
+    /// Says who was lost before this rank aborts what it was making: the others would take that for the reason.
+    fn tell(&self, error: &Error) {
+        if let Some(round) = self.round.filter(|_| error.status() == Status::PeerLost) {
+            report(round, error, self.wait);
+        }
+    }
+
+    /// Whether a rank has gone: one that died before it came is one that the library has never heard of.
+    fn news(&self, round: &Round) -> Result<()> {
+        self.wait.look_around()?;
+        // Nobody publishes that, but who waits for it is told.
+        round.fetch("comm/nothing", &self.wait.with_deadline(Deadline::after(LISTEN))).map(drop)
+    }
+
+    fn millis_left(&self) -> u64 {
+        millis(self.wait.deadline.left())
+    }
+}
+
+/// Tells the other ranks of a call that this one failed. For them a rank that was aborted is lost.
+pub(super) fn report(round: &Round, error: &Error, wait: &Wait) {
+    match error.status() {
+        Status::Aborted => round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message())), wait),
+        _ => round.fail(error, wait),
+    }
+}
+
+/// How an agreed call ended here: all ranks say what its verdict says, which is the first failure of any of them. What this rank met itself may
+/// follow from that one. Its own word stands where it was aborted, where the verdict could not be learnt, and where all were late: it says
+/// whom this rank waited for.
+pub(super) fn outcome<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
+    match (mine, verdict) {
+        (Ok(value), verdict) => verdict.map(|()| value),
+        (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
+            (Status::Aborted, _) | (_, Status::Aborted | Status::Store) | (Status::Timeout, Status::Timeout) => mine,
+            _ => verdict,
+        }),
+        (Err(mine), Ok(())) => Err(mine),
+    }
+}
+
+/// Polls until nothing is in progress any more: to the deadline, and unless cancelled. `what` names the work.
+pub(super) fn settle(wait: &Wait, what: impl Fn() -> String, mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let mut pause = Duration::from_micros(20);
+    loop {
+        match is_done() {
+            Ok(true) => return Ok(()),
+            Ok(false) => wait.cancel.check()?,
+            Err(error) => {
+                // An abort takes the communicator away from under the question.
+                wait.cancel.check()?;
+                return Err(error.within(&what()));
+            }
+        }
+        if wait.deadline.passed() {
+            let timeout = wait.deadline.timeout().as_millis();
+            return Err(Error::timeout(format!("{} was not done after {timeout} ms", what())));
+        }
+        std::thread::sleep(pause.min(wait.deadline.left()));
+        pause = (pause * 2).min(Duration::from_millis(2));
+    }
+}
+
+/// A group's ranks in the world, in its order.
+pub(super) fn world_ranks(group: &Mesh) -> String {
+    ranks_text(group.ranks().as_slice())
+}
+
+/// As the host engine counts time.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

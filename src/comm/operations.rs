@@ -1,8 +1,10 @@
 //! Calls of the communicator library along one dimension of a view.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 
-use super::communicator::{Communicator, State};
+use super::communicator::Communicator;
+use super::making::{millis, settle};
 use super::view::View;
 use crate::ccl::{DATA_TYPES, Library, NcclResult, RawComm, element_size, result};
 use crate::error::{Error, Result};
@@ -55,6 +57,7 @@ impl View {
                 "{name}: stream is {stream:p}, but device type cpu has no streams: pass NULL (the call returns when its result is there)"
             )));
         }
+        communicator.limit(millis(self.root_comms().timeout))?;
         self.outcome(name, communicator, raw, issue(library, raw))
     }
 
@@ -82,46 +85,45 @@ impl View {
     /// Begins a group of operations of the calling thread.
     pub fn group_start(&self) -> Result<()> {
         self.root_comms().alive()?;
-        self.library()?.group_start()
+        self.library()?.group_start()?;
+        GROUPS.set(GROUPS.get() + 1);
+        Ok(())
     }
 
     /// Ends it: the operations run together, and the first error of any of them comes out here.
     pub fn group_end(&self) -> Result<()> {
         let library = self.library()?;
         let ended = library.group_end();
+        GROUPS.set(GROUPS.get().saturating_sub(1));
         self.root_comms().alive()?;
-        let Err(error) = ended else {
-            return self.root_comms().settle_all();
-        };
-        // The group does not say which communicator failed: the one that knows of a lost rank explains it.
-        let ready: Vec<_> = self.root_comms().ready();
-        let knowing = ready.iter().find(|(communicator, raw)| communicator.library().lost_rank(*raw).is_some());
-        Err(match knowing {
-            Some((communicator, raw)) => communicator.explain(*raw, error),
-            None => error,
-        })
+        match ended {
+            Ok(()) => self.root_comms().settle_all(),
+            Err(error) => Err(self.root_comms().explain(error)),
+        }
     }
 
     /// The asynchronous error of the communicator along dimension `index`. Local.
     pub fn check(&self, index: usize) -> Result<()> {
-        let raw = self.comm(index)?;
-        let communicator = self.communicator(index)?;
-        communicator.library().poll(raw).map(drop).map_err(|error| communicator.explain(raw, error))
+        self.communicator(index)?.poll().map(drop)
     }
 
     fn outcome(&self, name: &str, communicator: &Communicator, raw: RawComm, code: NcclResult) -> Result<()> {
         if code == result::SUCCESS {
             return Ok(());
         }
-        if communicator.state() != State::Ready {
-            return communicator.ready().map(drop);
+        if code == result::IN_PROGRESS {
+            return settle(&self.root_comms().wait(None), || name.to_owned(), || communicator.poll());
         }
-        let library = communicator.library();
-        let ended = if code == result::IN_PROGRESS {
-            library.settle(raw, &self.root_comms().wait(None), name)
-        } else {
-            library.check(name, raw, code)
-        };
-        ended.map_err(|error| communicator.explain(raw, error))
+        communicator.library().check(name, raw, code).map_err(|error| communicator.explain(raw, error))
     }
+}
+
+thread_local! {
+    /// How deep this thread is in groups that it began here.
+    static GROUPS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether this thread is inside a group: there, communicator libraries put off also the making of communicators.
+pub(super) fn in_group() -> bool {
+    GROUPS.get() > 0
 }

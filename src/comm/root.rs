@@ -67,6 +67,7 @@ pub struct RootComms {
 impl RootComms {
     /// A mesh with its communicators. **Collective over the world** of `domain` (also for ranks outside the mesh).
     pub fn create(domain: &Arc<Domain>, mesh: Mesh, options: &MeshOptions) -> Result<Arc<RootComms>> {
+        domain.alive()?;
         let world = domain.world();
         let timeout = options.timeout.unwrap_or(world.timeout());
         let mut root = RootComms {
@@ -74,7 +75,7 @@ impl RootComms {
             library: None,
             root: mesh,
             scope: None,
-            cancel: Cancel::new(),
+            cancel: domain.cancel(),
             dims: RwLock::default(),
             parent: RwLock::default(),
             lazy: options.lazy,
@@ -94,13 +95,16 @@ impl RootComms {
         let plan = Plan { view: root.root.clone(), dims: wanted };
         // Ranks outside the mesh do not know what its ranks share.
         let detail = if root.root.root_size() == world.size() { root.sharing(&plan) } else { String::new() };
-        let round = world.scope()?.agree_in_detail(&call, &detail, &wait)?;
+        let round = wait.outcome(world.scope()?.agree_in_detail(&call, &detail, &wait))?;
         root.id = format!("mesh{}", round.number());
         if root.root.is_member() {
             root.scope = Some(root.own_scope(domain)?);
         }
         root.carry_out(&plan, round, &wait)?;
-        Ok(Arc::new(root))
+        let root = Arc::new(root);
+        domain.register(&root);
+        root.alive()?;
+        Ok(root)
     }
 
     /// A root mesh over communicators that exist. Local.
@@ -112,7 +116,10 @@ impl RootComms {
         owned: bool,
         timeout: Duration,
     ) -> Result<Arc<RootComms>> {
-        let mut dims = Vec::new();
+        if let Some(domain) = &domain {
+            domain.alive()?;
+        }
+        let mut dims: Vec<DimComm> = Vec::new();
         for (index, raw) in comms.iter().enumerate() {
             let (size, rank) = library.size_and_rank(*raw)?;
             let (name, wanted) = (mesh.dim_name(index), mesh.dim_size(index));
@@ -122,23 +129,24 @@ impl RootComms {
                     "the communicator of dimension {name} has {size} ranks and is rank {rank} here, but the dimension has {wanted} ranks and coordinate {coordinate} here"
                 )));
             }
-            let group = mesh.slice(&[name])?;
-            let communicator = Communicator::adopted(Arc::clone(&library), group, *raw, owned);
+            // One that is given for several dimensions (of size 1) ends once.
+            let known = dims.iter().map(|known| &known.communicator).find(|known| known.raw() == *raw).cloned();
+            let communicator = match known {
+                Some(known) => known,
+                None => Arc::new(Communicator::adopted(Arc::clone(&library), mesh.slice(&[name])?, *raw, owned)?),
+            };
             communicator.add_user();
-            dims.push(DimComm {
-                name: name.to_owned(),
-                dim: mesh.dim_layout(index).clone(),
-                communicator: Arc::new(communicator),
-            });
+            dims.push(DimComm { name: name.to_owned(), dim: mesh.dim_layout(index).clone(), communicator });
         }
         // Adopting is local: the id is the same on all ranks where they adopt in the same order.
         let id = format!("adopted{}", domain.as_ref().map_or(0, |domain| domain.next_adopted()));
+        let cancel = domain.as_ref().map_or_else(Cancel::new, |domain| domain.cancel());
         let mut root = RootComms {
             domain,
             library: Some(library),
             root: mesh,
             scope: None,
-            cancel: Cancel::new(),
+            cancel,
             dims: RwLock::new(dims),
             parent: RwLock::default(),
             lazy: false,
@@ -149,7 +157,12 @@ impl RootComms {
         if let Some(domain) = root.domain.clone().filter(|domain| !domain.world().is_offline()) {
             root.scope = Some(root.own_scope(&domain)?);
         }
-        Ok(Arc::new(root))
+        let root = Arc::new(root);
+        if let Some(domain) = &root.domain {
+            domain.register(&root);
+            root.alive()?;
+        }
+        Ok(root)
     }
 
     /// The root mesh.
@@ -181,7 +194,7 @@ impl RootComms {
 
     pub(super) fn alive(&self) -> Result<()> {
         match self.life() {
-            Life::Alive => Ok(()),
+            Life::Alive => self.cancel.check(),
             Life::Aborted => Err(Error::aborted(format!("{} was aborted by dm_abort", self.root.describe()))),
             Life::Finalized => Err(Error::aborted(format!("{} was finalized by dm_finalize", self.root.describe()))),
         }
@@ -193,13 +206,11 @@ impl RootComms {
 
     /// A wait for this root's other ranks, which is pointless once a communicator of theirs has failed: a rank that has died or aborted
     /// does not come any more.
-    pub(super) fn wait_for_peers(&self) -> Wait {
+    fn wait_for_peers(&self) -> Wait {
         let communicators = self.communicators();
         let watch: Watch = Arc::new(move || {
-            communicators.iter().try_for_each(|communicator| match communicator.raw() {
-                raw if raw.is_null() => Ok(()),
-                raw => communicator.library().poll(raw).map(drop).map_err(|error| communicator.explain(raw, error)),
-            })
+            let mut made = communicators.iter().filter(|communicator| !communicator.raw().is_null());
+            made.try_for_each(|communicator| communicator.poll().map(drop))
         });
         Wait { watch: Some(watch), ..self.wait(None) }
     }
@@ -236,7 +247,9 @@ impl RootComms {
         };
         let wait = self.wait_for_peers();
         let turn = domain.take_turn(&wait)?;
-        let round = scope.agree_in_detail(call, detail, &wait)?;
+        // Another thread's call, which had the turn before, may have ended it.
+        self.alive()?;
+        let round = wait.outcome(scope.agree_in_detail(call, detail, &wait))?;
         Ok((turn, round, wait))
     }
 
@@ -263,7 +276,7 @@ fn call_text(mesh: &Mesh) -> String {
 }
 
 /// Short lists in full; long ones by their first ranks, their number and a digest, so that any difference shows.
-fn ranks_text(ranks: &[i32]) -> String {
+pub(super) fn ranks_text(ranks: &[i32]) -> String {
     let list = |ranks: &[i32]| ranks.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
     if ranks.len() <= 32 {
         return format!("({})", list(ranks));

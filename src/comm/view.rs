@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
 use super::dims::{Plan, config, unplanned};
-use super::making::Maker;
+use super::making::{Maker, millis, outcome, report};
+use super::operations::in_group;
 use super::options::DimOptions;
 use super::root::{LifeFlag, RootComms};
 use crate::ccl::{Library, RawComm};
@@ -202,47 +203,65 @@ impl View {
         self.root.carry_out(plan, round, &wait)
     }
 
+    /// Makes a communicator that was only planned: alone, or with the other ranks of its group.
     fn make_lazily(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
-        let library = communicator.library();
-        let domain = self.root.domain.as_ref().ok_or_else(|| unplanned(&self.mesh, 0))?;
-        let wait = self.root.wait_for_peers();
-        let _turn = domain.take_turn(&wait)?;
-        if communicator.state() != State::Unmade {
-            return Ok(());
+        if !in_group() {
+            return self.make_now(communicator, dim);
         }
-        let plan = communicator.plan();
+        // Inside a group the library would put the making off until the group's end; groups belong to threads.
+        let device = communicator.library().current_device()?;
+        std::thread::scope(|scope| {
+            let make = || device.select().and_then(|()| self.make_now(communicator, dim));
+            let making = std::thread::Builder::new().spawn_scoped(scope, make);
+            let making = making.map_err(|error| Error::internal(format!("starting a thread: {error}")))?;
+            making.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn make_now(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
+        let domain = self.root.domain.as_ref().ok_or_else(|| unplanned(&self.mesh, 0))?;
+        let (library, plan, group) = (communicator.library(), communicator.plan(), communicator.group());
         let name = plan.comm_name.as_deref().unwrap_or(dim);
-        let size = communicator.group().size();
-        // Alone there is nobody to wait for.
-        let config = config(library, plan.config.as_ref(), name).blocking(size == 1);
+        let wait = self.root.wait(None);
+        let maker = |round| Maker { library, round, wait: &wait, timeout: self.root.timeout };
+        let config = config(library, plan.config.as_ref(), name);
+        let (_alone, _turn);
         let raw = match &plan.scope {
-            _ if size == 1 => {
-                Maker { library, round: None, wait: &wait }.meet("comm/single", communicator.group(), 0, config)?
+            _ if group.size() == 1 => {
+                _alone = domain.single_turn();
+                if communicator.state() != State::Unmade {
+                    return Ok(());
+                }
+                // There is nobody to wait for.
+                maker(None).meet("comm/single", group, config.blocking(true))?
             }
             None => return Err(Error::internal(format!("the communicator of {dim} was planned eagerly but not made"))),
             Some(scope) => {
-                let group = communicator.group();
+                _turn = domain.take_turn(&wait)?;
+                if communicator.state() != State::Unmade {
+                    return Ok(());
+                }
+                self.root.alive()?;
                 let position = group.local_rank(0)?;
-                let scope = domain.world().subscope(scope, group.ranks().into(), position)?;
-                let round = scope.agree(&format!("dm_get_comm(dim={dim})"), &wait)?;
-                let made =
-                    Maker { library, round: Some(&round), wait: &wait }.meet("comm/lazy", group, position, config);
+                let scope = communicator.scope(|| domain.world().subscope(scope, group.ranks().into(), position))?;
+                let round = wait.outcome(scope.agree(&format!("dm_get_comm(dim={dim})"), &wait))?;
+                let made = maker(Some(&round)).meet("comm/lazy", group, config.blocking(false));
                 if let Err(error) = &made {
-                    round.fail(error);
+                    report(&round, error, &wait);
                 }
-                let finished = round.finish(&wait);
-                match (made, finished) {
-                    (Ok(raw), Ok(())) => raw,
-                    (Ok(raw), Err(error)) => {
-                        let _ = library.abort(raw);
-                        return Err(error);
-                    }
-                    (Err(error), _) => return Err(error),
-                }
+                let fresh = made.as_ref().ok().copied();
+                wait.outcome(outcome(made, round.finish(&wait))).inspect_err(|_| {
+                    fresh.map(|raw| library.abort(raw));
+                })?
             }
         };
-        library.set_timeout(raw, self.root.timeout)?;
-        communicator.set_ready(raw);
+        communicator.set_ready(raw)?;
+        domain.keep(communicator);
+        if let Err(error) = self.root.alive().and_then(|()| communicator.limit(millis(self.root.timeout))) {
+            let _ = communicator.abort();
+            domain.forget(communicator);
+            return Err(error);
+        }
         Ok(())
     }
 }

@@ -78,14 +78,41 @@ pub(super) unsafe fn names<'a>(what: &str, names: *const *const c_char, count: u
     names.iter().enumerate().map(|(index, name)| unsafe { text(&format!("{what}[{index}]"), *name) }).collect()
 }
 
+/// A struct of the C contract that begins with its size and grows only at its end.
+///
+/// # Safety
+/// The type is `repr(C)` with a `usize` for its size first, and all-zero bytes are a value of it.
+pub(super) unsafe trait Sized01: Copy {
+    /// Its size in version 0.1: what the oldest caller has. It stays when the struct grows.
+    const FIRST_SIZE: usize;
+}
+
+macro_rules! sized_01 {
+    ($($name:ident = $size:literal),+) => {$(
+        const _: () = assert!(size_of::<super::types::$name>() >= $size);
+        // SAFETY: repr(C), a size first, and integers, pointers and optional functions otherwise.
+        unsafe impl Sized01 for super::types::$name {
+            const FIRST_SIZE: usize = $size;
+        }
+    )+};
+}
+
+sized_01!(
+    dm_error_info = 32,
+    dm_world_options = 56,
+    dm_store_callbacks = 48,
+    dm_dim_options = 32,
+    dm_init_options = 48
+);
+
 /// A struct whose first field is its size: as many bytes as both sides know, zero for the rest.
 ///
 /// # Safety
-/// `given` points to at least as many readable bytes as its first field says, and all-zero is a valid `T`.
-pub(super) unsafe fn read_struct<T: Copy>(what: &str, given: *const T) -> Result<T> {
+/// `given` points to at least as many readable bytes as its first field says.
+pub(super) unsafe fn read_struct<T: Sized01>(what: &str, given: *const T) -> Result<T> {
     // SAFETY: the caller's contract: the first field is there.
     let size = unsafe { given.cast::<usize>().read_unaligned() };
-    check_size(what, size, size_of::<T>())?;
+    check_size(what, size, T::FIRST_SIZE)?;
     let known = size_of::<T>();
     // SAFETY: `size` bytes are readable by the caller's word.
     let bytes = unsafe { std::slice::from_raw_parts(given.cast::<u8>(), size) };
@@ -97,9 +124,9 @@ pub(super) unsafe fn read_struct<T: Copy>(what: &str, given: *const T) -> Result
         )));
     }
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: both sides have `known` bytes, and every byte of `value` is initialised, to zero or to the caller's.
+    // SAFETY: both sides have that many bytes, and every byte of `value` is initialised, to zero or to the caller's.
     unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.as_mut_ptr().cast::<u8>(), known);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.as_mut_ptr().cast::<u8>(), known.min(size));
         Ok(value.assume_init())
     }
 }
@@ -108,19 +135,20 @@ pub(super) unsafe fn read_struct<T: Copy>(what: &str, given: *const T) -> Result
 ///
 /// # Safety
 /// `place` is NULL or points to as many writable bytes as its first field says.
-pub(super) unsafe fn write_struct<T: Copy>(what: &str, place: *mut T, value: T) -> Result<()> {
+pub(super) unsafe fn write_struct<T: Sized01>(what: &str, place: *mut T, value: T) -> Result<()> {
     let place = out(what, place)?;
     // SAFETY: the caller's contract: the first field is there.
     let size = unsafe { place.cast::<usize>().read_unaligned() };
-    check_size(what, size, size_of::<T>())?;
+    check_size(what, size, T::FIRST_SIZE)?;
     let place = place.as_ptr().cast::<u8>();
-    // SAFETY: `size` bytes are writable by the caller's word and `size` is at least that of T; the size field, which comes first,
-    // is left alone.
+    let both = size.min(size_of::<T>());
+    // SAFETY: `size` bytes are writable by the caller's word, `both` is within them and within T; the size field, which comes
+    // first, is left alone.
     unsafe {
         let from = size_of::<usize>();
         let value = std::ptr::from_ref(&value).cast::<u8>();
-        std::ptr::copy_nonoverlapping(value.add(from), place.add(from), size_of::<T>() - from);
-        std::ptr::write_bytes(place.add(size_of::<T>()), 0, size - size_of::<T>());
+        std::ptr::copy_nonoverlapping(value.add(from), place.add(from), both - from);
+        std::ptr::write_bytes(place.add(both), 0, size - both);
     }
     Ok(())
 }
@@ -194,4 +222,48 @@ pub(super) unsafe fn give_text(
     let bytes: Vec<u8> = text.bytes().filter(|byte| *byte != 0).chain([0]).collect();
     // SAFETY: the caller's contract; a char is a byte.
     unsafe { give_list(what, &bytes, buffer.cast::<u8>(), capacity, len_out) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A struct that has grown since version 0.1.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Grown {
+        struct_size: usize,
+        first: u64,
+        later: u64,
+    }
+
+    // SAFETY: repr(C), a size first, integers otherwise.
+    unsafe impl Sized01 for Grown {
+        const FIRST_SIZE: usize = 16;
+    }
+
+    #[test]
+    fn a_caller_of_version_0_1_has_zero_for_what_came_later() {
+        let old = [16usize, 7];
+        // SAFETY: as many bytes as it says.
+        let read = unsafe { read_struct("options", old.as_ptr().cast::<Grown>()) }.unwrap();
+        assert_eq!(read, Grown { struct_size: 16, first: 7, later: 0 });
+        let shorter = [15usize, 7];
+        // SAFETY: refused by its first field.
+        let error = unsafe { read_struct("options", shorter.as_ptr().cast::<Grown>()) }.unwrap_err();
+        assert!(error.message().contains("at least 16 bytes"), "{error}");
+    }
+
+    #[test]
+    fn what_an_old_caller_does_not_have_is_not_written() {
+        let mut place = [16usize, 0, 0x5a];
+        let value = Grown { struct_size: 0, first: 7, later: 9 };
+        // SAFETY: as many bytes as it says, and more.
+        unsafe { write_struct("info_out", place.as_mut_ptr().cast::<Grown>(), value) }.unwrap();
+        assert_eq!(place, [16, 7, 0x5a]);
+        let mut newer = [32usize, 1, 1, 1];
+        // SAFETY: as above.
+        unsafe { write_struct("info_out", newer.as_mut_ptr().cast::<Grown>(), value) }.unwrap();
+        assert_eq!(newer, [32, 7, 9, 0]);
+    }
 }

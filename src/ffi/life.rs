@@ -28,7 +28,7 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
 /// communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
-/// any more. A second abort, or one after dm_finalize, does nothing.
+/// any more. A second abort, or one after dm_finalize, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().abort())
@@ -37,8 +37,9 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// Waits for the outstanding work of this view's root mesh and destroys those of its communicators that no other root mesh of this world
 /// shares. Every view of this root answers DM_STATUS_ABORTED from then on; handles are still to be freed.
 ///
-/// Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (the mesh is
-/// then as before: dm_abort ends it), DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+/// Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (where a rank never
+/// made the call the mesh is then as before: dm_abort ends it; where one did not get through it, the mesh has ended here), DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_finalize(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().finalize())

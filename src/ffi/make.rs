@@ -39,8 +39,9 @@ pub(super) static MESHES: Table<Quick, View> = Table::new(0xd35e, "dm_mesh");
 /// the handle with dm_free.
 ///
 /// Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
-/// alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, and what
-/// dm_world_init gives when the default world is joined here.
+/// alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what dm_world_init gives when the
+/// default world is joined here. A failure of any rank is one on all, and leaves nothing behind.
 ///
 /// # Safety
 /// Pointers are NULL or point to as many elements as their counts say; strings are NUL-terminated; mesh_out is NULL or writable.

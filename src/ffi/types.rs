@@ -58,7 +58,7 @@ pub const DM_STATUS_DEVICE: dm_status = 10;
 pub const DM_STATUS_LIBRARY: dm_status = 11;
 /// Not available for this device type, world or library version; the message says what to do instead.
 pub const DM_STATUS_UNSUPPORTED: dm_status = 12;
-/// The mesh was aborted or finalized.
+/// The mesh was aborted or finalized, or its world aborted.
 pub const DM_STATUS_ABORTED: dm_status = 13;
 /// A rank died or left; the message names it where known.
 pub const DM_STATUS_PEER_LOST: dm_status = 14;

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use once_cell::sync::OnceCell;
+use once_cell::sync::{Lazy, OnceCell};
 
 use super::arguments::{optional_text, timeout};
 use super::errors::out;
@@ -14,21 +14,24 @@ use super::types::{dm_status, dm_world, dm_world_options};
 use crate::ccl;
 use crate::comm::{Domain, DomainOptions};
 use crate::error::{Error, Result};
+use crate::wait::Cancel;
 
 static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
 
 /// Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
 ///
 /// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
-/// NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PMI, PALS, Slurm,
-/// or alone). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
+/// NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI,
+/// PMIx, Slurm, a Kubernetes indexed job, or alone; docs/interop.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
 /// Each rank frees its handle with dm_world_free.
 ///
 /// With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
-/// meshes are freed or its process ends; the other ranks need it for every collective call of this library.
+/// meshes are freed or its process ends; the other ranks need it for every collective call of this library. It listens on the addresses of the
+/// host that is named and on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that prove to have it
+/// (PyTorch's clients cannot).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables), DM_STATUS_STORE (unreachable, port in
-/// use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ),
+/// use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a rank has gone; it is named),
 /// DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
 ///
 /// # Safety
@@ -93,12 +96,28 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 /// Returns when every rank of the world has called it.
 ///
 /// Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs some round trips; it says nothing of work on
-/// devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call.
+/// devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
+/// that has left by dm_world_abort; DM_STATUS_ABORTED when this one has.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
         let timeout = timeout("timeout_ms", timeout_ms)?;
         find(world)?.barrier(timeout)
+    })
+}
+
+/// Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
+/// and aborts all its root meshes, as dm_abort does.
+///
+/// Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
+/// raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
+/// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
+/// one is being joined; this process joins no other then. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
+    guard(|| match world.is_null() {
+        true => abort_default_worlds(),
+        false => find(world)?.abort(),
     })
 }
 
@@ -108,7 +127,11 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_free(world: *mut dm_world) {
     if !world.is_null() {
-        guard(|| WORLDS.remove(world as usize).map(drop));
+        // As dm_free: no failing call.
+        guard(|| {
+            let _ = WORLDS.remove(world as usize);
+            Ok(())
+        });
     }
 }
 
@@ -117,12 +140,26 @@ pub(super) fn find(world: *const dm_world) -> Result<Arc<Domain>> {
     WORLDS.get(world as usize)
 }
 
-/// The world that `dm_init` uses when the caller gives none: joined from the environment at first use, one per device type.
+/// The worlds that `dm_init` uses when the caller gives none, and what ends them, also while they are being joined.
+static CPU_WORLD: OnceCell<Arc<Domain>> = OnceCell::new();
+static CUDA_WORLD: OnceCell<Arc<Domain>> = OnceCell::new();
+static DEFAULT_CANCEL: Lazy<Cancel> = Lazy::new(Cancel::new);
+
+/// The default world of a device type, joined from the environment at first use.
 pub(super) fn default_world(device_type: &str) -> Result<Arc<Domain>> {
-    static CPU: OnceCell<Arc<Domain>> = OnceCell::new();
-    static CUDA: OnceCell<Arc<Domain>> = OnceCell::new();
-    let cell = if device_type == "cpu" { &CPU } else { &CUDA };
-    cell.get_or_try_init(|| Domain::join(device_type, &DomainOptions::default()).map(Arc::new)).cloned()
+    let cell = if device_type == "cpu" { &CPU_WORLD } else { &CUDA_WORLD };
+    let mut options = DomainOptions::default();
+    options.join.cancel = DEFAULT_CANCEL.clone();
+    cell.get_or_try_init(|| Domain::join(device_type, &options).map(Arc::new)).cloned()
+}
+
+fn abort_default_worlds() -> Result<()> {
+    DEFAULT_CANCEL.raise();
+    [&CPU_WORLD, &CUDA_WORLD]
+        .iter()
+        .filter_map(|cell| cell.get())
+        .map(|domain| domain.abort())
+        .fold(Ok(()), Result::and)
 }
 
 /// The device type that the caller means; NULL is what this machine has.

@@ -162,11 +162,11 @@ impl Round {
         }
     }
 
-    /// Tells the other ranks that this one failed; the first failure of any rank stands.
-    pub fn fail(&self, error: &Error) {
+    /// Tells the other ranks that this one failed; the first failure of any rank stands. Takes a moment at most when the deadline has passed.
+    pub fn fail(&self, error: &Error, wait: &Wait) {
         if self.party.members.len() > 1 {
             let verdict = Verdict::of_failure(self.my_rank(), &self.call, error).encode();
-            let soon = Wait::after(Duration::from_secs(5));
+            let soon = Wait::after(wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5)));
             let _ = self.party.store.set_once(&self.key("end", "verdict"), &verdict, &soon);
         }
     }

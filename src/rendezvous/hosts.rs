@@ -1,4 +1,4 @@
-//! Which machine a rank runs on, as far as shared memory cares.
+//! Which machine a rank runs on, as far as shared memory cares, and who listens there.
 
 use std::collections::HashMap;
 use std::fs;
@@ -97,6 +97,22 @@ fn spread(lines: &[String], size: usize) -> String {
         places.push(format!("and so on to rank {}", size - 1));
     }
     places.join(", ")
+}
+
+/// Whether this process itself listens on that TCP port: a listening socket there (proc_net(5): state 0A) is among its descriptors.
+pub(super) fn listens(port: u16) -> bool {
+    let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default());
+    let ends = format!(":{port:04X}");
+    let listening: Vec<String> = tables
+        .iter()
+        .flat_map(|table| table.lines())
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.len() > 9 && fields[1].ends_with(&ends) && fields[3] == "0A")
+        .map(|fields| format!("socket:[{}]", fields[9]))
+        .collect();
+    let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let mut links = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.any(|link| listening.iter().any(|socket| link.as_os_str() == socket.as_str()))
 }
 
 #[cfg(test)]

@@ -75,16 +75,21 @@ impl Losses {
     /// Looks at the processes of this host, where the store does not know; what is found out is told to all through the store.
     pub(super) fn look(&self) {
         let Some(mates) = &self.mates else { return };
+        for rank in mates.newly_dead(&*self.store, &Wait::after(SHORT)) {
+            self.announce(rank);
+        }
+    }
+
+    /// Tells all ranks through the store that one has gone.
+    pub(super) fn announce(&self, rank: i32) {
         let wait = Wait::after(SHORT);
-        for rank in mates.newly_dead(&*self.store, &wait) {
-            let number = self.store.add(&format!("{}/lost", self.prefix), 1, &wait);
-            let told = number.and_then(|number| {
-                self.store.set(&format!("{}/lost/{number}", self.prefix), rank.to_string().as_bytes(), &wait)
-            });
-            // The store may have gone with that rank.
-            if told.is_err() {
-                self.known().push(rank);
-            }
+        let number = self.store.add(&format!("{}/lost", self.prefix), 1, &wait);
+        let told = number.and_then(|number| {
+            self.store.set(&format!("{}/lost/{number}", self.prefix), rank.to_string().as_bytes(), &wait)
+        });
+        // The store may have gone with that rank.
+        if told.is_err() {
+            self.known().push(rank);
         }
     }
 }

@@ -10,8 +10,8 @@ use once_cell::sync::Lazy;
 
 use super::agreement::{Members, Party, Scope};
 use super::handshake::{self, Host};
-use super::hosts;
-use super::launcher::{Place, detect};
+use super::hosts::{self, listens};
+use super::launcher::{Place, detect, given};
 use super::losses::Losses;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use crate::error::{Error, Result, Status};
@@ -19,6 +19,9 @@ use crate::wait::{Cancel, Wait};
 
 /// How long a wait lasts where nobody says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long a rank that cannot take part tries to tell the others.
+const TELL: Duration = Duration::from_secs(5);
 
 /// How to join a world.
 #[derive(Clone, Default)]
@@ -57,28 +60,50 @@ struct Session {
     store: Arc<dyn Store>,
     prefix: String,
     served: bool,
-    server: Option<Arc<Server>>,
+    _server: Option<Arc<Server>>,
 }
 
 impl World {
     /// Finds out who this process is, reaches the store and agrees with the other ranks on world size, device type and library version.
     /// **Collective over the world** unless offline.
     pub fn join(device_type: &str, options: &JoinOptions) -> Result<World> {
+        World::join_with(device_type, options, |_| Ok(())).map(|(world, ())| world)
+    }
+
+    /// The same, with what this process needs for it (given its rank in the host), which is prepared before anybody is waited for. A rank that
+    /// fails in that tells the others, so that they do not wait for it.
+    pub fn join_with<T>(
+        device_type: &str,
+        options: &JoinOptions,
+        prepare: impl FnOnce(usize) -> Result<T>,
+    ) -> Result<(World, T)> {
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let place = place(options, &method)?;
         let mut world =
             World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
-        if !options.offline {
-            let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
-            let (session, host) = world.meet(method, options.store.clone(), &wait)?;
-            world.session = Some(session);
-            match host {
-                Some(host) => host.while_others_come(&wait, || world.agree_on_join(&wait))?,
-                None => world.agree_on_join(&wait)?,
-            }
+        let prepared = prepare(world.place.local_rank);
+        if options.offline {
+            return Ok((world, prepared?));
         }
-        Ok(world)
+        let failure = prepared.as_ref().err().cloned();
+        let timeout = if failure.is_some() { timeout.min(TELL) } else { timeout };
+        let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
+        let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, host)| {
+            world.session = Some(session);
+            let agree = || world.agree_on_join(failure.as_ref(), &wait);
+            match host {
+                Some(host) => host.while_others_come(&wait, agree),
+                None => agree(),
+            }
+        });
+        match (prepared, joined) {
+            // That the ranks want different things says more than that this one cannot have its own.
+            (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(_), Err(error)) => Err(error),
+            (Ok(prepared), Ok(())) => Ok((world, prepared)),
+        }
     }
 
     /// This process's rank.
@@ -124,12 +149,19 @@ impl World {
     /// Some of the ranks, in an order of their own, as such a set; `id` is the same on all of them and used once.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
-        let serving = session.server.is_some() && self.place.rank == 0;
+        let serving = session.served && self.place.rank == 0;
         let served = session.served && ranks.contains(&0);
         let prefix = format!("{}/{id}", session.prefix);
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
         let party = Party { store, losses, members: Members::Listed(ranks), me: position, served, serving };
         Ok(Scope::new(party, prefix))
+    }
+
+    /// Tells the other ranks that this one takes no further part: to them it has gone.
+    pub fn leave(&self) {
+        if let Some(session) = self.session.as_ref().filter(|_| self.place.size > 1) {
+            session.losses.announce(self.place.rank as i32);
+        }
     }
 
     /// Returns when every rank has called it. **Collective over the world**.
@@ -158,18 +190,18 @@ impl World {
             (None, Method::Tcp(..) | Method::Env) => {
                 let (host, port) = self.place.address.clone().ok_or_else(|| {
                     Error::invalid(format!(
-                        "{} gives rank {rank} of {size} ranks, but no address to meet at: set MASTER_ADDR and MASTER_PORT, or dm_world_options.init_method",
-                        self.place.launcher
+                        "{} gives rank {rank} of {size} ranks, but no address to meet at: {}",
+                        self.place.launcher, self.place.advice
                     ))
                 })?;
                 let serves = rank == 0 && !self.place.agent;
-                let server = if serves { Some(serve(&host, port)?) } else { None };
+                let server = if serves { serve(&host, port).map_err(|error| self.place.taken(error))? } else { None };
                 let secret = Secret::from_environment();
                 (Arc::new(TcpStore::connect_with_secret(&host, port, secret, wait)?), server, !self.place.agent)
             }
         };
         let joins = joins_before(store.name(), rank);
-        let mut prefix = format!("devicemesh/{}/{joins}", self.place.attempt);
+        let mut prefix = format!("devicemesh/{:x}/{joins}", self.place.job);
         let mut host = None;
         if !fresh && rank == 0 {
             let new = Host::new(Arc::clone(&store), &prefix);
@@ -186,13 +218,14 @@ impl World {
             members: Members::All(size),
             me: rank,
             served,
-            serving: server.is_some(),
+            serving: served && rank == 0,
         };
         let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
-        Ok((Session { scope, losses, store, prefix, served, server }, host))
+        Ok((Session { scope, losses, store, prefix, served, _server: server }, host))
     }
 
-    fn agree_on_join(&self, wait: &Wait) -> Result<()> {
+    /// `failure`: why this rank cannot take part after all.
+    fn agree_on_join(&self, failure: Option<&Error>, wait: &Wait) -> Result<()> {
         let session = self.session()?;
         let Place { rank, size, .. } = self.place;
         if size == 1 {
@@ -210,12 +243,15 @@ impl World {
             env!("CARGO_PKG_VERSION")
         );
         let round = session.scope.agree(&call, wait)?;
-        let mut outcome = Ok(());
-        if self.device_type == "cpu" {
-            outcome = hosts::share_one(&round, &*session.store, &session.prefix, (rank, size), wait);
-            if let Err(error) = &outcome {
-                round.fail(error);
+        let outcome = match failure {
+            Some(failure) => Err(failure.clone()),
+            None if self.device_type == "cpu" => {
+                hosts::share_one(&round, &*session.store, &session.prefix, (rank, size), wait)
             }
+            None => Ok(()),
+        };
+        if let Err(error) = &outcome {
+            round.fail(error, wait);
         }
         let finished = round.finish(wait);
         outcome.and(finished)
@@ -260,32 +296,19 @@ fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
     let env = |name: &str| std::env::var(name).ok();
     let mut place = match options.world_size {
         None => detect(&env)?,
-        Some(size) => {
-            let mut place = Place {
-                rank: options.rank,
-                size,
-                local_rank: options.local_rank,
-                address: None,
-                agent: false,
-                attempt: 0,
-                launcher: "dm_world_options",
-            };
-            // The options say who, the environment may still say where.
-            if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline {
-                let master = |name: &str| if name.starts_with("MASTER_") { env(name) } else { None };
-                let identity = |name: &str| match name {
-                    "RANK" => Some(options.rank.to_string()),
-                    "WORLD_SIZE" => Some(size.to_string()),
-                    name => master(name),
-                };
-                place.address = detect(&identity)?.address;
-            }
-            place
+        // Only a meeting at the environment's address has to find one.
+        Some(size) if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline => {
+            given(&env, options.rank, size, options.local_rank)?
         }
+        Some(size) => Place::new("dm_world_options", options.rank, size, options.local_rank),
     };
     if let Method::Tcp(host, port) = method {
         place.address = Some((host.clone(), *port));
         place.agent = false;
+    }
+    if !matches!(method, Method::Env) || options.store.is_some() {
+        // The port, or the store, is the caller's.
+        place.job = 0;
     }
     if place.size > i32::MAX as usize || place.rank >= place.size {
         return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", place.rank, place.size)));
@@ -293,18 +316,22 @@ fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
     Ok(place)
 }
 
-/// This process's server at that address: a second world there uses the one that runs.
-fn serve(host: &str, port: u16) -> Result<Arc<Server>> {
+/// This process's server at that address: a second world there uses the one that runs. None where another library of this process serves already:
+/// PyTorch's own rank 0, in a program that called init_process_group before. That store is no older than this process, so it is as good as ours.
+fn serve(host: &str, port: u16) -> Result<Option<Arc<Server>>> {
     type Servers = HashMap<(String, u16), Weak<Server>>;
     static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);
     let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
-        return Ok(running);
+        return Ok(Some(running));
     }
-    let server = Arc::new(Server::guarded(&*listening_addresses(host, port)?, Secret::from_environment())?);
+    let server = match Server::guarded(&*listening_addresses(host, port)?, Secret::from_environment()) {
+        Err(error) if error.os_error() == libc::EADDRINUSE && listens(port) => return Ok(None),
+        server => Arc::new(server?),
+    };
     servers.retain(|_, known| known.strong_count() > 0);
     servers.insert((host.to_owned(), port), Arc::downgrade(&server));
-    Ok(server)
+    Ok(Some(server))
 }
 
 /// What to listen on for ranks that connect to `host`: its own addresses and no others. But a host name that this host takes for a loopback

@@ -95,6 +95,16 @@ static void struct_sizes(void)
   info.struct_size = sizeof info;
   OK(dm_last_error_info(&info));
   CHECK(info.status == DM_STATUS_INVALID_ARGUMENT && strcmp(info.message, dm_last_error()) == 0);
+
+  /* Freeing what was freed before is no failing call: the last error stays. */
+  grown.later[3] = 0;
+  REQUIRE(dm_world_init("cpu", &grown.known, &world));
+  dm_world_free(world);
+  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_last_error_info(NULL));
+  dm_world_free(world);
+  dm_free((dm_mesh *)world);
+  dm_free(NULL);
+  CHECK(strstr(dm_last_error(), "info_out is NULL") != NULL);
 }
 
 static void worlds(void)

@@ -18,6 +18,7 @@ static void worlds(void)
   NO_HANDLE(dm_world_rank(NULL, &number));
   NO_HANDLE(dm_world_size(NULL, &number));
   NO_HANDLE(dm_world_barrier(NULL, 0));
+  /* dm_world_abort takes NULL for the default worlds: tests/c/world_abort.c. */
   NO("rank_out", dm_world_rank(world, NULL));
   NO("size_out", dm_world_size(world, NULL));
   CHECK(number == 77);

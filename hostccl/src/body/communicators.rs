@@ -46,7 +46,7 @@ unsafe fn init(
     let [a, b, c, d, ..] = id.token;
     let name = config.name.clone().unwrap_or_else(|| format!("communicator {a:02x}{b:02x}{c:02x}{d:02x}"));
     let handle = Arc::new(Handle::new(rank, nranks, device, config));
-    let join = Join::new(Source::Id(id), nranks as u32, rank as u32, name, handle.control.clone());
+    let join = Join::new(Source::Id(id), nranks as u32, rank as u32, name, handle.aborted.clone());
     // SAFETY: the caller's contract.
     Ok(Task::Init(unsafe { Init::new(join, handle, comm) }?))
 }
@@ -140,9 +140,7 @@ pub(crate) unsafe fn ncclCommSplit(
         let config = unsafe { Config::read(config, &inherited) }?;
         let name = config.name.clone().unwrap_or_else(|| format!("{}/{color}", on.name));
         let handle = Arc::new(Handle::new(0, 0, parent.device, config));
-        // The child waits for as long as the parent does, until it is told otherwise.
-        handle.set_patience(on.patience().map_or(0, |patience| patience.as_millis() as u64));
-        let split = Split::new(on.clone(), color, key, name, handle.control.clone())?;
+        let split = Split::new(on.clone(), color, key, name, handle.aborted.clone())?;
         // SAFETY: not NULL, and valid by the caller's contract.
         Ok(vec![Task::Split(unsafe { SplitInto::new(split, parent, on, handle, new_comm) })])
     })
@@ -223,6 +221,6 @@ pub(crate) unsafe fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) ->
     let Ok(millis) = u64::try_from(timeout_ms) else {
         return Err(Error::argument(format!("timeout_ms {timeout_ms} is negative")));
     };
-    handle::find(comm)?.set_patience(millis);
+    handle::find(comm)?.set_patience(millis)?;
     Ok(ncclSuccess)
 }

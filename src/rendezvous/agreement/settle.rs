@@ -176,7 +176,7 @@ impl Round {
         let came = position.and_then(|position| self.party.store.try_get(&self.here(phase, position), wait).ok());
         let when = if phase.is_empty() && came.flatten().is_none() { "before it called" } else { "in" };
         let message = format!(
-            "rank {rank} was lost {when} {} as call {}: its process ended, or it freed its world",
+            "rank {rank} was lost {when} {} as call {}: its process ended, it freed its world, or its host fell silent",
             self.call, self.number
         );
         Error::new(Status::PeerLost, message)
@@ -196,7 +196,17 @@ impl Round {
         }
         let size = self.party.members.len();
         let keys: Vec<String> = (0..size).map(|position| self.here(phase, position)).collect();
-        let Ok(present) = store.present(&keys, &whole) else { return Err(error) };
+        let Ok(present) = store.present(&keys, &whole) else {
+            let served = if self.party.served { ", which rank 0 serves," } else { "" };
+            return Err(Error::timeout(format!(
+                "{} as call {} did not end within {} ms, and the store at {}{served} gives no answer: {}",
+                self.call,
+                self.number,
+                timeout.as_millis(),
+                store.name(),
+                error.message()
+            )));
+        };
         let missing = present.iter().enumerate().filter(|(_, here)| !**here);
         let missing: Vec<i32> = missing.map(|(position, _)| self.party.members.rank(position)).collect();
         let what = if phase.is_empty() { "never called" } else { "did not get through" };

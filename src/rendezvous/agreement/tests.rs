@@ -139,7 +139,7 @@ fn a_rank_that_has_gone_is_not_waited_for() {
     });
     for (second, third) in errors.into_iter().flatten() {
         assert_eq!((second.status(), third.status()), (Status::PeerLost, Status::PeerLost));
-        let words = "rank 2 was lost before it called second() as call 1: its process ended, or it freed its world";
+        let words = "rank 2 was lost before it called second() as call 1: its process ended, it freed its world, or its host fell silent";
         assert_eq!(second.message(), words);
         assert!(third.message().starts_with("rank 2 was lost before it called third()"), "{third}");
     }
@@ -221,7 +221,7 @@ fn a_failure_in_the_middle_reaches_every_rank() {
         let round = scope.agree("dm_init()", &soon()).unwrap();
         if me == 1 {
             let own = Error::new(Status::Ccl, "out of memory").with_ccl_result(1);
-            round.fail(&own);
+            round.fail(&own, &soon());
             round.finish(&soon()).unwrap_err()
         } else {
             // The id that rank 1 should have published never comes.

@@ -23,6 +23,9 @@ const LAST_PAUSE: Duration = Duration::from_millis(500);
 /// One attempt's limit: a packet may be lost, and another attempt is soon made.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
+/// After so many connections that the server closed at the greeting, it is no use with a secret.
+const CLOSED: u32 = 5;
+
 /// Where a server listens.
 pub(super) struct Address {
     /// `tcp://host:port`, for messages.
@@ -43,6 +46,7 @@ impl Address {
     pub(super) fn reach(&self, wait: &Wait) -> Result<Connection> {
         let mut pause = FIRST_PAUSE;
         let mut known: Option<io::Error> = None;
+        let mut closed = 0;
         loop {
             wait.look_around()?;
             let hurried = wait.deadline.left() < LAST_PAUSE;
@@ -55,6 +59,11 @@ impl Address {
                 },
                 Err(Attempt::Final(error)) => return Err(error),
             };
+            // A server that goes away closes once. One that closes again and again does not know what a secret is.
+            closed = if error.kind() == ErrorKind::UnexpectedEof { closed + 1 } else { 0 };
+            if self.secret.is_some() && closed == CLOSED {
+                return Err(Error::store_io(format!("the store at {}", self.name), &error));
+            }
             if wait.deadline.passed() {
                 let message = format!(
                     "no store at {} within {} ms: {error}; is the process that serves it (rank 0 or the launcher) running, and is this its address?",
@@ -180,7 +189,7 @@ impl Address {
         let theirs = match connection.string(wait) {
             Err(Broken::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
                 let why = format!(
-                    "closed the connection (PyTorch's server does so when {VARIABLE} is set: it knows no secret)"
+                    "it closes connections that bring a secret: PyTorch's server does, so unset {VARIABLE}, or meet elsewhere"
                 );
                 return Err(Broken::Io(io::Error::new(error.kind(), why)));
             }

@@ -10,13 +10,13 @@ mod serving;
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::poll::{Poll, event, ring};
 use super::secret::Secret;
@@ -135,14 +135,17 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     // A new job on the same port starts at once, while connections of the last one fade.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
+    // Accepted connections inherit these.
+    socket.set_tcp_nodelay(true)?;
+    notice_silence(&socket)?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
 }
 
 /// A host that vanishes says nothing; with this the kernel finds out within about half a minute, idle or in the middle of sending.
-pub(super) fn notice_silence(stream: &std::net::TcpStream) -> io::Result<()> {
-    let socket = socket2::SockRef::from(stream);
+pub(super) fn notice_silence(socket: &impl AsFd) -> io::Result<()> {
+    let socket = SockRef::from(socket);
     let probes = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     socket.set_tcp_keepalive(&probes.with_retries(3))?;
     socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))

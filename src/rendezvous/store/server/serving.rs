@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
-use std::net::TcpListener;
-use std::os::fd::AsRawFd;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use super::super::poll::{Interest, Poll};
 use super::super::secret::Secret;
 use super::super::table::{Client, Replies, Table};
 use super::client::{Came, Connection, Standing};
-use super::{GREETING, MAX_BUFFERED, Shared, notice_silence};
+use super::{GREETING, MAX_BUFFERED, Shared};
 
 /// Bytes read from one client before the others get their turn.
 const READ_TURN: usize = 256 << 10;
-/// Connections without a greeting that are kept at a time; beyond, the oldest goes.
-const MAX_STRANGERS: usize = 4096;
+/// Connections without a greeting that are kept at a time; beyond, the oldest goes. Far more than a start of all ranks at once has under way.
+const MAX_STRANGERS: usize = 1 << 16;
 /// Without a descriptor for another connection, how long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -136,13 +136,11 @@ impl Serving {
     fn accept(&mut self, listener: usize) {
         // A bound, so that a flood of connections does not keep those that are there waiting.
         for _ in 0..256 {
-            match self.listeners[listener].accept() {
-                Ok((stream, _)) => {
-                    let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
-                    let ready = ready.and_then(|()| notice_silence(&stream));
+            match accept(&self.listeners[listener]) {
+                Ok(stream) => {
                     let client = self.next;
                     self.next += 1;
-                    if ready.and_then(|()| self.poll.add(stream.as_raw_fd(), client)).is_ok() {
+                    if self.poll.add(stream.as_raw_fd(), client).is_ok() {
                         self.clients.insert(client, Connection::new(stream));
                         self.strangers.insert(client, Instant::now());
                     }
@@ -303,6 +301,15 @@ impl Serving {
         self.table.leave(client, &mut self.replies);
         self.answer();
     }
+}
+
+/// A new connection, which does not block; its other options are the listener's. One system call, where the standard library needs two.
+fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no address is asked for; the result is checked.
+    let fd = unsafe { libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+    // SAFETY: a new socket that nobody else owns.
+    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { TcpStream::from_raw_fd(fd) }) }
 }
 
 /// Every rank needs a descriptor here, and the usual soft limit is 1024. Within the hard limit the process may raise it, so a job of

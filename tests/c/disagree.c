@@ -1,0 +1,114 @@
+/* ranks: 4 */
+/* Every way in which ranks can disagree ends in the same words on all of them, at once: while they join, and in each collective call. */
+#include "check.h"
+
+#include <string.h>
+
+static int32_t rank;
+static double began;
+
+/* All of it well before any deadline (ten minutes). */
+static void soon(const char *what)
+{
+  const double took = seconds_now() - began;
+  if (took > 3) fprintf(stderr, "%s took %.3f s\n", what, took);
+  CHECK(took < 3);
+  began = seconds_now();
+}
+
+static void joining(void)
+{
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  dm_world *world = NULL;
+  /* Another device type, whether or not this machine has it. */
+  FAILS(DM_STATUS_MISMATCH, "rank 2 called dm_world_init(device_type=cuda, world_size=4, version=",
+        dm_world_init(rank == 2 ? "cuda" : "cpu", &join, &world));
+  soon("another device type");
+  /* One that cannot take part says so to all. */
+  if (rank == 1) join.ccl_library = "/nowhere/libnccl.so.2";
+  FAILS(DM_STATUS_LIBRARY, "/nowhere/libnccl.so.2", dm_world_init("cpu", &join, &world));
+  if (rank != 1) CHECK(strstr(dm_last_error(), "rank 1 failed in dm_world_init(device_type=cpu") != NULL);
+  soon("a missing library");
+  /* Another world size, where no launcher says it. */
+  char method[4096];
+  const char *folder = getenv("DM_TMP"), *port = getenv("MASTER_PORT");
+  snprintf(method, sizeof method, "file://%s/disagree-%s", folder != NULL ? folder : "/tmp", port);
+  join.ccl_library = NULL;
+  join.init_method = method;
+  join.rank = rank;
+  join.world_size = rank == 3 ? 8 : 4;
+  FAILS(DM_STATUS_MISMATCH, "rank 3 called dm_world_init(device_type=cpu, world_size=8", dm_world_init("cpu", &join, &world));
+  CHECK(strstr(dm_last_error(), "rank 0 called dm_world_init(device_type=cpu, world_size=4") != NULL);
+  soon("another world size");
+}
+
+static void calling(void)
+{
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
+  dm_mesh *mesh = NULL, *half = NULL, *view = NULL;
+  const size_t square[] = {2, 2}, wide[] = {1, 4}, long_one[] = {4, 1}, four[] = {4}, pair[] = {2};
+  const char *names[] = {"dp", "tp"}, *whole[] = {"all"};
+  REQUIRE(dm_world_init("cpu", &join, &options.world));
+  began = seconds_now();
+  /* Options of a dimension. */
+  if (rank == 3) {
+    own[1].flags = DM_DIM_OWN_COMM;
+    options.dim_options = own;
+  }
+  FAILS(DM_STATUS_MISMATCH, "rank 3 called dm_init(shape=(2, 2), names=(dp, tp)", dm_init("cpu", square, 2, names, &options, &mesh));
+  options.dim_options = NULL;
+  soon("options of a dimension");
+  /* Several at once, each named with what it asked for. */
+  FAILS(DM_STATUS_MISMATCH, "ranks 1, 2 called dm_init(shape=(1, 4), names=(dp, tp)) as call",
+        rank == 3 ? dm_world_barrier(options.world, 0) : dm_init("cpu", rank == 0 ? square : wide, 2, names, &options, &mesh));
+  CHECK(strstr(dm_last_error(), "rank 3 called dm_world_barrier(), rank 0 called dm_init(shape=(2, 2), names=(dp, tp))") != NULL);
+  soon("several");
+  REQUIRE(dm_init("cpu", square, 2, names, &options, &mesh));
+  /* What to flatten, what to split, how, and the names. */
+  const char *both[] = {"dp", "tp"}, *turned[] = {"tp", "dp"};
+  dm_mesh *flat = NULL, *transposed = NULL;
+  REQUIRE(dm_slice(mesh, turned, 2, &transposed));
+  FAILS(DM_STATUS_MISMATCH, "dm_flatten(dims=(tp, dp)", dm_flatten(rank == 1 ? transposed : mesh, "flat", NULL, &view));
+  REQUIRE(dm_flatten(mesh, "flat", NULL, &flat));
+  soon("what to flatten");
+  FAILS(DM_STATUS_MISMATCH, "sizes=(4, 1)", dm_unflatten(flat, "flat", rank == 2 ? long_one : square, both, 2, NULL, &view));
+  FAILS(DM_STATUS_MISMATCH, "names=(tp, dp)", dm_unflatten(flat, "flat", square, rank == 2 ? turned : both, 2, NULL, &view));
+  soon("how to split");
+  /* The order of calls, on two meshes of the same ranks and on meshes of other ranks. */
+  dm_mesh *second = NULL, *third = NULL;
+  REQUIRE(dm_init("cpu", four, 1, whole, &options, &second));
+  FAILS(DM_STATUS_MISMATCH, "dm_finalize(", dm_finalize(rank == 2 ? mesh : second));
+  soon("order on meshes of the same ranks");
+  const int32_t low[] = {1, 0};
+  options.ranks = low;
+  REQUIRE(dm_init("cpu", pair, 1, whole, &options, &half));
+  options.ranks = NULL;
+  /* Rank 1 is in the small mesh's call, all others in the world's. */
+  if (rank == 1)
+    FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_finalize(half));
+  else
+    FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_init("cpu", square, 2, names, &options, &third));
+  soon("order on meshes of other ranks");
+  /* After all of that every mesh works. */
+  float one = 1, sum = 0;
+  OK(dm_all_reduce(flat, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(sum == 4);
+  if (rank < 2) {
+    OK(dm_all_reduce(half, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+    CHECK(sum == 2);
+  }
+  /* Rank 1 was missed in the others' last call of the world, so its next one learns how that ended. */
+  if (rank == 1) FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_world_barrier(options.world, 0));
+  OK(dm_world_barrier(options.world, 0));
+}
+
+int main(void)
+{
+  rank = atoi(getenv("RANK"));
+  began = seconds_now();
+  joining();
+  calling();
+  return finish();
+}

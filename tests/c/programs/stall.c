@@ -1,0 +1,42 @@
+/* A communicator library that is libhostccl, but for a rank that stops (SIGSTOP) or fails in the middle of making or ending a communicator. */
+#include <hostccl.h>
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <string.h>
+
+static const char *at = "";
+static int let_through, stop;
+
+/* From now on, `function` lets so many calls through; the next one stops this process before it goes on, or fails at once. */
+void stall_at(const char *function, int calls, int stops);
+
+void stall_at(const char *function, int calls, int stops)
+{
+  at = function;
+  let_through = calls;
+  stop = stops;
+}
+
+/* Whether the call is to fail. */
+static int met(const char *function)
+{
+  if (strcmp(function, at) != 0 || let_through-- > 0) return 0;
+  at = "";
+  if (stop) raise(SIGSTOP);
+  return !stop;
+}
+
+#define FORWARD(name, parameters, arguments) \
+  ncclResult_t name parameters \
+  { \
+    ncclResult_t (*real) parameters; \
+    *(void **)&real = dlsym(RTLD_NEXT, #name); \
+    return met(#name) ? ncclSystemError : real arguments; \
+  }
+
+FORWARD(ncclGetUniqueId, (ncclUniqueId * id), (id))
+FORWARD(ncclCommInitRankConfig, (ncclComm_t * comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config), (comm, size, id, rank, config))
+FORWARD(ncclCommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *child, ncclConfig_t *config), (comm, color, key, child, config))
+FORWARD(ncclCommFinalize, (ncclComm_t comm), (comm))
+FORWARD(ncclCommDestroy, (ncclComm_t comm), (comm))

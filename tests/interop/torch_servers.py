@@ -1,0 +1,10 @@
+"""PyTorch's TCPStore servers, one per argument (libuv or legacy), on ports that the kernel chose: prints the ports, then serves until its input ends."""
+
+import sys
+
+import torch.distributed as dist
+
+servers = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=kind == "libuv") for kind in sys.argv[1:]]
+assert [server.libuvBackend for server in servers] == [kind == "libuv" for kind in sys.argv[1:]]
+print(*(server.port for server in servers), flush=True)
+sys.stdin.read()
