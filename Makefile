@@ -14,6 +14,7 @@ help:
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
+	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
 	@echo "make fuzz    fuzz the store's frame decoder (SECONDS=60)"
 	@echo "make clean   remove target/"
 
@@ -34,6 +35,10 @@ check:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) test --quiet --test header
 	$(PYTHON) tests/run.py -k build
+
+# A simulated start of 1,000 and 10,000 ranks on our store and PyTorch's, in turn.
+bench-store:
+	$(PYTHON) benches/store_start.py $(ARGS)
 
 # libFuzzer on the store's frame decoder; SECONDS=60. Needs no nightly toolchain.
 SECONDS ?= 60
@@ -68,4 +73,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test soak interop check header examples fuzz clean
+.PHONY: help build demo test soak interop check header examples fuzz clean bench-store

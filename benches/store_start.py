@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A simulated start of thousands of ranks on our store and on PyTorch's TCPStore (libuv), in turn, with the same operations.
 
-`make bench-store` (torch comes into a virtual environment under target/). Prints medians with the spread and their ratio, memory of the server for each idle
+`make bench-store` (with the PyTorch of `make interop`, fetched when it is missing). Prints medians with the spread and their ratio, memory of the server for each idle
 client, and the machine. In a network of its own where that is allowed: PyTorch's server looks up the name of every client that it accepts, and the DNS, which
-takes seconds where it is out of reach, is not what we want to measure. --torch PYTHON names an interpreter that has torch; without one only ours runs.
+takes seconds where it is out of reach, is not what we want to measure.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/interop"))
+import pytorch  # noqa: E402
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 
@@ -100,7 +102,7 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[1000, 10000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--torch", help="a Python interpreter with torch")
+    parser.add_argument("--ours-only", action="store_true", help="without PyTorch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     built = subprocess.run(["cargo", "bench", "--no-run", "--bench", "store_start", "--message-format=json"], cwd=ROOT, check=True,
@@ -108,10 +110,13 @@ def main():
     messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
     bench = next(message["executable"] for message in messages
                  if message.get("target", {}).get("name") == "store_start" and message.get("executable"))
+    python = None if options.ours_only else pytorch.interpreter()
+    if python is None and not options.ours_only:
+        print("no PyTorch here (DM_INTEROP_PYTHON names an interpreter that has it): ours alone")
     alone = own_network()
     servers = {"ours": [bench, "serve"]}
-    if options.torch:
-        servers["torch"] = [options.torch, "-c", TORCH_SERVER]
+    if python:
+        servers["torch"] = [python, "-c", TORCH_SERVER]
     model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
     report = {"machine": f"{os.cpu_count()} x {model}, Linux {platform.release()}", "date": time.strftime("%Y-%m-%d"), "sizes": {}}
     for ranks in options.ranks:

@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytorch
 from slurm import PROGRAMS, Slurm, free_ports
 
 HERE = Path(__file__).resolve().parent
@@ -31,7 +32,6 @@ specification.loader.exec_module(suite)
 Failure, Skip, run = suite.Failure, suite.Skip, suite.run
 
 SCRATCH = ROOT / "target/interop"
-TORCH = ["torch==2.15.0", "numpy"]
 DEBIAN = {"mpirun.openmpi": "openmpi-bin", "mpiexec.mpich": "mpich", "munged": "munge", "libnss_wrapper.so": "libnss-wrapper",
           **{program: "slurm-wlm" for program in PROGRAMS if program != "munged"}}
 TABLE = re.compile(r"(<!-- results -->\n).*(<!-- end of results -->)", re.S)
@@ -191,22 +191,12 @@ def mpirun_in_batch():
 
 # --- PyTorch ---
 
-PYTHON = None
-
-
 def torch():
     """An interpreter with PyTorch."""
-    global PYTHON
-    if PYTHON is None:
-        PYTHON = Path(os.environ.get("DM_INTEROP_PYTHON", SCRATCH / "venv/bin/python"))
-        if not PYTHON.exists():
-            made = subprocess.run([sys.executable, "-m", "venv", SCRATCH / "venv"], capture_output=True)
-            with contextlib.suppress(Failure):
-                if made.returncode == 0:
-                    run([PYTHON, "-m", "pip", "install", "--quiet", *TORCH], timeout=3600)
-    if subprocess.run([PYTHON, "-c", "import torch.distributed"], capture_output=True).returncode != 0:
-        raise Skip(f"{PYTHON} has no PyTorch: pip install {' '.join(TORCH)}")
-    return PYTHON
+    python = pytorch.interpreter()
+    if python is None:
+        raise Skip(f"no PyTorch here: pip install {' '.join(pytorch.PINNED)}, and DM_INTEROP_PYTHON names the interpreter")
+    return python
 
 
 def torch_environment():
