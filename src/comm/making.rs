@@ -8,16 +8,13 @@ use crate::ccl::{CommConfig, Library, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
 use crate::rendezvous::Round;
-use crate::wait::{Deadline, Wait};
+use crate::wait::Wait;
 
 /// How often, while a library works in the background, the other ranks' failures are looked for in the store.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
 
 /// The host engine is given the same deadline and says which ranks did not come: how long its word is waited for.
 const LAST_WORD: Duration = Duration::from_millis(100);
-
-/// For how long the store is listened to then.
-const LISTEN: Duration = Duration::from_millis(10);
 
 /// Makes communicators of one library within one round of agreement.
 pub(super) struct Maker<'a> {
@@ -138,12 +135,12 @@ impl Maker<'_> {
             let due = looked.elapsed() > LOOK_AROUND && !self.wait.deadline.passed();
             let Some(round) = self.round.filter(|_| due) else { return Ok(false) };
             looked = Instant::now();
-            // A store that does not answer is no reason to give up the work: the deadline is the same.
-            let told = |error: Error| if error.status() == Status::Timeout { Ok(false) } else { Err(error) };
+            self.wait.look_around()?;
             match round.failed(self.wait) {
                 Ok(Some(failure)) => Err(failure),
-                Ok(None) => self.news(round).map_or_else(told, |()| Ok(false)),
-                Err(error) => told(error),
+                // A store that does not answer is no reason to give up the work: the deadline is the same.
+                Err(error) if error.status() != Status::Timeout => Err(error),
+                _ => Ok(false),
             }
         })
     }
@@ -153,13 +150,6 @@ impl Maker<'_> {
         if let Some(round) = self.round.filter(|_| error.status() == Status::PeerLost) {
             report(round, error, self.wait);
         }
-    }
-
-    /// Whether a rank has gone: one that died before it came is one that the library has never heard of.
-    fn news(&self, round: &Round) -> Result<()> {
-        self.wait.look_around()?;
-        // Nobody publishes that, but who waits for it is told.
-        round.fetch("comm/nothing", &self.wait.with_deadline(Deadline::after(LISTEN))).map(drop)
     }
 
     fn millis_left(&self) -> u64 {
