@@ -9,6 +9,7 @@ LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$$ORIGIN/../release'
 help:
 	@echo "make demo    build everything and train the example on eight processes"
 	@echo "make test    run every test (ARGS='-k name' for some)"
+	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
@@ -47,6 +48,11 @@ fuzz: target/tools/bin/cargo-fuzz
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
 
+RUNS ?= 600
+soak:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/soak/run.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
+
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
@@ -67,4 +73,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test interop check header examples bench-store fuzz clean
+.PHONY: help build demo test soak interop check header examples fuzz clean bench-store

@@ -284,7 +284,7 @@ extern "C" {
 
 /* ---- beyond NCCL ------------------------------------------------------------------------------------------------- */
 
-/* Writes the rank of comm that was found dead or gone, -1 when none is known. Local. */
+/* Writes the rank of comm that was found dead or gone, or the first one that did not come in time; -1 when none is known. Local. */
 ncclResult_t hostcclCommLostRank(ncclComm_t comm, int *rank);
 
 /* Extension: how long an operation of this rank that begins later may wait for its peers without any progress before comm ends with

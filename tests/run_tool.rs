@@ -158,6 +158,25 @@ fn what_a_rank_started_ends_with_it() {
 }
 
 #[test]
+fn what_a_rank_started_in_a_session_of_its_own_ends_with_the_job() {
+    // Each rank leaves a daemon behind that has a child, holds the rank's pipes and does not listen to SIGTERM; the last rank fails.
+    let script = r#"setsid -f /bin/sh -c 'trap "" TERM HUP; sleep 60 & echo $! $$ >"$NOTE"; wait' & until [ -s "$NOTE" ]; do sleep 0.01; done; exit $((RANK * 9))"#;
+    for options in [&["--prefix"][..], &[]] {
+        let notes = [0, 1].map(|rank| format!("{}/daemon-{}-{rank}", env!("CARGO_TARGET_TMPDIR"), options.len()));
+        notes.iter().for_each(|note| drop(std::fs::remove_file(note)));
+        let began = Instant::now();
+        let note = notes[0].trim_end_matches('0');
+        let output = run(options, "2", &format!("export NOTE={note}$RANK; {script}"));
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        assert_eq!(output.status.code(), Some(9), "{}", text(&output.stderr));
+        let pids: String = notes.iter().map(|note| std::fs::read_to_string(note).unwrap()).collect();
+        assert_eq!(pids.split_whitespace().count(), 4, "{pids}");
+        let alive = |pid: &&str| Path::new(&format!("/proc/{pid}")).exists();
+        assert_eq!(pids.split_whitespace().find(alive), None, "outlives the tool");
+    }
+}
+
+#[test]
 fn a_program_that_cannot_be_started_is_named() {
     let missing = tool(&["-n", "2", "--", "/nonexistent/program"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(127));

@@ -1,6 +1,6 @@
 //! One rank's membership in a communicator: its segment, its peers, and how the rank waits for them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ pub(crate) struct Comm {
     /// Raised by `ncclCommAbort`, also before the communicator exists.
     aborted: Arc<AtomicBool>,
     finalized: AtomicBool,
+    /// Whom this rank has found dead, gone or late itself, where the segment says something else or nothing; -1 nobody.
+    found: AtomicI32,
     /// How long a wait without progress may last, in milliseconds; 0: as the process's environment says.
     patience: AtomicU64,
     watched: Vec<OnceLock<Arc<Process>>>,
@@ -57,6 +59,7 @@ impl Comm {
             step: AtomicU64::new(0),
             aborted,
             finalized: AtomicBool::new(false),
+            found: AtomicI32::new(-1),
             patience: AtomicU64::new(0),
             watched: (0..nranks).map(|_| OnceLock::new()).collect(),
             me,
@@ -87,7 +90,11 @@ impl Comm {
     pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<usize>, message: &str) -> Error {
         let header = self.segment.header();
         header.fail(code, rank.map(|rank| rank as u32), message);
-        header.failure.error().unwrap_or_else(|| Error::new(code, message))
+        header.failure.error().unwrap_or_else(|| {
+            // Whoever was writing the failure down has died over it.
+            self.note(rank);
+            Error::new(code, message).by(rank)
+        })
     }
 
     /// How long a wait of this communicator without any progress may last, where that was set for it.
@@ -100,9 +107,15 @@ impl Comm {
         self.patience.store(millis, Ordering::Relaxed);
     }
 
-    /// The rank found dead or gone, -1 when none.
-    pub(crate) fn lost_rank(&self) -> i32 {
-        self.segment.header().failure.lost_rank()
+    /// The rank found dead, gone or late.
+    pub(crate) fn lost_rank(&self) -> Option<usize> {
+        let found = usize::try_from(self.found.load(Ordering::Relaxed)).ok();
+        found.or_else(|| self.segment.header().failure.error()?.lost())
+    }
+
+    fn note(&self, rank: Option<usize>) {
+        let rank = rank.map_or(-1, |rank| rank as i32);
+        let _ = self.found.compare_exchange(-1, rank, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// The steps this rank has ended.
@@ -194,13 +207,33 @@ impl Comm {
         }
     }
 
-    /// The ranks that keep this one waiting, for messages.
-    pub(crate) fn missing(&self, blocker: Blocker) -> String {
-        let late: Vec<usize> = (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect();
-        let shown: Vec<String> = late.iter().take(8).map(usize::to_string).collect();
-        let more =
-            if late.len() > shown.len() { format!(" and {} more", late.len() - shown.len()) } else { String::new() };
-        format!("rank{} {}{more}", if late.len() == 1 { "" } else { "s" }, shown.join(", "))
+    /// The ranks that keep this one waiting.
+    pub(crate) fn missing(&self, blocker: Blocker) -> Vec<usize> {
+        (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect()
+    }
+
+    /// Ends the communicator because this rank has waited for too long.
+    pub(crate) fn expire(&self, blocker: Blocker, timeout: Duration) -> Error {
+        let late = self.missing(blocker);
+        let message = format!("{} did not come within {} ms", list(&late), timeout.as_millis());
+        self.while_waiting(self.fail(ncclTimeout, late.first().copied(), &message), blocker)
+    }
+
+    /// An error that ended a wait of this rank. When the time was up for another rank first, that one may have waited for somebody else, even
+    /// for this rank: it learns here whom it waits for itself.
+    pub(crate) fn while_waiting(&self, error: Error, blocker: Blocker) -> Error {
+        self.while_missing(error, &self.missing(blocker))
+    }
+
+    /// The same, where it is known whom this rank waits for.
+    pub(crate) fn while_missing(&self, error: Error, late: &[usize]) -> Error {
+        let Some(&first) = late.first() else { return error };
+        if error.code() != ncclTimeout || error.lost().is_some_and(|rank| late.contains(&rank)) {
+            return error;
+        }
+        self.note(Some(first));
+        let message = format!("{} has not come here either: {}", list(late), error.message());
+        Error::new(ncclTimeout, message).by(Some(first))
     }
 
     /// Waits until no call of this rank is under way and refuses later ones.
@@ -229,4 +262,12 @@ impl Comm {
         }
         self.leave();
     }
+}
+
+/// "ranks 1, 2 and 40 more".
+fn list(ranks: &[usize]) -> String {
+    let shown: Vec<String> = ranks.iter().take(8).map(usize::to_string).collect();
+    let more =
+        if ranks.len() > shown.len() { format!(" and {} more", ranks.len() - shown.len()) } else { String::new() };
+    format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, shown.join(", "))
 }

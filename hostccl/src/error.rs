@@ -7,18 +7,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::types::*;
 
-/// A failure: NCCL's code and one line with the values.
+/// A failure: NCCL's code, one line with the values, and the rank that was found dead, gone or late.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Error {
     code: ncclResult_t,
     message: String,
+    lost: Option<usize>,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub(crate) fn new(code: ncclResult_t, message: impl Into<String>) -> Error {
-        Error { code, message: message.into() }
+        Error { code, message: message.into(), lost: None }
+    }
+
+    /// The same, because of that rank.
+    pub(crate) fn by(self, lost: Option<usize>) -> Error {
+        Error { lost, ..self }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Error {
@@ -44,6 +50,11 @@ impl Error {
 
     pub(crate) fn message(&self) -> &str {
         &self.message
+    }
+
+    /// The rank that was found dead, gone or late, in the communicator that the call was made on.
+    pub(crate) fn lost(&self) -> Option<usize> {
+        self.lost
     }
 
     /// The same failure, with the call that met it in front.

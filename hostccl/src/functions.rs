@@ -58,10 +58,12 @@ macro_rules! for_each_function {
             fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t;
             /// Writes this handle's rank. Local.
             fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
-            /// Extension: writes the rank of `comm` that was found dead or gone, -1 when none is known. Local.
+            /// Extension: writes the rank of `comm` that was found dead or gone, or the first one
+            /// that did not come in time; -1 when none is known. Local.
             fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
             /// Extension: how long an operation of this rank may wait for its peers without any progress before the
-            /// communicator ends with `ncclTimeout`, in milliseconds; 0: as `HOSTCCL_TIMEOUT_MS` says. Local.
+            /// communicator ends with `ncclTimeout`, in milliseconds; 0: as `HOSTCCL_TIMEOUT_MS` says. Also
+            /// while the communicator is still being made. What is split off it begins with the same. Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
             /// Reduces `count` elements of all ranks; every rank gets the same bits. In place when
             /// `sendbuff == recvbuff`. Collective.

@@ -150,6 +150,12 @@ impl Handle {
         }
     }
 
+    /// The rank found dead, gone or late, in a call at work in the background too.
+    pub(crate) fn lost_rank(&self) -> Option<usize> {
+        let in_background = lock(&self.error).as_ref().and_then(Error::lost);
+        in_background.or_else(|| self.comm.get()?.lost_rank())
+    }
+
     pub(crate) fn in_progress(&self) -> bool {
         self.pending.load(Ordering::Acquire) > 0
     }

@@ -15,12 +15,32 @@ use crate::types::*;
 /// Where the segment is found.
 pub(crate) enum Source {
     Id(Id),
-    /// A split's: descriptor `fd` of process `owner`.
+    /// A split's: descriptor `fd` of process `owner`, which is the new communicator's rank 0.
     Split {
-        owner: u32,
+        owner: ProcessId,
         fd: RawFd,
         token: [u8; 16],
     },
+}
+
+impl Source {
+    fn open(&self) -> Result<OwnedFd> {
+        match self {
+            Source::Id(id) => id.open(),
+            Source::Split { owner, fd, token } => segment::open(owner.pid, *fd, *token),
+        }
+        .map_err(|error| self.orphaned().unwrap_or(error))
+    }
+
+    /// The error when the segment is gone because the process that held it has ended.
+    fn orphaned(&self) -> Option<Error> {
+        let (maker, what, rank) = match self {
+            Source::Id(id) => (id.creator, "the unique id", None),
+            Source::Split { owner, .. } => (*owner, "the new communicator's memory", Some(0)),
+        };
+        let message = format!("the process that made {what} (pid {}) died before all ranks had joined", maker.pid);
+        maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(rank))
+    }
 }
 
 /// One rank's joining.
@@ -46,10 +66,7 @@ impl Join {
     }
 
     fn arrive(&self) -> Result<Arc<Comm>> {
-        let fd: OwnedFd = match &self.source {
-            Source::Id(id) => id.open()?,
-            Source::Split { owner, fd, token } => segment::open(*owner, *fd, *token)?,
-        };
+        let fd = self.source.open()?;
         let segment = Segment::map(&fd, self.nranks, self.rank)?;
         let me = ProcessId::current();
         let seat = segment.seat(self.rank as usize);
@@ -104,8 +121,10 @@ impl Operation for Join {
             if Process::first_dead(std::slice::from_ref(creator)).is_some()
                 && comm.segment.header().arrived.value() == seen
             {
-                let message = "the process that made the unique id died before all ranks had joined";
-                return Err(comm.fail(ncclRemoteError, None, message));
+                if let Some(error) = self.source.orphaned() {
+                    let seat = (0..comm.nranks).find(|&rank| comm.segment.process(rank) == Some(creator.id()));
+                    return Err(comm.fail(ncclRemoteError, seat, error.message()));
+                }
             }
         }
         Ok(Poll::Blocked { seen, blocker: Blocker::Arrivals })

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// A process, told apart from a later one of the same number by the time it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)] // it lies in shared memory
 pub struct ProcessId {
     /// Its number.
     pub pid: u32,
@@ -21,6 +22,11 @@ impl ProcessId {
         ProcessId { pid, start: stat(pid).map_or(0, |stat| stat.start) }
     }
 
+    /// Whether it has ended or is about to: what it held may be gone already.
+    pub(crate) fn is_ending(self) -> bool {
+        !self.lives() || stat(self.pid).is_none_or(|stat| stat.exiting)
+    }
+
     /// Whether that very process exists and is not a zombie.
     fn lives(self) -> bool {
         match stat(self.pid) {
@@ -33,20 +39,26 @@ impl ProcessId {
 struct Stat {
     state: u8,
     start: u64,
+    /// Whether it is past the point of no return: its descriptors may be closed already while it still counts as alive.
+    exiting: bool,
 }
+
+/// `PF_EXITING` of the kernel's `linux/sched.h`.
+const EXITING: u64 = 4;
 
 fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Fields 3 (state) and 22 (start time) of `/proc/<pid>/stat`; field 2, the name, may hold anything but ends at the last
+/// Fields 3 (state), 9 (flags) and 22 (start time) of `/proc/<pid>/stat`; field 2, the name, may hold anything but ends at the last
 /// parenthesis.
 fn parse_stat(line: &[u8]) -> Option<Stat> {
     let close = line.iter().rposition(|&byte| byte == b')')?;
     let mut fields = line.get(close + 2..)?.split(|&byte| byte == b' ');
     let state = *fields.next()?.first()?;
-    let start = std::str::from_utf8(fields.nth(18)?).ok()?.parse().ok()?;
-    Some(Stat { state, start })
+    let mut number = |at: usize| std::str::from_utf8(fields.nth(at)?).ok()?.parse::<u64>().ok();
+    let (flags, start) = (number(5)?, number(12)?);
+    Some(Stat { state, start, exiting: flags & EXITING != 0 })
 }
 
 /// A watched process: one descriptor of it, shared by all communicators of this process.
@@ -75,6 +87,10 @@ impl Process {
         let process = Arc::new(Process { id, pidfd });
         watched.insert(id, Arc::downgrade(&process));
         process
+    }
+
+    pub(crate) fn id(&self) -> ProcessId {
+        self.id
     }
 
     /// The first of `processes` that has ended: one system call for all that have a descriptor.
@@ -106,9 +122,9 @@ mod tests {
 
     #[test]
     fn a_name_with_parentheses_does_not_confuse_stat() {
-        let line = b"42 (a) R 1 (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 987654 20\n";
+        let line = b"42 (a) R 1 (b) S 1 2 3 4 5 4194308 7 8 9 10 11 12 13 14 15 16 17 18 987654 20\n";
         let stat = parse_stat(line).unwrap();
-        assert_eq!((stat.state, stat.start), (b'S', 987_654));
+        assert_eq!((stat.state, stat.start, stat.exiting), (b'S', 987_654, true));
         assert!(parse_stat(b"").is_none());
         assert!(parse_stat(b"1 (x)").is_none());
         assert!(parse_stat(b"1 (x) S 1 2").is_none());
@@ -136,7 +152,7 @@ mod tests {
     #[test]
     fn a_later_process_of_the_same_number_is_another_one() {
         let mut id = ProcessId::current();
-        assert!(id.lives());
+        assert!(id.lives() && !id.is_ending());
         id.start += 1;
         assert_eq!(Process::first_dead(&[Process::watch(id)]), Some(0));
     }

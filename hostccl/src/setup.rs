@@ -179,7 +179,7 @@ impl Operation for SplitInto {
 impl Drop for SplitInto {
     fn drop(&mut self) {
         if !self.done {
-            let error = ended(self.split.comm()).within(&self.split.describe());
+            let error = self.split.for_parent(ended(self.split.comm())).within(&self.split.describe());
             self.finish(Err(error));
         }
     }

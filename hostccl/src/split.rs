@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::collective::Descriptor;
-use crate::comm::Comm;
-use crate::error::Result;
+use crate::comm::{Blocker, Comm};
+use crate::error::{Error, Result};
 use crate::id::random_token;
 use crate::join::{Join, Source};
 use crate::operation::{Operation, Poll};
+use crate::process::ProcessId;
 use crate::segment::{self, SLOTS};
 use crate::types::*;
 
@@ -28,7 +29,7 @@ struct Ask {
 struct Offer {
     /// `ncclSuccess`, or why there is none.
     code: ncclResult_t,
-    owner: u32,
+    owner: ProcessId,
     fd: i32,
     token: [u8; 16],
 }
@@ -108,7 +109,7 @@ impl Split {
                 let offer = unsafe { self.slot::<Offer>(first, 1).read() };
                 if offer.code != ncclSuccess {
                     let message = format!("rank {first} could not make shared memory for the new communicator");
-                    return Err(crate::error::Error::new(offer.code, message));
+                    return Err(Error::new(offer.code, message));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
                 let source = Source::Split { owner: offer.owner, fd: offer.fd, token: offer.token };
@@ -124,15 +125,34 @@ impl Split {
         Ok(())
     }
 
+    /// An error of the new communicator as the parent's ranks are to hear it. A dead member fails both, and what the others say of it there
+    /// ("gave up joining") is not what happened.
+    pub(crate) fn for_parent(&self, error: Error) -> Error {
+        if let Err(error) = self.check_parent() {
+            return error;
+        }
+        let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
+        error.by(lost)
+    }
+
+    /// Fails when the parent has. Its other ranks may be ahead and miss this one, which waits for members that do not come.
+    fn check_parent(&self) -> Result<()> {
+        self.parent.check_peers(None).map_err(|error| {
+            let late = self.joined().map_or(Vec::new(), |comm| comm.missing(Blocker::Arrivals));
+            let late: Vec<usize> = late.iter().filter_map(|&rank| self.members.get(rank).copied()).collect();
+            self.parent.while_missing(error, &late)
+        })
+    }
+
     fn offer(&mut self) -> Offer {
         let made = random_token().and_then(|token| Ok((token, segment::create(token)?)));
         match made {
             Ok((token, fd)) => {
                 let raw = fd.as_raw_fd();
                 self.offered = Some(fd);
-                Offer { code: ncclSuccess, owner: std::process::id(), fd: raw, token }
+                Offer { code: ncclSuccess, owner: ProcessId::current(), fd: raw, token }
             }
-            Err(error) => Offer { code: error.code(), owner: 0, fd: -1, token: [0; 16] },
+            Err(error) => Offer { code: error.code(), owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] },
         }
     }
 }
@@ -170,13 +190,13 @@ impl Operation for Split {
             None => Ok(Poll::Done),
             Some(join) => match join.poll() {
                 Ok(Poll::Done) => Ok(Poll::Done),
-                // A member that could not even map the segment has only the parent to say so.
-                Ok(blocked) => self.parent.check().map(|()| blocked),
+                // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
+                Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
                     let message = format!("rank {} could not join its split: {}", self.parent.rank, error.message());
-                    Err(self.parent.fail(error.code(), None, &message))
+                    Err(self.parent.fail(error.code(), self.for_parent(error).lost(), &message))
                 }
-                Err(error) => Err(error),
+                Err(error) => Err(self.for_parent(error)),
             },
         }
     }

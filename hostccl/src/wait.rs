@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
 use crate::event::{self, Watch};
-use crate::types::ncclTimeout;
 
 /// The longest sleep before looking at the peers.
 const SLICE: Duration = Duration::from_millis(100);
@@ -47,7 +46,7 @@ impl Idle {
             return Ok(());
         }
         for wait in waits {
-            wait.comm.check()?;
+            wait.comm.check().map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         let since = *self.since.get_or_insert_with(Instant::now);
         let set = *self.set.get_or_insert_with(|| waits.iter().filter_map(|wait| wait.comm.patience()).min());
@@ -63,7 +62,8 @@ impl Idle {
             return Ok(());
         }
         for wait in waits {
-            wait.comm.check_peers(Some((wait.blocker, wait.seen)))?;
+            let checked = wait.comm.check_peers(Some((wait.blocker, wait.seen)));
+            checked.map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         match patience {
             Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(waits, patience)),
@@ -90,11 +90,7 @@ fn sleep(waits: &[Waiting<'_>], slice: Duration) {
 
 /// Ends the communicators that have waited for too long.
 fn expired(waits: &[Waiting<'_>], timeout: Duration) -> Error {
-    let errors = waits.iter().map(|wait| {
-        let late = wait.comm.missing(wait.blocker);
-        let message = format!("{late} did not come within {} ms", timeout.as_millis());
-        wait.comm.fail(ncclTimeout, None, &message)
-    });
+    let errors = waits.iter().map(|wait| wait.comm.expire(wait.blocker, timeout));
     errors.collect::<Vec<_>>().swap_remove(0)
 }
 

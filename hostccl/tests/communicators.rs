@@ -297,3 +297,46 @@ fn a_split_may_follow_a_non_blocking_init_at_once() {
         });
     }
 }
+
+#[test]
+fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
+    let mut config = ncclConfig_t { blocking: 0, ..config() };
+    let (mut comm, mut state, mut lost) = (null_mut(), ncclInProgress, -1);
+    let started = Instant::now();
+    // SAFETY: places for the answers; a live communicator.
+    unsafe {
+        assert_eq!(ncclCommInitRankConfig(&raw mut comm, 3, unique_id(), 1, &raw mut config), ncclInProgress);
+        ok(hostcclCommSetTimeout(comm, 200));
+        while state == ncclInProgress && started.elapsed() < DEADLINE {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            ok(ncclCommGetAsyncError(comm, &raw mut state));
+        }
+        ok(hostcclCommLostRank(comm, &raw mut lost));
+        assert_eq!((state, lost), (ncclTimeout, 0));
+        assert!(last_error().ends_with("ranks 0, 2 did not come within 200 ms"), "{}", last_error());
+        assert!((200..2000).contains(&started.elapsed().as_millis()), "{:?}", started.elapsed());
+        ok(ncclCommAbort(comm));
+    }
+}
+
+#[test]
+fn when_the_time_is_up_each_rank_names_whom_it_waits_for_itself() {
+    // Rank 2 does not come: rank 0 waits for it, and rank 1 for rank 0.
+    let over = std::sync::Barrier::new(3);
+    let lost = ranks(3, |comm, rank| {
+        let (mut value, mut lost) = (0.0_f32, -1);
+        if rank < 2 {
+            // SAFETY: a live communicator, one element, a place for the answer.
+            unsafe {
+                ok(hostcclCommSetTimeout(comm.0, 200));
+                let result = ncclRecv((&raw mut value).cast(), 1, F32, (rank as c_int + 2) % 3, comm.0, null_mut());
+                assert_eq!(result, ncclTimeout, "{}", last_error());
+                ok(hostcclCommLostRank(comm.0, &raw mut lost));
+            }
+            assert!(last_error().contains(&format!(": rank {lost} ")), "{}", last_error());
+        }
+        over.wait();
+        lost
+    });
+    assert_eq!(lost, [2, 0, -1]);
+}

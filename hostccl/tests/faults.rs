@@ -70,6 +70,14 @@ fn unique_id() -> ncclUniqueId {
     id
 }
 
+fn from_hex(hex: &str) -> ncclUniqueId {
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    for (byte, at) in id.internal.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&hex[at..at + 2], 16).unwrap() as _;
+    }
+    id
+}
+
 fn start_all(play: &str, size: usize) -> Vec<Rank> {
     let id = unique_id();
     (0..size).map(|rank| Rank::start(play, rank, size, &id)).collect()
@@ -124,13 +132,14 @@ fn lost_rank(comm: ncclComm_t) -> c_int {
 #[ignore = "started by the other tests as a rank"]
 fn child() {
     let Ok(play) = env::var("HOSTCCL_FAULT") else { return };
+    if play == "maker" {
+        let id: String = unique_id().internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+        say(&id);
+        return drop(listen());
+    }
     let number = |name: &str| env::var(name).unwrap().parse::<c_int>().unwrap();
     let (rank, size) = (number("HOSTCCL_FAULT_RANK"), number("HOSTCCL_FAULT_SIZE"));
-    let hex = env::var("HOSTCCL_FAULT_ID").unwrap();
-    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    for (byte, at) in id.internal.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(&hex[at..at + 2], 16).unwrap() as _;
-    }
+    let id = from_hex(&env::var("HOSTCCL_FAULT_ID").unwrap());
     let (result, comm) = init(size, id, rank);
     if result != ncclSuccess {
         return say(&format!("init {result} {}", last_error()));
@@ -273,6 +282,21 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
 }
 
 #[test]
+fn an_id_whose_maker_has_died_says_so() {
+    let mut maker = Rank::start("maker", 0, 2, &unique_id());
+    let id = from_hex(&maker.hear());
+    maker.child.kill().unwrap();
+    let expected = format!("(pid {}) died before all ranks had joined", maker.child.id());
+    // First it may still be on its way out, then it is a zombie, then nothing.
+    for _ in 0..2 {
+        let (result, comm) = init(2, id, 1);
+        assert!(comm.is_null());
+        assert_eq!((result, last_error().ends_with(&expected)), (ncclRemoteError, true), "{}", last_error());
+        maker.child.wait().unwrap();
+    }
+}
+
+#[test]
 fn a_rank_that_does_not_come_in_time_is_named() {
     let mut ranks = start_all("late", 3);
     for rank in &mut ranks {
@@ -280,7 +304,7 @@ fn a_rank_that_does_not_come_in_time_is_named() {
     }
     for rank in [0, 2] {
         let said = ranks[rank].hear();
-        assert!(said.starts_with(&format!("{ncclTimeout} -1 ")), "{said}");
+        assert!(said.starts_with(&format!("{ncclTimeout} 1 ")), "{said}");
         assert!(said.ends_with("rank 1 did not come within 300 ms"), "{said}");
     }
 }

@@ -218,21 +218,7 @@ impl Communicator {
             // The engine found that ranks made calls that do not fit together; the message says who called what.
             return Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result());
         }
-        if error.status() == Status::Timeout && !self.group.ranks().iter().copied().eq(0..self.group.size() as i32) {
-            return error.within(&format!("on the communicator of ranks {}", world_ranks(&self.group)));
-        }
-        if error.status() != Status::PeerLost {
-            return error;
-        }
-        let lost = self.library.lost_rank(raw);
-        match lost.and_then(|lost| Some((lost, *self.group.ranks().get(lost)?))) {
-            Some((lost, world_rank)) => Error::new(
-                Status::PeerLost,
-                format!("rank {world_rank} was lost (rank {lost} of {}): {}", self.label(), error.message()),
-            )
-            .with_ccl_result(error.ccl_result()),
-            None => error,
-        }
+        blame(&self.library, raw, &self.group, error)
     }
 
     /// What to call it in messages: its dimension and where it lies.
@@ -254,6 +240,23 @@ impl Communicator {
         let raw = RawComm(self.raw.swap(ptr::null_mut(), Ordering::SeqCst));
         if raw.is_null() { None } else { Some(raw) }
     }
+}
+
+/// The error of a call on a communicator of `group`, with the rank that is lost or late by its world rank where the library knows it.
+pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error) -> Error {
+    let said = match error.status() {
+        Status::PeerLost => "was lost",
+        Status::Timeout => "did not come",
+        _ => return error,
+    };
+    let lost = library.lost_rank(raw).and_then(|lost| Some((lost, *group.ranks().get(lost)?)));
+    let Some((lost, world_rank)) = lost else { return error };
+    // The library counts within the communicator.
+    let error = match group.ranks().iter().copied().eq(0..group.size() as i32) {
+        true => error,
+        false => error.within(&format!("on the communicator of ranks {}", world_ranks(group))),
+    };
+    error.within(&format!("rank {world_rank} {said} (rank {lost} of {})", group.describe()))
 }
 
 /// A name that lives as long as the process, because communicator libraries keep the pointer and a communicator may outlive

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::communicator::{Communicator, State};
+use super::communicator::{Communicator, State, blame};
 use super::making::{outcome, report, settle};
 use super::root::{Life, RootComms};
 use crate::error::{Error, Result};
@@ -109,7 +109,10 @@ fn retire(communicator: &Communicator, wait: &Wait) -> Result<()> {
     };
     let library = communicator.library();
     let what = || format!("finalizing the communicator of {}", communicator.label());
-    let flushed = library.finalize(raw).and_then(|()| settle(wait, what, || library.poll(raw)));
+    let flushed = library.finalize(raw).and_then(|()| {
+        let blamed = |error| blame(library, raw, communicator.group(), error);
+        settle(wait, what, || library.poll(raw).map_err(blamed))
+    });
     match flushed {
         Ok(()) => library.destroy(raw),
         Err(error) => {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, blame};
 use super::root::ranks_text;
 use crate::ccl::{CommConfig, Library, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
@@ -56,7 +56,14 @@ impl Maker<'_> {
         let comm = self.library.init_rank(size, &id, rank, &mut config)?;
         // Only the host engine heeds it; where it refuses, the polling still ends at the deadline.
         let _ = self.library.set_timeout(comm, self.millis_left());
-        self.settle(comm, what)?;
+        let explain = |error: Error| match group.ranks().first() {
+            // Nobody has a number in a communicator that was never there, and the one that can have spoilt it is the one that made its id.
+            Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
+                error.within(&format!("rank {maker} was lost (it made the id)"))
+            }
+            _ => blame(self.library, comm, group, error),
+        };
+        self.settle(comm, what, explain)?;
         Ok(comm)
     }
 
@@ -79,6 +86,7 @@ impl Maker<'_> {
         let started = unsafe { self.library.split(raw, color, key, place, &mut config) };
         started.map_err(|error| parent.explain(raw, error))?;
         if let Err(error) = self.poll(what, || parent.poll()) {
+            self.tell(&error);
             let _ = parent.abort();
             if self.library.is_host_engine() {
                 // The child may have come to be before the parent failed. Its engine is done with both.
@@ -97,7 +105,7 @@ impl Maker<'_> {
             ));
         }
         // A child that goes on in the background by itself is waited for as well.
-        self.settle(child, what)?;
+        self.settle(child, what, |error| blame(self.library, child, group, error))?;
         if let Err(error) = parent.limit(millis(self.timeout)) {
             let _ = self.library.abort(child);
             return Err(error);
@@ -105,10 +113,11 @@ impl Maker<'_> {
         Ok(child)
     }
 
-    /// Polls a communicator that nobody else has yet, and aborts it when that fails.
-    fn settle(&self, comm: RawComm, what: impl Fn() -> String) -> Result<()> {
-        let result = self.poll(what, || self.library.poll(comm));
-        if result.is_err() {
+    /// Polls a communicator that nobody else has yet, and aborts it when that fails; `explain` says more of its own failure.
+    fn settle(&self, comm: RawComm, what: impl Fn() -> String, explain: impl Fn(Error) -> Error) -> Result<()> {
+        let result = self.poll(what, || self.library.poll(comm).map_err(&explain));
+        if let Err(error) = &result {
+            self.tell(error);
             let _ = self.library.abort(comm);
         }
         result
@@ -126,6 +135,7 @@ impl Maker<'_> {
             let due = looked.elapsed() > LOOK_AROUND && !self.wait.deadline.passed();
             let Some(round) = self.round.filter(|_| due) else { return Ok(false) };
             looked = Instant::now();
+            self.wait.look_around()?;
             match round.failed(self.wait) {
                 Ok(Some(failure)) => Err(failure),
                 // A store that does not answer is no reason to give up the work: the deadline is the same.
@@ -133,6 +143,13 @@ impl Maker<'_> {
                 _ => Ok(false),
             }
         })
+    }
+
+    /// Says who was lost before this rank aborts what it was making: the others would take that for the reason.
+    fn tell(&self, error: &Error) {
+        if let Some(round) = self.round.filter(|_| error.status() == Status::PeerLost) {
+            report(round, error, self.wait);
+        }
     }
 
     fn millis_left(&self) -> u64 {

@@ -20,10 +20,13 @@ use std::time::Duration;
 use super::losses::Losses;
 use super::store::Store;
 use crate::error::{Error, Result, Status};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 use settle::Came;
 pub(super) use verdict::ranges;
 use verdict::{DETAIL, Verdict};
+
+/// How long asking for news takes when there are none.
+const LISTEN: Duration = Duration::from_millis(10);
 
 /// Who is in a scope: world rank by position.
 #[derive(Debug, Clone)]
@@ -171,14 +174,18 @@ impl Round {
         }
     }
 
-    /// The failure that some rank reported, if any did by now.
+    /// The failure that some rank reported, if any did by now, or that a rank has gone, which then stands as such.
     pub fn failed(&self, wait: &Wait) -> Result<Option<Error>> {
         if self.party.members.len() < 2 {
             return Ok(None);
         }
-        let verdict = self.party.store.try_get(&self.key("end", "verdict"), wait);
-        let verdict = verdict.map_err(|error| self.party.explain(error))?;
-        Ok(verdict.and_then(|bytes| Verdict::decode(&bytes).into_result().err()))
+        self.party.losses.look();
+        match self.await_value(None, "/end", &wait.with_deadline(Deadline::after(LISTEN))) {
+            Ok(Came::Verdict(verdict)) => Ok(verdict.into_result().err()),
+            Ok(Came::Value(_)) => Ok(None),
+            Err(error) if error.status() == Status::Timeout => Ok(None),
+            Err(error) => Err(self.party.explain(error)),
+        }
     }
 
     /// Returns when every rank of the call got through its work; else every rank gets the first failure, or the ranks that did not come.

@@ -150,7 +150,7 @@ impl World {
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
         let serving = session.served && self.place.rank == 0;
-        let served = session.served && ranks.contains(&0);
+        let served = session.served;
         let prefix = format!("{}/{id}", session.prefix);
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
         let party = Party { store, losses, members: Members::Listed(ranks), me: position, served, serving };

@@ -212,7 +212,7 @@ pub(crate) unsafe fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> Res
 }
 
 pub(crate) unsafe fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> Result<ncclResult_t> {
-    let lost = |handle: &Handle| handle.comm().map_or(-1, |comm| comm.lost_rank());
+    let lost = |handle: &Handle| handle.lost_rank().map_or(-1, |rank| rank as c_int);
     // SAFETY: the caller's contract.
     unsafe { answer(comm, "rank", rank, lost) }
 }

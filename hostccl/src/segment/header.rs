@@ -31,7 +31,7 @@ pub(crate) struct Failure {
     /// 0 none, 1 being written, 2 there.
     state: AtomicU32,
     code: AtomicI32,
-    /// The rank found dead or gone; -1 none.
+    /// The rank found dead, gone or late; -1 none.
     rank: AtomicI32,
     length: AtomicU32,
     text: [AtomicU64; 64],
@@ -91,12 +91,9 @@ impl Failure {
             let mut bytes: Vec<u8> =
                 self.text.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
             bytes.truncate(length);
-            Error::new(self.code.load(Ordering::Relaxed), String::from_utf8_lossy(&bytes))
+            let rank = usize::try_from(self.rank.load(Ordering::Relaxed)).ok();
+            Error::new(self.code.load(Ordering::Relaxed), String::from_utf8_lossy(&bytes)).by(rank)
         })
-    }
-
-    pub(crate) fn lost_rank(&self) -> i32 {
-        if self.is_set() { self.rank.load(Ordering::Relaxed) } else { -1 }
     }
 }
 

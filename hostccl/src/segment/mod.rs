@@ -29,7 +29,7 @@ use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
 /// Changes whenever the layout does: ranks built from different versions refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 1;
+pub(crate) const LAYOUT_VERSION: u32 = 2;
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 const NAME: &CStr = c"hostccl";
 
@@ -310,6 +310,6 @@ mod tests {
         let error = segment.header().failure.error().unwrap();
         assert_eq!(error.code(), ncclRemoteError);
         assert!(long.starts_with(error.message()) && error.message().len() > 500);
-        assert_eq!(segment.header().failure.lost_rank(), 1);
+        assert_eq!(error.lost(), Some(1));
     }
 }

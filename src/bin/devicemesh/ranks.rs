@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use crate::output::Output;
 use crate::signals::reset_in_child;
 
+/// How long ending what the ranks have left may take.
+const ORPHANS_END: Duration = Duration::from_secs(2);
+
 /// Why the tool itself failed.
 pub struct Failure {
     pub code: u8,
@@ -106,6 +109,7 @@ impl Ranks {
                         ranks.reap();
                         std::thread::sleep(Duration::from_millis(1));
                     }
+                    ranks.end_orphans();
                     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
                     let program = command[0].to_string_lossy();
                     return Err(Failure::new(code, format!("cannot start {program} as rank {rank}: {error}")));
@@ -146,15 +150,22 @@ impl Ranks {
         ended
     }
 
-    /// Waits a moment for adopted grandchildren, which were killed with their groups.
+    /// Ends what the ranks have left: adopted grandchildren, also those that made a group or a session of their own, and whatever these
+    /// have started, which becomes ours when they are gone.
     pub fn end_orphans(&self) {
-        let until = Instant::now() + Duration::from_secs(2);
+        let until = Instant::now() + ORPHANS_END;
         loop {
-            // SAFETY: no status is asked for.
-            match unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } {
-                0 if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
-                pid if pid > 0 => {}
-                _ => return,
+            for pid in children() {
+                // SAFETY: it is a child that nobody has reaped, so its number is still its own. One that may not be signalled (set-user-ID) is left.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+            loop {
+                // SAFETY: no status is asked for.
+                match unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } {
+                    0 if Instant::now() < until => break std::thread::sleep(Duration::from_millis(2)),
+                    pid if pid > 0 => {}
+                    _ => return,
+                }
             }
         }
     }
@@ -217,6 +228,19 @@ fn spawn(rank: u32, count: u32, command: &[OsString], port: u16, run_id: &str, o
         output.add(rank, stdout, stderr)?;
     }
     Ok(child.id() as i32)
+}
+
+/// This process's children, from `/proc`.
+fn children() -> Vec<i32> {
+    let me = std::process::id();
+    let is_mine = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // Behind the name, which may hold anything, come the state and the parent.
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        parent == Some(me)
+    };
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_mine).collect()
 }
 
 /// How a child ended, without reaping it.

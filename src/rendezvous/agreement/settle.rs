@@ -49,7 +49,8 @@ impl Round {
             }
         };
         // The rank that serves the store may end its process when this returns, so it stays until the others have read a last word.
-        if self.party.served && (phase == "/end" || verdict.status != Status::Ok) {
+        let serves_here = self.party.served && self.party.members.position(0).is_some();
+        if serves_here && (phase == "/end" || verdict.status != Status::Ok) {
             self.acknowledge(phase, &verdict);
         }
         verdict.into_result()
@@ -188,6 +189,8 @@ impl Round {
         let grace = Duration::from_millis(200).max(timeout / 20);
         let (store, verdict_key) = (&self.party.store, self.key(phase, "verdict"));
         let whole = Wait { deadline: wait.deadline.extended(grace), ..Wait::after(grace) };
+        let stuck = |position: usize| format!("{}{phase}/stuck/{position}", self.prefix);
+        let _ = store.set(&stuck(self.party.me), b"1", &whole);
         // All ranks are late at the same moment; looking for each of thousands is the first one's work.
         if store.add(&self.key(phase, "late"), 1, &whole).is_ok_and(|number| number > 1) {
             if let Ok(stands) = store.get(&verdict_key, &Wait::after(grace / 2)) {
@@ -207,9 +210,21 @@ impl Round {
                 error.message()
             )));
         };
-        let missing = present.iter().enumerate().filter(|(_, here)| !**here);
-        let missing: Vec<i32> = missing.map(|(position, _)| self.party.members.rank(position)).collect();
-        let what = if phase.is_empty() { "never called" } else { "did not get through" };
+        let absent = |present: Vec<bool>| -> Vec<i32> {
+            let missing = present.iter().enumerate().filter(|(_, here)| !**here);
+            missing.map(|(position, _)| self.party.members.rank(position)).collect()
+        };
+        let mut missing = absent(present);
+        let mut what = if phase.is_empty() { "never called" } else { "did not get through" };
+        if missing.is_empty() {
+            // One that has come and stopped before it counted itself in is not late like the others, which are so about now.
+            std::thread::sleep(grace / 4);
+            let keys: Vec<String> = (0..size).map(stuck).collect();
+            // Where the store has gone meanwhile, it can be any of them.
+            let others = || (0..size).map(|position| position == self.party.me).collect();
+            missing = absent(store.present(&keys, &whole).unwrap_or_else(|_| others()));
+            what = "came but got no further in";
+        }
         let who = if missing.is_empty() { "some ranks (all were here)".to_owned() } else { ranges(&missing) };
         let message = format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
         let verdict = Verdict::of(&Error::timeout(message));

@@ -110,7 +110,7 @@ impl TcpStore {
         match broken {
             Broken::Ended(error) => error,
             Broken::Late => Error::timeout(format!(
-                "{what} at {name} had no answer within {} ms",
+                "{what} at {name} had no answer within {} ms; the process that serves it (rank 0 or the launcher) is stopped or out of reach",
                 wait.deadline.timeout().as_millis()
             )),
             Broken::Io(error) => Error::store_io(

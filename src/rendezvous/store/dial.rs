@@ -90,7 +90,7 @@ impl Address {
         self.attempt(wait).map_err(|attempt| match attempt {
             Attempt::Final(error) => error,
             Attempt::Again(error) if wait.deadline.passed() => Error::timeout(format!(
-                "the store at {} took no other connection within {} ms: {error}",
+                "the store at {} took no other connection within {} ms: {error}; the process that serves it (rank 0 or the launcher) is stopped or out of reach",
                 self.name,
                 wait.deadline.timeout().as_millis()
             )),
