@@ -32,14 +32,8 @@ impl Maker<'_> {
         let (size, rank) = (group.size(), group.local_rank(0)?);
         let id = match self.round {
             Some(round) if rank > 0 => {
-                let bytes = round.fetch(key, self.wait).map_err(|error| match error.status() {
-                    // Another rank's word says so already.
-                    Status::Timeout if error.message().starts_with(key) => {
-                        let first = group.ranks().first().copied().unwrap_or_default();
-                        Error::timeout(format!("rank {first} did not begin {key}: {}", error.message()))
-                    }
-                    _ => error,
-                })?;
+                let first = group.ranks().first().copied().unwrap_or_default();
+                let bytes = round.fetch(key, first, self.wait)?;
                 UniqueId::from_bytes(&bytes).ok_or_else(|| {
                     Error::store(format!("the unique id under {key} has {} bytes instead of 128", bytes.len()))
                 })?

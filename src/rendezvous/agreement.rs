@@ -147,8 +147,8 @@ impl Round {
         set.map_err(|error| self.party.explain(error))
     }
 
-    /// The value that another rank publishes. Ends early with the error of a rank that failed or was lost meanwhile.
-    pub fn fetch(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
+    /// The value that another rank (`from`, its world rank) publishes. Ends early with the error of a rank that failed or was lost meanwhile.
+    pub fn fetch(&self, key: &str, from: i32, wait: &Wait) -> Result<Vec<u8>> {
         let full = self.key("data", key);
         match self.await_value(Some(&full), "/end", wait) {
             Ok(Came::Value(value)) => Ok(value),
@@ -157,7 +157,7 @@ impl Round {
                 verdict.into_result().and_then(|()| Err(unlike()))
             }
             Err(error) if error.status() == Status::Timeout => Err(Error::timeout(format!(
-                "{key} was not published within {} ms for {}",
+                "rank {from} did not publish {key} within {} ms for {}",
                 wait.deadline.timeout().as_millis(),
                 self.call
             ))),

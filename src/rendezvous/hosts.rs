@@ -45,14 +45,15 @@ pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usi
     let key = |rank: usize| format!("host/{rank}");
     let mine = HostIdentity::here().line();
     round.publish(&key(rank), mine.as_bytes(), wait)?;
-    if rank == 0 || round.fetch(&key(0), wait)? == mine.as_bytes() {
+    if rank == 0 || round.fetch(&key(0), 0, wait)? == mine.as_bytes() {
         return Ok(());
     }
     let name = rank.to_string();
     if store.set_once(&format!("{prefix}/elsewhere"), name.as_bytes(), wait)? != name.as_bytes() {
         return Ok(()); // The one that was first ends the call for all.
     }
-    let line = |rank| round.fetch(&key(rank), wait).map(|line| String::from_utf8_lossy(&line).into_owned());
+    let line =
+        |rank| round.fetch(&key(rank), rank as i32, wait).map(|line| String::from_utf8_lossy(&line).into_owned());
     let lines: Vec<String> = (0..size.min(ASKED)).map(line).collect::<Result<_>>()?;
     Err(Error::unsupported(format!(
         "device type cpu works within one host, but {}: use device type cuda across hosts, or start all ranks on one",

@@ -43,7 +43,7 @@ fn equal_calls_agree_and_exchange_data() {
             if me == 2 {
                 round.publish("id", &[10 + call], &soon()).unwrap();
             }
-            sum += round.fetch("id", &soon()).unwrap()[0];
+            sum += round.fetch("id", 2, &soon()).unwrap()[0];
             round.finish(&soon()).unwrap();
         }
         sum
@@ -225,7 +225,7 @@ fn a_failure_in_the_middle_reaches_every_rank() {
             round.finish(&soon()).unwrap_err()
         } else {
             // The id that rank 1 should have published never comes.
-            round.fetch("id", &soon()).map(drop).unwrap_err()
+            round.fetch("id", 2, &soon()).map(drop).unwrap_err()
         }
     });
     for error in errors {
