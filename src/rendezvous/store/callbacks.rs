@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
 /// How long one call of the caller's `get` may wait; between two the cancel flag is looked at.
-const SLICE: Duration = Duration::from_millis(100);
+const SLICE: Duration = Duration::from_millis(50);
 const FIRST_CAPACITY: usize = 64 << 10;
 
 /// The caller's functions; see `dm_store_callbacks`.

@@ -1,6 +1,6 @@
 //! Client of a TCPStore server: PyTorch's, torchrun's agent's, or ours.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +27,6 @@ pub struct TcpStore {
     /// Out of step, so not used any more, but open: were it the last one, the server would think that this process has gone. Until another
     /// connection is there.
     retired: Mutex<Vec<Connection>>,
-    open: AtomicUsize,
     /// Whether the server is one of this library, which can do more than PyTorch's.
     ours: AtomicBool,
     /// Key and word to leave on every connection.
@@ -45,12 +44,12 @@ impl TcpStore {
     /// The same; with a secret the server must prove that it has it too.
     pub fn connect_with_secret(host: &str, port: u16, secret: Option<Secret>, wait: &Wait) -> Result<TcpStore> {
         let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-        let address = Address { name: format!("tcp://{bracketed}:{port}"), host: host.to_owned(), port, secret };
+        let name = format!("tcp://{bracketed}:{port}");
+        let address = Address { name, host: host.to_owned(), port, secret, reached: OnceCell::new() };
         let store = TcpStore {
             idle: Mutex::new(vec![address.reach(wait)?]),
             retired: Mutex::default(),
             address,
-            open: AtomicUsize::new(1),
             ours: AtomicBool::new(false),
             last_word: OnceCell::new(),
         };
@@ -77,7 +76,6 @@ impl TcpStore {
         if let Some((key, word)) = self.last_word.get() {
             leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
         }
-        self.open.fetch_add(1, Ordering::SeqCst);
         self.retired().clear();
         Ok(connection)
     }
@@ -96,7 +94,6 @@ impl TcpStore {
                 Ok(value)
             }
             Err(broken) => {
-                self.open.fetch_sub(1, Ordering::SeqCst);
                 if !matches!(broken, Broken::Io(_)) {
                     self.retired().push(connection);
                 }
@@ -146,18 +143,20 @@ impl TcpStore {
         Ok(reply == 0)
     }
 
-    /// WAIT for one key and GET; `None` at the deadline.
-    fn wait_for(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+    /// WAIT for one key and GET; `None` when it has not come `until` then. Only the wait for the key ends then: connecting, and the answer to
+    /// the cancellation, may take as long as `wait` lets them.
+    fn wait_for(&self, key: &str, until: Deadline, wait: &Wait) -> Result<Option<Vec<u8>>> {
         let key_bytes = full(key);
         let request = with_keys(op::WAIT, std::slice::from_ref(&key_bytes));
         let talk = |connection: &mut Connection| {
-            connection.send(&request, wait)?;
-            match connection.byte(wait) {
-                Err(Broken::Late) if !connection.cancel_wait(wait)? => return Ok(None),
+            connection.send(&request, &at_once(wait))?;
+            let waited = connection.byte(&wait.with_deadline(until));
+            let at_once = at_once(wait);
+            match waited {
+                Err(Broken::Late) if !connection.cancel_wait(&at_once)? => return Ok(None),
                 Ok(_) | Err(Broken::Late) => {}
                 Err(broken) => return Err(broken),
             }
-            let at_once = at_once(wait);
             connection.send(&Writer::new(op::GET).string(&key_bytes).finish(), &at_once)?;
             connection.string(&at_once).map(Some)
         };
@@ -168,10 +167,9 @@ impl TcpStore {
     fn wait_any(&self, keys: &[&str], wait: &Wait) -> Result<Option<(usize, Vec<u8>)>> {
         let full: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
         let request = with_keys(op::WAIT_ANY, &full);
-        let answer = |connection: &mut Connection| {
-            let at_once = at_once(wait);
-            let index = connection.number(&at_once)?;
-            let value = connection.string(&at_once)?;
+        let answer = |connection: &mut Connection, at_once: &Wait| {
+            let index = connection.number(at_once)?;
+            let value = connection.string(at_once)?;
             match usize::try_from(index).ok().filter(|index| *index < keys.len()) {
                 Some(index) => Ok(Some((index, value))),
                 None => {
@@ -182,7 +180,7 @@ impl TcpStore {
         let talk = |connection: &mut Connection| {
             connection.send(&request, wait)?;
             match connection.byte(wait) {
-                Ok(_) => answer(connection),
+                Ok(_) => answer(connection, &at_once(wait)),
                 Err(Broken::Late) => {
                     let short = wait.with_deadline(Deadline::after(CANCEL_ANSWER));
                     connection.send(&[op::CANCEL_WAIT], &short)?;
@@ -190,7 +188,7 @@ impl TcpStore {
                     if connection.byte(&short)? != 0 {
                         return Ok(None);
                     }
-                    let found = answer(connection)?;
+                    let found = answer(connection, &short)?;
                     connection.byte(&short)?;
                     Ok(found)
                 }
@@ -205,16 +203,13 @@ impl Store for TcpStore {
     fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
         self.check(key, value)?;
         let request = Writer::new(op::SET).string(&full(key)).string(value);
-        // SET has no reply. On one connection that is no matter; beside others, what this thread does next may overtake it.
-        let confirm = self.open.load(Ordering::SeqCst) > 1;
+        let request = request.then(op::PING).word(0).finish();
+        // SET has no reply, and what this thread does next may go over another connection and overtake it: so an answer to PING is awaited.
         self.exchange(
             wait,
             || format!("SET {key}"),
             |connection| {
-                if !confirm {
-                    return connection.send(&request.finish(), wait);
-                }
-                connection.send(&request.then(op::PING).word(0).finish(), wait)?;
+                connection.send(&request, wait)?;
                 connection.receive(&mut [0; 4], wait)
             },
         )
@@ -229,13 +224,13 @@ impl Store for TcpStore {
             return self.wait_any(keys, wait)?.ok_or_else(late);
         }
         if keys.len() == 1 {
-            return self.wait_for(keys[0], wait)?.map(|value| (0, value)).ok_or_else(late);
+            return self.wait_for(keys[0], wait.deadline, wait)?.map(|value| (0, value)).ok_or_else(late);
         }
         let mut look = FIRST_LOOK;
         loop {
-            let slice = wait.with_deadline(Deadline::after(wait.deadline.left().min(look)));
             let last = wait.deadline.passed();
-            if let Some(value) = self.wait_for(keys[0], &slice)? {
+            let until = Deadline::after(wait.deadline.left().min(look));
+            if let Some(value) = self.wait_for(keys[0], until, wait)? {
                 return Ok((0, value));
             }
             for (index, key) in keys.iter().enumerate().skip(1) {
@@ -336,13 +331,8 @@ impl Store for TcpStore {
         // Those that are open already; whoever opens another one leaves it there.
         let idle = std::mem::take(&mut *self.idle());
         for mut connection in idle {
-            match leave(&mut connection, key, word, wait) {
-                Ok(()) => self.idle().push(connection),
-                Err(broken) => {
-                    self.open.fetch_sub(1, Ordering::SeqCst);
-                    return Err(self.explain(broken, "LAST_WORD", wait));
-                }
-            }
+            leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
+            self.idle().push(connection);
         }
         Ok(true)
     }

@@ -77,11 +77,10 @@ impl Connection {
     /// Ends a WAIT that took too long and keeps the connection in step, so that looking at a key again and again does not connect again and
     /// again. Whether the key came after all: its answer may have crossed the cancellation.
     pub(super) fn cancel_wait(&mut self, wait: &Wait) -> std::result::Result<bool, Broken> {
-        let short = wait.with_deadline(Deadline::after(CANCEL_ANSWER));
-        self.send(&[op::CANCEL_WAIT], &short)?;
-        let came = self.byte(&short)? == 0;
+        self.send(&[op::CANCEL_WAIT], wait)?;
+        let came = self.byte(wait)? == 0;
         if came {
-            self.byte(&short)?;
+            self.byte(wait)?;
         }
         Ok(came)
     }

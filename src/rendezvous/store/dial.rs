@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use once_cell::sync::OnceCell;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::connection::{Broken, Connection};
@@ -33,6 +34,8 @@ pub(super) struct Address {
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) secret: Option<Secret>,
+    /// Which of the name's addresses it is. Later connections need no name server.
+    pub(super) reached: OnceCell<SocketAddr>,
 }
 
 /// Why an attempt to connect failed.
@@ -84,32 +87,43 @@ impl Address {
         }
     }
 
-    /// A connection to a server that was there before, so nobody listening now means that it has gone, not that it is still to come.
+    /// A connection to a server that was there before, so nobody listening now means that it has gone, not that it is still to come. One
+    /// that says nothing may be busy, or packets were lost: it is tried again.
     pub(super) fn reach_again(&self, wait: &Wait) -> Result<Connection> {
-        wait.cancel.check()?;
-        self.attempt(wait).map_err(|attempt| match attempt {
-            Attempt::Final(error) => error,
-            Attempt::Again(error) if wait.deadline.passed() => Error::timeout(format!(
-                "the store at {} took no other connection within {} ms: {error}; the process that serves it (rank 0 or the launcher) is stopped or out of reach",
-                self.name,
-                wait.deadline.timeout().as_millis()
-            )),
-            Attempt::Again(error) => Error::store_io(
-                format!(
-                    "no other connection to the store at {}; the process that serves it (rank 0 or the launcher) may have ended",
-                    self.name
+        loop {
+            wait.look_around()?;
+            return Err(match self.attempt(wait) {
+                Ok(connection) => return Ok(connection),
+                Err(Attempt::Final(error)) => error,
+                Err(Attempt::Again(error)) if wait.deadline.passed() => Error::timeout(format!(
+                    "the store at {} took no other connection within {} ms: {error}; the process that serves it (rank 0 or the launcher) is stopped or out of reach",
+                    self.name,
+                    wait.deadline.timeout().as_millis()
+                )),
+                Err(Attempt::Again(error)) if error.kind() == ErrorKind::TimedOut => continue,
+                Err(Attempt::Again(error)) => Error::store_io(
+                    format!(
+                        "no other connection to the store at {}; the process that serves it (rank 0 or the launcher) may have ended",
+                        self.name
+                    ),
+                    &error,
                 ),
-                &error,
-            ),
-        })
+            });
+        }
     }
 
     fn attempt(&self, wait: &Wait) -> std::result::Result<Connection, Attempt> {
         let limited = wait.with_deadline(Deadline::after(wait.deadline.left().min(ATTEMPT)));
-        let addresses = self.resolve(&limited)?;
+        let addresses = match self.reached.get() {
+            Some(address) => vec![*address],
+            None => self.resolve(&limited)?,
+        };
         let stream = connect_to_any(&addresses, &limited)?;
         stream.set_nodelay(true).and_then(|()| notice_silence(&stream)).map_err(Attempt::Again)?;
-        self.greet(Connection { stream }, &limited)
+        let address = stream.peer_addr().map_err(Attempt::Again)?;
+        let greeted = self.greet(Connection { stream }, &limited)?;
+        self.reached.get_or_init(|| address);
+        Ok(greeted)
     }
 
     /// Resolving is the system's and knows no deadline, so it has a thread of its own.
