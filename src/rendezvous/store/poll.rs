@@ -50,7 +50,11 @@ impl Poll {
     /// What is ready, at the latest after `limit`.
     pub(super) fn wait(&self, limit: Option<Duration>, ready: &mut Vec<Ready>) {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 256];
-        let millis = limit.map_or(-1, |limit| limit.as_millis().min(60_000) as i32 + 1);
+        let millis = match limit {
+            None => -1,
+            Some(Duration::ZERO) => 0,
+            Some(limit) => limit.as_millis().min(60_000) as i32 + 1,
+        };
         // SAFETY: the buffer holds as many events as said.
         let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, millis) };
         ready.clear();

@@ -2,7 +2,7 @@
 //!
 //! What it keeps is bounded. A client that breaks the protocol is dropped, and one that has not greeted within [`GREETING`]. One that
 //! does not read its replies is not listened to until it has; half a request is kept up to the protocol's limit, and all halves and
-//! replies together up to [`MAX_BUFFERED`]: beyond, the client that makes it too much is dropped. An idle client costs its socket and about
+//! replies together up to [`MAX_BUFFERED`]: beyond, the client that has most of it is dropped. An idle client costs its socket and about
 //! 300 bytes.
 
 mod client;

@@ -1,8 +1,12 @@
 //! What the server keeps: values, queues, barriers, last words, and which clients wait for what. No sockets here.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use super::frame::{MAGIC, MAX_VALUE, Request, SERVER_KEY, Writer};
+
+#[cfg(test)]
+mod tests;
 
 /// A client, by the server's number for it.
 pub(super) type Client = u64;
@@ -13,8 +17,8 @@ type Key = Vec<u8>;
 pub(super) const MAX_REPLY: usize = 4 * MAX_VALUE;
 /// The most bytes of keys and values that are kept, counting [`ENTRY`] for each pair.
 pub(super) const MAX_STORED: usize = 1 << 30;
-/// What a pair costs beside its bytes, roughly.
-const ENTRY: usize = 96;
+/// What a pair costs beside its bytes, about: also where both are tiny, and while its table grows.
+const ENTRY: usize = 256;
 /// The most last words of one client.
 const MAX_WORDS: usize = 16;
 
@@ -47,14 +51,27 @@ struct Waiting {
 }
 
 /// What to send to whom after a request.
-pub(super) type Replies = Vec<(Client, Vec<u8>)>;
+pub(super) struct Reply {
+    pub(super) to: Client,
+    pub(super) bytes: Vec<u8>,
+    /// What follows the bytes, kept once however many wait for it.
+    pub(super) value: Option<Arc<[u8]>>,
+}
+
+impl Reply {
+    fn new(to: Client, bytes: Vec<u8>) -> Reply {
+        Reply { to, bytes, value: None }
+    }
+}
+
+pub(super) type Replies = Vec<Reply>;
 
 impl Table {
     /// Carries out one request. `Err` says why the client is to be dropped.
     ///
     /// What is to be sent goes to `replies`, also beside an error: others may have been woken before it.
     pub(super) fn handle(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<(), String> {
-        let mut reply = |bytes: Vec<u8>| replies.push((client, bytes));
+        let mut reply = |bytes: Vec<u8>| replies.push(Reply::new(client, bytes));
         match request {
             Request::Validate(MAGIC) => {}
             Request::Validate(word) => return Err(format!("the greeting is {word:#x}, not {MAGIC:#x}")),
@@ -86,26 +103,26 @@ impl Table {
                 }
             }
             Request::WaitAny(keys) => match keys.iter().position(|key| self.values.contains_key(key)) {
-                Some(index) => reply(self.found(index, &keys[index])),
+                Some(index) => reply([&found(index)[..], &string(self.value(&keys[index]))].concat()),
                 None => self.wait(client, keys, 1, true)?,
             },
             Request::NumKeys => reply((self.values.len() as i64).to_le_bytes().to_vec()),
             Request::Delete(key) => reply(i64::from(self.remove(&key).is_some()).to_le_bytes().to_vec()),
             Request::Append(key, more) => {
-                let len = self.values.get(&key).map_or(0, Vec::len) + more.len();
+                let Some(value) = self.values.get_mut(&key) else { return self.put(key, more, replies) };
+                let len = value.len() + more.len();
                 if len > MAX_VALUE {
                     return Err(format!("APPEND makes a value of {len} bytes"));
                 }
-                let mut value = self.remove(&key).unwrap_or_default();
+                self.stored = room(self.stored, more.len())?;
                 value.extend(more);
-                return self.put(key, value, replies);
             }
             Request::MultiGet(keys) => {
                 let len: usize = keys.iter().map(|key| 8 + self.value(key).len()).sum();
                 if len > MAX_REPLY {
                     return Err(format!("MULTI_GET of {len} bytes; at most {MAX_REPLY} are sent"));
                 }
-                reply(keys.iter().flat_map(|key| string(self.value(key))).collect());
+                reply(keys.iter().fold(Writer::default(), |writer, key| writer.string(self.value(key))).finish());
             }
             Request::MultiSet(pairs) => {
                 for (key, value) in pairs {
@@ -119,7 +136,7 @@ impl Table {
             }
             Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
             Request::QueuePush(key, value) => {
-                self.account(key.len() + value.len())?;
+                self.stored = room(self.stored, cost(&key, &value))?;
                 self.queues.entry(key.clone()).or_default().push_back(value);
                 self.wake_one(&key, replies);
             }
@@ -129,7 +146,7 @@ impl Table {
                 let len = queue.as_ref().map_or(0, |queue| queue.len()) as i64;
                 let popped = queue.and_then(VecDeque::pop_front);
                 if let Some(value) = &popped {
-                    self.stored -= key.len() + value.len() + ENTRY;
+                    self.stored -= cost(&key, value);
                     if len == 1 {
                         self.queues.remove(&key);
                     }
@@ -154,7 +171,7 @@ impl Table {
                     reply(vec![0]);
                     for other in self.barriers.remove(&key).unwrap_or_default() {
                         self.at_barrier.remove(&other);
-                        replies.push((other, vec![0]));
+                        replies.push(Reply::new(other, vec![0]));
                     }
                 } else {
                     self.leave_barrier(client);
@@ -164,10 +181,12 @@ impl Table {
                 self.put(key, count.to_string().into_bytes(), replies)?;
             }
             Request::LastWord(key, word) => {
-                let words = self.words_of.entry(client).or_default();
-                if words.len() == MAX_WORDS {
+                if self.words_of.get(&client).map_or(0, Vec::len) == MAX_WORDS {
                     return Err(format!("more than {MAX_WORDS} last words of one client"));
                 }
+                // They are kept twice.
+                self.stored = room(self.stored, 2 * cost(&key, &word))?;
+                let words = self.words_of.entry(client).or_default();
                 words.push((key.clone(), word.clone()));
                 *self.words.entry((key, word)).or_default() += 1;
                 reply(vec![0]);
@@ -182,6 +201,7 @@ impl Table {
         self.forget_wait(client);
         self.leave_barrier(client);
         for (key, word) in self.words_of.remove(&client).unwrap_or_default() {
+            self.stored -= 2 * cost(&key, &word);
             let of_both = (key, word);
             let Some(connections) = self.words.get_mut(&of_both) else { continue };
             *connections -= 1;
@@ -214,17 +234,10 @@ impl Table {
         value.ok_or_else(|| "a counter was expected where a value stands that is no integer".to_owned())
     }
 
-    fn account(&mut self, len: usize) -> Result<(), String> {
-        if self.stored + len + ENTRY > MAX_STORED {
-            return Err(format!("more than {MAX_STORED} bytes to keep"));
-        }
-        self.stored += len + ENTRY;
-        Ok(())
-    }
-
     fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Replies) -> Result<(), String> {
-        self.remove(&key);
-        self.account(key.len() + value.len())?;
+        // Where there is no room, what stood there stays.
+        let without = self.stored - self.values.get(&key).map_or(0, |old| cost(&key, old));
+        self.stored = room(without, cost(&key, &value))?;
         if self.waiters.contains_key(&key) {
             self.values.insert(key.clone(), value);
             self.wake(&key, replies);
@@ -236,14 +249,15 @@ impl Table {
 
     fn remove(&mut self, key: &[u8]) -> Option<Vec<u8>> {
         let value = self.values.remove(key)?;
-        self.stored -= key.len() + value.len() + ENTRY;
+        self.stored -= cost(key, &value);
         Some(value)
     }
 
     fn wait(&mut self, client: Client, keys: Vec<Key>, missing: usize, any: bool) -> Result<(), String> {
         self.forget_wait(client);
-        let bytes = keys.iter().map(|key| 2 * key.len() + ENTRY).sum();
-        self.account(bytes)?;
+        // Each is kept twice.
+        let bytes = ENTRY + keys.iter().map(|key| 2 * cost(key, b"")).sum::<usize>();
+        self.stored = room(self.stored, bytes)?;
         let ticket = self.tickets;
         self.tickets += 1;
         let mut distinct = 0;
@@ -257,8 +271,9 @@ impl Table {
 
     /// Wakes the clients for which this key was the last missing one.
     fn wake(&mut self, key: &[u8], replies: &mut Replies) {
+        let mut value = None;
         for client in self.waiters.remove(key).unwrap_or_default().into_values() {
-            replies.extend(self.came(client, key));
+            replies.extend(self.came(client, key, &mut value));
         }
     }
 
@@ -267,15 +282,15 @@ impl Table {
         while let Some((ticket, client)) = self.waiters.get(key).and_then(BTreeMap::first_key_value) {
             let (ticket, client) = (*ticket, *client);
             self.unlist(key, ticket);
-            if let Some(reply) = self.came(client, key) {
+            if let Some(reply) = self.came(client, key, &mut None) {
                 replies.push(reply);
                 return;
             }
         }
     }
 
-    /// A key came that this client waited for. Its reply, if that was all.
-    fn came(&mut self, client: Client, key: &[u8]) -> Option<(Client, Vec<u8>)> {
+    /// A key came that this client waited for. Its reply, if that was all; `value` is the key's, once somebody needed it.
+    fn came(&mut self, client: Client, key: &[u8], value: &mut Option<Arc<[u8]>>) -> Option<Reply> {
         let waiting = self.waiting.get_mut(&client)?;
         waiting.missing -= 1;
         if waiting.missing > 0 {
@@ -283,17 +298,17 @@ impl Table {
         }
         let (any, index) = (waiting.any, waiting.keys.iter().position(|known| known == key));
         self.forget_wait(client);
-        Some((client, if any { self.found(index.unwrap_or(0), key) } else { vec![0] }))
-    }
-
-    /// The answer to WAIT_ANY.
-    fn found(&self, index: usize, key: &[u8]) -> Vec<u8> {
-        [&[0][..], &(index as i64).to_le_bytes(), &string(self.value(key))].concat()
+        if !any {
+            return Some(Reply::new(client, vec![0]));
+        }
+        let value = Arc::clone(value.get_or_insert_with(|| self.value(key).into()));
+        let bytes = [&found(index.unwrap_or(0))[..], &(value.len() as u64).to_le_bytes()].concat();
+        Some(Reply { to: client, bytes, value: Some(value) })
     }
 
     fn forget_wait(&mut self, client: Client) {
         if let Some(waiting) = self.waiting.remove(&client) {
-            self.stored -= waiting.bytes + ENTRY;
+            self.stored -= waiting.bytes;
             for key in &waiting.keys {
                 self.unlist(key, waiting.ticket);
             }
@@ -318,6 +333,22 @@ impl Table {
             }
         }
     }
+}
+
+/// What begins the answer to WAIT_ANY; the value follows.
+fn found(index: usize) -> Vec<u8> {
+    [&[0][..], &(index as i64).to_le_bytes()].concat()
+}
+
+/// What a pair counts for.
+fn cost(key: &[u8], value: &[u8]) -> usize {
+    key.len() + value.len() + ENTRY
+}
+
+/// What is stored with this much more, if it may be.
+fn room(stored: usize, more: usize) -> Result<usize, String> {
+    let stored = stored + more;
+    if stored > MAX_STORED { Err(format!("more than {MAX_STORED} bytes to keep")) } else { Ok(stored) }
 }
 
 fn string(bytes: &[u8]) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
-use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, request};
+use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, op, request};
 use super::super::poll::Interest;
 use super::super::secret::{NONCE, Secret, Side, nonce};
 
@@ -11,6 +11,8 @@ use super::super::secret::{NONCE, Secret, Side, nonce};
 const HIGH_WATER: usize = 1 << 20;
 /// Buffers that were larger are given back when they are empty.
 const KEPT: usize = 4 << 10;
+/// The longest nonce that is taken.
+const MAX_NONCE: usize = 256;
 
 /// Whether a client may ask.
 pub(super) enum Standing {
@@ -29,6 +31,8 @@ pub(super) struct Connection {
     pub(super) standing: Standing,
     /// It gets what is unsent, and is then dropped.
     pub(super) ending: bool,
+    /// It has asked for more than one turn's work, and is not read from before its next turn.
+    pub(super) resuming: bool,
     received: Vec<u8>,
     measure: Measure,
     unsent: Vec<u8>,
@@ -51,6 +55,7 @@ impl Connection {
             interest: Interest { read: true, write: false },
             standing: Standing::Stranger,
             ending: false,
+            resuming: false,
             received: Vec::new(),
             measure: Measure::default(),
             unsent: Vec::new(),
@@ -73,7 +78,7 @@ impl Connection {
 
     /// Whether its requests are to wait until it reads.
     pub(super) fn is_deaf(&self) -> bool {
-        self.unsent.len() - self.sent > HIGH_WATER
+        self.unsent() > HIGH_WATER
     }
 
     pub(super) fn has_received(&self) -> bool {
@@ -104,8 +109,28 @@ impl Connection {
 
     /// The next request that `bytes` begins with, and its length.
     pub(super) fn next(&mut self, bytes: &[u8]) -> Result<Option<(Request, usize)>, Malformed> {
+        // Who may not ask leaves nothing here but a greeting and a proof, and those are short.
+        let greetings = [op::VALIDATE, op::PING, op::CHALLENGE, op::PROOF];
+        if !self.is_admitted() && !bytes.first().is_none_or(|op| greetings.contains(op)) {
+            return Err(Malformed("no greeting, or no proof".to_owned()));
+        }
         let Some(length) = self.measure.length(bytes)? else { return Ok(None) };
         Ok(request(&bytes[..length]).map(|request| (request, length)))
+    }
+
+    pub(super) fn is_admitted(&self) -> bool {
+        matches!(self.standing, Standing::Admitted)
+    }
+
+    /// Gives back what it makes the server keep; then it is dropped.
+    pub(super) fn give_up(&mut self) {
+        (self.received, self.unsent, self.sent) = (Vec::new(), Vec::new(), 0);
+        (self.ending, self.counted) = (true, 0);
+    }
+
+    /// Bytes that are still to be sent.
+    pub(super) fn unsent(&self) -> usize {
+        self.unsent.len() - self.sent
     }
 
     pub(super) fn queue(&mut self, bytes: &[u8]) {
@@ -155,7 +180,7 @@ impl Connection {
                 self.queue(&DENIED);
                 self.ending = true;
             }
-            (Standing::Greeted, Request::Challenge(theirs), Some(_)) => {
+            (Standing::Greeted, Request::Challenge(theirs), Some(_)) if theirs.len() <= MAX_NONCE => {
                 let ours = nonce().map_err(|error| error.to_string())?;
                 self.queue(&string(&ours));
                 self.standing = Standing::Challenged(theirs, ours);

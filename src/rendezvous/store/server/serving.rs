@@ -12,13 +12,19 @@ use super::super::frame::Request;
 use super::super::poll::{Interest, Poll};
 use super::super::secret::Secret;
 use super::super::table::{Client, Replies, Table};
-use super::client::{Came, Connection, Standing};
+use super::client::{Came, Connection};
 use super::{GREETING, MAX_BUFFERED, Shared};
 
 /// Bytes read from one client before the others get their turn.
 const READ_TURN: usize = 256 << 10;
+/// Bytes of requests carried out and of replies made for one client before the others get theirs: few bytes can ask for much.
+const WORK_TURN: usize = 1 << 20;
+/// Replies of more bytes are sent as they come, not with the rest of a batch.
+const LARGE: usize = 64 << 10;
 /// Connections without a greeting that are kept at a time; beyond, the oldest goes. Far more than a start of all ranks at once has under way.
 const MAX_STRANGERS: usize = 1 << 16;
+/// When descriptors run out, who has not greeted for so long makes room.
+const HESITANT: Duration = Duration::from_secs(1);
 /// Without a descriptor for another connection, how long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -39,7 +45,7 @@ pub(super) struct Serving {
     paused: Option<Instant>,
     /// Bytes of all clients' buffers.
     buffered: usize,
-    /// Clients that have read their replies and whose requests are still to be carried out.
+    /// Clients that have read their replies, or had their turn, and whose requests are still to be carried out.
     resumed: Vec<Client>,
     /// Clients whose sockets gave up while others were answered.
     lost: Vec<Client>,
@@ -81,7 +87,11 @@ impl Serving {
         let mut ready = Vec::new();
         while !self.shared.stop.load(Ordering::SeqCst) {
             let now = Instant::now();
-            self.poll.wait(self.next_moment().map(|moment| moment.saturating_duration_since(now)), &mut ready);
+            let left = match self.resumed.is_empty() {
+                true => self.next_moment().map(|moment| moment.saturating_duration_since(now)),
+                false => Some(Duration::ZERO),
+            };
+            self.poll.wait(left, &mut ready);
             for event in &ready {
                 match event.token {
                     WAKE => {}
@@ -98,6 +108,13 @@ impl Serving {
                     }
                 }
                 self.settle();
+            }
+            for client in std::mem::take(&mut self.resumed) {
+                if let Some(connection) = self.clients.get_mut(&client) {
+                    connection.resuming = false;
+                    self.carry_out(client, &[]);
+                    self.settle();
+                }
             }
             self.keep_time();
             self.settle();
@@ -154,8 +171,10 @@ impl Serving {
                     // Out of descriptors: strangers make room, and until something changes there is no point in looking again.
                     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
                     {
-                        if let Some(oldest) = self.strangers.first_key_value().map(|(client, _)| *client) {
+                        let oldest = self.strangers.first_key_value().map(|(client, came)| (*client, came.elapsed()));
+                        if let Some((oldest, _)) = oldest.filter(|(_, age)| *age > HESITANT) {
                             self.leave(oldest);
+                            continue;
                         }
                         self.listen(false);
                         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
@@ -170,7 +189,7 @@ impl Serving {
         let mut taken = 0;
         while taken < READ_TURN {
             let Some(connection) = self.clients.get_mut(&client) else { return };
-            if connection.is_deaf() || connection.ending {
+            if connection.is_deaf() || connection.ending || connection.resuming {
                 return;
             }
             match connection.read(buffer) {
@@ -187,11 +206,11 @@ impl Serving {
         }
     }
 
-    /// Carries out every complete request that has come, until the client's replies pile up.
+    /// Carries out every complete request that has come, until the client's replies pile up or its turn is over.
     fn carry_out(&mut self, client: Client, new: &[u8]) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let pending = connection.pending(new);
-        let mut at = 0;
+        let (mut at, mut work) = (0, 0);
         loop {
             if self.clients.get(&client).is_some_and(Connection::is_deaf) {
                 self.flush(client);
@@ -200,9 +219,15 @@ impl Serving {
             if connection.is_deaf() || connection.ending {
                 break;
             }
+            if work > WORK_TURN && at < pending.len() {
+                self.resume(client);
+                break;
+            }
+            let Some(connection) = self.clients.get_mut(&client) else { return };
             let handled = match connection.next(&pending[at..]) {
                 Ok(Some((request, length))) => {
                     at += length;
+                    work += length;
                     self.admit_and_handle(client, request)
                 }
                 Ok(None) => break,
@@ -212,7 +237,7 @@ impl Serving {
                 self.answer();
                 return self.leave(client);
             }
-            self.answer();
+            work += self.answer();
         }
         if let Some(connection) = self.clients.get_mut(&client) {
             connection.keep(pending, at);
@@ -225,23 +250,42 @@ impl Serving {
 
     fn admit_and_handle(&mut self, client: Client, request: Request) -> Result<(), String> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
-        let was_admitted = matches!(connection.standing, Standing::Admitted);
+        let was_admitted = connection.is_admitted();
         let request = connection.admit(request, self.secret.as_ref())?;
-        if !was_admitted && matches!(connection.standing, Standing::Admitted) {
+        if !was_admitted && connection.is_admitted() {
             self.strangers.remove(&client);
         }
         request.map_or(Ok(()), |request| self.table.handle(client, request, &mut self.replies))
     }
 
-    /// Hands out what the table has to say; it is sent when the batch is done.
-    fn answer(&mut self) {
-        for (client, bytes) in self.replies.drain(..) {
-            if let Some(connection) = self.clients.get_mut(&client) {
-                if !connection.has_unsent() {
-                    self.answered.push(client);
-                }
-                connection.queue(&bytes);
+    /// Hands out what the table has to say; it is sent when the batch is done, or where it is much at once. How many bytes it was.
+    fn answer(&mut self) -> usize {
+        let mut replies = std::mem::take(&mut self.replies);
+        let mut handed = 0;
+        for reply in replies.drain(..) {
+            let Some(connection) = self.clients.get_mut(&reply.to).filter(|connection| !connection.ending) else {
+                continue;
+            };
+            if !connection.has_unsent() {
+                self.answered.push(reply.to);
             }
+            let before = connection.unsent();
+            connection.queue(&reply.bytes);
+            connection.queue(reply.value.as_deref().unwrap_or_default());
+            handed += connection.unsent() - before;
+            if connection.unsent() > LARGE {
+                self.flush(reply.to);
+            }
+        }
+        self.replies = replies;
+        handed
+    }
+
+    /// What this client has sent is carried out in its next turn.
+    fn resume(&mut self, client: Client) {
+        if let Some(connection) = self.clients.get_mut(&client).filter(|connection| !connection.resuming) {
+            connection.resuming = true;
+            self.resumed.push(client);
         }
     }
 
@@ -253,9 +297,7 @@ impl Serving {
             return self.lost.push(client);
         }
         let deaf = connection.is_deaf();
-        if was_deaf && !deaf && connection.has_received() {
-            self.resumed.push(client);
-        }
+        let resumes = was_deaf && !deaf && connection.has_received();
         let interest = Interest { read: !deaf && !connection.ending, write: connection.has_unsent() };
         if interest != connection.interest {
             connection.interest = interest;
@@ -264,17 +306,28 @@ impl Serving {
             }
         }
         self.account(client);
+        if resumes {
+            self.resume(client);
+        }
     }
 
-    /// Counts what a client makes the server keep; who makes it too much is dropped.
+    /// Counts what a client makes the server keep. When all of it is too much, who has most is dropped, and before anybody else who has not
+    /// even greeted.
     fn account(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let now = connection.buffered();
         self.buffered = self.buffered + now - connection.counted;
-        let grown = now > connection.counted;
         connection.counted = now;
-        if grown && self.buffered > MAX_BUFFERED {
-            self.lost.push(client);
+        while self.buffered > MAX_BUFFERED {
+            let weight =
+                |connection: &Connection| (connection.counted > 0 && !connection.is_admitted(), connection.counted);
+            let Some((most, connection)) = self.clients.iter_mut().max_by_key(|(_, connection)| weight(connection))
+            else {
+                return;
+            };
+            self.buffered -= connection.counted;
+            connection.give_up();
+            self.lost.push(*most);
         }
     }
 
@@ -285,8 +338,6 @@ impl Serving {
                 self.flush(client);
             } else if let Some(client) = self.lost.pop() {
                 self.leave(client);
-            } else if let Some(client) = self.resumed.pop() {
-                self.carry_out(client, &[]);
             } else {
                 return;
             }

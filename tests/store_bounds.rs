@@ -1,0 +1,200 @@
+//! What hostile clients make the server keep or do is bounded, whichever operation they use. Each case has a process of its own.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
+use devicemesh::wait::Wait;
+
+/// Runs the rest of the test in another process; in this one it is already over.
+macro_rules! alone {
+    ($name:literal) => {
+        if std::env::var_os("DM_TEST_ALONE").is_none() {
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", $name, "--nocapture", "--test-threads=1"])
+                .env("DM_TEST_ALONE", "1")
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+    };
+}
+
+fn soon() -> Wait {
+    Wait::after(Duration::from_secs(30))
+}
+
+fn connect(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(server.local_addr()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}
+
+fn greeted(server: &Server) -> TcpStream {
+    let mut stream = connect(server);
+    stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]).unwrap();
+    let mut echo = [0; 4];
+    stream.read_exact(&mut echo).unwrap();
+    stream
+}
+
+fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
+}
+
+fn honest(server: &Server) -> TcpStore {
+    TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap()
+}
+
+fn peak_mib() -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
+}
+
+/// Whether the server closes the connection.
+fn is_dropped(stream: &mut TcpStream) -> bool {
+    matches!(stream.read(&mut [0]), Ok(0)) || stream.take_error().is_ok_and(|error| error.is_some())
+}
+
+#[test]
+fn a_large_value_that_many_wait_for_is_kept_once() {
+    alone!("a_large_value_that_many_wait_for_is_kept_once");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    let mut waiting: Vec<TcpStream> = (0..200).map(|_| greeted(&server)).collect();
+    for stream in &mut waiting {
+        stream.write_all(&[&[100][..], &1u64.to_le_bytes(), &string(b"/large")].concat()).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let value = vec![1; 8 << 20];
+    let before = peak_mib();
+    store.set("large", &value, &soon()).unwrap();
+    store.add("count", 1, &soon()).unwrap();
+    let grown = peak_mib() - before;
+    // 1600 MiB were asked for.
+    assert!(grown < 256 + 64, "{grown} MiB");
+}
+
+#[test]
+fn last_words_are_bounded() {
+    alone!("last_words_are_bounded");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    let before = peak_mib();
+    let word = [&[101][..], &string(b"/gone"), &string(&vec![1; 8 << 20])].concat();
+    let mut speaking = Vec::new();
+    for _ in 0..6 {
+        let mut stream = greeted(&server);
+        for _ in 0..16 {
+            if stream.write_all(&word).is_err() || !stream.read(&mut [0]).is_ok_and(|count| count == 1) {
+                break;
+            }
+        }
+        speaking.push(stream);
+    }
+    store.add("count", 1, &soon()).unwrap();
+    let grown = peak_mib() - before;
+    // Twice 768 MiB were left.
+    assert!(grown < 1024 + 256, "{grown} MiB");
+}
+
+#[test]
+fn full_buffers_are_no_matter_for_others() {
+    alone!("full_buffers_are_no_matter_for_others");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    store.set("some", &vec![1; 100_000], &soon()).unwrap();
+    // Halves of all sizes, until there is no room for one of 17 bytes.
+    let mut halves: Vec<TcpStream> = Vec::new();
+    for (bytes, count) in [(8 << 20, 60), (1 << 20, 20), (100_000, 20), (10_000, 20), (1000, 20), (60, 100), (10, 300)]
+    {
+        let half = [&[1][..], &string(b"/half"), &(8u64 << 20).to_le_bytes(), &vec![7; bytes - 10]].concat();
+        for _ in 0..count {
+            let mut stream = greeted(&server);
+            let _ = stream.write_all(&half[..bytes]);
+            halves.push(stream);
+            if bytes > 100_000 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+    for _ in 0..20 {
+        let late = honest(&server);
+        late.set("key", &[1; 1000], &soon()).unwrap();
+        assert_eq!(late.get("key", &soon()).unwrap().len(), 1000);
+        assert_eq!(late.get("some", &soon()).unwrap().len(), 100_000);
+    }
+    store.add("count", 1, &soon()).unwrap();
+}
+
+#[test]
+fn strangers_leave_nothing_but_a_greeting() {
+    alone!("strangers_leave_nothing_but_a_greeting");
+    let server = Server::guarded("127.0.0.1:0", Secret::new(b"secret")).unwrap();
+    for greeting in [&[][..], &[0, 0xce, 0xf7, 0x85, 0x3c][..]] {
+        let mut stranger = connect(&server);
+        stranger.write_all(greeting).unwrap();
+        stranger.write_all(&[&[1][..], &string(b"/half"), &(8u64 << 20).to_le_bytes()].concat()).unwrap();
+        let began = Instant::now();
+        assert!(is_dropped(&mut stranger));
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn much_work_in_few_bytes_is_done_in_turns() {
+    alone!("much_work_in_few_bytes_is_done_in_turns");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    for number in 0..250 {
+        store.set(&format!("{number}{}", "x".repeat(1000)), b"", &soon()).unwrap();
+    }
+    // 250 KB for every byte.
+    let mut greedy = greeted(&server);
+    let mut reading = greedy.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 1 << 20];
+        while reading.read(&mut buffer).is_ok_and(|count| count > 0) {}
+    });
+    greedy.write_all(&vec![17; 20_000]).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let mut longest = Duration::ZERO;
+    for _ in 0..50 {
+        let began = Instant::now();
+        store.add("count", 1, &soon()).unwrap();
+        longest = longest.max(began.elapsed());
+    }
+    assert!(longest < Duration::from_millis(500), "{longest:?} for one round trip");
+}
+
+#[test]
+fn silent_strangers_that_take_all_descriptors_make_room_at_once() {
+    alone!("silent_strangers_that_take_all_descriptors_make_room_at_once");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    // Clients have a process of their own: only the server runs out.
+    let clients_do = "import socket, sys, time\n\
+        sys.stdin.read()\n\
+        connect = lambda: socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
+        silent = [connect() for _ in range(400)]\n\
+        began = time.monotonic()\n\
+        late = connect()\n\
+        late.sendall(bytes([0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]))\n\
+        assert late.recv(4) == bytes([1, 2, 3, 4])\n\
+        assert time.monotonic() - began < 8, time.monotonic() - began\n";
+    let port = server.local_addr().port().to_string();
+    let mut clients = Command::new("python3");
+    clients.args(["-c", clients_do, &port]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut clients = clients.spawn().unwrap();
+    let limit = libc::rlimit { rlim_cur: 100, rlim_max: 100 };
+    // SAFETY: a valid structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    drop(clients.stdin.take());
+    let clients = clients.wait_with_output().unwrap();
+    assert!(clients.status.success(), "{}", String::from_utf8_lossy(&clients.stderr));
+}
