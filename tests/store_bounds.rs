@@ -1,61 +1,15 @@
 //! What hostile clients make the server keep or do is bounded, whichever operation they use. Each case has a process of its own.
 
+#[macro_use]
+mod wire;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
-use devicemesh::wait::Wait;
-
-/// Runs the rest of the test in another process; in this one it is already over.
-macro_rules! alone {
-    ($name:literal) => {
-        if std::env::var_os("DM_TEST_ALONE").is_none() {
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", $name, "--nocapture", "--test-threads=1"])
-                .env("DM_TEST_ALONE", "1")
-                .output()
-                .unwrap();
-            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && text.contains("1 passed"), "{text}");
-            return;
-        }
-    };
-}
-
-fn soon() -> Wait {
-    Wait::after(Duration::from_secs(30))
-}
-
-fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream
-}
-
-fn greeted(server: &Server) -> TcpStream {
-    let mut stream = connect(server);
-    stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]).unwrap();
-    let mut echo = [0; 4];
-    stream.read_exact(&mut echo).unwrap();
-    stream
-}
-
-fn string(bytes: &[u8]) -> Vec<u8> {
-    [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
-}
-
-fn honest(server: &Server) -> TcpStore {
-    TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap()
-}
-
-fn peak_mib() -> usize {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
-}
+use devicemesh::rendezvous::store::{Secret, Server, Store};
+use wire::{connect, greeted, honest, memory_mib, soon, string};
 
 /// Whether the server closes the connection.
 fn is_dropped(stream: &mut TcpStream) -> bool {
@@ -73,10 +27,10 @@ fn a_large_value_that_many_wait_for_is_kept_once() {
     }
     std::thread::sleep(Duration::from_millis(200));
     let value = vec![1; 8 << 20];
-    let before = peak_mib();
+    let before = memory_mib("VmHWM:");
     store.set("large", &value, &soon()).unwrap();
     store.add("count", 1, &soon()).unwrap();
-    let grown = peak_mib() - before;
+    let grown = memory_mib("VmHWM:") - before;
     // 1600 MiB were asked for.
     assert!(grown < 256 + 64, "{grown} MiB");
 }
@@ -86,8 +40,8 @@ fn last_words_are_bounded() {
     alone!("last_words_are_bounded");
     let server = Server::bind("127.0.0.1:0").unwrap();
     let store = honest(&server);
-    let before = peak_mib();
-    let word = [&[101][..], &string(b"/gone"), &string(&vec![1; 8 << 20])].concat();
+    let before = memory_mib("VmHWM:");
+    let word = [&[101][..], &string(b"/gone"), &string(vec![1; 8 << 20])].concat();
     let mut speaking = Vec::new();
     for _ in 0..6 {
         let mut stream = greeted(&server);
@@ -99,7 +53,7 @@ fn last_words_are_bounded() {
         speaking.push(stream);
     }
     store.add("count", 1, &soon()).unwrap();
-    let grown = peak_mib() - before;
+    let grown = memory_mib("VmHWM:") - before;
     // Twice 768 MiB were left.
     assert!(grown < 1024 + 256, "{grown} MiB");
 }

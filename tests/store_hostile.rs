@@ -1,57 +1,15 @@
 //! Clients that mean harm, or are broken: the others are served as ever, and what the server keeps is bounded. Each case has a process of its
 //! own, because limits and memory are counted by process.
 
+#[macro_use]
+mod wire;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::store::{Server, Store, TcpStore};
-use devicemesh::wait::Wait;
-
-/// Runs the rest of the test in another process; in this one it is already over.
-macro_rules! alone {
-    ($name:literal) => {
-        if std::env::var_os("DM_TEST_ALONE").is_none() {
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", $name, "--nocapture", "--test-threads=1"])
-                .env("DM_TEST_ALONE", "1")
-                .output()
-                .unwrap();
-            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && text.contains("1 passed"), "{text}");
-            return;
-        }
-    };
-}
-
-fn soon() -> Wait {
-    Wait::after(Duration::from_secs(30))
-}
-
-fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream
-}
-
-fn greeted(server: &Server) -> TcpStream {
-    let mut stream = connect(server);
-    stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]).unwrap();
-    let mut echo = [0; 4];
-    stream.read_exact(&mut echo).unwrap();
-    assert_eq!(echo, [1, 2, 3, 4]);
-    stream
-}
-
-fn string(bytes: &[u8]) -> Vec<u8> {
-    [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
-}
-
-/// An honest client beside the others.
-fn honest(server: &Server) -> TcpStore {
-    TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap()
-}
+use wire::{connect, greeted, honest, memory_mib, soon, string};
 
 /// A hundred round trips, and none of them waits for anybody.
 fn is_served(store: &TcpStore) {
@@ -60,16 +18,6 @@ fn is_served(store: &TcpStore) {
         store.add("count", 1, &soon()).unwrap();
     }
     assert!(began.elapsed() < Duration::from_secs(3), "{:?} for 100 round trips", began.elapsed());
-}
-
-fn status(field: &str) -> usize {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-fn resident_mib() -> usize {
-    status("VmRSS:") / 1024
 }
 
 fn descriptor_limit() -> libc::rlimit {
@@ -103,11 +51,11 @@ fn thousands_of_silent_connections_cost_little() {
     let server = Server::bind("127.0.0.1:0").unwrap();
     let store = honest(&server);
     is_served(&store);
-    let before = resident_mib();
+    let before = memory_mib("VmRSS:");
     let silent: Vec<TcpStream> = (0..many).map(|_| connect(&server)).collect();
     is_served(&store);
     wait_until("all are accepted", || server.clients() == many + 1);
-    assert!(resident_mib() < before + 24, "{} MiB for {many} silent connections", resident_mib() - before);
+    assert!(memory_mib("VmRSS:") < before + 24, "{} MiB for {many} silent connections", memory_mib("VmRSS:") - before);
     drop(silent);
     is_served(&store);
 }
@@ -154,7 +102,7 @@ fn halves_of_large_requests_are_kept_up_to_a_bound() {
     let server = Server::bind("127.0.0.1:0").unwrap();
     let store = honest(&server);
     is_served(&store);
-    let before = resident_mib();
+    let before = memory_mib("VmRSS:");
     // Values of 8 MiB that lack their last byte.
     let mut half = [&[1][..], &string(b"/half"), &(8u64 << 20).to_le_bytes()].concat();
     half.resize(half.len() + (8 << 20) - 1, 7);
@@ -166,7 +114,7 @@ fn halves_of_large_requests_are_kept_up_to_a_bound() {
         halves.push(stream);
     }
     is_served(&store);
-    let grown = resident_mib().saturating_sub(before);
+    let grown = memory_mib("VmRSS:").saturating_sub(before);
     // 480 MiB were sent.
     assert!(grown < 256 + 64, "{grown} MiB kept");
     drop(halves);
@@ -181,7 +129,7 @@ fn a_client_that_never_reads_is_not_listened_to() {
     let store = honest(&server);
     store.set("large", &vec![1; 4 << 20], &soon()).unwrap();
     is_served(&store);
-    let before = resident_mib();
+    let before = memory_mib("VmRSS:");
     let mut deaf: Vec<TcpStream> = (0..8).map(|_| greeted(&server)).collect();
     let question = [&[3][..], &string(b"/large")].concat();
     for stream in &mut deaf {
@@ -193,7 +141,7 @@ fn a_client_that_never_reads_is_not_listened_to() {
         }
     }
     is_served(&store);
-    let grown = resident_mib().saturating_sub(before);
+    let grown = memory_mib("VmRSS:").saturating_sub(before);
     // They asked for 4000 MiB each; one reply may be under way to each.
     assert!(grown < 8 * 8 + 32, "{grown} MiB for 8 clients that do not read");
 

@@ -1,25 +1,14 @@
 //! The server byte by byte, as PyTorch's clients speak to it, and clients that do not keep to the protocol.
 
+mod wire;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
 use devicemesh::wait::Wait;
-
-fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream
-}
-
-/// A client that has said hello: VALIDATE and PING in one write.
-fn greeted(server: &Server) -> TcpStream {
-    let mut stream = connect(server);
-    stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]).unwrap();
-    expect(&mut stream, &[1, 2, 3, 4]);
-    stream
-}
+use wire::{connect, greeted, string};
 
 fn expect(stream: &mut TcpStream, bytes: &[u8]) {
     let mut answer = vec![0; bytes.len()];
@@ -27,17 +16,13 @@ fn expect(stream: &mut TcpStream, bytes: &[u8]) {
     assert_eq!(answer, bytes);
 }
 
-fn string(text: &str) -> Vec<u8> {
-    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
-}
-
 fn request(op: u8, strings: &[&str]) -> Vec<u8> {
-    std::iter::once(op).chain(strings.iter().flat_map(|text| string(text))).collect()
+    std::iter::once(op).chain(strings.iter().flat_map(string)).collect()
 }
 
 fn listed(op: u8, strings: &[&str]) -> Vec<u8> {
     let count = (strings.len() as u64).to_le_bytes();
-    std::iter::once(op).chain(count).chain(strings.iter().flat_map(|text| string(text))).collect()
+    std::iter::once(op).chain(count).chain(strings.iter().flat_map(string)).collect()
 }
 
 fn ask(stream: &mut TcpStream, request: &[u8], answer: &[u8]) {

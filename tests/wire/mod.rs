@@ -1,0 +1,67 @@
+//! Shared by the tests that speak to the store's server byte by byte. Not every test uses all of it.
+#![allow(dead_code)]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use devicemesh::rendezvous::store::{Server, TcpStore};
+use devicemesh::wait::Wait;
+
+/// Runs the rest of the test in another process, because limits and memory are counted by process; in this one it is already over.
+#[macro_export]
+macro_rules! alone {
+    ($name:literal) => {
+        if std::env::var_os("DM_TEST_ALONE").is_none() {
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", $name, "--nocapture", "--test-threads=1"])
+                .env("DM_TEST_ALONE", "1")
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+    };
+}
+
+/// A deadline that is far away.
+pub fn soon() -> Wait {
+    Wait::after(Duration::from_secs(30))
+}
+
+/// A connection that has said nothing.
+pub fn connect(server: &Server) -> TcpStream {
+    let stream = TcpStream::connect(server.local_addr()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}
+
+/// One that has said hello: VALIDATE and PING in one write.
+pub fn greeted(server: &Server) -> TcpStream {
+    let mut stream = connect(server);
+    stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]).unwrap();
+    let mut echo = [0; 4];
+    stream.read_exact(&mut echo).unwrap();
+    assert_eq!(echo, [1, 2, 3, 4]);
+    stream
+}
+
+/// A length and the bytes.
+pub fn string(bytes: impl AsRef<[u8]>) -> Vec<u8> {
+    let bytes = bytes.as_ref();
+    [&(bytes.len() as u64).to_le_bytes()[..], bytes].concat()
+}
+
+/// An honest client beside the others.
+pub fn honest(server: &Server) -> TcpStore {
+    TcpStore::connect("127.0.0.1", server.local_addr().port(), &soon()).unwrap()
+}
+
+/// A number of /proc/self/status, in MiB.
+pub fn memory_mib(field: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
+}
