@@ -180,7 +180,9 @@ impl Round {
     pub fn fail(&self, error: &Error, wait: &Wait) {
         if self.party.members.len() > 1 {
             let verdict = Verdict::of_failure(self.my_rank(), &self.call, error).encode();
-            let soon = Wait::after(wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5)));
+            // Whoever aborts this rank does not want to wait for a store that is silent.
+            let longest = Duration::from_millis(if wait.cancel.is_raised() { 250 } else { 5000 });
+            let soon = Wait::after(wait.deadline.left().clamp(Duration::from_millis(200), longest));
             let _ = self.party.store.set_once(&self.key("end", "verdict"), &verdict, &soon);
         }
     }
