@@ -234,3 +234,99 @@ fn an_offline_world_answers_but_meets_nobody() {
     assert_eq!((world.rank(), world.size(), world.is_offline()), (7, 1 << 20, true));
     assert_eq!(world.barrier(None).unwrap_err().status(), Status::Unsupported);
 }
+
+fn join_method(method: &str, rank: usize, size: usize, timeout: Duration) -> Result<World> {
+    let options = JoinOptions { init_method: Some(method.to_owned()), timeout: Some(timeout), ..options(rank, size) };
+    World::join("cpu", &options)
+}
+
+#[test]
+fn ranks_that_joined_elsewhere_or_in_vain_before_find_each_other() {
+    // Ranks 0 and 1 have met in another store of the same name.
+    let (earlier, store) = (MemoryStore::new(), MemoryStore::new());
+    let join = |store: &MemoryStore, rank: usize, size: usize| {
+        let timeout = Some(Duration::from_secs(5));
+        World::join("cpu", &JoinOptions { store: Some(Arc::new(store.clone())), timeout, ..options(rank, size) })
+            .map(drop)
+    };
+    assert_eq!(join_all(&[0, 1], |rank| join(&earlier, rank, 2)), [Ok(()), Ok(())]);
+    assert_eq!(join_all(&[0, 1, 2], |rank| join(&store, rank, 3)), [Ok(()), Ok(()), Ok(())]);
+    // Rank 0 alone waits in vain; then all come.
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    assert_eq!(join_tcp(&method, 0, 2, Duration::from_millis(300)).unwrap_err().status(), Status::Timeout);
+    assert_eq!(join_all(&[0, 1], |rank| join_tcp(&method, rank, 2, Duration::from_secs(5))), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_world_may_be_joined_again_while_slower_ranks_still_free_the_last() {
+    for slow in [0, 1] {
+        let method = format!("tcp://127.0.0.1:{}", free_port());
+        let outcomes = join_all(&[0, 1], |rank| {
+            let first = join_method(&method, rank, 2, Duration::from_secs(10))?;
+            barriers(&first)?;
+            if rank == slow {
+                std::thread::sleep(Duration::from_millis(400));
+            }
+            drop(first);
+            barriers(&join_method(&method, rank, 2, Duration::from_secs(10))?)
+        });
+        assert_eq!(outcomes, [Ok(()), Ok(())], "slow: {slow}");
+    }
+}
+
+#[test]
+fn what_is_left_of_an_earlier_run_does_not_disturb_the_next_at_the_same_port() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let worlds = join_all(&[0, 1], |rank| join_method(&method, rank, 2, Duration::from_secs(10)).unwrap());
+    let mut worlds = worlds.into_iter();
+    let (first, left) = (worlds.next().unwrap(), worlds.next().unwrap());
+    drop(first);
+    assert_eq!(left.barrier(None).unwrap_err().status(), Status::PeerLost);
+    // Rank 0 comes again, and so does a new rank 1; the old one goes on for a while.
+    join_all(&[0, 1, 2], |rank| {
+        if rank == 2 {
+            for _ in 0..3 {
+                let _ = left.barrier(Some(Duration::from_millis(100)));
+            }
+            return;
+        }
+        let world = join_method(&method, rank, 2, Duration::from_secs(10)).unwrap();
+        std::thread::sleep(Duration::from_millis(600));
+        barriers(&world).unwrap();
+    });
+}
+
+#[test]
+fn the_loss_of_the_rank_that_serves_is_named_to_sets_without_it() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let errors = join_all(&[0, 1, 2], |rank| {
+        let world = join_method(&method, rank, 3, Duration::from_secs(10)).unwrap();
+        barriers(&world).unwrap();
+        if rank == 1 {
+            let scope = world.subscope("some", Arc::new([1, 2]), 0).unwrap();
+            return Some(scope.agree("call", &Wait::after(Duration::from_secs(10))).map(drop).unwrap_err());
+        }
+        if rank == 2 {
+            std::thread::sleep(Duration::from_millis(1000));
+        }
+        None
+    });
+    let error = errors[1].as_ref().unwrap();
+    assert_eq!(error.status(), Status::PeerLost, "{error}");
+}
+
+#[test]
+fn why_a_rank_cannot_take_part_is_told_also_to_ranks_that_come_after_it_has_given_up() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    let errors = join_all(&[0, 1, 2], |rank| {
+        let timeout = Duration::from_millis(if rank == 1 { 500 } else { 20_000 });
+        std::thread::sleep(Duration::from_millis(if rank == 2 { 1200 } else { 0 }));
+        let options = JoinOptions { init_method: Some(method.clone()), timeout: Some(timeout), ..options(rank, 3) };
+        let prepare = |_| if rank == 1 { Err(Error::new(Status::Library, "no such library")) } else { Ok(()) };
+        World::join_with("cpu", &options, prepare).map(drop).unwrap_err()
+    });
+    for error in &errors[..2] {
+        assert_eq!(error.status(), Status::Library, "{error}");
+        assert!(error.message().contains("no such library"), "{error}");
+    }
+}

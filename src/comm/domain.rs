@@ -1,7 +1,7 @@
 //! The communicators of one world: its library, what its meshes share, and whose turn it is to make a collective call.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use once_cell::sync::OnceCell;
 use super::communicator::Communicator;
 use super::root::RootComms;
 use crate::ccl::{self, Library};
+use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
@@ -52,7 +53,8 @@ pub struct Domain {
     single: OnceCell<Arc<Communicator>>,
     turn: Mutex<bool>,
     turn_over: Condvar,
-    adopted: AtomicU64,
+    /// By ranks: how many meshes over existing communicators of theirs.
+    adopted: Mutex<HashMap<Vec<i32>, u64>>,
     /// Raised by [`abort`](Domain::abort); the flags of the root meshes are its children.
     cancel: Cancel,
     /// Whether the other ranks were told.
@@ -89,7 +91,7 @@ impl Domain {
             single: OnceCell::new(),
             turn: Mutex::new(false),
             turn_over: Condvar::new(),
-            adopted: AtomicU64::new(0),
+            adopted: Mutex::default(),
             cancel: options.join.cancel.clone(),
             announced: AtomicBool::new(false),
             roots: Mutex::default(),
@@ -183,9 +185,13 @@ impl Domain {
         Ok(Turn(self))
     }
 
-    /// The number of the next mesh over existing communicators.
-    pub(super) fn next_adopted(&self) -> u64 {
-        self.adopted.fetch_add(1, Ordering::SeqCst)
+    /// What the next mesh over existing communicators of these ranks is called, on all of them; no mesh of other ranks is called so.
+    pub(super) fn next_adopted(&self, ranks: &[i32]) -> String {
+        let mut adopted = lock(&self.adopted);
+        let count = adopted.entry(ranks.to_vec()).or_default();
+        *count += 1;
+        let digest = Fnv1a::default().bytes(ranks.iter().flat_map(|rank| rank.to_le_bytes())).value();
+        format!("adopted{count}-{}-{digest:016x}", ranks.len())
     }
 
     /// The communicator of this rank alone, which serves every dimension of size 1.

@@ -138,8 +138,8 @@ impl RootComms {
             communicator.add_user();
             dims.push(DimComm { name: name.to_owned(), dim: mesh.dim_layout(index).clone(), communicator });
         }
-        // Adopting is local: the id is the same on all ranks where they adopt in the same order.
-        let id = format!("adopted{}", domain.as_ref().map_or(0, |domain| domain.next_adopted()));
+        // Adopting is local: the id is the same on all ranks of the mesh where they adopt those of these ranks in the same order.
+        let id = domain.as_ref().map(|domain| domain.next_adopted(&mesh.root_ranks())).unwrap_or_default();
         let cancel = domain.as_ref().map_or_else(Cancel::new, |domain| domain.cancel());
         let mut root = RootComms {
             domain,

@@ -21,6 +21,7 @@ use super::losses::Losses;
 use super::store::Store;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
+use order::Looks;
 use settle::Came;
 pub(super) use verdict::ranges;
 use verdict::{DETAIL, Verdict};
@@ -65,7 +66,7 @@ pub(super) struct Party {
     pub(super) members: Members,
     /// This rank's position among the members.
     pub(super) me: usize,
-    /// Whether a rank of the world serves the store, and whether that is this one.
+    /// Whether rank 0 of the world serves the store, and whether that is this one.
     pub(super) served: bool,
     pub(super) serving: bool,
 }
@@ -120,10 +121,17 @@ impl Scope {
         let _ = round.party.store.set_once(&round.key("", "verdict"), &Verdict::of(error).encode(), wait);
     }
 
+    /// The same for a rank that cannot take part after all, which is what the others are told where it does not wait for all of them.
+    pub(super) fn agree_in_vain(&self, call: &str, failure: &Error, wait: &Wait) -> Result<Round> {
+        let round = Round { failure: Some(failure.clone()), ..self.next_round(call) };
+        round.settle("", Some(&format!("{call}{DETAIL}")), wait).map(|()| round)
+    }
+
     fn next_round(&self, call: &str) -> Round {
         let number = self.calls.fetch_add(1, Ordering::SeqCst);
         let prefix = format!("{}/{number}", self.prefix);
-        Round { party: Arc::clone(&self.party), prefix, call: call.to_owned(), number }
+        let (party, call) = (Arc::clone(&self.party), call.to_owned());
+        Round { party, prefix, call, number, looks: Arc::default(), failure: None }
     }
 }
 
@@ -133,6 +141,9 @@ pub struct Round {
     prefix: String,
     call: String,
     number: u64,
+    looks: Arc<Looks>,
+    /// Why this rank cannot take part.
+    failure: Option<Error>,
 }
 
 impl Round {
@@ -169,7 +180,9 @@ impl Round {
     pub fn fail(&self, error: &Error, wait: &Wait) {
         if self.party.members.len() > 1 {
             let verdict = Verdict::of_failure(self.my_rank(), &self.call, error).encode();
-            let soon = Wait::after(wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5)));
+            // Whoever aborts this rank does not want to wait for a store that is silent.
+            let longest = Duration::from_millis(if wait.cancel.is_raised() { 250 } else { 5000 });
+            let soon = Wait::after(wait.deadline.left().clamp(Duration::from_millis(200), longest));
             let _ = self.party.store.set_once(&self.key("end", "verdict"), &verdict, &soon);
         }
     }
@@ -179,7 +192,7 @@ impl Round {
         if self.party.members.len() < 2 {
             return Ok(None);
         }
-        self.party.losses.look();
+        self.party.losses.look(wait);
         match self.await_value(None, "/end", &wait.with_deadline(Deadline::after(LISTEN))) {
             Ok(Came::Verdict(verdict)) => Ok(verdict.into_result().err()),
             Ok(Came::Value(_)) => Ok(None),
@@ -199,6 +212,8 @@ impl Round {
             prefix: self.prefix.clone(),
             call: self.call.clone(),
             number: self.number,
+            looks: Arc::clone(&self.looks),
+            failure: None,
         }
     }
 

@@ -85,12 +85,29 @@ impl Host {
     }
 }
 
+/// Rank 0's part where it serves the store itself. No older run left anything there, but what is left of one may come back when rank 0
+/// starts again at the same address: so the keys of this run stand under a nonce here too.
+pub(super) fn lead(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String> {
+    let nonce = random();
+    store.set(&format!("{prefix}/session"), nonce.as_bytes(), wait)?;
+    Ok(format!("{prefix}/{nonce}"))
+}
+
+/// Every other rank's part in that.
+pub(super) fn follow(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String> {
+    receive(store, prefix, "session", wait)
+}
+
 /// Every other rank's part: the prefix of this run's keys.
 pub(super) fn ask(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String> {
     let token = random();
     let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
     store.set(&format!("{prefix}/token/{number}"), token.as_bytes(), wait)?;
-    let nonce = store.get(&format!("{prefix}/nonce/{token}"), wait).map_err(|error| match error.status() {
+    receive(store, prefix, &format!("nonce/{token}"), wait)
+}
+
+fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<String> {
+    let nonce = store.get(&format!("{prefix}/{key}"), wait).map_err(|error| match error.status() {
         Status::Timeout => Error::timeout(format!(
             "rank 0 never joined the world at {} within {} ms",
             store.name(),
@@ -102,7 +119,7 @@ pub(super) fn ask(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String
 }
 
 /// 16 hexadecimal digits that no other process or call has.
-fn random() -> String {
+pub(super) fn random() -> String {
     // Each RandomState is keyed from the system's randomness and a counter.
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());

@@ -4,6 +4,7 @@
 //! connections end. On another store each rank leaves its process number with its host's, and whoever waits for long looks whether the
 //! processes of its own host live.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::hosts::HostIdentity;
 use super::store::Store;
 use crate::digest::Fnv1a;
 use crate::error::Result;
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// How long writing or reading such a note may take.
 const SHORT: Duration = Duration::from_millis(500);
@@ -22,8 +23,15 @@ const SHORT: Duration = Duration::from_millis(500);
 pub(super) struct Losses {
     store: Arc<dyn Store>,
     prefix: String,
-    known: Mutex<Vec<i32>>,
+    known: Mutex<Known>,
     mates: Option<Mates>,
+}
+
+#[derive(Default)]
+struct Known {
+    ranks: Vec<i32>,
+    /// How many of the notes in the store were read. Not all ranks are known from there.
+    read: usize,
 }
 
 impl Losses {
@@ -47,35 +55,41 @@ impl Losses {
         &self.prefix
     }
 
-    fn known(&self) -> MutexGuard<'_, Vec<i32>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The key under which the next loss will stand, and its number.
     pub(super) fn next(&self) -> (usize, String) {
-        let number = self.known().len() + 1;
+        let number = self.known().read + 1;
         (number, format!("{}/lost/{number}", self.prefix))
     }
 
     /// What stood under that key.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
-        let rank = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        let rank: Option<i32> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         let mut known = self.known();
         // Another thread may have noted it meanwhile. What is no rank counts, so that the next one is found.
-        if known.len() + 1 == number {
-            known.push(rank.unwrap_or(-1));
+        if known.read + 1 == number {
+            known.read = number;
+            known.ranks.extend(rank);
         }
     }
 
     /// The first rank that is known to have gone and for which `is_missed` holds.
     pub(super) fn first(&self, is_missed: impl Fn(i32) -> bool) -> Option<i32> {
-        self.known().iter().copied().find(|rank| is_missed(*rank))
+        self.known().ranks.iter().copied().find(|rank| is_missed(*rank))
+    }
+
+    /// All of those.
+    pub(super) fn all(&self, is_missed: impl Fn(i32) -> bool) -> HashSet<i32> {
+        self.known().ranks.iter().copied().filter(|rank| is_missed(*rank)).collect()
     }
 
     /// Looks at the processes of this host, where the store does not know; what is found out is told to all through the store.
-    pub(super) fn look(&self) {
+    pub(super) fn look(&self, of_caller: &Wait) {
         let Some(mates) = &self.mates else { return };
-        for rank in mates.newly_dead(&*self.store, &Wait::after(SHORT)) {
+        for rank in mates.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
             self.announce(rank);
         }
     }
@@ -89,7 +103,7 @@ impl Losses {
         });
         // The store may have gone with that rank.
         if told.is_err() {
-            self.known().push(rank);
+            self.known().ranks.push(rank);
         }
     }
 }

@@ -150,10 +150,10 @@ impl World {
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
         let serving = session.served && self.place.rank == 0;
-        let served = session.served;
         let prefix = format!("{}/{id}", session.prefix);
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
-        let party = Party { store, losses, members: Members::Listed(ranks), me: position, served, serving };
+        let party =
+            Party { store, losses, members: Members::Listed(ranks), me: position, served: session.served, serving };
         Ok(Scope::new(party, prefix))
     }
 
@@ -183,7 +183,8 @@ impl World {
     /// Reaches the store, and agrees with rank 0 on a prefix for the keys that no earlier run has used.
     fn meet(&self, method: Method, store: Option<Arc<dyn Store>>, wait: &Wait) -> Result<(Session, Option<Host>)> {
         let Place { rank, size, .. } = self.place;
-        let (store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
+        let mut connect: Option<Box<dyn Fn() -> Result<TcpStore>>> = None;
+        let (mut store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
             (None, _) if size == 1 => (Arc::new(MemoryStore::new()), None, true),
             (Some(store), _) => (store, None, false),
             (None, Method::File(path)) => (Arc::new(FileStore::open(Path::new(&path))?), None, false),
@@ -196,20 +197,32 @@ impl World {
                 })?;
                 let serves = rank == 0 && !self.place.agent;
                 let server = if serves { serve(&host, port).map_err(|error| self.place.taken(error))? } else { None };
-                let secret = Secret::from_environment();
-                (Arc::new(TcpStore::connect_with_secret(&host, port, secret, wait)?), server, !self.place.agent)
+                let wait = wait.clone();
+                let reach = move || TcpStore::connect_with_secret(&host, port, Secret::from_environment(), &wait);
+                let store = reach()?;
+                connect = Some(Box::new(reach));
+                (Arc::new(store), server, !self.place.agent)
             }
         };
-        let joins = joins_before(store.name(), rank);
-        let mut prefix = format!("devicemesh/{:x}/{joins}", self.place.job);
         let mut host = None;
-        if !fresh && rank == 0 {
-            let new = Host::new(Arc::clone(&store), &prefix);
-            prefix = new.session();
-            host = Some(new);
-        } else if !fresh {
-            prefix = handshake::ask(&*store, &prefix, wait)?;
-        }
+        let prefix = loop {
+            let found = join_prefix(&*store, self.place.job, rank, wait).and_then(|prefix| match (fresh, rank) {
+                (true, 0) => handshake::lead(&*store, &prefix, wait),
+                (true, _) => handshake::follow(&*store, &prefix, wait),
+                (false, 0) => Ok(host.insert(Host::new(Arc::clone(&store), &prefix)).session()),
+                (false, _) => handshake::ask(&*store, &prefix, wait),
+            });
+            match (found, &connect) {
+                // The server of a world before this one, which rank 0 has just freed; it is still to come to this one.
+                (Err(error), Some(connect))
+                    if fresh && rank > 0 && error.status() == Status::Store && !wait.deadline.passed() =>
+                {
+                    std::thread::sleep(wait.deadline.slice());
+                    store = Arc::new(connect()?);
+                }
+                (found, _) => break found?,
+            }
+        };
         let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, rank, size, wait)?);
         let served = size > 1 && fresh;
         let party = Party {
@@ -242,7 +255,10 @@ impl World {
             self.device_type,
             env!("CARGO_PKG_VERSION")
         );
-        let round = session.scope.agree(&call, wait)?;
+        let round = match failure {
+            Some(failure) => session.scope.agree_in_vain(&call, failure, wait)?,
+            None => session.scope.agree(&call, wait)?,
+        };
         let outcome = match failure {
             Some(failure) => Err(failure.clone()),
             None if self.device_type == "cpu" => {
@@ -355,11 +371,13 @@ fn listening_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     ])
 }
 
-/// How many worlds this rank of this process joined on that store before: the same number on every rank.
-fn joins_before(store: &str, rank: usize) -> u64 {
-    static JOINS: Lazy<Mutex<HashMap<(String, usize), u64>>> = Lazy::new(Mutex::default);
-    let mut joins = JOINS.lock().unwrap_or_else(PoisonError::into_inner);
-    let count = joins.entry((store.to_owned(), rank)).or_insert(0);
-    *count += 1;
-    *count - 1
+/// Before the keys of this join, which is the n-th of this rank of this process in that store. The store counts: what this process does in other
+/// stores of that name, or with an earlier server there, does not matter to the ranks that meet now.
+fn join_prefix(store: &dyn Store, job: u64, rank: usize, wait: &Wait) -> Result<String> {
+    static NAMES: Lazy<Mutex<HashMap<(String, usize), String>>> = Lazy::new(Mutex::default);
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = names.entry((store.name().to_owned(), rank)).or_insert_with(handshake::random).clone();
+    drop(names);
+    let joins = store.add(&format!("devicemesh/{job:x}/joins/{name}"), 1, wait)?;
+    Ok(format!("devicemesh/{job:x}/{}", joins - 1))
 }

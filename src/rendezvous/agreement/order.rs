@@ -2,125 +2,215 @@
 //!
 //! Within one set every call has a number, so another order is another call under the same number. Across sets there is no such number.
 //! So a rank that has waited for a while in a call leaves word where it is, under `<prefix of the world>/at/<rank>`, and the first of
-//! a call that has done so looks where those are who are missing. One that is in another call, which wants this rank too, can come no
-//! more than this rank can go there: a rank makes its collective calls one after another.
+//! a call that has done so looks where those are who are missing, and for whom they wait there. A ring that leads back to a rank that waits
+//! in this call never ends by itself: a rank makes its collective calls one after another.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::verdict::{DETAIL, Verdict};
+use super::verdict::Verdict;
 use super::{Members, Round};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// The missing ranks that are looked for, and the largest sets that are written down.
+/// The missing ranks of a call that are looked for, and the calls that are looked into.
 const LOOKED_FOR: usize = 8;
-const WRITTEN: usize = 4096;
+const CALLS: usize = 8;
 const SHORT: Duration = Duration::from_millis(500);
 
-/// One wait that looks now and then.
-pub(super) struct Order {
-    round: Round,
-    looks: AtomicU32,
+/// How often a rank has looked during one call.
+#[derive(Default)]
+pub(super) struct Looks {
+    number: AtomicU32,
     /// Whose turn it is to look for the call: 1 is this rank; 0 while that is not known.
     turn: AtomicI64,
+    /// How many ranks had left word when it last looked.
+    seen: AtomicI64,
+}
+
+/// The waits of one call that look now and then.
+pub(super) struct Order(Round);
+
+/// A call that ranks wait in.
+struct Call {
+    prefix: String,
+    members: Members,
+    number: String,
+    call: String,
+    /// The call, by its place in the search, that waits for this rank, which waits in this one.
+    wanted: Option<(usize, i32)>,
 }
 
 impl Order {
-    /// For a wait in the first phase of `round`.
+    /// For the waits in the first phase of `round`.
     pub(super) fn of(round: &Round) -> Order {
-        Order { round: round.copy(), looks: AtomicU32::new(0), turn: AtomicI64::new(0) }
+        Order(round.copy())
     }
 
-    /// To be called now and then while waiting. What it finds it writes as the verdict of both calls, so it has nothing to say.
-    pub(super) fn look(&self, deadline: Deadline) {
-        let wait = Wait::after(SHORT.min(deadline.left()));
-        match self.looks.fetch_add(1, Ordering::SeqCst) {
-            0 => drop(self.leave_word(&wait)),
-            // After half a second, one, two, four and so on: who waits for long waits for work, as a rule.
-            look if look & (look + 1) == 0 && self.turn.load(Ordering::SeqCst) == 1 => {
-                drop(self.look_for_missing(&wait));
-            }
-            _ => {}
+    /// To be called now and then by a rank that waits so. What it finds it writes as the verdict of the calls, so it has nothing to say.
+    pub(super) fn look(&self, of_caller: &Wait) {
+        let soon = Deadline::after(SHORT.min(of_caller.deadline.left()));
+        let wait = Wait { watch: None, ..of_caller.with_deadline(soon) };
+        let looks = &self.0.looks;
+        let look = looks.number.fetch_add(1, Ordering::SeqCst);
+        if look == 0 {
+            drop(self.leave_word(&wait));
+        } else if looks.turn.load(Ordering::SeqCst) == 1 {
+            drop(self.look_for_missing(look, &wait));
         }
     }
 
     fn leave_word(&self, wait: &Wait) -> Result<()> {
-        let Round { party, prefix, call, number } = &self.round;
-        let members = match &party.members {
-            Members::All(size) => format!("all {size}"),
-            Members::Listed(ranks) if ranks.len() <= WRITTEN => {
-                ranks.iter().map(i32::to_string).collect::<Vec<_>>().join(" ")
-            }
-            Members::Listed(_) => return Ok(()),
-        };
-        let word = format!("{prefix}\n{members}\n{number}\n{call}");
-        party.store.set(&self.at(self.round.my_rank()), word.as_bytes(), wait)?;
-        self.turn.store(party.store.add(&self.round.key("", "looks"), 1, wait)?, Ordering::SeqCst);
+        let Round { party, prefix, call, number, looks, .. } = &self.0;
+        party.store.set(&self.at(self.0.my_rank()), format!("{prefix}\n{number}\n{call}").as_bytes(), wait)?;
+        let turn = party.store.add(&self.0.key("", "looks"), 1, wait)?;
+        if turn == 1 {
+            party.store.set(&self.0.key("", "members"), party.members.to_text().as_bytes(), wait)?;
+        }
+        looks.turn.store(turn, Ordering::SeqCst);
         Ok(())
     }
 
-    fn look_for_missing(&self, wait: &Wait) -> Result<()> {
-        let party = &self.round.party;
-        let keys: Vec<String> = (0..party.members.len()).map(|position| self.round.here("", position)).collect();
-        let present = party.store.present(&keys, wait)?;
-        let missing = (0..keys.len()).filter(|position| !present[*position]).take(LOOKED_FOR);
-        for rank in missing.map(|position| party.members.rank(position)) {
-            let Some(word) = party.store.try_get(&self.at(rank), wait)? else { continue };
-            let word = String::from_utf8_lossy(&word).into_owned();
-            if let Some(other) = Elsewhere::read(&word) {
-                self.compare(rank, &other, wait)?;
-            }
+    /// Whenever another rank has come and waits, and after half a second, one, two, four and so on.
+    fn look_for_missing(&self, look: u32, wait: &Wait) -> Result<()> {
+        let looks = &self.0.looks;
+        let left_word = self.0.party.store.add(&self.0.key("", "looks"), 0, wait)?;
+        let due = look & (look + 1) == 0;
+        if (due || left_word != looks.seen.load(Ordering::SeqCst)) && self.search(wait)? {
+            looks.seen.store(left_word, Ordering::SeqCst);
         }
         Ok(())
     }
 
-    /// Whether that rank waits in a call that cannot end before this one.
-    fn compare(&self, rank: i32, other: &Elsewhere, wait: &Wait) -> Result<()> {
-        let (store, me) = (&self.round.party.store, self.round.my_rank());
-        let Some(position) = other.members.position(me).filter(|_| other.prefix != self.round.prefix) else {
-            return Ok(());
-        };
-        // Word of a call that has ended, or that this rank has come to, is of the past.
-        let over = format!("{}/verdict", other.prefix);
-        let came = format!("{}/here/{position}", other.prefix);
-        if store.present(&[over.clone(), came], wait)?.contains(&true) {
-            return Ok(());
+    /// From this call through the missing ranks of each to the calls where those wait. `false`: somebody is just leaving word.
+    fn search(&self, wait: &Wait) -> Result<bool> {
+        let Round { party, prefix, call, number, .. } = &self.0;
+        let mut calls = vec![Call {
+            prefix: prefix.clone(),
+            members: party.members.clone(),
+            number: number.to_string(),
+            call: call.clone(),
+            wanted: None,
+        }];
+        let mut waiting = HashSet::new();
+        let (mut at, mut complete) = (0, true);
+        while at < calls.len() {
+            let (came, missing) = self.attendance(&calls[at], wait)?;
+            if at == 0 {
+                waiting = HashSet::from_iter(came);
+            } else if let Some(rank) = missing.iter().find(|rank| waiting.contains(rank)) {
+                return self.tell(&calls, at, *rank, wait).map(|()| true);
+            }
+            for rank in missing.into_iter().take(LOOKED_FOR) {
+                let Some(word) = party.store.try_get(&self.at(rank), wait)? else { continue };
+                let word = String::from_utf8_lossy(&word).into_owned();
+                let Some((prefix, number, call)) = read(&word) else { continue };
+                if calls.len() == CALLS || calls.iter().any(|known| known.prefix == prefix) {
+                    continue;
+                }
+                let Some(members) = party.store.try_get(&format!("{prefix}/members"), wait)? else {
+                    complete = false;
+                    continue;
+                };
+                let Some(members) = Members::from_text(&String::from_utf8_lossy(&members)) else { continue };
+                let (prefix, number, call) = (prefix.to_owned(), number.to_owned(), call.to_owned());
+                let found = Call { prefix, members, number, call, wanted: Some((at, rank)) };
+                if self.waits_in(rank, &found, wait)? {
+                    calls.push(found);
+                }
+            }
+            at += 1;
         }
+        Ok(complete)
+    }
+
+    /// The ranks that have come to a call, and those that have not.
+    fn attendance(&self, call: &Call, wait: &Wait) -> Result<(Vec<i32>, Vec<i32>)> {
+        let keys: Vec<String> = (0..call.members.len()).map(|position| call.here(position)).collect();
+        let present = self.0.party.store.present(&keys, wait)?;
+        let (came, missing): (Vec<_>, Vec<_>) = present.into_iter().enumerate().partition(|(_, here)| *here);
+        let ranks = |positions: Vec<(usize, bool)>| {
+            positions.into_iter().map(|(position, _)| call.members.rank(position)).collect::<Vec<i32>>()
+        };
+        Ok((ranks(came), ranks(missing)))
+    }
+
+    /// Word of a call that has ended is of the past.
+    fn waits_in(&self, rank: i32, call: &Call, wait: &Wait) -> Result<bool> {
+        let Some(position) = call.members.position(rank) else { return Ok(false) };
+        Ok(self.0.party.store.present(&[call.here(position), call.verdict()], wait)? == [true, false])
+    }
+
+    /// The last of the calls waits for a rank that waits in the first one.
+    fn tell(&self, calls: &[Call], last: usize, rank: i32, wait: &Wait) -> Result<()> {
+        let mut ring = vec![(rank, &calls[0])];
+        let mut at = last;
+        while let Some((by, wanted)) = calls[at].wanted {
+            ring.push((wanted, &calls[at]));
+            at = by;
+        }
+        ring.reverse();
+        let says = |(rank, call): &(i32, &Call)| format!("rank {rank} called {} as call {}", call.call, call.number);
+        let (ends, others): (&(i32, &Call), _) = (&ring[ring.len() - 1], &ring[..ring.len() - 1]);
         let message = format!(
-            "rank {rank} called {} as call {}, while rank {me} called {} as call {}: each waits for the other; collective calls must come in the same order on every rank",
-            other.call, other.number, self.round.call, self.round.number
+            "{}, while {}: each waits for the {}; collective calls must come in the same order on every rank",
+            others.iter().map(says).collect::<Vec<_>>().join(", "),
+            says(ends),
+            if others.len() == 1 { "other" } else { "one before" },
         );
         let verdict = Verdict::of(&Error::new(Status::Mismatch, message)).encode();
-        for key in [self.round.key("", "verdict"), over] {
-            store.set_once(&key, &verdict, wait)?;
+        let store = &self.0.party.store;
+        let theirs: Vec<String> = others.iter().map(|(_, call)| call.verdict()).collect();
+        // Where one of them has ended meanwhile, its ranks go on to the next.
+        if store.present(&theirs, wait)?.contains(&true)
+            || store.set_once(&calls[0].verdict(), &verdict, wait)? != verdict
+        {
+            return Ok(());
         }
-        Ok(())
+        theirs.iter().try_for_each(|key| store.set_once(key, &verdict, wait).map(drop))
     }
 
     fn at(&self, rank: i32) -> String {
-        format!("{}/at/{rank}", self.round.party.losses.prefix())
+        format!("{}/at/{rank}", self.0.party.losses.prefix())
     }
 }
 
-/// Where another rank said that it waits.
-struct Elsewhere<'a> {
-    prefix: &'a str,
-    members: Members,
-    number: &'a str,
-    call: &'a str,
+impl Call {
+    fn here(&self, position: usize) -> String {
+        format!("{}/here/{position}", self.prefix)
+    }
+
+    fn verdict(&self) -> String {
+        format!("{}/verdict", self.prefix)
+    }
 }
 
-impl Elsewhere<'_> {
-    fn read(word: &str) -> Option<Elsewhere<'_>> {
-        let mut lines = word.splitn(4, DETAIL);
-        let (prefix, members, number, call) = (lines.next()?, lines.next()?, lines.next()?, lines.next()?);
-        let members = match members.strip_prefix("all ") {
-            Some(size) => Members::All(size.parse().ok()?),
+impl Members {
+    fn to_text(&self) -> String {
+        match self {
+            Members::All(size) => format!("all {size}"),
+            Members::Listed(ranks) => ranks.iter().map(i32::to_string).collect::<Vec<_>>().join(" "),
+        }
+    }
+
+    fn from_text(text: &str) -> Option<Members> {
+        match text.strip_prefix("all ") {
+            Some(size) => size.parse().ok().map(Members::All),
             None => {
-                Members::Listed(members.split(' ').map(|rank| rank.parse().ok()).collect::<Option<Vec<_>>>()?.into())
+                let ranks = text.split(' ').map(|rank| rank.parse().ok()).collect::<Option<Arc<[i32]>>>();
+                ranks.map(Members::Listed)
             }
-        };
-        Some(Elsewhere { prefix, members, number, call })
+        }
     }
 }
+
+/// Prefix, number and text of the call where a rank said that it waits.
+fn read(word: &str) -> Option<(&str, &str, &str)> {
+    let mut lines = word.splitn(3, '\n');
+    Some((lines.next()?, lines.next()?, lines.next()?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,12 @@
 //! How one verdict comes about: arriving, comparing, counting, and what is said of those who differ, do not come or have gone.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Round;
 use super::order::Order;
 use super::verdict::{Verdict, ranges};
+use super::{Party, Round};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait, Watch};
 
@@ -13,13 +14,22 @@ use crate::wait::{Deadline, Wait, Watch};
 const DISSENT: i64 = 1 << 32;
 /// How long the first dissenter waits for others, so that the message names more than one.
 const WINDOW: Duration = Duration::from_millis(250);
+/// How long a dissenter that has counted itself in may take to say who it is.
+const MOMENT: Duration = Duration::from_millis(50);
 /// The most dissenters whose calls are read.
 const READ: i64 = 16;
+/// The ranks, by position, that act as soon as a deadline has passed.
+const HASTY: usize = 4;
 /// How long the rank that serves the store stays for the others to read a verdict: where all are known to be there, where they may
 /// still come, and where some will not.
 const STAY: Duration = Duration::from_secs(2);
 const STAY_AFTER_MISMATCH: Duration = Duration::from_millis(600);
 const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
+
+/// How long after its deadline a rank may take to find out whom it missed.
+fn grace(wait: &Wait) -> Duration {
+    Duration::from_millis(200).max(wait.deadline.timeout() / 20)
+}
 
 /// What ends a wait inside a call.
 pub(super) enum Came {
@@ -30,28 +40,30 @@ pub(super) enum Came {
 impl Round {
     /// One verdict under `<prefix><phase>/`; `text` is what must be equal.
     pub(super) fn settle(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<()> {
-        let verdict = match self.arrive(phase, text, wait) {
+        // Thousands of ranks are late at the same moment. Most need only wait a little longer for what the first ones find.
+        let patience = if self.party.me < HASTY { Duration::ZERO } else { grace(wait) / 2 };
+        let verdict = match self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience))) {
             Ok(verdict) => verdict,
-            Err(error) if error.status() == Status::Timeout => {
+            Err(error) if error.status() == Status::Timeout && self.failure.is_none() => {
                 self.late(phase, wait, error).map_err(|error| self.party.explain(error))?
             }
             Err(error) => {
-                // Others need not wait for the deadline to learn that this rank has left, or that it found another one lost.
-                let verdict = match error.status() {
-                    Status::Aborted => Error::new(Status::PeerLost, "it was aborted there"),
-                    Status::PeerLost => error.clone(),
-                    _ => return Err(self.party.explain(error)),
+                // Others need not wait for the deadline to learn that this rank has left, and why.
+                let verdict = match (error.status(), &self.failure) {
+                    (Status::Aborted, _) => Error::new(Status::PeerLost, "it was aborted there"),
+                    (Status::Timeout, Some(failure)) => failure.clone(),
+                    _ => error.clone(),
                 };
                 let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict).encode();
                 let short = Wait::after(Duration::from_millis(250));
                 let _ = self.party.store.set_once(&self.key(phase, "verdict"), &verdict, &short);
-                return Err(error);
+                return Err(self.party.explain(error));
             }
         };
         // The rank that serves the store may end its process when this returns, so it stays until the others have read a last word.
-        let serves_here = self.party.served && self.party.members.position(0).is_some();
-        if serves_here && (phase == "/end" || verdict.status != Status::Ok) {
-            self.acknowledge(phase, &verdict);
+        let with_server = self.party.served && self.party.members.position(0).is_some();
+        if with_server && (phase == "/end" || verdict.status != Status::Ok) {
+            self.acknowledge(phase, &verdict, wait);
         }
         verdict.into_result()
     }
@@ -87,45 +99,65 @@ impl Round {
         let counted = store.add(&self.key(phase, "count"), DISSENT + 1, wait)?;
         let all = counted % DISSENT == self.party.members.len() as i64;
         let number = counted / DISSENT;
-        let differing = |number: i64| self.key(phase, &format!("differs/{number}"));
+        store.set(&self.differing(phase, number), self.party.me.to_string().as_bytes(), wait)?;
         let stands = if number > 1 {
-            store.set(&differing(number), self.party.me.to_string().as_bytes(), wait)?;
             if all {
                 store.set(&self.key(phase, "all"), b"1", wait)?;
             }
             self.await_verdict(phase, wait)?
         } else {
-            let window = wait.with_deadline(Deadline::after(wait.deadline.left().min(WINDOW)));
+            // It speaks before its own deadline makes something else of it.
+            let window = wait.with_deadline(Deadline::after(WINDOW.min(wait.deadline.left() / 2)));
             if !all {
                 match store.get_any(&[&self.key(phase, "all"), &self.key(phase, "verdict")], &window) {
                     Err(error) if error.status() == Status::Timeout => {}
                     came => drop(came?),
                 }
             }
-            let all = (store.add(&self.key(phase, "count"), 0, wait)? / DISSENT).max(1);
-            let mut dissenters = vec![(self.my_rank(), mine.to_owned())];
             let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(WINDOW)) };
-            for number in 2..=all.min(READ) {
-                // One that has counted itself in but is not to be found has died since.
-                let position = store.get(&differing(number), &soon).ok();
-                let position = position.and_then(|text| String::from_utf8_lossy(&text).parse::<usize>().ok());
-                let Some(position) = position.filter(|position| *position < self.party.members.len()) else { continue };
-                if let Ok(Some(text)) = store.try_get(&self.here(phase, position), &soon) {
-                    let text = String::from_utf8_lossy(&text).into_owned();
-                    dissenters.push((self.party.members.rank(position), text));
-                }
-            }
-            dissenters.sort();
-            let first = self.party.members.rank(0);
-            let verdict = Verdict::of_mismatch(&dissenters, all as usize, first, theirs, self.number);
-            Verdict::decode(&store.set_once(&self.key(phase, "verdict"), &verdict.encode(), wait)?)
+            let verdict = self.spell_out(phase, theirs, &soon)?;
+            let verdict = verdict.unwrap_or_else(|| self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs));
+            Verdict::decode(&store.set_once(&self.key(phase, "verdict"), &verdict.encode(), &soon)?)
         };
         if stands.status == Status::Ok {
-            // They were complete without this rank: it takes the set to be a larger one.
-            let first = self.party.members.rank(0);
-            return Ok(Verdict::of_mismatch(&[(self.my_rank(), mine.to_owned())], 1, first, theirs, self.number));
+            // They were complete without this rank: it takes the set to be a larger one. Where they are not through yet, they learn of it.
+            let verdict = self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs);
+            store.set_once(&self.key("/end", "verdict"), &verdict.encode(), wait)?;
+            return Ok(verdict);
         }
         Ok(stands)
+    }
+
+    /// What those ask for that differ, as far as they are known by now; `None` when that is nobody.
+    fn spell_out(&self, phase: &str, theirs: &str, soon: &Wait) -> Result<Option<Verdict>> {
+        let store = &self.party.store;
+        let all = store.add(&self.key(phase, "count"), 0, soon)? / DISSENT;
+        let keys: Vec<String> = (1..=all.min(READ)).map(|number| self.differing(phase, number)).collect();
+        let mut positions: Vec<_> = keys.iter().map(|key| store.try_get(key, soon).ok().flatten()).collect();
+        // They say who they are right after they have counted themselves in, or have died since.
+        let moment = soon.with_deadline(Deadline::after(MOMENT.min(soon.deadline.left())));
+        for (position, key) in positions.iter_mut().zip(&keys).filter(|(position, _)| position.is_none()) {
+            *position = store.get(key, &moment).ok();
+        }
+        let mut dissenters = Vec::new();
+        for position in positions.into_iter().flatten() {
+            let position = String::from_utf8_lossy(&position).parse::<usize>().ok();
+            let Some(position) = position.filter(|position| *position < self.party.members.len()) else { continue };
+            if let Ok(Some(text)) = store.try_get(&self.here(phase, position), soon) {
+                dissenters.push((self.party.members.rank(position), String::from_utf8_lossy(&text).into_owned()));
+            }
+        }
+        dissenters.sort();
+        Ok((!dissenters.is_empty()).then(|| self.mismatch(&dissenters, all as usize, theirs)))
+    }
+
+    fn mismatch(&self, dissenters: &[(i32, String)], all: usize, theirs: &str) -> Verdict {
+        Verdict::of_mismatch(dissenters, all, self.party.members.rank(0), theirs, self.number)
+    }
+
+    /// Where the dissenter of that number says who it is.
+    fn differing(&self, phase: &str, number: i64) -> String {
+        self.key(phase, &format!("differs/{number}"))
     }
 
     fn await_verdict(&self, phase: &str, wait: &Wait) -> Result<Verdict> {
@@ -140,11 +172,11 @@ impl Round {
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Came> {
         let losses = Arc::clone(&self.party.losses);
         let of_caller = wait.watch.clone();
-        let (order, deadline) = (phase.is_empty().then(|| Order::of(self)), wait.deadline);
+        let (order, looking) = (phase.is_empty().then(|| Order::of(self)), Wait { watch: None, ..wait.clone() });
         let watch: Watch = Arc::new(move || {
-            losses.look();
+            losses.look(&looking);
             if let Some(order) = &order {
-                order.look(deadline);
+                order.look(&looking);
             }
             of_caller.as_ref().map_or(Ok(()), |watch| watch())
         });
@@ -186,20 +218,22 @@ impl Round {
     /// The deadline has passed: names the ranks that are not here, unless a verdict stands already.
     fn late(&self, phase: &str, wait: &Wait, error: Error) -> Result<Verdict> {
         let timeout = wait.deadline.timeout();
-        let grace = Duration::from_millis(200).max(timeout / 20);
+        let grace = grace(wait);
         let (store, verdict_key) = (&self.party.store, self.key(phase, "verdict"));
-        let whole = Wait { deadline: wait.deadline.extended(grace), ..Wait::after(grace) };
-        let stuck = |position: usize| format!("{}{phase}/stuck/{position}", self.prefix);
-        let _ = store.set(&stuck(self.party.me), b"1", &whole);
-        // All ranks are late at the same moment; looking for each of thousands is the first one's work.
+        let whole = Wait { watch: None, ..wait.with_deadline(wait.deadline.extended(grace)) };
+        let _ = store.set(&self.stuck(phase, self.party.me), b"1", &whole);
+        // Looking for each of thousands is the first one's work.
         if store.add(&self.key(phase, "late"), 1, &whole).is_ok_and(|number| number > 1) {
-            if let Ok(stands) = store.get(&verdict_key, &Wait::after(grace / 2)) {
+            let half = whole.with_deadline(Deadline::after(whole.deadline.left().min(grace / 2)));
+            if let Ok(stands) = store.get(&verdict_key, &half) {
                 return Ok(Verdict::decode(&stands));
             }
         }
-        let size = self.party.members.len();
-        let keys: Vec<String> = (0..size).map(|position| self.here(phase, position)).collect();
-        let Ok(present) = store.present(&keys, &whole) else {
+        let found = match self.late_dissent(phase, &whole) {
+            Some(mismatch) => Ok(mismatch),
+            None => self.name_missing(phase, timeout, &whole),
+        };
+        let Ok(verdict) = found else {
             let served = if self.party.served { ", which rank 0 serves," } else { "" };
             return Err(Error::timeout(format!(
                 "{} as call {} did not end within {} ms, and the store at {}{served} gives no answer: {}",
@@ -210,54 +244,101 @@ impl Round {
                 error.message()
             )));
         };
-        let absent = |present: Vec<bool>| -> Vec<i32> {
-            let missing = present.iter().enumerate().filter(|(_, here)| !**here);
-            missing.map(|(position, _)| self.party.members.rank(position)).collect()
-        };
-        let mut missing = absent(present);
-        let mut what = if phase.is_empty() { "never called" } else { "did not get through" };
-        if missing.is_empty() {
-            // One that has come and stopped before it counted itself in is not late like the others, which are so about now.
-            std::thread::sleep(grace / 4);
-            let keys: Vec<String> = (0..size).map(stuck).collect();
-            // Where the store has gone meanwhile, it can be any of them.
-            let others = || (0..size).map(|position| position == self.party.me).collect();
-            missing = absent(store.present(&keys, &whole).unwrap_or_else(|_| others()));
-            what = "came but got no further in";
-        }
-        let who = if missing.is_empty() { "some ranks (all were here)".to_owned() } else { ranges(&missing) };
-        let message = format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
-        let verdict = Verdict::of(&Error::timeout(message));
         match store.set_once(&verdict_key, &verdict.encode(), &whole) {
             Ok(stands) => Ok(Verdict::decode(&stands)),
             Err(_) => Ok(verdict),
         }
     }
 
-    /// Every other rank says that it has read the verdict; the one that serves waits until all have.
-    fn acknowledge(&self, phase: &str, verdict: &Verdict) {
-        let stay = Wait::after(match verdict.status {
+    /// That somebody differs says more than that somebody is missing: it was about to be said, or who was to say it has died.
+    fn late_dissent(&self, phase: &str, soon: &Wait) -> Option<Verdict> {
+        let store = &self.party.store;
+        let counted = store.try_get(&self.key(phase, "count"), soon).ok()??;
+        let counted: i64 = String::from_utf8_lossy(&counted).trim().parse().ok()?;
+        if counted < DISSENT {
+            return None;
+        }
+        let theirs = store.try_get(&self.here(phase, 0), soon).ok()??;
+        self.spell_out(phase, &String::from_utf8_lossy(&theirs), soon).ok()?
+    }
+
+    fn name_missing(&self, phase: &str, timeout: Duration, soon: &Wait) -> Result<Verdict> {
+        let members = &self.party.members;
+        let keys: Vec<String> = (0..members.len()).map(|position| self.here(phase, position)).collect();
+        let present = self.party.store.present(&keys, soon)?;
+        let absent = |present: Vec<bool>| -> Vec<i32> {
+            let missing = present.iter().enumerate().filter(|(_, here)| !**here);
+            missing.map(|(position, _)| members.rank(position)).collect()
+        };
+        let mut missing = absent(present);
+        let mut what = if phase.is_empty() { "never called" } else { "did not get through" };
+        if missing.is_empty() {
+            // One that has come and stopped before it counted itself in is not late like the others, which are so soon.
+            let late = if members.len() > HASTY { soon.deadline.left() * 3 / 4 } else { soon.deadline.left() / 4 };
+            if let Ok(stands) =
+                self.party.store.get(&self.key(phase, "verdict"), &soon.with_deadline(Deadline::after(late)))
+            {
+                return Ok(Verdict::decode(&stands));
+            }
+            let keys: Vec<String> = (0..members.len()).map(|position| self.stuck(phase, position)).collect();
+            // Where the store has gone meanwhile, it can be any of them.
+            let others = || (0..members.len()).map(|position| position == self.party.me).collect();
+            missing = absent(self.party.store.present(&keys, soon).unwrap_or_else(|_| others()));
+            what = "came but got no further in";
+        }
+        let who = if missing.is_empty() { "some ranks (all were here)".to_owned() } else { ranges(&missing) };
+        let message = format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
+        Ok(Verdict::of(&Error::timeout(message)))
+    }
+
+    /// Where a rank says that it is late, as the others are.
+    fn stuck(&self, phase: &str, position: usize) -> String {
+        format!("{}{phase}/stuck/{position}", self.prefix)
+    }
+
+    /// Every other rank says that it has read the verdict; the one that serves waits until all have that have not gone.
+    fn acknowledge(&self, phase: &str, verdict: &Verdict, wait: &Wait) {
+        let stay = match verdict.status {
             Status::Mismatch => STAY_AFTER_MISMATCH,
             Status::Timeout | Status::PeerLost => STAY_AFTER_LOSS,
             _ => STAY,
-        });
-        let read = |count: i64| self.key(phase, &format!("read/{count}"));
-        if !self.party.serving {
-            let counted = self.party.store.add(&self.key(phase, "read"), 1, &stay);
-            let _ = counted.and_then(|count| self.party.store.set(&read(count), b"1", &stay));
-            return;
-        }
-        let all = read(self.party.members.len() as i64 - 1);
-        // Not for those that have gone meanwhile: they read nothing any more.
+        };
+        let stay = Deadline::after(stay.min(wait.deadline.left().max(STAY_AFTER_LOSS)));
+        let stay = Wait { watch: None, ..wait.with_deadline(stay) };
+        // How it ends does not matter: the call has its verdict.
+        let _ = if self.party.serving { self.await_readers(phase, &stay) } else { self.say_read(phase, &stay) };
+    }
+
+    fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
+        let store = &self.party.store;
+        store.set(&self.read_by(phase, self.my_rank()), b"1", wait)?;
+        let count = store.add(&self.key(phase, "read"), 1, wait)?;
+        store.set(&self.key(phase, &format!("read/{count}")), b"1", wait)
+    }
+
+    fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
+        let Party { store, losses, members, .. } = &*self.party;
+        let (mut gone, mut unread) = (HashSet::new(), 0);
         loop {
-            let missed = |rank| rank != self.my_rank() && self.party.members.position(rank).is_some();
-            let lost = self.party.losses.first(missed).is_some();
-            let stay = if lost { Wait::after(STAY_AFTER_LOSS) } else { stay.clone() };
-            let (number, next) = self.party.losses.next();
-            match self.party.store.get_any(&[&all, &next], &stay) {
-                Ok((1, value)) if !stay.deadline.passed() => self.party.losses.note(number, &value),
-                _ => return,
+            // Those that have gone read nothing any more. As a rule they had read it before.
+            let missed = |rank| rank != self.my_rank() && members.position(rank).is_some() && !gone.contains(&rank);
+            let found: HashSet<i32> = losses.all(missed);
+            let keys: Vec<String> = found.iter().map(|rank| self.read_by(phase, *rank)).collect();
+            unread += store.present(&keys, wait)?.into_iter().filter(|read| !read).count();
+            gone.extend(found);
+            let readers = members.len() - 1 - unread;
+            if readers == 0 {
+                return Ok(());
+            }
+            let (number, next) = losses.next();
+            match store.get_any(&[&self.key(phase, &format!("read/{readers}")), &next], wait)? {
+                (1, value) => losses.note(number, &value),
+                _ => return Ok(()),
             }
         }
+    }
+
+    fn read_by(&self, phase: &str, rank: i32) -> String {
+        self.key(phase, &format!("read/by/{rank}"))
     }
 }

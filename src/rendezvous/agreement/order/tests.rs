@@ -1,0 +1,106 @@
+//! Sets that wait for each other, with ranks as threads over a store in memory.
+
+use std::time::Instant;
+
+use super::super::tests::{party, ranks, soon};
+use super::super::{Party, Scope};
+use super::*;
+
+/// A set of these ranks as rank `rank` sees it, beside the scope of the world.
+fn set(world: &Scope, name: &str, ranks: &[i32], rank: usize) -> Scope {
+    let members = Members::Listed(ranks.into());
+    let me = members.position(rank as i32).unwrap();
+    let Party { store, losses, .. } = &*world.party;
+    Scope::new(party(Arc::clone(store), Arc::clone(losses), members, me), format!("test/{name}"))
+}
+
+/// Each rank calls in one of these sets, after so many milliseconds; all must be told within `limit` of the last one.
+fn wait_for_each_other(calls: &[(&[i32], &str, u64)], limit: Duration) {
+    let last = calls.iter().map(|call| call.2).max().unwrap();
+    let began = Instant::now();
+    let errors = ranks(calls.len(), |me, world| {
+        let (members, name, after) = calls[me];
+        std::thread::sleep(Duration::from_millis(after));
+        set(&world, name, members, me).agree(&format!("call_of_{name}()"), &soon()).map(drop).unwrap_err()
+    });
+    let waited = began.elapsed() - Duration::from_millis(last);
+    for error in &errors {
+        assert_eq!(error.status(), Status::Mismatch, "{error}");
+        assert!(error.message().contains("same order"), "{error}");
+    }
+    assert!(waited < limit, "{waited:?}");
+}
+
+#[test]
+fn a_wait_for_each_other_is_found_when_the_first_ranks_are_late() {
+    let (all, some): (&[i32], &[i32]) = (&[0, 1, 2, 3], &[2, 1, 3]);
+    wait_for_each_other(
+        &[(all, "all", 400), (some, "some", 0), (some, "some", 400), (all, "all", 0)],
+        Duration::from_secs(3),
+    );
+}
+
+#[test]
+fn a_wait_for_each_other_is_found_by_ranks_of_one_set_alone() {
+    let (left, right): (&[i32], &[i32]) = (&[0, 1, 3], &[1, 2, 3]);
+    wait_for_each_other(
+        &[(left, "left", 0), (right, "right", 100), (right, "right", 0), (left, "left", 100)],
+        Duration::from_secs(3),
+    );
+}
+
+#[test]
+fn a_wait_for_each_other_is_found_soon_after_the_last_rank_has_come() {
+    let (left, right): (&[i32], &[i32]) = (&[0, 1, 3], &[1, 2, 3]);
+    let calls: &[(&[i32], &str, u64)] =
+        &[(left, "left", 0), (right, "right", 2100), (right, "right", 0), (left, "left", 100)];
+    wait_for_each_other(calls, Duration::from_millis(1500));
+}
+
+#[test]
+fn a_wait_in_a_ring_is_found() {
+    let (a, b, c): (&[i32], &[i32], &[i32]) = (&[0, 1], &[1, 2], &[2, 0]);
+    wait_for_each_other(&[(a, "a", 0), (b, "b", 0), (c, "c", 50)], Duration::from_secs(3));
+}
+
+#[test]
+fn calls_of_different_sets_in_different_orders_are_a_mismatch_and_not_a_wait() {
+    // Of the set {3, 1}, rank 1 calls first in the set and rank 3 first in the world.
+    let began = Instant::now();
+    let errors = ranks(4, |me, world| {
+        let inside = || {
+            let members = Members::Listed([3, 1].into());
+            let Party { store, losses, .. } = &*world.party;
+            let party = party(Arc::clone(store), Arc::clone(losses), members, 1);
+            Scope::new(party, "test/set".to_owned())
+        };
+        match me {
+            1 => inside().agree("dm_flatten(dp, cp)", &soon()).map(drop).unwrap_err(),
+            _ => world.agree("dm_world_barrier()", &soon()).map(drop).unwrap_err(),
+        }
+    });
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch, "{error}");
+        let words = ["rank 1", "rank 3", "dm_flatten(dp, cp) as call 0", "dm_world_barrier() as call 0", "same order"];
+        assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_because_of_another_set_is_waited_for() {
+    // Rank 1 waits in the set for rank 3, which has work to do; meanwhile the world waits for both.
+    let outcomes = ranks(4, |me, world| {
+        if me == 1 || me == 3 {
+            let members = Members::Listed([3, 1].into());
+            let Party { store, losses, .. } = &*world.party;
+            let position = usize::from(me == 1);
+            let party = party(Arc::clone(store), Arc::clone(losses), members, position);
+            let set = Scope::new(party, "test/set".to_owned());
+            std::thread::sleep(Duration::from_millis(if me == 3 { 1500 } else { 0 }));
+            set.agree("dm_flatten(dp, cp)", &soon())?;
+        }
+        world.agree("dm_world_barrier()", &soon()).map(drop)
+    });
+    assert_eq!(outcomes, [Ok(()), Ok(()), Ok(()), Ok(())]);
+}

@@ -1,0 +1,38 @@
+/* ranks: 4 */
+/* Meshes over communicators that exist, each of some of the ranks: their collective calls are their own. */
+#include "check.h"
+
+int main(void)
+{
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  dm_mesh *mesh = NULL, *half = NULL, *split = NULL;
+  const size_t square[] = {2, 2}, pair[] = {2}, sizes[] = {2, 1};
+  const char *names[] = {"dp", "tp"}, *parts[] = {"a", "b"};
+  ncclComm_t comm = NULL;
+  int32_t rank = -1;
+  REQUIRE(dm_world_init("cpu", &join, &options.world));
+  REQUIRE(dm_world_rank(options.world, &rank));
+  REQUIRE(dm_init("cpu", square, 2, names, &options, &mesh));
+  REQUIRE(dm_get_comm(mesh, "tp", &comm));
+
+  /* Ranks 0, 1 and ranks 2, 3: for each it is the first such mesh. */
+  const int32_t ranks[] = {rank / 2 * 2, rank / 2 * 2 + 1};
+  dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
+  own[0].flags = DM_DIM_OWN_COMM;
+  options.ranks = ranks;
+  options.timeout_ms = 5000;
+  REQUIRE(dm_from_comms("cpu", pair, 1, &names[1], &comm, &options, &half));
+  for (int i = 0; i < 5; ++i) {
+    REQUIRE(dm_unflatten(half, "tp", sizes, parts, 2, own, &split));
+    float mine = (float)(1 << rank), sum = 0;
+    OK(dm_all_reduce(split, "a", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+    CHECK(sum == (rank < 2 ? 3 : 12));
+    dm_free(split);
+  }
+  OK(dm_world_barrier(options.world, 0));
+  dm_free(half);
+  dm_free(mesh);
+  dm_world_free(options.world);
+  return finish();
+}
