@@ -50,6 +50,16 @@
 #define DM_INIT_OWN_COMMS 2
 
 /**
+ * Placement: every rank along the mesh dimension holds the same.
+ */
+#define DM_REPLICATE 0
+
+/**
+ * Placement: the mesh dimension splits a dimension of the tensor.
+ */
+#define DM_SHARD 1
+
+/**
  * One rank's immutable view of a mesh: shape, names, ranks, communicators.
  *
  * A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
@@ -236,6 +246,25 @@ typedef struct dm_init_options {
  * in either order.
  */
 typedef struct ncclComm *ncclComm_t;
+
+/**
+ * What one mesh dimension does with a tensor; dm_local_shard takes one for each.
+ */
+typedef struct dm_placement {
+  /**
+   * DM_REPLICATE or DM_SHARD.
+   */
+  int32_t kind;
+  /**
+   * For DM_SHARD: the dimension of the tensor, from 0. Not looked at otherwise.
+   */
+  int32_t tensor_dim;
+  /**
+   * For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal ones in the order of the mesh. All zero is PyTorch's
+   * order, from left to right.
+   */
+  int32_t order;
+} dm_placement;
 
 /**
  * The type of a buffer's elements: the values of ncclDataType_t.
@@ -791,6 +820,37 @@ dm_status dm_neighbor(const struct dm_mesh *mesh,
                       int64_t offset,
                       bool wrap,
                       int32_t *world_rank_out);
+
+/**
+ * The shape and the offsets of one rank's block of a tensor whose dimensions are split over dimensions of the mesh.
+ *
+ * Local, no communication. placements has one element per dimension of mesh. tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
+ * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor dimension d is
+ * element offset_out[d] + i of the tensor.
+ *
+ * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0.
+ * When several mesh dimensions shard one tensor_dim, each splits what the ones before it left, and dm_placement.order says which are before. On
+ * a mesh (fsdp=2, tp=4) that shards 16 rows over both, rank 6, at (1, 2), has
+ *
+ * ```c
+ * {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}}   fsdp first, PyTorch's default: rows 12 and 13
+ * {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}}   tp first, what FSDP of a tensor-parallel model holds: rows 10 and 11
+ * ```
+ *
+ * The answers are those of PyTorch's DTensor, blocks without elements included: there the local size is 0 and the offset is the size of the
+ * tensor's dimension. A block is always contiguous; PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not divide
+ * differently (13 rows over a (3, 2) mesh).
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank
+ * is not in this view), DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_local_shard(const struct dm_mesh *mesh,
+                         const struct dm_placement *placements,
+                         const size_t *tensor_shape,
+                         size_t tensor_ndim,
+                         int32_t world_rank,
+                         size_t *local_shape_out,
+                         size_t *offset_out);
 
 /**
  * The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.

@@ -9,4 +9,5 @@ pub mod ffi;
 pub mod layout;
 pub mod mesh;
 pub mod rendezvous;
+pub mod sharding;
 pub mod wait;
