@@ -10,4 +10,5 @@ pub mod layout;
 pub mod mesh;
 pub mod rendezvous;
 pub mod sharding;
+pub mod topology;
 pub mod wait;

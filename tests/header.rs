@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "types",
     "errors",
     "world",
@@ -12,6 +12,7 @@ const SOURCES: [&str; 12] = [
     "ask",
     "neighbors",
     "sharding",
+    "topology",
     "communicators",
     "collectives",
     "life",
