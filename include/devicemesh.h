@@ -50,6 +50,16 @@
 #define DM_INIT_OWN_COMMS 2
 
 /**
+ * Placement: every rank along the mesh dimension holds the same.
+ */
+#define DM_REPLICATE 0
+
+/**
+ * Placement: the mesh dimension splits a dimension of the tensor.
+ */
+#define DM_SHARD 1
+
+/**
  * One rank's immutable view of a mesh: shape, names, ranks, communicators.
  *
  * A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
@@ -236,6 +246,25 @@ typedef struct dm_init_options {
  * in either order.
  */
 typedef struct ncclComm *ncclComm_t;
+
+/**
+ * What one mesh dimension does with a tensor; dm_local_shard takes one for each.
+ */
+typedef struct dm_placement {
+  /**
+   * DM_REPLICATE or DM_SHARD.
+   */
+  int32_t kind;
+  /**
+   * For DM_SHARD: the dimension of the tensor, from 0. Not looked at otherwise.
+   */
+  int32_t tensor_dim;
+  /**
+   * For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal ones in the order of the mesh. All zero is PyTorch's
+   * order, from left to right.
+   */
+  int32_t order;
+} dm_placement;
 
 /**
  * The type of a buffer's elements: the values of ncclDataType_t.
@@ -791,6 +820,83 @@ dm_status dm_neighbor(const struct dm_mesh *mesh,
                       int64_t offset,
                       bool wrap,
                       int32_t *world_rank_out);
+
+/**
+ * The shape and the offsets of one rank's block of a tensor whose dimensions are split over dimensions of the mesh.
+ *
+ * Local, no communication. placements has one element per dimension of mesh. tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
+ * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor dimension d is
+ * element offset_out[d] + i of the tensor.
+ *
+ * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0.
+ * When several mesh dimensions shard one tensor_dim, each splits what the ones before it left, and dm_placement.order says which are before. On
+ * a mesh (fsdp=2, tp=4) that shards 16 rows over both, rank 6, at (1, 2), has
+ *
+ * ```c
+ * {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}}   fsdp first, PyTorch's default: rows 12 and 13
+ * {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}}   tp first, what FSDP of a tensor-parallel model holds: rows 10 and 11
+ * ```
+ *
+ * The answers are those of PyTorch's DTensor, blocks without elements included: there the local size is 0 and the offset is the size of the
+ * tensor's dimension. A block is always contiguous; PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not divide
+ * differently (13 rows over a (3, 2) mesh).
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank
+ * is not in this view), DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_local_shard(const struct dm_mesh *mesh,
+                         const struct dm_placement *placements,
+                         const size_t *tensor_shape,
+                         size_t tensor_ndim,
+                         int32_t world_rank,
+                         size_t *local_shape_out,
+                         size_t *offset_out);
+
+/**
+ * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the closest domains of the machine.
+ *
+ * Local, no communication; the same on every rank that asks with the same arguments. locations has world_size paths, of each world rank, far to near:
+ * "rack1/host3/nvl0". Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count within the domain around them: host3 of rack1 is not host3 of
+ * rack2. Ranks may have equal paths. A path that ends early, or is empty, puts its rank into a domain without a name at the levels
+ * below, with the others of which that is so. shape has ndim sizes whose product n is at most world_size: with fewer ranks than the world has, the
+ * plan also says which ones. ranks_out has n elements, row-major.
+ *
+ * traffic has a weight for each dimension: how much a rank exchanges along it, evenly with the ranks of its group (0: nothing). NULL: later dimensions talk
+ * more, each weighs the product of the sizes up to and with its own. What is made small is
+ *
+ * ```c
+ * cost = sum over dimensions d and levels l of  traffic[d] * pairs[d][l] * n / shape[d]
+ * ```
+ *
+ * where pairs[d][l] counts the ordered pairs of ranks that share a group along d and no domain of level l. Tried are the order that is there, 0 .. n-1, boxes
+ * of the mesh that nest as the domains do, and row-major orders of the dimensions; worlds of up to 1024 ranks are improved by swaps. The cheapest is the
+ * plan: it never costs more than the order that is there. It need not be the best there is, which takes exponential time to find; for the machines of up to
+ * 12 ranks that the tests search exhaustively it is.
+ *
+ * report NULL: none, and len_out may be NULL too. Else it becomes one line of JSON, and *len_out its length with the NUL:
+ *
+ * ```c
+ * {"ranks":8,"world_size":8,"domains":[2],"cost":64,"identity_cost":256,"even":true,"dimensions":[
+ *  {"size":2,"traffic":2,"groups":4,"crossing_groups":[4],"most_domains":[2],"pairs":[8],"cost":64},
+ *  {"size":4,"traffic":8,"groups":2,"crossing_groups":[0],"most_domains":[1],"pairs":[0],"cost":0}]}
+ * ```
+ *
+ * Lists run over the levels: how many domains the world has; in how many of the dimension's groups ranks are in different domains; the most domains of one
+ * group; pairs. identity_cost is that of ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for each domain: the
+ * shape or the machine does not divide, and some groups cross more than others of their dimension. Costs are integers and can have more than 64 bits.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (NULL, also as a path; an empty component as in "rack1//nvl0"; a size of 0; n larger than world_size),
+ * DM_STATUS_BUFFER_TOO_SMALL (the report; *len_out says how long it is, ranks_out is not written).
+ */
+dm_status dm_plan_ranks(const char *const *locations,
+                        size_t world_size,
+                        const size_t *shape,
+                        size_t ndim,
+                        const uint32_t *traffic,
+                        int32_t *ranks_out,
+                        char *report,
+                        size_t capacity,
+                        size_t *len_out);
 
 /**
  * The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.

@@ -9,4 +9,6 @@ pub mod ffi;
 pub mod layout;
 pub mod mesh;
 pub mod rendezvous;
+pub mod sharding;
+pub mod topology;
 pub mod wait;

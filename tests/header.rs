@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 13] = [
     "types",
     "errors",
     "world",
@@ -11,6 +11,8 @@ const SOURCES: [&str; 11] = [
     "views",
     "ask",
     "neighbors",
+    "sharding",
+    "topology",
     "communicators",
     "collectives",
     "life",

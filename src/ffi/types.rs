@@ -224,3 +224,21 @@ pub struct dm_init_options {
     /// How long each collective call of the mesh may take, in milliseconds. 0: as long as the world's.
     pub timeout_ms: i64,
 }
+
+/// Placement: every rank along the mesh dimension holds the same.
+pub const DM_REPLICATE: i32 = 0;
+/// Placement: the mesh dimension splits a dimension of the tensor.
+pub const DM_SHARD: i32 = 1;
+
+/// What one mesh dimension does with a tensor; dm_local_shard takes one for each.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_placement {
+    /// DM_REPLICATE or DM_SHARD.
+    pub kind: i32,
+    /// For DM_SHARD: the dimension of the tensor, from 0. Not looked at otherwise.
+    pub tensor_dim: i32,
+    /// For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal ones in the order of the mesh. All zero is PyTorch's
+    /// order, from left to right.
+    pub order: i32,
+}

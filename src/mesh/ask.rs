@@ -96,6 +96,28 @@ impl Mesh {
             .and_then(|coordinate: Vec<usize>| if self.mine { Ok(coordinate) } else { Err(self.outsider()) })
     }
 
+    /// The coordinates of any rank of the view. With an explicit rank array the rank is searched in it, otherwise this is O(dimensions).
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let spec = MeshSpec { device_type: "cpu", shape: &[2, 2], names: None, ranks: Some(&[7, 5, 3, 1]), world_size: 8, rank: 7 };
+    /// let mesh = Mesh::new(&spec).unwrap();
+    /// assert_eq!(mesh.coordinate_of(3).unwrap(), [1, 0]);
+    /// assert!(mesh.coordinate_of(0).is_err());
+    /// assert!(mesh.slice(&["dim_1"]).unwrap().coordinate_of(3).is_err()); // it holds 7 and 5
+    /// ```
+    pub fn coordinate_of(&self, rank: i32) -> Result<Vec<usize>> {
+        let position = match &self.root.ranks {
+            None => usize::try_from(rank).ok().filter(|position| *position < self.root.size),
+            Some(ranks) => ranks.iter().position(|known| *known == rank),
+        };
+        let start = |position| self.dims.iter().fold(position, |base, named| named.dim.base(base));
+        match position.filter(|position| start(*position) == self.base) {
+            Some(position) => Ok(self.dims.iter().map(|named| named.dim.coordinate(position)).collect()),
+            None => Err(Error::not_member(format!("rank {rank} is not in {}", self.describe()))),
+        }
+    }
+
     /// The world ranks of the view, row-major.
     pub fn ranks(&self) -> Vec<i32> {
         let all = Dim::join(self.dims.iter().map(|named| &named.dim));

@@ -1,0 +1,106 @@
+//! Which block of a tensor a rank of a mesh holds, when dimensions of the tensor are split over dimensions of the mesh. Pure arithmetic.
+//!
+//! The semantics are those of PyTorch's DTensor (2.15, `Shard` and `Replicate`): sizes as `torch.chunk` makes them, so every chunk has
+//! ceil(size / parts) but the last ones, which are shorter or empty. Several mesh dimensions may split one tensor dimension, one after another: each splits what
+//! the ones before it left. The order is the mesh's, from left to right, or the caller's. tests/vectors/torch_dtensor_shards.jsonl holds what DTensor
+//! answered.
+
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+
+/// What one mesh dimension does with a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Every rank along it holds the same.
+    Replicate,
+    /// It splits a dimension of the tensor.
+    Shard {
+        /// The tensor's dimension, from 0.
+        tensor_dim: usize,
+        /// Among the mesh dimensions that split the same `tensor_dim`: lower splits first; equal ones split in the mesh's order.
+        order: i32,
+    },
+}
+
+/// A rank's block of a tensor: `shape[i]` indices from `offset[i]` along each tensor dimension.
+///
+/// Where a split left nothing, the size is 0 and the offset is the size of the tensor's dimension, as in DTensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalShard {
+    /// The block's sizes.
+    pub shape: Vec<usize>,
+    /// Where it begins in the tensor.
+    pub offset: Vec<usize>,
+}
+
+/// Where chunk `index` of `size` indices begins and how many it has, cut into `parts` as `torch.chunk` does, with empty chunks at the end when there
+/// are not enough indices. `parts` 0 counts as 1.
+///
+/// ```
+/// use devicemesh::sharding::chunk;
+/// // 5 in 4 parts: chunks of ceil(5 / 4) = 2.
+/// assert_eq!((0..4).map(|index| chunk(5, 4, index)).collect::<Vec<_>>(), [(0, 2), (2, 2), (4, 1), (5, 0)]);
+/// assert_eq!(chunk(usize::MAX, 2, 1), (1 << 63, (1 << 63) - 1));
+/// ```
+pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
+    let full = size.div_ceil(parts.max(1));
+    // A product that is too large for a number is past the end as well.
+    let start = full.saturating_mul(index).min(size);
+    (start, full.min(size - start))
+}
+
+/// The block of a tensor of shape `tensor` that `rank` holds (`None`: this process), with one placement per dimension of `mesh`.
+///
+/// ```
+/// use devicemesh::mesh::{Mesh, MeshSpec};
+/// use devicemesh::sharding::{Placement, local_shard};
+/// let names = ["fsdp", "tp"];
+/// let spec = MeshSpec { device_type: "cpu", shape: &[2, 4], names: Some(&names), ranks: None, world_size: 8, rank: 6 };
+/// let mesh = Mesh::new(&spec).unwrap();                       // rank 6 is at (1, 2)
+/// let rows = |order| Placement::Shard { tensor_dim: 0, order };
+///
+/// // 16 rows over fsdp first (8..16), then over tp: the third pair of those.
+/// let shard = local_shard(&mesh, None, &[rows(0), rows(0)], &[16, 6]).unwrap();
+/// assert_eq!((shard.shape, shard.offset), (vec![2, 6], vec![12, 0]));
+/// // Over tp first (8..12), then over fsdp: the second half of those. This is what FSDP of a tensor-parallel model holds.
+/// let shard = local_shard(&mesh, None, &[rows(1), rows(0)], &[16, 6]).unwrap();
+/// assert_eq!((shard.shape, shard.offset), (vec![2, 6], vec![10, 0]));
+/// // Rank 3, at (0, 3): 5 rows over tp are 2, 2, 1 and none.
+/// let shard = local_shard(&mesh, Some(3), &[Placement::Replicate, rows(0)], &[5, 6]).unwrap();
+/// assert_eq!((shard.shape, shard.offset), (vec![0, 6], vec![5, 0]));
+/// ```
+pub fn local_shard(mesh: &Mesh, rank: Option<i32>, placements: &[Placement], tensor: &[usize]) -> Result<LocalShard> {
+    if placements.len() != mesh.ndim() {
+        return Err(Error::invalid(format!(
+            "{} placements for {}, which has {} dimensions",
+            placements.len(),
+            mesh.describe(),
+            mesh.ndim()
+        )));
+    }
+    let mut splits = Vec::with_capacity(placements.len());
+    for (mesh_dim, placement) in placements.iter().enumerate() {
+        let Placement::Shard { tensor_dim, order } = *placement else { continue };
+        if tensor_dim >= tensor.len() {
+            return Err(Error::invalid(format!(
+                "mesh dimension {} shards tensor dimension {tensor_dim}, but the tensor has {} dimensions, counted from 0",
+                mesh.dim_name(mesh_dim),
+                tensor.len()
+            )));
+        }
+        splits.push((order, mesh_dim, tensor_dim));
+    }
+    // Splits of different tensor dimensions do not meddle with each other, so one order of all does.
+    splits.sort_unstable();
+    let coordinate = match rank {
+        None => mesh.coordinate()?,
+        Some(rank) => mesh.coordinate_of(rank)?,
+    };
+    let mut shard = LocalShard { shape: tensor.to_vec(), offset: vec![0; tensor.len()] };
+    for (_, mesh_dim, dim) in splits {
+        let (start, size) = chunk(shard.shape[dim], mesh.dim_size(mesh_dim), coordinate[mesh_dim]);
+        shard.shape[dim] = size;
+        shard.offset[dim] = if size == 0 { tensor[dim] } else { shard.offset[dim] + start };
+    }
+    Ok(shard)
+}

@@ -1,0 +1,149 @@
+//! Boxes that nest as domains do.
+
+use std::collections::BTreeMap;
+
+use super::locations::Topology;
+use crate::layout::{Dim, Pair};
+
+/// States kept for a level, and tried for it. Meshes of a few dimensions have fewer, and then the boxes are the best there are.
+const MAX_KEPT: usize = 256;
+const MAX_TRIED: usize = 1 << 14;
+
+/// Sides of the box that one domain holds, the cost so far, and the index of the box around it among those of the level before.
+struct State {
+    sides: Vec<usize>,
+    cost: u128,
+    outer: usize,
+}
+
+/// How to walk a line of ranks so that the mesh falls into equal boxes, one for each domain, nested as the domains are: for each dimension of the
+/// mesh, the steps along the line.
+///
+/// At each level the domains' sizes in the line have a greatest common divisor; every domain is then a row of parts of that size, and parts nest, since a
+/// domain's size is a sum of those inside it. A box of sides a[d] in each part gives a group along d size[d] / a[d] parts, and so
+/// `traffic[d] * ranks * (size[d] - a[d]) * ranks / size[d]` to the cost. What sides the level inside can have depends only on those of the level around it: a
+/// shortest path, level by level.
+///
+/// Two hosts of four ranks and a mesh (4, 2): when the second dimension talks more, each host holds a box of (2, 2) and the mesh is filled row-major; when the
+/// first does, boxes of (4, 1), and the second dimension goes from host to host, 4 ranks along the line.
+pub(super) fn walk(topology: &Topology, line: &[i32], shape: &[usize], weights: &[u64]) -> Vec<Dim> {
+    let mut levels = vec![vec![State { sides: shape.to_vec(), cost: 0, outer: 0 }]];
+    // Who talks most is the first to stay whole, so that what a limit cuts off are the dear ones.
+    let mut dims: Vec<usize> = (0..shape.len()).collect();
+    dims.sort_by_key(|dim| std::cmp::Reverse(weights[*dim]));
+    let mut part = line.len();
+    for level in 0..topology.levels() {
+        let runs = line.chunk_by(|a, b| topology.domain(level, *a) == topology.domain(level, *b));
+        part = runs.fold(part, |part, run| gcd(part, run.len()));
+        let before = &levels[levels.len() - 1];
+        let mut reached: BTreeMap<Vec<usize>, (u128, usize)> = BTreeMap::new();
+        let mut tried = 0;
+        for (outer, state) in before.iter().enumerate() {
+            let mut sides = state.sides.clone();
+            inside(&state.sides, &dims, part, &mut sides, &mut |sides| {
+                tried += 1;
+                let crossing = |dim: usize| (shape[dim] - sides[dim]) as u128 * (line.len() / shape[dim]) as u128;
+                let cost = (0..shape.len()).map(|dim| u128::from(weights[dim]) * crossing(dim)).sum::<u128>();
+                let cost = state.cost + cost;
+                let best = reached.entry(sides.to_vec()).or_insert((cost, outer));
+                *best = (*best).min((cost, outer));
+                tried < MAX_TRIED
+            });
+            if tried >= MAX_TRIED {
+                break;
+            }
+        }
+        let mut states: Vec<State> =
+            reached.into_iter().map(|(sides, (cost, outer))| State { sides, cost, outer }).collect();
+        states.sort_by(|a, b| a.cost.cmp(&b.cost).then_with(|| a.sides.cmp(&b.sides)));
+        states.truncate(MAX_KEPT);
+        levels.push(states);
+    }
+    // From the nearest level outwards: the sides of the cheapest box and of those around it.
+    let mut chosen = vec![vec![1; shape.len()]];
+    let mut at = 0;
+    for states in levels.iter().rev() {
+        chosen.push(states[at].sides.clone());
+        at = states[at].outer;
+    }
+    steps(&chosen, shape.len())
+}
+
+/// Calls `found` with every way to choose a divisor of each side so that they multiply to `part`, until it answers false.
+fn inside(
+    outer: &[usize],
+    dims: &[usize],
+    part: usize,
+    sides: &mut Vec<usize>,
+    found: &mut impl FnMut(&[usize]) -> bool,
+) -> bool {
+    let Some((&dim, rest)) = dims.split_first() else { return found(sides) };
+    let most = gcd(outer[dim], part);
+    // Prime by prime: what is left can be chosen exactly when it divides what the other sides offer.
+    let offered = rest.iter().fold(1, |product, dim| product * outer[*dim]);
+    for side in (1..=most).rev().filter(|side| most % side == 0 && offered % (part / side) == 0) {
+        sides[dim] = side;
+        if !inside(outer, rest, part / side, sides, found) {
+            return false;
+        }
+    }
+    true
+}
+
+/// The digits of the line, the nearest first: at each level the boxes of one around it are counted row-major.
+fn steps(chosen: &[Vec<usize>], ndim: usize) -> Vec<Dim> {
+    let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); ndim];
+    let mut stride = 1;
+    for two in chosen.windows(2) {
+        for dim in (0..ndim).rev() {
+            let count = two[1][dim] / two[0][dim];
+            pairs[dim].insert(0, (count, stride));
+            stride *= count;
+        }
+    }
+    pairs.iter().map(|pairs| Dim::new(pairs)).collect()
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_follow_the_weights() {
+        let topology = Topology::new(&["a", "a", "a", "a", "b", "b", "b", "b"]).unwrap();
+        let line: Vec<i32> = (0..8).collect();
+        let pairs = |weights: &[u64]| {
+            let walk = walk(&topology, &line, &[4, 2], weights);
+            walk.iter().map(|dim| dim.pairs().to_vec()).collect::<Vec<_>>()
+        };
+        assert_eq!(pairs(&[1, 10]), [[(4, 2)], [(2, 1)]]);
+        assert_eq!(pairs(&[10, 1]), [[(4, 1)], [(2, 4)]]);
+    }
+
+    #[test]
+    fn sides_multiply_to_the_part_and_divide_what_is_around() {
+        let mut found = Vec::new();
+        inside(&[4, 6], &[1, 0], 12, &mut vec![4, 6], &mut |sides| {
+            found.push(sides.to_vec());
+            true
+        });
+        assert_eq!(found, [[2, 6], [4, 3]]);
+    }
+
+    #[test]
+    fn a_limit_leaves_boxes_all_the_same() {
+        // 16 dimensions of 2 over domains of 2^12, 2^8 and 2^4: (16 over 4) = 1820 boxes of the first, more of the next than are kept or tried.
+        let path = |rank: usize| format!("{}/{}/{}", rank >> 12, rank >> 8, rank >> 4);
+        let locations: Vec<String> = (0..1 << 16).map(path).collect();
+        let topology = Topology::new(&locations.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        let line: Vec<i32> = (0..1 << 16).collect();
+        let walk = walk(&topology, &line, &[2; 16], &[1; 16]);
+        let mut strides: Vec<usize> = walk.iter().map(|dim| dim.pairs()[0].1).collect();
+        strides.sort_unstable();
+        assert_eq!(strides, (0..16).map(|power| 1 << power).collect::<Vec<usize>>());
+    }
+}

@@ -1,0 +1,109 @@
+//! Small worlds: swaps of two ranks, while they help.
+
+use super::locations::Topology;
+
+/// Steps from one start, each the look at one rank of a group at one level.
+const MAX_STEPS: usize = 1_000_000;
+const MAX_RANKS: usize = 1024;
+
+/// Whether there are few enough ranks for swaps.
+pub(super) fn is_small(topology: &Topology) -> bool {
+    topology.world_size() <= MAX_RANKS
+}
+
+/// The cheapest of these rank arrays, given with their costs and the cheapest first, each after swaps of its ranks with one another and with those that are
+/// not in it, in a fixed order and while that lowers the cost. Of equal ones the first.
+pub(super) fn improved(topology: &Topology, shape: &[usize], weights: &[u64], kept: Vec<(u128, Vec<i32>)>) -> Vec<i32> {
+    let size: usize = shape.iter().product();
+    let helps = is_small(topology) && kept[0].0 > 0;
+    let starts = if helps { kept.len() } else { 1 };
+    let mut best: Option<(u128, Vec<i32>)> = None;
+    for (cost, ranks) in kept.into_iter().take(starts) {
+        let mut swaps = Swaps { topology, shape, weights, size, all: with_spare(topology, &ranks), saved: 0, steps: 0 };
+        while helps && swaps.pass() {}
+        let cost = cost - swaps.saved;
+        if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+            swaps.all.truncate(size);
+            best = Some((cost, swaps.all));
+        }
+    }
+    best.map_or_else(Vec::new, |(_, ranks)| ranks)
+}
+
+/// These ranks, then the others of the world.
+fn with_spare(topology: &Topology, ranks: &[i32]) -> Vec<i32> {
+    let mut used = vec![false; topology.world_size()];
+    ranks.iter().for_each(|rank| used[*rank as usize] = true);
+    let spare = (0..topology.world_size() as i32).filter(|rank| !used[*rank as usize]);
+    ranks.iter().copied().chain(spare).collect()
+}
+
+struct Swaps<'a> {
+    topology: &'a Topology,
+    shape: &'a [usize],
+    weights: &'a [u64],
+    /// Ranks of the mesh.
+    size: usize,
+    /// They, row-major, then the others of the world.
+    all: Vec<i32>,
+    saved: u128,
+    steps: usize,
+}
+
+impl Swaps<'_> {
+    /// Tries every pair once; whether to go on with another pass.
+    fn pass(&mut self) -> bool {
+        let mut better = false;
+        for a in 0..self.size {
+            for b in a + 1..self.all.len() {
+                if self.steps > MAX_STEPS {
+                    return false;
+                }
+                if self.same_place(a, b) {
+                    continue;
+                }
+                let before = self.together(a, b);
+                self.all.swap(a, b);
+                let after = self.together(a, b);
+                if after > before {
+                    // Each pair counts in both orders.
+                    self.saved += 2 * (after - before);
+                    better = true;
+                } else {
+                    self.all.swap(a, b);
+                }
+            }
+        }
+        better
+    }
+
+    fn same_place(&self, a: usize, b: usize) -> bool {
+        let nearest = self.topology.levels().checked_sub(1);
+        nearest.is_none_or(|level| self.topology.domain(level, self.all[a]) == self.topology.domain(level, self.all[b]))
+    }
+
+    /// What the pairs in one domain of the groups of these two positions save: the cost changes by as much as this does, the other way. Groups that
+    /// hold both are left out, as a swap inside a group changes nothing.
+    fn together(&mut self, a: usize, b: usize) -> u128 {
+        let mut saved = 0;
+        let mut stride = self.size;
+        for (dim, &size) in self.shape.iter().enumerate() {
+            stride /= size;
+            let start = |position: usize| position - position / stride % size * stride;
+            if size == 1 || (b < self.size && start(a) == start(b)) {
+                continue;
+            }
+            for position in [a, b].into_iter().filter(|position| *position < self.size) {
+                let group: Vec<i32> = (0..size).map(|index| self.all[start(position) + index * stride]).collect();
+                // The position with each other of its group; the others' pairs with one another do not change.
+                for level in 0..self.topology.levels() {
+                    let mine = self.topology.domain(level, self.all[position]);
+                    let near = group.iter().filter(|rank| self.topology.domain(level, **rank) == mine).count() - 1;
+                    saved += u128::from(self.weights[dim]) * near as u128 * (self.size / size) as u128;
+                }
+                self.steps += size * self.topology.levels();
+            }
+        }
+        saved
+    }
+}

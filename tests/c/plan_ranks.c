@@ -1,0 +1,95 @@
+/* dm_plan_ranks: a rank array for a machine, its report, and what it refuses. Plans are compared with brute force in tests/topology.rs. */
+#include "check.h"
+
+/* Two hosts of four; the launcher dealt the ranks out in turn. */
+static const char *const kDealt[] = {"h0", "h1", "h0", "h1", "h0", "h1", "h0", "h1"};
+static const size_t kShape[] = {2, 4};
+
+static void plans(void)
+{
+  const char *expected =
+      "{\"ranks\":8,\"world_size\":8,\"domains\":[2],\"cost\":64,\"identity_cost\":256,\"even\":true,\"dimensions\":["
+      "{\"size\":2,\"traffic\":2,\"groups\":4,\"crossing_groups\":[4],\"most_domains\":[2],\"pairs\":[8],\"cost\":64},"
+      "{\"size\":4,\"traffic\":8,\"groups\":2,\"crossing_groups\":[0],\"most_domains\":[1],\"pairs\":[0],\"cost\":0}]}";
+  const int32_t wanted[] = {0, 2, 4, 6, 1, 3, 5, 7};
+  int32_t ranks[8];
+  char report[1024];
+  size_t length = 0;
+  OK(dm_plan_ranks(kDealt, 8, kShape, 2, NULL, ranks, report, sizeof report, &length));
+  CHECK(memcmp(ranks, wanted, sizeof ranks) == 0);
+  CHECK(strcmp(report, expected) == 0 && length == strlen(expected) + 1);
+
+  /* The plan is what dm_init takes. */
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  dm_world *world = NULL;
+  dm_mesh *mesh = NULL;
+  const char *names[] = {"dp", "tp"};
+  int32_t group[4];
+  join.flags = DM_WORLD_OFFLINE;
+  join.world_size = 8;
+  join.rank = 3;
+  REQUIRE(dm_world_init("cuda", &join, &world));
+  options.world = world;
+  options.ranks = ranks;
+  REQUIRE(dm_init("cuda", kShape, 2, names, &options, &mesh));
+  OK(dm_group_ranks(mesh, "tp", group, 4, &length));
+  for (size_t i = 0; i < length; ++i) CHECK(strcmp(kDealt[group[i]], "h1") == 0);
+  dm_free(mesh);
+  dm_world_free(world);
+
+  /* When the first dimension talks more, it is the one that stays inside. */
+  const uint32_t traffic[] = {10, 1};
+  OK(dm_plan_ranks(kDealt, 8, kShape, 2, traffic, ranks, NULL, 0, NULL));
+  for (int i = 0; i < 4; ++i) CHECK(strcmp(kDealt[ranks[i]], kDealt[ranks[i + 4]]) == 0);
+
+  /* Five ranks and four do not divide; the plan says so. Its length can be asked for first. */
+  const char *uneven[] = {"h0", "h0", "h0", "h0", "h0", "h1", "h1", "h1", "h1"};
+  const size_t three[] = {3, 3};
+  int32_t nine[9];
+  size_t needed = 0;
+  OK(dm_plan_ranks(uneven, 9, three, 2, NULL, nine, NULL, 0, &needed));
+  OK(dm_plan_ranks(uneven, 9, three, 2, NULL, nine, report, needed, &length));
+  CHECK(length == needed && strlen(report) + 1 == needed && strstr(report, "\"even\":false") != NULL);
+
+  /* A mesh without dimensions is one rank; a machine without domains costs nothing. */
+  const char *flat[] = {"", ""};
+  const size_t pair[] = {2};
+  ranks[1] = 77;
+  OK(dm_plan_ranks(kDealt, 8, NULL, 0, NULL, ranks, NULL, 0, NULL));
+  CHECK(ranks[0] == 0 && ranks[1] == 77);
+  OK(dm_plan_ranks(flat, 2, pair, 1, NULL, ranks, report, sizeof report, &length));
+  CHECK(ranks[0] == 0 && ranks[1] == 1 && strstr(report, "\"domains\":[],\"cost\":0,") != NULL);
+}
+
+static void refusals(void)
+{
+  int32_t ranks[8] = {77, 77, 77, 77, 77, 77, 77, 77};
+  char report[64] = "77";
+  size_t length = 77;
+  const char *hole[] = {"h0", NULL}, *odd[] = {"h0", "h0//x"}, *latin[] = {"h0", "h\xfc"};
+  const size_t two[] = {2}, none[] = {2, 0}, nine[] = {9}, huge[] = {SIZE_MAX, 2};
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "locations is NULL", dm_plan_ranks(NULL, 8, kShape, 2, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "locations[1] is NULL", dm_plan_ranks(hole, 2, two, 1, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "component 1 is empty", dm_plan_ranks(odd, 2, two, 1, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "locations[1]: path is not UTF-8", dm_plan_ranks(latin, 2, two, 1, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "shape is NULL", dm_plan_ranks(kDealt, 8, NULL, 2, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "ranks_out is NULL", dm_plan_ranks(kDealt, 8, kShape, 2, NULL, NULL, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "len_out is NULL", dm_plan_ranks(kDealt, 8, kShape, 2, NULL, ranks, report, 64, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "dimension 1 has size 0", dm_plan_ranks(kDealt, 8, none, 2, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "has 9 ranks, but there are 8", dm_plan_ranks(kDealt, 8, nine, 1, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "larger than 2^64", dm_plan_ranks(kDealt, 8, huge, 2, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "world_size is 0", dm_plan_ranks(kDealt, 0, NULL, 0, NULL, ranks, NULL, 0, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "world_size is", dm_plan_ranks(kDealt, SIZE_MAX, kShape, 2, NULL, ranks, NULL, 0, NULL));
+  CHECK(length == 77);
+  GIVES(DM_STATUS_BUFFER_TOO_SMALL, dm_plan_ranks(kDealt, 8, kShape, 2, NULL, ranks, report, 64, &length));
+  CHECK(length > 64 && length < 1024 && strcmp(report, "77") == 0);
+  for (int i = 0; i < 8; ++i) CHECK(ranks[i] == 77);
+}
+
+int main(void)
+{
+  plans();
+  refusals();
+  return finish();
+}
