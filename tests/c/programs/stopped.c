@@ -139,7 +139,7 @@ static void wait_until_stopped(void)
 /* Whether a message says that the victim is missing. */
 static bool names_victim(const char *message)
 {
-  static const char *const ways[] = {"never called", "did not come", "did not begin", "did not get through", "was lost"};
+  static const char *const ways[] = {"never called", "did not come", "did not publish", "did not get through", "was lost"};
   char text[64];
   for (size_t way = 0; way < sizeof ways / sizeof *ways; ++way) {
     snprintf(text, sizeof text, "rank %d %s", victim, ways[way]);
