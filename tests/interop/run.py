@@ -329,8 +329,8 @@ def versions():
         found.append("MPICH " + subprocess.run(["mpiexec.mpich", "--version"], capture_output=True, text=True).stdout.split("Version:")[1].split()[0])
     if shutil.which("slurmd"):
         found.append("Slurm " + first("slurmd", "-V").split()[-1])
-    if PYTHON and PYTHON.exists():
-        found.append("torch " + first(PYTHON, "-c", "import torch; print(torch.__version__)"))
+    if pytorch.interpreter():
+        found.append("torch " + first(pytorch.interpreter(), "-c", "import torch; print(torch.__version__)"))
     return ", ".join(found)
 
 
