@@ -15,6 +15,7 @@ mod verdict;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::losses::Losses;
@@ -28,6 +29,10 @@ use verdict::{DETAIL, Verdict};
 
 /// How long asking for news takes when there are none.
 const LISTEN: Duration = Duration::from_millis(10);
+
+/// How long the word of a rank that is aborted may take to go out, and how much of that the rank waits for.
+const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELL_HERE: Duration = Duration::from_millis(50);
 
 /// Who is in a scope: world rank by position.
 #[derive(Debug, Clone)]
@@ -179,11 +184,26 @@ impl Round {
     /// Tells the other ranks that this one failed; the first failure of any rank stands. Takes a moment at most when the deadline has passed.
     pub fn fail(&self, error: &Error, wait: &Wait) {
         if self.party.members.len() > 1 {
-            let verdict = Verdict::of_failure(self.my_rank(), &self.call, error).encode();
-            // Whoever aborts this rank does not want to wait for a store that is silent.
-            let longest = Duration::from_millis(if wait.cancel.is_raised() { 250 } else { 5000 });
-            let soon = Wait::after(wait.deadline.left().clamp(Duration::from_millis(200), longest));
-            let _ = self.party.store.set_once(&self.key("end", "verdict"), &verdict, &soon);
+            let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
+            self.tell("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait);
+        }
+    }
+
+    /// Writes a verdict as the last that this rank does in a call. A store that is slow or silent does not keep one that is aborted: its word
+    /// goes out beside it.
+    fn tell(&self, phase: &str, verdict: &Verdict, longest: Duration, wait: &Wait) {
+        let (party, key, verdict) = (Arc::clone(&self.party), self.key(phase, "verdict"), verdict.encode());
+        if !wait.cancel.is_raised() {
+            let _ = party.store.set_once(&key, &verdict, &Wait::after(longest));
+            return;
+        }
+        let (told, telling) = channel();
+        let tell = move || {
+            let _ = party.store.set_once(&key, &verdict, &Wait::after(longest.min(FAREWELL)));
+            let _ = told.send(());
+        };
+        if std::thread::Builder::new().name("dm-farewell".to_owned()).spawn(tell).is_ok() {
+            let _ = telling.recv_timeout(FAREWELL_HERE);
         }
     }
 

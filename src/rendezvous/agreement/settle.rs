@@ -54,9 +54,8 @@ impl Round {
                     (Status::Timeout, Some(failure)) => failure.clone(),
                     _ => error.clone(),
                 };
-                let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict).encode();
-                let short = Wait::after(Duration::from_millis(250));
-                let _ = self.party.store.set_once(&self.key(phase, "verdict"), &verdict, &short);
+                let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict);
+                self.tell(phase, &verdict, Duration::from_millis(250), wait);
                 return Err(self.party.explain(error));
             }
         };

@@ -340,3 +340,55 @@ fn staying_for_slow_ranks_ends_at_the_deadline_and_when_aborted() {
         assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
     }
 }
+
+/// A store whose answer to set_once takes half a second, as at a host that is far away or busy.
+struct Slow(MemoryStore);
+
+impl Store for Slow {
+    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+        self.0.set(key, value, wait)
+    }
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        self.0.get_any(keys, wait)
+    }
+    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        self.0.try_get(key, wait)
+    }
+    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+        self.0.add(key, amount, wait)
+    }
+    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        std::thread::sleep(Duration::from_millis(500));
+        self.0.set_once(key, value, wait)
+    }
+    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+        self.0.present(keys, wait)
+    }
+    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
+        self.0.delete(key, wait)
+    }
+    fn name(&self) -> &str {
+        "a slow store"
+    }
+}
+
+#[test]
+fn a_slow_store_does_not_keep_a_rank_that_is_aborted_and_the_others_learn_all_the_same() {
+    let memory = MemoryStore::new();
+    let store: Arc<dyn Store> = Arc::new(Slow(memory.clone()));
+    let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
+    let scope = Scope::new(party(store, losses, Members::All(2), 0), "test/world".to_owned());
+    let wait = soon();
+    let (aborted, took) = std::thread::scope(|threads| {
+        let waiting = threads.spawn(|| (scope.agree("dm_init()", &wait).map(drop).unwrap_err(), Instant::now()));
+        memory.get("test/world/0/here/0", &soon()).unwrap();
+        let raised = Instant::now();
+        wait.cancel.raise();
+        let (error, returned) = waiting.join().unwrap();
+        (error, returned - raised)
+    });
+    assert_eq!(aborted.status(), Status::Aborted);
+    assert!(took < Duration::from_millis(250), "{took:?}: 70 ms on a machine that does nothing else");
+    let told = Verdict::decode(&memory.get("test/world/0/verdict", &soon()).unwrap());
+    assert_eq!(told.status, Status::PeerLost);
+}
