@@ -90,6 +90,9 @@ impl Cancel {
     }
 }
 
+/// How often a long wait looks at what its caller watches.
+const LOOK: Duration = Duration::from_millis(250);
+
 /// Something that a long wait looks at now and then: an error ends the wait.
 pub type Watch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
@@ -122,9 +125,36 @@ impl Wait {
         outcome.map_err(|error| self.cancel.check().err().unwrap_or(error))
     }
 
+    /// For a wait that goes on and on: looks around now and then.
+    pub fn lookout(&self) -> Lookout<'_> {
+        Lookout { wait: self, next: Deadline::after(LOOK) }
+    }
+
     /// Whether the wait has still a point.
     pub fn look_around(&self) -> Result<()> {
         self.cancel.check()?;
         self.watch.as_ref().map_or(Ok(()), |watch| watch())
+    }
+}
+
+/// When a long wait looks around next.
+pub struct Lookout<'a> {
+    wait: &'a Wait,
+    next: Deadline,
+}
+
+impl Lookout<'_> {
+    /// Whether it is time.
+    pub fn is_due(&self) -> bool {
+        self.next.passed()
+    }
+
+    /// Looks around, if it is time.
+    pub fn look(&mut self) -> Result<()> {
+        if self.is_due() {
+            self.wait.look_around()?;
+            self.next = Deadline::after(LOOK);
+        }
+        Ok(())
     }
 }

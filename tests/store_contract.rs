@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use devicemesh::error::{Error, Status};
+use devicemesh::error::{Error, Result, Status};
 use devicemesh::rendezvous::store::{
     CallbackStore, Callbacks, FileStore, MemoryStore, Secret, Server, Store, TcpStore,
 };
@@ -16,6 +16,16 @@ use devicemesh::wait::{Wait, Watch};
 
 fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
+}
+
+/// That it waits for nothing until its deadline, and no longer than 10 % and 250 ms more.
+fn is_late(timeout: Duration, wait: impl FnOnce() -> Result<()>) -> Error {
+    let began = Instant::now();
+    let error = wait().unwrap_err();
+    let waited = began.elapsed();
+    assert_eq!(error.status(), Status::Timeout, "{error}");
+    assert!(waited >= timeout && waited < timeout.mul_f64(1.1) + Duration::from_millis(250), "{waited:?}: {error}");
+    error
 }
 
 /// A store, and what must live as long as it.
@@ -184,16 +194,8 @@ fn get_waits_for_the_key_until_its_deadline() {
         setter.join().unwrap();
 
         let timeout = Duration::from_millis(300);
-        let began = Instant::now();
-        let error = store.get("never", &Wait::after(timeout)).unwrap_err();
-        assert_eq!(error.status(), Status::Timeout, "{error}");
+        let error = is_late(timeout, || store.get("never", &Wait::after(timeout)).map(drop));
         assert!(error.message().contains("never") && error.message().contains("300 ms"), "{error}");
-        let waited = began.elapsed();
-        assert!(
-            waited >= timeout && waited < timeout.mul_f64(1.1) + Duration::from_millis(250),
-            "{}: {waited:?}",
-            store.name()
-        );
         // It is as good as before.
         assert_eq!(store.get("later", &soon()).unwrap(), b"here");
     }
@@ -217,15 +219,7 @@ fn get_any_waits_for_whichever_comes_first() {
         assert_eq!(store.get_any(&["first", "second", "third"], &soon()).unwrap(), (1, b"too".to_vec()));
 
         let timeout = Duration::from_millis(300);
-        let began = Instant::now();
-        let error = store.get_any(&["no", "neither"], &Wait::after(timeout)).unwrap_err();
-        let waited = began.elapsed();
-        assert_eq!(error.status(), Status::Timeout, "{error}");
-        assert!(
-            waited >= timeout && waited < timeout.mul_f64(1.1) + Duration::from_millis(250),
-            "{}: {waited:?}",
-            store.name()
-        );
+        is_late(timeout, || store.get_any(&["no", "neither"], &Wait::after(timeout)).map(drop));
         // It is as good as before.
         assert_eq!(store.get("third", &soon()).unwrap(), b"here");
     }

@@ -176,9 +176,8 @@ pub unsafe extern "C" fn dm_group_ranks(
     len_out: *mut usize,
 ) -> dm_status {
     guard(|| {
-        let view = find(mesh)?;
         // SAFETY: the caller's contract.
-        let (mesh, index) = unsafe { along(view.mesh(), dim)? };
+        let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
         let group = mesh.group_ranks(index)?;
         // SAFETY: the caller's contract.
         unsafe { give_list("ranks", &group, ranks, capacity, len_out) }
@@ -203,9 +202,8 @@ pub unsafe extern "C" fn dm_replica_groups(
     len_out: *mut usize,
 ) -> dm_status {
     guard(|| {
-        let view = find(mesh)?;
         // SAFETY: the caller's contract.
-        let (mesh, index) = unsafe { along(view.mesh(), dim)? };
+        let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
         let groups = mesh.replica_groups(index);
         // SAFETY: the caller's contract.
         unsafe { give_list("ranks", &groups, ranks, capacity, len_out) }
@@ -302,4 +300,14 @@ pub(super) unsafe fn along(mesh: &Mesh, dim: *const c_char) -> Result<(Mesh, usi
         Some("") => Err(Error::invalid("dim is empty")),
         dim => mesh.along(dim),
     }
+}
+
+/// The same of a handle.
+///
+/// # Safety
+/// `dim` is NULL or NUL-terminated.
+pub(super) unsafe fn mesh_along(mesh: *const dm_mesh, dim: *const c_char) -> Result<(Mesh, usize)> {
+    let view = find(mesh)?;
+    // SAFETY: the caller's contract.
+    unsafe { along(view.mesh(), dim) }
 }

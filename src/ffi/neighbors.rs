@@ -2,13 +2,11 @@
 
 use std::ffi::c_char;
 
-use super::ask::along;
+use super::ask::mesh_along;
 use super::errors::out;
 use super::guard::guard;
-use super::make::find;
 use super::types::{dm_mesh, dm_status};
-use crate::error::{Error, Result};
-use crate::mesh::Mesh;
+use crate::error::Error;
 
 /// The world rank of member local_rank of this rank's group along dim: of rank local_rank in dm_get_comm's communicator.
 ///
@@ -28,7 +26,7 @@ pub unsafe extern "C" fn dm_translate_rank(
     guard(|| {
         let world_rank_out = out("world_rank_out", world_rank_out)?;
         // SAFETY: the caller's contract.
-        let (view, index) = unsafe { view_along(mesh, dim)? };
+        let (view, index) = unsafe { mesh_along(mesh, dim)? };
         let local_rank =
             usize::try_from(local_rank).map_err(|_| Error::invalid(format!("local_rank is {local_rank}")))?;
         let rank = view.translate_rank(index, local_rank)?;
@@ -56,18 +54,10 @@ pub unsafe extern "C" fn dm_neighbor(
     guard(|| {
         let world_rank_out = out("world_rank_out", world_rank_out)?;
         // SAFETY: the caller's contract.
-        let (view, index) = unsafe { view_along(mesh, dim)? };
+        let (view, index) = unsafe { mesh_along(mesh, dim)? };
         let rank = view.neighbor(index, offset, wrap)?;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { world_rank_out.write(rank.unwrap_or(-1)) };
         Ok(())
     })
-}
-
-/// # Safety
-/// `dim` is NULL or NUL-terminated.
-unsafe fn view_along(mesh: *const dm_mesh, dim: *const c_char) -> Result<(Mesh, usize)> {
-    let view = find(mesh)?;
-    // SAFETY: the caller's contract.
-    unsafe { along(view.mesh(), dim) }
 }

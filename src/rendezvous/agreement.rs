@@ -159,13 +159,13 @@ impl Round {
 
     /// Leaves a value for the other ranks of the call.
     pub fn publish(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        let set = self.party.store.set(&self.key("data", key), value, wait);
+        let set = self.party.store.set(&self.key("/data", key), value, wait);
         set.map_err(|error| self.party.explain(error))
     }
 
     /// The value that another rank (`from`, its world rank) publishes. Ends early with the error of a rank that failed or was lost meanwhile.
     pub fn fetch(&self, key: &str, from: i32, wait: &Wait) -> Result<Vec<u8>> {
-        let full = self.key("data", key);
+        let full = self.key("/data", key);
         match self.await_value(Some(&full), "/end", wait) {
             Ok(Came::Value(value)) => Ok(value),
             Ok(Came::Verdict(verdict)) => {
@@ -238,15 +238,16 @@ impl Round {
     }
 
     fn here(&self, phase: &str, position: usize) -> String {
-        format!("{}{phase}/here/{position}", self.prefix)
+        self.key(phase, &format!("here/{position}"))
     }
 
     fn my_rank(&self) -> i32 {
         self.party.members.rank(self.party.me)
     }
 
+    /// `phase` is "", "/data" or "/end".
     fn key(&self, phase: &str, name: &str) -> String {
-        format!("{}/{}/{name}", self.prefix, phase.trim_start_matches('/')).replace("//", "/")
+        format!("{}{phase}/{name}", self.prefix)
     }
 }
 

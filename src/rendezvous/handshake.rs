@@ -4,12 +4,11 @@
 //! leaves it under the next number, and rank 0 hands it the nonce under that token. Whose token it is does not matter, so ranks that
 //! are wrong about the world's size get it too, and the agreement that follows tells them.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::store::Store;
+use super::store::{self, Store};
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
 
@@ -120,8 +119,5 @@ fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<St
 
 /// 16 hexadecimal digits that no other process or call has.
 pub(super) fn random() -> String {
-    // Each RandomState is keyed from the system's randomness and a counter.
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    format!("{:016x}", hasher.finish())
+    format!("{:016x}", store::random())
 }

@@ -100,8 +100,7 @@ impl World {
         match (prepared, joined) {
             // That the ranks want different things says more than that this one cannot have its own.
             (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
-            (Err(error), _) => Err(error),
-            (Ok(_), Err(error)) => Err(error),
+            (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             (Ok(prepared), Ok(())) => Ok((world, prepared)),
         }
     }

@@ -292,7 +292,7 @@ impl Round {
 
     /// Where a rank says that it is late, as the others are.
     fn stuck(&self, phase: &str, position: usize) -> String {
-        format!("{}{phase}/stuck/{position}", self.prefix)
+        self.key(phase, &format!("stuck/{position}"))
     }
 
     /// Every other rank says that it has read the verdict; the one that serves waits until all have that have not gone.

@@ -4,11 +4,10 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::connection::LOOK;
 use super::frame::MAX_VALUE;
 use super::{Store, no_key};
 use crate::error::{Error, Result};
-use crate::wait::{Deadline, Wait};
+use crate::wait::Wait;
 
 /// How long one call of the caller's `get` may wait; between two the cancel flag is looked at.
 const SLICE: Duration = Duration::from_millis(50);
@@ -112,13 +111,10 @@ impl Store for CallbackStore {
 
     fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
         let c_keys = keys.iter().map(|key| self.key(key)).collect::<Result<Vec<_>>>()?;
-        let (mut look, mut last) = (Deadline::after(LOOK), 0);
+        let (mut lookout, mut last) = (wait.lookout(), 0);
         loop {
             wait.cancel.check()?;
-            if look.passed() {
-                wait.look_around()?;
-                look = Deadline::after(LOOK);
-            }
+            lookout.look()?;
             let over = wait.deadline.passed();
             let slice =
                 if over { Duration::ZERO } else { wait.deadline.left().min(SLICE).max(Duration::from_millis(1)) };

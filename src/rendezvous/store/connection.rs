@@ -7,13 +7,10 @@ use std::time::Duration;
 
 use super::frame::{MAX_VALUE, op};
 use crate::error::Error;
-use crate::wait::{Deadline, Wait};
+use crate::wait::Wait;
 
 /// How long the answer to a cancellation may take before the connection is given up.
 pub(super) const CANCEL_ANSWER: Duration = Duration::from_millis(150);
-
-/// How often a long wait looks at what its caller watches.
-pub(super) const LOOK: Duration = Duration::from_millis(250);
 
 /// A stream in non-blocking mode.
 pub(super) struct Connection {
@@ -55,13 +52,10 @@ impl Connection {
 
     /// Sleeps until the socket is ready, the deadline passes or the call is to end for another reason.
     fn ready(&self, events: i16, wait: &Wait) -> std::result::Result<(), Broken> {
-        let mut look = Deadline::after(LOOK);
+        let mut lookout = wait.lookout();
         loop {
             wait.cancel.check().map_err(Broken::Ended)?;
-            if look.passed() {
-                wait.look_around().map_err(Broken::Ended)?;
-                look = Deadline::after(LOOK);
-            }
+            lookout.look().map_err(Broken::Ended)?;
             if wait.deadline.passed() {
                 return Err(Broken::Late);
             }

@@ -1,6 +1,5 @@
 //! Reaching a TCPStore server: resolve, connect, greet, and again until the deadline.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
@@ -12,6 +11,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::connection::{Broken, Connection};
 use super::frame::{DENIED, MAGIC, Writer, op};
+use super::random;
 use super::secret::{Secret, Side, VARIABLE, nonce};
 use super::server::notice_silence;
 use crate::error::{Error, Result, Status};
@@ -75,7 +75,7 @@ impl Address {
                 );
                 return Err(Error::new(Status::Store, message).with_os_error(error.raw_os_error().unwrap_or(0)));
             }
-            let random = RandomState::new().build_hasher().finish() as u32;
+            let random = random() as u32;
             let pause_now = pause / 2 + (pause / 2).mul_f64(f64::from(random) / f64::from(u32::MAX));
             let next = Deadline::after(pause_now.min(wait.deadline.left()));
             while !next.passed() {
@@ -170,7 +170,7 @@ impl Address {
     }
 
     fn ping(&self, connection: &mut Connection, hello: Writer, wait: &Wait) -> std::result::Result<(), Broken> {
-        let nonce = RandomState::new().build_hasher().finish() as u32;
+        let nonce = random() as u32;
         let mut echo = [0; 4];
         connection.send(&hello.then(op::PING).word(nonce).finish(), wait)?;
         connection.receive(&mut echo, wait)?;

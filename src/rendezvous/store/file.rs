@@ -5,7 +5,6 @@
 //! process dies.
 
 use std::fs::{self, File, OpenOptions};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -13,10 +12,9 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::connection::LOOK;
-use super::{Store, no_key, parse_integer};
+use super::{Store, no_key, parse_integer, random};
 use crate::error::{Error, Result};
-use crate::wait::{Deadline, Wait};
+use crate::wait::Wait;
 
 /// A folder as a store.
 #[derive(Debug)]
@@ -52,8 +50,7 @@ impl FileStore {
     /// A file with that content under a name that nobody else has.
     fn fresh(&self, key: &str, value: &[u8]) -> Result<PathBuf> {
         loop {
-            let random = RandomState::new().build_hasher().finish();
-            let path = self.folder.join(format!(".new-{random:016x}"));
+            let path = self.folder.join(format!(".new-{:016x}", random()));
             // Two containers may look alike in every other way, so the name is random, and making it decides.
             match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -113,7 +110,7 @@ impl Store for FileStore {
     }
 
     fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-        let (mut pause, mut look) = (Duration::from_micros(200), Deadline::after(LOOK));
+        let (mut pause, mut lookout) = (Duration::from_micros(200), wait.lookout());
         loop {
             for (index, key) in keys.iter().enumerate() {
                 if let Some(value) = self.read(key)? {
@@ -124,10 +121,7 @@ impl Store for FileStore {
             if wait.deadline.passed() {
                 return Err(no_key(self, keys[0], wait));
             }
-            if look.passed() {
-                wait.look_around()?;
-                look = Deadline::after(LOOK);
-            }
+            lookout.look()?;
             std::thread::sleep(pause.min(wait.deadline.slice()));
             pause = (pause * 2).min(Duration::from_millis(20));
         }

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::Store;
-use super::connection::LOOK;
 use crate::error::Result;
-use crate::wait::{Deadline, Wait};
+use crate::wait::Wait;
 
 /// Clones share the content.
 #[derive(Debug, Clone, Default)]
@@ -38,7 +37,7 @@ impl Store for MemoryStore {
 
     fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
         let mut values = self.values();
-        let mut look = Deadline::after(LOOK);
+        let mut lookout = wait.lookout();
         loop {
             let found = keys.iter().enumerate().find_map(|(index, key)| Some((index, values.get(*key)?.clone())));
             if let Some(found) = found {
@@ -48,12 +47,11 @@ impl Store for MemoryStore {
             if wait.deadline.passed() {
                 return Err(super::no_key(self, keys[0], wait));
             }
-            if look.passed() {
+            if lookout.is_due() {
                 // What is watched may use this store.
                 drop(values);
-                wait.look_around()?;
+                lookout.look()?;
                 values = self.values();
-                look = Deadline::after(LOOK);
                 continue;
             }
             let slept = self.0.changed.wait_timeout(values, wait.deadline.slice());

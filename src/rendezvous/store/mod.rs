@@ -20,6 +20,8 @@ pub use memory::MemoryStore;
 pub use secret::Secret;
 pub use server::Server;
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
@@ -84,4 +86,11 @@ fn parse_integer(store: &dyn Store, key: &str, value: Option<&[u8]>) -> Result<i
     text.trim()
         .parse()
         .map_err(|_| Error::store(format!("key {key} of {} holds {text:?}, which is no integer", store.name())))
+}
+
+/// A number that no other process or call has, and nobody can foresee: each RandomState is keyed from the system's randomness and a counter.
+pub(super) fn random() -> u64 {
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
 }

@@ -223,7 +223,6 @@ impl Serving {
                 self.resume(client);
                 break;
             }
-            let Some(connection) = self.clients.get_mut(&client) else { return };
             let handled = match connection.next(&pending[at..]) {
                 Ok(Some((request, length))) => {
                     at += length;
