@@ -217,9 +217,7 @@ impl Replay {
         if !expected["mesh"].is_null() {
             expect("mesh", mesh.ranks() == flatten_numbers(&expected["mesh"]), format!("{:?}", mesh.ranks()));
         }
-        if self.named {
-            expect("repr", Some(mesh.describe().as_str()) == expected["repr"].as_str(), mesh.describe());
-        }
+        expect("repr", Some(mesh.describe().as_str()) == expected["repr"].as_str(), mesh.describe());
         let coordinate = mesh.coordinate().ok();
         let theirs = expected["coordinate"].as_array().map(|_| numbers::<usize>(&expected["coordinate"]));
         expect("coordinate", coordinate == theirs, format!("{coordinate:?}"));
