@@ -10,6 +10,8 @@
 mod ask;
 mod describe;
 mod root;
+mod text;
 mod view;
 
 pub use root::{Mesh, MeshSpec};
+pub use text::MeshText;

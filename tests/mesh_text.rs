@@ -1,0 +1,497 @@
+//! Meshes as text: what was written is read again, by us and by a reader that knows only the format; and texts that nobody wrote do no harm.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use devicemesh::error::Status;
+use devicemesh::mesh::{Mesh, MeshSpec, MeshText};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use serde_json::Value;
+
+/// The largest piece of memory that anything in this process asked for.
+struct Watched;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Watched = Watched;
+
+// SAFETY: all of it is the system's allocator.
+unsafe impl GlobalAlloc for Watched {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+/// A root mesh of distinct ranks of a world that may have more, and a view of it.
+#[derive(Debug, Clone)]
+struct Case {
+    shape: Vec<usize>,
+    spare: usize,
+    seed: Option<u64>,
+    who: Index,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Slice(Vec<Index>),
+    Submesh(Vec<Index>, Index),
+    Flatten,
+    Unflatten(Index, usize),
+    Concatenate(Index, Index),
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let index = any::<Index>;
+    let picks = move || prop::collection::vec(index(), 0..4);
+    let step = prop_oneof![
+        picks().prop_map(Step::Slice),
+        (picks(), index()).prop_map(|(picks, copy)| Step::Submesh(picks, copy)),
+        Just(Step::Flatten),
+        (index(), 1..6usize).prop_map(|(dim, factor)| Step::Unflatten(dim, factor)),
+        (index(), index()).prop_map(|(one, other)| Step::Concatenate(one, other)),
+    ];
+    let shape = prop::collection::vec(1..5usize, 0..5);
+    let steps = prop::collection::vec(step, 0..5);
+    (shape, 0..20usize, prop::option::of(any::<u64>()), index(), steps)
+        .prop_map(|(shape, spare, seed, who, steps)| Case { shape, spare, seed, who, steps })
+}
+
+impl Case {
+    fn world(&self) -> usize {
+        self.shape.iter().product::<usize>() + self.spare
+    }
+
+    fn rank(&self) -> usize {
+        self.who.index(self.world())
+    }
+
+    /// Steps that do not fit what is there are left out.
+    fn view(&self) -> Mesh {
+        let size: usize = self.shape.iter().product();
+        let ranks = self.seed.map(|seed| shuffled(self.world(), size, seed));
+        let names: Vec<String> = (0..self.shape.len()).map(|dim| format!("d{dim} \"é\u{1}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut mesh = Mesh::new(&MeshSpec {
+            device_type: "cpu",
+            shape: &self.shape,
+            names: Some(&names),
+            ranks: ranks.as_deref(),
+            world_size: self.world(),
+            rank: self.rank(),
+        })
+        .unwrap();
+        for (number, step) in self.steps.iter().enumerate() {
+            let names: Vec<String> = mesh.dim_names().iter().map(|name| (*name).to_owned()).collect();
+            let pick = |picks: &[Index]| picks.iter().filter_map(|pick| some(&names, pick)).collect::<Vec<_>>();
+            let next = match step {
+                Step::Slice(picks) => mesh.slice(&pick(picks)),
+                Step::Submesh(picks, copy) => {
+                    mesh.submesh_count(&pick(picks)).and_then(|copies| mesh.submesh(&pick(picks), copy.index(copies)))
+                }
+                Step::Flatten => mesh.flatten(Some(&format!("f{number}"))),
+                Step::Unflatten(dim, factor) => match some(&names, dim) {
+                    Some(name) => {
+                        let size = mesh.dim_size(mesh.dim_index(name).unwrap());
+                        mesh.unflatten(name, &[size / factor, *factor], &[&format!("o{number}"), &format!("i{number}")])
+                    }
+                    None => continue,
+                },
+                Step::Concatenate(one, other) => {
+                    let parts =
+                        [one, other].map(|pick| mesh.slice(&some(&names, pick).into_iter().collect::<Vec<_>>()));
+                    match parts {
+                        [Ok(one), Ok(other)] => Mesh::concatenate(&[&one, &other]),
+                        _ => continue,
+                    }
+                }
+            };
+            mesh = next.unwrap_or(mesh);
+        }
+        mesh
+    }
+}
+
+fn some<'a>(names: &'a [String], pick: &Index) -> Option<&'a str> {
+    (!names.is_empty()).then(|| &*names[pick.index(names.len())])
+}
+
+/// `size` ranks of a world: those of even seeds in stretches, so that there are runs.
+fn shuffled(world: usize, size: usize, seed: u64) -> Vec<i32> {
+    let mut ranks: Vec<i32> = (0..world as i32).collect();
+    let mut state = seed;
+    for at in (1..world).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        match seed % 4 {
+            0 => ranks.rotate_left((state >> 33) as usize % world * usize::from(at % 4 == 0)),
+            2 => ranks[..at].reverse(),
+            _ => ranks.swap(at, (state >> 33) as usize % (at + 1)),
+        }
+    }
+    ranks.truncate(size);
+    ranks
+}
+
+/// The ranks that a text says, from the description of its format alone.
+fn read(text: &str) -> Vec<i64> {
+    let value: Value = serde_json::from_str(text).unwrap();
+    let list = |value: &Value| value.as_array().unwrap().clone();
+    let mut positions = vec![value["base"].as_u64().unwrap() as usize];
+    for pair in list(&value["layout"]).iter().flat_map(list) {
+        let (size, stride) = (pair[0].as_u64().unwrap() as usize, pair[1].as_u64().unwrap() as usize);
+        positions = positions.iter().flat_map(|at| (0..size).map(move |digit| at + digit * stride)).collect();
+    }
+    let runs = list(&value["ranks"]);
+    let at = |mut position: i64| {
+        for run in &runs {
+            let (first, count) = (run[0].as_i64().unwrap(), run[1].as_i64().unwrap());
+            if position < count {
+                return first + position * run.get(2).map_or(1, |step| step.as_i64().unwrap());
+            }
+            position -= count;
+        }
+        panic!("ranks end before the layout in {text}");
+    };
+    positions.into_iter().map(|position| at(position as i64)).collect()
+}
+
+fn same(ours: &Mesh, theirs: &Mesh) -> Result<(), TestCaseError> {
+    prop_assert_eq!((ours.shape(), ours.dim_names()), (theirs.shape(), theirs.dim_names()));
+    prop_assert_eq!(ours.device_type(), theirs.device_type());
+    prop_assert_eq!(ours.ranks(), theirs.ranks());
+    prop_assert!(ours.equals(theirs) && theirs.equals(ours));
+    prop_assert_eq!(ours.hash(), theirs.hash());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_mesh_that_was_written_is_read_again(case in cases()) {
+        let view = case.view();
+        let text = view.serialize();
+        prop_assert!(!text.contains(|character: char| character.is_control()), "one line, and no NUL: {}", text);
+        prop_assert_eq!(read(&text), view.ranks().iter().map(|rank| i64::from(*rank)).collect::<Vec<_>>(), "{}", text);
+        let parsed = MeshText::parse(&text).unwrap();
+        prop_assert_eq!(parsed.to_string(), text);
+        let again = parsed.mesh(case.world(), case.rank()).unwrap();
+        same(&view, &again)?;
+        prop_assert_eq!(again.root().size(), again.size(), "a root");
+        prop_assert_eq!(again.is_member(), view.is_member());
+        // From then on the text stays the same.
+        let second = again.serialize();
+        let third = MeshText::parse(&second).unwrap().mesh(case.world(), case.rank()).unwrap();
+        prop_assert_eq!(&third.serialize(), &second);
+        same(&third, &view)?;
+    }
+}
+
+/// One change of a text.
+#[derive(Debug, Clone)]
+enum Change {
+    Number(Index, u64, bool),
+    Byte(Index, u8),
+    Cut(Index, Index),
+    Repeat(Index, Index),
+    Move(Index, Index, Index),
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let index = any::<Index>;
+    let edges = [0, 1, 2, 3, 7, 8, (1 << 31) - 2, (1 << 31) - 1, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, u64::MAX];
+    let number = prop_oneof![3 => 0..12u64, 1 => prop::sample::select(edges.to_vec())];
+    let byte = prop::sample::select(br#"[]{},:"0123456789-.eE\u "#.to_vec());
+    let change = prop_oneof![
+        6 => (index(), number, prop::bool::weighted(0.1)).prop_map(|(at, number, minus)| Change::Number(at, number, minus)),
+        1 => (index(), byte).prop_map(|(at, byte)| Change::Byte(at, byte)),
+        1 => (index(), index()).prop_map(|(from, to)| Change::Cut(from, to)),
+        1 => (index(), index()).prop_map(|(from, to)| Change::Repeat(from, to)),
+        1 => (index(), index(), index()).prop_map(|(from, to, at)| Change::Move(from, to, at)),
+    ];
+    prop::collection::vec(change, 1..6)
+}
+
+/// The pieces of a text: numbers, brackets, strings ... so that changes leave it JSON more often than not.
+fn pieces(text: &str) -> Vec<String> {
+    let mut pieces: Vec<String> = Vec::new();
+    for character in text.chars() {
+        match pieces.last_mut() {
+            Some(last) if character.is_alphanumeric() && last.ends_with(char::is_alphanumeric) => last.push(character),
+            _ => pieces.push(character.into()),
+        }
+    }
+    pieces
+}
+
+fn changed(text: &str, changes: &[Change]) -> String {
+    let mut list = pieces(text);
+    for change in changes {
+        if list.is_empty() {
+            break;
+        }
+        let span = |from: &Index, to: &Index| {
+            let (from, to) = (from.index(list.len()), to.index(list.len()));
+            // Short stretches: a run, a pair.
+            from.min(to)..from.max(to).min(from.min(to) + 8)
+        };
+        match change {
+            Change::Number(at, number, minus) => {
+                let numbers: Vec<usize> =
+                    (0..list.len()).filter(|at| list[*at].starts_with(|first: char| first.is_ascii_digit())).collect();
+                if !numbers.is_empty() {
+                    list[numbers[at.index(numbers.len())]] = format!("{}{number}", if *minus { "-" } else { "" });
+                }
+            }
+            Change::Byte(at, byte) => {
+                let at = at.index(list.len());
+                list[at] = char::from(*byte).into();
+            }
+            Change::Cut(from, to) => drop(list.drain(span(from, to))),
+            Change::Repeat(from, to) => {
+                let span = span(from, to);
+                let copy = list[span.clone()].to_vec();
+                list.splice(span.start..span.start, copy);
+            }
+            Change::Move(from, to, at) => {
+                let taken: Vec<String> = list.drain(span(from, to)).collect();
+                let at = at.index(list.len() + 1);
+                list.splice(at..at, taken);
+            }
+        }
+    }
+    list.concat()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+
+    /// `PROPTEST_CASES=1000000 cargo test --release --test mesh_text texts_that` looks longer.
+    #[test]
+    fn texts_that_nobody_wrote_are_refused_or_mean_what_they_say(case in cases(), changes in changes()) {
+        let text = changed(&case.view().serialize(), &changes);
+        let made = MeshText::parse(&text).and_then(|parsed| parsed.mesh(case.world(), case.rank()));
+        match made {
+            Err(error) => {
+                prop_assert_eq!(error.status(), Status::InvalidArgument, "{}", text);
+                prop_assert!(!error.message().contains('\n') && !error.message().is_empty());
+            }
+            Ok(mesh) => {
+                prop_assert_eq!(read(&text), mesh.ranks().iter().map(|rank| i64::from(*rank)).collect::<Vec<_>>(), "{}", text);
+                let again = MeshText::parse(&mesh.serialize()).unwrap().mesh(case.world(), case.rank()).unwrap();
+                same(&mesh, &again)?;
+            }
+        }
+        prop_assert!(LARGEST.load(Ordering::Relaxed) < 64 << 20, "{} bytes asked for at once", LARGEST.load(Ordering::Relaxed));
+    }
+}
+
+#[test]
+fn a_million_ranks_are_a_hundred_bytes() {
+    let names = ["pp", "dp", "cp", "tp"];
+    let (shape, world_size) = (&[64, 32, 64, 8], 1 << 20);
+    let spec = MeshSpec { device_type: "cuda", shape, names: Some(&names), ranks: None, world_size, rank: 777_777 };
+    let mesh = Mesh::new(&spec).unwrap();
+    let text = mesh.serialize();
+    let expected = r#"{"devicemesh":1,"device_type":"cuda","shape":[64,32,64,8],"names":["pp","dp","cp","tp"],"layout":[[[64,16384]],[[32,512]],[[64,8]],[[8,1]]],"base":0,"ranks":[[0,1048576]]}"#;
+    assert_eq!(text, expected);
+    // Nothing is listed on the way in either.
+    let again = MeshText::parse(&text).unwrap().mesh(world_size, 5).unwrap();
+    assert!(again.rank_map().is_none() && again.equals(&mesh));
+    for view in [mesh.slice(&["tp", "pp", "cp"]), mesh.slice(&["cp", "dp"]).unwrap().flatten(Some("both"))] {
+        let text = view.unwrap().serialize();
+        assert!(text.len() < 200 && text.ends_with(r#""ranks":[[0,1048576]]}"#), "{text}");
+    }
+    let flat = mesh.flatten(Some("all")).unwrap().serialize();
+    assert!(
+        MeshText::parse(&flat).unwrap().mesh(world_size, 0).unwrap().rank_map().is_none(),
+        "one dimension in order"
+    );
+}
+
+#[test]
+fn ranks_in_strides_are_few_runs() {
+    // Even ranks, then odd ones backwards.
+    let ranks: Vec<i32> = (0..500).map(|index| 2 * index).chain((0..500).rev().map(|index| 2 * index + 1)).collect();
+    let spec =
+        MeshSpec { device_type: "cpu", shape: &[2, 500], names: None, ranks: Some(&ranks), world_size: 1000, rank: 0 };
+    let mesh = Mesh::new(&spec).unwrap();
+    assert!(mesh.serialize().ends_with(r#""base":0,"ranks":[[0,500,2],[999,500,-2]]}"#), "{}", mesh.serialize());
+    // A view of it lists its own ranks only.
+    let rows = mesh.submesh(&["dim_1"], 1).unwrap().serialize();
+    assert!(rows.ends_with(r#""shape":[500],"names":["dim_1"],"layout":[[[500,1]]],"base":0,"ranks":[[999,500,-2]]}"#));
+}
+
+const GOOD: [(&str, &str); 7] = [
+    ("devicemesh", "1"),
+    ("device_type", r#""cpu""#),
+    ("shape", "[2,4]"),
+    ("names", r#"["dp","tp"]"#),
+    ("layout", "[[[2,4]],[[4,1]]]"),
+    ("base", "0"),
+    ("ranks", "[[0,8]]"),
+];
+
+/// The good text with other values of these keys; an empty value leaves the key out, an unknown key comes last.
+fn with(other: &[(&str, &str)]) -> String {
+    let value = |key: &str, good: &str| {
+        let found = other.iter().find(|(name, _)| *name == key);
+        found.map_or(good, |(_, value)| value).to_owned()
+    };
+    let known = GOOD.iter().map(|(key, good)| (*key, value(key, good)));
+    let unknown = other.iter().filter(|(key, _)| GOOD.iter().all(|(good, _)| good != key));
+    let all = known.chain(unknown.map(|(key, value)| (*key, (*value).to_owned())));
+    let pairs: Vec<String> =
+        all.filter(|(_, value)| !value.is_empty()).map(|(key, value)| format!("\"{key}\": {value}")).collect();
+    format!(" {{ {} }}\n", pairs.join(", "))
+}
+
+#[track_caller]
+fn refused(text: &str, world_size: usize, message: &str) {
+    let made = MeshText::parse(text).and_then(|parsed| parsed.mesh(world_size, 0));
+    let error = made.expect_err(&format!("expected {message:?} for {text}"));
+    assert_eq!(error.status(), Status::InvalidArgument);
+    assert!(error.message().contains(message), "expected {message:?}: {error}");
+}
+
+#[test]
+fn keys_come_in_any_order_and_with_spaces() {
+    let backwards: Vec<String> = GOOD.iter().rev().map(|(key, value)| format!("\"{key}\"\t:\n{value}")).collect();
+    let text = format!("\n{{{}}}\r\n", backwards.join(" ,\n"));
+    assert_eq!(MeshText::parse(&text).unwrap(), MeshText::parse(&with(&[])).unwrap());
+    // Pairs may be finer than they need to be, runs too, and a dimension of size 1 may have a pair.
+    let fine = [("layout", "[[[2,4],[1,99999999999]],[[2,2],[2,1]]]"), ("ranks", "[[0,3],[3,1],[4,4,1]]")];
+    let mesh = MeshText::parse(&with(&fine)).unwrap().mesh(8, 0).unwrap();
+    assert!(mesh.equals(&MeshText::parse(&with(&[])).unwrap().mesh(8, 7).unwrap()));
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_values() {
+    refused("", 8, "EOF while parsing a value at line 1 column 0");
+    refused("mesh", 8, "expected value at line 1 column 1");
+    refused(r#"{"devicemesh":1"#, 8, "EOF while parsing an object at line 1 column 15");
+    refused(&format!("{}x", with(&[])), 8, "trailing characters at line 2 column 1");
+    refused("[1]", 8, "a JSON object is wanted, this is a list");
+    refused(r#"[1,"cpu",[2],["dp"],[[[2,1]]],0,[[0,2]]]"#, 8, "at line 1 column");
+    refused(&with(&[("devicemesh", "")]), 8, "missing field `devicemesh`");
+    refused(&with(&[("devicemesh", "2"), ("shape", "")]), 8, "has version 2, but this library");
+    refused(&with(&[("devicemesh", "\"1\"")]), 8, "invalid type: string \"1\", expected u64 at line 1 column");
+    for (key, _) in &GOOD[1..] {
+        refused(&with(&[(key, "")]), 8, &format!("missing field `{key}`"));
+        refused(&with(&[(key, "null")]), 8, "invalid type: null");
+        refused(&with(&[(key, "{}")]), 8, "invalid type: map");
+        refused(&with(&[(&format!("{key}s"), "1")]), 8, &format!("unknown field `{key}s`"));
+        refused(&with(&[(key, &format!("0, \"{key}\": 0"))]), 8, "at line 1 column");
+    }
+    refused(&with(&[("base", "0, \"base\": 0")]), 8, "duplicate field `base`");
+
+    refused(&with(&[("device_type", r#""""#)]), 8, "got \"\"");
+    refused(&with(&[("device_type", r#""cuda:1""#)]), 8, "got \"cuda:1\"");
+    refused(&with(&[("device_type", r#""c\u0000u""#)]), 8, "device_type contains a NUL");
+    refused(&with(&[("names", r#"["dp","t\u0000p"]"#)]), 8, "names[1] contains a NUL");
+    refused(&with(&[("names", r#"["dp",""]"#)]), 8, "the name of dimension 1 is empty");
+    refused(&with(&[("names", r#"["dp","dp"]"#)]), 8, "dimension name dp is repeated");
+    refused(&with(&[("names", r#"["dp"]"#)]), 8, "shape has 2 elements, names 1, layout 2");
+    refused(&with(&[("layout", "[[[2,4]]]")]), 8, "shape has 2 elements, names 2, layout 1");
+    refused(&with(&[("names", r#"["dp","\ud800"]"#)]), 8, "at line 1 column");
+
+    refused(&with(&[("shape", "[2,0]")]), 8, "dimension 1 has size 0");
+    refused(&with(&[("shape", "[2,-4]")]), 8, "invalid value: integer `-4`");
+    refused(&with(&[("shape", "[2,4.0]")]), 8, "invalid type: floating point `4.0`");
+    refused(&with(&[("shape", "[2,1e1]")]), 8, "invalid type: floating point `10.0`");
+    refused(&with(&[("shape", "[2,18446744073709551616]")]), 8, "invalid type: floating point");
+    refused(&with(&[("shape", "[4,18446744073709551615]")]), 8, "larger than 2^64");
+    refused(&with(&[("shape", "[65536,65536]")]), 8, "shape has 4294967296 ranks; a mesh has at most 2147483647");
+    refused(&with(&[("shape", "[2,3]")]), 8, "layout[1] walks 4 ranks, but shape[1] is 3");
+    refused(
+        &with(&[("layout", "[[[2,4]],[[4294967296,1],[4294967296,1]]]")]),
+        8,
+        "layout[1] walks more than 2^64 ranks",
+    );
+    refused(&with(&[("layout", "[[[2,4]],[[4,0]]]")]), 8, "layout[1] has 4 steps of stride 0");
+    refused(&with(&[("layout", "[[[2,4]],[[4]]]")]), 8, "invalid length 1");
+    refused(&with(&[("layout", "[[[2,4]],[[4,1,1]]]")]), 8, "at line 1 column");
+    refused(&with(&[("layout", "[[[2,2]],[[4,1]]]")]), 8, "the steps [2,2], [4,1], which overlap");
+    refused(&with(&[("layout", "[[[2,1]],[[4,1]]]")]), 8, "which overlap");
+    refused(&with(&[("layout", "[[[2,5]],[[4,1]]]"), ("ranks", "[[0,9]]")]), 9, "which overlap");
+    refused(
+        &with(&[("layout", "[[[2,8]],[[4,1]]]")]),
+        8,
+        "the layout reaches position 11 of ranks, which has 8 from 0",
+    );
+    refused(&with(&[("base", "1")]), 8, "the layout reaches position 8 of ranks");
+    refused(&with(&[("base", "18446744073709551615")]), 8, "the layout reaches position 18446744073709551622");
+    refused(
+        &with(&[("layout", "[[[2,18446744073709551615]],[[4,18446744073709551615]]]")]),
+        8,
+        "the layout reaches position",
+    );
+
+    refused(&with(&[("ranks", "[]")]), 8, "ranks, which has 0");
+    refused(&with(&[("ranks", "[8]")]), 8, "expected a run of ranks, [first, count] or [first, count, step]");
+    refused(&with(&[("ranks", "[[]]")]), 8, "invalid length 0, expected a run of ranks");
+    refused(&with(&[("ranks", "[[8]]")]), 8, "invalid length 1, expected a run of ranks");
+    refused(&with(&[("ranks", "[[0,8,1,1]]")]), 8, "invalid length 4, expected a run of ranks");
+    refused(&with(&[("ranks", "[[0,8],[9,0]]")]), 8, "ranks[1] is [9,0]: its count is at least 1");
+    refused(&with(&[("ranks", "[[0,8,0]]")]), 8, "ranks[0] is [0,8,0]");
+    refused(
+        &with(&[("ranks", "[[-1,8]]")]),
+        8,
+        "ranks[0] is [-1,8], from rank -1 to rank 6; ranks are 0 to 2147483646",
+    );
+    refused(&with(&[("ranks", "[[5,8,-1]]")]), 8, "from rank 5 to rank -2");
+    refused(&with(&[("ranks", "[[2147483640,8]]")]), 8, "from rank 2147483640 to rank 2147483647");
+    refused(
+        &with(&[("ranks", "[[9223372036854775807,18446744073709551615,9223372036854775807]]")]),
+        8,
+        "to rank 170141183460469231704017187605319778305",
+    );
+    refused(
+        &with(&[("ranks", "[[-9223372036854775808,18446744073709551615,-9223372036854775808]]")]),
+        8,
+        "to rank -170141183460469231722463931679029329920",
+    );
+    refused(&with(&[("ranks", "[[0,2147483647],[0,1]]")]), 8, "ranks has 2147483648 ranks up to ranks[1]");
+    refused(&with(&[("ranks", "[[0,4],[3,4]]")]), 8, "rank 3 is listed twice, at index 3 and index 4");
+    refused(&with(&[("ranks", "[[1,8]]")]), 8, "rank 8 at index 7 is out of range: the world has ranks 0 to 7");
+    refused(&with(&[]), 7, "has 8 ranks, but the world has 7");
+}
+
+#[test]
+fn small_texts_and_large_ones_cost_what_they_are() {
+    // Two billion ranks that are not in order, in a small world.
+    let turned =
+        with(&[("shape", "[32768,65535]"), ("layout", "[[[32768,1]],[[65535,32768]]]"), ("ranks", "[[0,2147450880]]")]);
+    refused(&turned, 8, "has 2147450880 ranks, but the world has 8");
+    let large = with(&[("ranks", "[[0,2147483647]]")]);
+    assert_eq!(MeshText::parse(&large).unwrap().mesh(8, 0).unwrap().size(), 8);
+    let far = with(&[("ranks", "[[0,2147483647]]"), ("base", "2147483639")]);
+    refused(&far, 8, "rank 2147483639 at index 0 is out of range");
+
+    // Depth, and many of everything.
+    let deep = "[".repeat(1 << 20);
+    for key in ["devicemesh", "device_type", "shape", "names", "layout", "ranks", "other"] {
+        refused(&with(&[(key, &deep)]), 8, "at line 1 column");
+    }
+    let many = |element: &str| format!("[{}]", vec![element; 65_537].join(","));
+    let names = format!("[{}]", (0..65_537).map(|index| format!("\"d{index}\"")).collect::<Vec<_>>().join(","));
+    let wide = [("shape", &*many("1")), ("names", &*names), ("layout", &*many("[]")), ("ranks", "[[0,1]]")];
+    refused(
+        &with(&wide),
+        8,
+        "shape has 65537 elements, names 65537, layout 65537: each has one per dimension, at most 65536",
+    );
+    let long = "x".repeat(1 << 20);
+    let error = MeshText::parse(&with(&[("shape", &format!("\"{long}\""))])).unwrap_err();
+    assert!(error.message().len() < 400 && error.message().contains("... at line 1 column"), "{error}");
+    assert!(LARGEST.load(Ordering::Relaxed) < 64 << 20, "{} bytes asked for at once", LARGEST.load(Ordering::Relaxed));
+}
