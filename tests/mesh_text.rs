@@ -1,5 +1,7 @@
 //! Meshes as text: what was written is read again, by us and by a reader that knows only the format; and texts that nobody wrote do no harm.
 
+mod texts;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,7 +9,6 @@ use devicemesh::error::Status;
 use devicemesh::mesh::{Mesh, MeshSpec, MeshText};
 use proptest::prelude::*;
 use proptest::sample::Index;
-use serde_json::Value;
 
 /// The largest piece of memory that anything in this process asked for.
 struct Watched;
@@ -28,6 +29,13 @@ unsafe impl GlobalAlloc for Watched {
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         // SAFETY: the caller's contract.
         unsafe { System.dealloc(place, layout) }
+    }
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(cases),
     }
 }
 
@@ -141,58 +149,26 @@ fn shuffled(world: usize, size: usize, seed: u64) -> Vec<i32> {
     ranks
 }
 
-/// The ranks that a text says, from the description of its format alone.
-fn read(text: &str) -> Vec<i64> {
-    let value: Value = serde_json::from_str(text).unwrap();
-    let list = |value: &Value| value.as_array().unwrap().clone();
-    let mut positions = vec![value["base"].as_u64().unwrap() as usize];
-    for pair in list(&value["layout"]).iter().flat_map(list) {
-        let (size, stride) = (pair[0].as_u64().unwrap() as usize, pair[1].as_u64().unwrap() as usize);
-        positions = positions.iter().flat_map(|at| (0..size).map(move |digit| at + digit * stride)).collect();
-    }
-    let runs = list(&value["ranks"]);
-    let at = |mut position: i64| {
-        for run in &runs {
-            let (first, count) = (run[0].as_i64().unwrap(), run[1].as_i64().unwrap());
-            if position < count {
-                return first + position * run.get(2).map_or(1, |step| step.as_i64().unwrap());
-            }
-            position -= count;
-        }
-        panic!("ranks end before the layout in {text}");
-    };
-    positions.into_iter().map(|position| at(position as i64)).collect()
-}
-
-fn same(ours: &Mesh, theirs: &Mesh) -> Result<(), TestCaseError> {
-    prop_assert_eq!((ours.shape(), ours.dim_names()), (theirs.shape(), theirs.dim_names()));
-    prop_assert_eq!(ours.device_type(), theirs.device_type());
-    prop_assert_eq!(ours.ranks(), theirs.ranks());
-    prop_assert!(ours.equals(theirs) && theirs.equals(ours));
-    prop_assert_eq!(ours.hash(), theirs.hash());
-    Ok(())
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+    #![proptest_config(config(512))]
 
     #[test]
     fn a_mesh_that_was_written_is_read_again(case in cases()) {
         let view = case.view();
         let text = view.serialize();
         prop_assert!(!text.contains(|character: char| character.is_control()), "one line, and no NUL: {}", text);
-        prop_assert_eq!(read(&text), view.ranks().iter().map(|rank| i64::from(*rank)).collect::<Vec<_>>(), "{}", text);
+        prop_assert_eq!(texts::read(&text), view.ranks().iter().map(|rank| i64::from(*rank)).collect::<Vec<_>>(), "{}", text);
         let parsed = MeshText::parse(&text).unwrap();
         prop_assert_eq!(parsed.to_string(), text);
         let again = parsed.mesh(case.world(), case.rank()).unwrap();
-        same(&view, &again)?;
+        texts::same(&view, &again);
         prop_assert_eq!(again.root().size(), again.size(), "a root");
         prop_assert_eq!(again.is_member(), view.is_member());
         // From then on the text stays the same.
         let second = again.serialize();
         let third = MeshText::parse(&second).unwrap().mesh(case.world(), case.rank()).unwrap();
         prop_assert_eq!(&third.serialize(), &second);
-        same(&third, &view)?;
+        texts::same(&third, &view);
     }
 }
 
@@ -273,30 +249,33 @@ fn changed(text: &str, changes: &[Change]) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+    #![proptest_config(config(4096))]
 
-    /// `PROPTEST_CASES=1000000 cargo test --release --test mesh_text texts_that` looks longer.
+    /// `PROPTEST_CASES=100000 cargo test --test mesh_text texts_that` looks longer.
     #[test]
     fn texts_that_nobody_wrote_are_refused_or_mean_what_they_say(case in cases(), changes in changes()) {
         let text = changed(&case.view().serialize(), &changes);
-        let made = MeshText::parse(&text).and_then(|parsed| parsed.mesh(case.world(), case.rank()));
-        match made {
-            Err(error) => {
-                prop_assert_eq!(error.status(), Status::InvalidArgument, "{}", text);
-                prop_assert!(!error.message().contains('\n') && !error.message().is_empty());
-            }
-            Ok(mesh) => {
-                prop_assert_eq!(read(&text), mesh.ranks().iter().map(|rank| i64::from(*rank)).collect::<Vec<_>>(), "{}", text);
-                let again = MeshText::parse(&mesh.serialize()).unwrap().mesh(case.world(), case.rank()).unwrap();
-                same(&mesh, &again)?;
-            }
-        }
+        texts::check_any_text(&text, case.world(), case.rank());
         prop_assert!(LARGEST.load(Ordering::Relaxed) < 64 << 20, "{} bytes asked for at once", LARGEST.load(Ordering::Relaxed));
     }
 }
 
 #[test]
-fn a_million_ranks_are_a_hundred_bytes() {
+fn what_the_fuzzer_found_stays_mended() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/mesh_text");
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        if let Ok(text) = std::str::from_utf8(&bytes) {
+            texts::check_any_text(text, 64, 5);
+        }
+        files += 1;
+    }
+    assert!(files >= 10, "{files} files in {folder}");
+}
+
+#[test]
+fn a_million_ranks_are_less_than_200_bytes() {
     let names = ["pp", "dp", "cp", "tp"];
     let (shape, world_size) = (&[64, 32, 64, 8], 1 << 20);
     let spec = MeshSpec { device_type: "cuda", shape, names: Some(&names), ranks: None, world_size, rank: 777_777 };

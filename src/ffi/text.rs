@@ -30,8 +30,8 @@ use crate::mesh::MeshText;
 /// in the text above, the rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple of size * stride of the one
 /// before, so no rank is met twice; ranks may be longer than what the layout reaches.
 ///
-/// A mesh of 1,048,576 ranks in a row has a text of about a hundred bytes, and so have all its views; meshes with a rank array list the view's own ranks. Equal
-/// views can have different texts: compare with dm_equal. The views of one mesh on different ranks are different views with different texts.
+/// A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are no longer; a mesh made with a rank array has as many runs as its
+/// ranks have. Equal views can have different texts: compare with dm_equal. After dm_slice, ranks that hold different views have different texts.
 ///
 /// Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
@@ -59,8 +59,8 @@ pub unsafe extern "C" fn dm_serialize(
 /// dimensions of the text; options->ranks is NULL. Without options->world it is the default world of the text's device type, which may be
 /// larger than the one the text comes from. The caller frees the handle with dm_free.
 ///
-/// The text may be in any order and have spaces, as JSON may. All of its seven keys are needed and there are no others; numbers are integers; at most
-/// 65536 dimensions. It may come from a stranger: it is checked before anybody is waited for, and takes memory in proportion to its
+/// Keys may come in any order and with spaces between. All seven are needed and there are no others; numbers are integers; there are at most
+/// 65536 dimensions. The text may come from a stranger: it is checked before anybody is waited for, and takes memory in proportion to its
 /// length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller alone: where it is not JSON, which key is missing,
 /// which numbers contradict each other, which rank is listed twice or not in the world), and those of dm_init.
 ///
