@@ -354,8 +354,8 @@ fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usiz
                 "layout[{index}] has {size} steps of stride 0; a stride is at least 1"
             )));
         }
-        let reach = |&(size, stride): &Pair| (size as u128 - 1) * stride as u128;
-        last = pairs.iter().map(reach).fold(last, u128::saturating_add);
+        // The sizes of all dimensions multiply to less than 2^31, so the sum stays far below 2^128.
+        last += pairs.iter().map(|(size, stride)| (*size as u128 - 1) * *stride as u128).sum::<u128>();
     }
     if last >= length as u128 {
         return Err(Error::invalid(format!("the layout reaches position {last} of ranks, which has {length} from 0")));
