@@ -1,0 +1,18 @@
+"""Collectives of libdevicemesh inside jax.jit: a communicator per mesh dimension, one process per device.
+
+    import devicemesh, devicemesh_jax as dmj
+
+    mesh = devicemesh.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+
+    @jax.jit
+    def step(parameters, batch):
+        loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
+        return dmj.all_reduce((loss, gradients), mesh, "dp", op="avg")
+
+README.md beside this package says what is ordered, what a derivative means and what an error looks like.
+"""
+
+from ._meshes import mesh_to_jax, replica_groups
+from .collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, shift
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "mesh_to_jax", "reduce", "reduce_scatter", "replica_groups", "shift"]

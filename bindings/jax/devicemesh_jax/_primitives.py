@@ -1,0 +1,158 @@
+"""The collectives as JAX primitives: one operand, one result, and how each is compiled, batched, differentiated and transposed.
+
+They work on the first axis, which is the one along the mesh dimension: all_gather adds it, reduce_scatter takes it away. What users call is made of them in
+collectives.py.
+
+A derivative is that of the sum of all ranks' results, as for jax.lax.psum: the cotangents of one value on several ranks are summed. So
+
+    all_reduce (sum, avg)  <->  itself                     all_to_all     <->  itself
+    all_gather             <->  reduce_scatter             shift by k     <->  shift by -k
+    reduce to a root       <->  broadcast from it
+
+Every parameter is the same on all ranks (names, sizes, operators; never a coordinate), so all ranks compile one and the same program.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import jax
+import jax.numpy as jnp
+import numpy
+from jax.core import ShapedArray, abstract_token
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from . import _native, _order
+from ._operators import AVG, NAMES, SUM
+
+Params = Dict[str, Any]
+Batch = Callable[[Any, int], Tuple[Any, int]]
+
+
+@functools.lru_cache(maxsize=None)
+def compiled(primitive: Primitive, params: Tuple[Tuple[str, Any], ...]) -> Any:
+    """The primitive alone as a jitted function, for a call outside jax.jit."""
+    return jax.jit(lambda operand: primitive.bind(operand, **dict(params)))
+
+
+def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
+    """The custom call of a handler: operands, then the token, in and out."""
+    call = jax.ffi.ffi_lowering(
+        f"devicemesh_{name}", has_side_effect=True, operand_output_aliases={1: 0} if zeros else {0: 0} if in_place else None)
+
+    def lower(context: Any, operand: Any, **params: Any) -> List[Any]:
+        (made,) = context.avals_out
+        operands, avals = [operand], list(context.avals_in)
+        if zeros:
+            # Where nothing comes, the result is what was there before.
+            operands.append(mlir.ir_constant(numpy.broadcast_to(numpy.zeros((), made.dtype), made.shape)))
+            avals.append(made)
+        whole = context.replace(avals_in=[*avals, abstract_token], avals_out=[made, abstract_token])
+        result, token = call(whole, *operands, _order.take(context), platform=platform, **params)
+        _order.give(context, token)
+        return [result]
+
+    return lower
+
+
+def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[..., Any], batch: Batch, zeros: bool = False, in_place: bool = False) -> Primitive:
+    """A primitive for the handler devicemesh_<name>.
+
+    shape: the result's, from the operand's. batch: from a batched operand and its batch axis, the operand of one call for all of them and the batch
+    axis of its result. zeros: the handler does not write its result on every rank. in_place: the result takes the operand's memory (XLA copies an operand that is still needed).
+    """
+    primitive = Primitive(f"devicemesh_{name}")
+
+    def abstract(operand: Any, **params: Any) -> Any:
+        return ShapedArray(shape(operand.shape, params["size"]), operand.dtype), {_order.collective}
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        op = params.get("op", SUM)
+        if op not in (SUM, AVG) and type(tangents[0]) is not ad.Zero:
+            raise NotImplementedError(
+                f"{name} with op {NAMES[op]!r} cannot be differentiated, only 'sum' and 'avg' can; where no derivative is wanted, say so with "
+                "jax.lax.stop_gradient around the operand")
+        return linear(primals, tangents, **params)
+
+    def batched(operands: Sequence[Any], axes: Sequence[int], **params: Any) -> Any:
+        operand, axis = batch(operands[0], axes[0])
+        return primitive.bind(operand, **params), axis
+
+    primitive.def_impl(lambda operand, **params: compiled(primitive, tuple(params.items()))(operand))
+    primitive.def_effectful_abstract_eval(abstract)
+    ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, params)])
+    linear = ad.primitive_jvps[primitive]
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batched
+    for platform in _native.PLATFORMS:
+        mlir.register_lowering(primitive, lowering(name, platform, zeros, in_place), platform=platform)
+    return primitive
+
+
+def without(params: Params, *names: str) -> Params:
+    return {name: value for name, value in params.items() if name not in names}
+
+
+def same(shape: Tuple[int, ...], size: int) -> Tuple[int, ...]:
+    return shape
+
+
+def elementwise(operand: Any, axis: int) -> Tuple[Any, int]:
+    return operand, axis
+
+
+def first_axis_kept(operand: Any, axis: int) -> Tuple[Any, int]:
+    return (jnp.moveaxis(operand, 0, 1), 1) if axis == 0 else (operand, axis)
+
+
+def first_axis_added(operand: Any, axis: int) -> Tuple[Any, int]:
+    return operand, axis + 1
+
+
+def first_axis_gone(operand: Any, axis: int) -> Tuple[Any, int]:
+    operand, axis = first_axis_kept(operand, axis)
+    return operand, axis - 1
+
+
+def transpose_broadcast(cotangent: Any, params: Params) -> Any:
+    return reduce_p.bind(cotangent, op=SUM, **params)
+
+
+def transpose_reduce(cotangent: Any, params: Params) -> Any:
+    return share(broadcast_p.bind(cotangent, **without(params, "op")), params)
+
+
+def transpose_all_gather(cotangent: Any, params: Params) -> Any:
+    return reduce_scatter_p.bind(cotangent, op=SUM, **params)
+
+
+def transpose_reduce_scatter(cotangent: Any, params: Params) -> Any:
+    return share(all_gather_p.bind(cotangent, **without(params, "op")), params)
+
+
+def share(cotangent: Any, params: Params) -> Any:
+    """What one of the averaged ranks has in the result's cotangent."""
+    return cotangent / params["size"] if params["op"] == AVG else cotangent
+
+
+def transpose_shift(cotangent: Any, params: Params) -> Any:
+    return shift_p.bind(cotangent, **{**params, "offset": -params["offset"]})
+
+
+def transpose_all_reduce(cotangent: Any, params: Params) -> Any:
+    return all_reduce_p.bind(cotangent, **params)
+
+
+def transpose_all_to_all(cotangent: Any, params: Params) -> Any:
+    return all_to_all_p.bind(cotangent, **params)
+
+
+all_reduce_p = make("all_reduce", same, transpose_all_reduce, elementwise, in_place=True)
+reduce_p = make("reduce", same, transpose_reduce, elementwise, zeros=True)
+broadcast_p = make("broadcast", same, transpose_broadcast, elementwise, in_place=True)
+shift_p = make("shift", same, transpose_shift, elementwise, zeros=True)
+all_to_all_p = make("all_to_all", same, transpose_all_to_all, first_axis_kept)
+all_gather_p = make("all_gather", lambda shape, size: (size, *shape), transpose_all_gather, first_axis_added)
+reduce_scatter_p = make("reduce_scatter", lambda shape, size: shape[1:], transpose_reduce_scatter, first_axis_gone)

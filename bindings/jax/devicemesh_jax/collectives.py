@@ -1,0 +1,127 @@
+"""What a program calls: collectives on arrays (or pytrees of them) along one dimension of a mesh.
+
+All take part in the order that _order.py describes: the ranks of a mesh must call them in the same order, as in any program with communicators.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Tuple, Union
+
+import jax
+import jax.numpy as jnp
+
+from . import _primitives as primitives
+from ._meshes import MeshOrName, along
+from ._operators import check_dtype, operator
+
+Dim = Union[None, int, str]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter", "shift"]
+
+
+def call(what: str, x: Any, mesh: MeshOrName, dim: Dim, body: Callable[..., Any]) -> Any:
+    """body(array, mesh=, dim=, size=) for every leaf of x, in their order."""
+    name, label, size = along(mesh, dim)
+
+    def one(leaf: Any) -> Any:
+        array = jnp.asarray(leaf)
+        check_dtype(what, array.dtype)
+        return body(array, mesh=name, dim=label, size=size)
+
+    return jax.tree.map(one, x)
+
+
+def axis_of(name: str, axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"{name} is {axis}, but there are {ndim} axes")
+    return axis % ndim
+
+
+def split(name: str, array: Any, axis: int, size: int, tiled: bool) -> Any:
+    """The blocks for the ranks along a dimension as a first axis."""
+    length = array.shape[axis]
+    if tiled:
+        if length % size:
+            raise ValueError(f"axis {axis} ({name}) of shape {array.shape} is not a multiple of the dimension's {size} ranks")
+        array = array.reshape(*array.shape[:axis], size, length // size, *array.shape[axis + 1 :])
+    elif length != size:
+        raise ValueError(f"axis {axis} ({name}) of shape {array.shape} is not as long as the dimension, {size} ranks; tiled=True splits a longer one")
+    return jnp.moveaxis(array, axis, 0)
+
+
+def join(array: Any, axis: int, tiled: bool) -> Any:
+    """The first axis, of blocks from the ranks along a dimension, as a new axis or (tiled) in front of one there is."""
+    array = jnp.moveaxis(array, 0, axis)
+    if tiled:
+        array = array.reshape(*array.shape[:axis], array.shape[axis] * array.shape[axis + 1], *array.shape[axis + 2 :])
+    return array
+
+
+def all_reduce(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum") -> Any:
+    """Every rank's elements together: op is "sum", "avg", "prod", "max" or "min" ("sum" and "avg" can be differentiated). Any shape; as jax.lax.psum."""
+    code = operator(op)
+    return call("all_reduce", x, mesh, dim, lambda array, **where: primitives.all_reduce_p.bind(array, op=code, **where))
+
+
+def reduce(x: Any, mesh: MeshOrName, dim: Dim = None, root: int = 0, op: str = "sum") -> Any:
+    """As all_reduce, for the rank at coordinate root; the others get zeros."""
+    code = operator(op)
+    return call("reduce", x, mesh, dim, lambda array, **where: primitives.reduce_p.bind(array, op=code, root=root_of(root, **where), **where))
+
+
+def broadcast(x: Any, mesh: MeshOrName, dim: Dim = None, root: int = 0) -> Any:
+    """What the rank at coordinate root has; the others give an array of the same shape and type."""
+    return call("broadcast", x, mesh, dim, lambda array, **where: primitives.broadcast_p.bind(array, root=root_of(root, **where), **where))
+
+
+def root_of(root: int, dim: str, size: int, **_: Any) -> int:
+    if not 0 <= root < size:
+        raise ValueError(f"root is {root}; dimension {dim} has ranks 0 to {size - 1}")
+    return int(root)
+
+
+def all_gather(x: Any, mesh: MeshOrName, dim: Dim = None, *, axis: int = 0, tiled: bool = False) -> Any:
+    """Every rank's array, in the order of their coordinates, along a new axis or (tiled) one after the other along that axis; as jax.lax.all_gather."""
+
+    def body(array: Any, **where: Any) -> Any:
+        place = axis_of("axis", axis, array.ndim + (not tiled))
+        return join(primitives.all_gather_p.bind(array, **where), place, tiled)
+
+    return call("all_gather", x, mesh, dim, body)
+
+
+def reduce_scatter(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum", *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
+    """Block i of all ranks' arrays reduced, on rank i; the axis is as long as the dimension and vanishes, or (tiled) a multiple and becomes shorter; as
+    jax.lax.psum_scatter."""
+    code = operator(op)
+
+    def body(array: Any, **where: Any) -> Any:
+        place = axis_of("scatter_dimension", scatter_dimension, array.ndim)
+        blocks = split("scatter_dimension", array, place, where["size"], tiled)
+        return primitives.reduce_scatter_p.bind(blocks, op=code, **where)
+
+    return call("reduce_scatter", x, mesh, dim, body)
+
+
+def all_to_all(x: Any, mesh: MeshOrName, dim: Dim = None, *, split_axis: int = 0, concat_axis: int = 0, tiled: bool = False) -> Any:
+    """Block i along split_axis goes to rank i; what comes from rank i is block i along concat_axis; as jax.lax.all_to_all."""
+
+    def body(array: Any, **where: Any) -> Any:
+        source, target = axis_of("split_axis", split_axis, array.ndim), axis_of("concat_axis", concat_axis, array.ndim)
+        blocks = split("split_axis", array, source, where["size"], tiled)
+        return join(primitives.all_to_all_p.bind(blocks, **where), target, tiled)
+
+    return call("all_to_all", x, mesh, dim, body)
+
+
+def shift(x: Any, mesh: MeshOrName, dim: Dim = None, offset: int = 1, *, wrap: bool = True) -> Any:
+    """What the rank offset steps before has: x goes to coordinate + offset, around the end or (wrap=False) not, and zeros come where nothing does.
+
+    A ring is offset=1; a pipeline's next stage is offset=1, wrap=False.
+    """
+
+    def body(array: Any, size: int, **where: Any) -> Any:
+        # Within a turn, so that programs which mean the same are the same.
+        steps = offset % size if wrap else max(-size, min(size, offset))
+        return primitives.shift_p.bind(array, offset=steps, wrap=int(bool(wrap)), size=size, **where)
+
+    return call("shift", x, mesh, dim, body)

@@ -1,0 +1,309 @@
+// XLA FFI handlers: one collective of libdevicemesh each, on the mesh that is registered under a name.
+//
+// XLA gives a handler its buffers, the attributes of the call and, on cuda, the stream. The mesh comes from dm_lookup at every call, so that a
+// compiled program holds no handle, a name that is registered anew is seen, and a name that is gone is an error. The communicator stays inside the
+// library. Nothing of XLA is linked; built with the headers of jaxlib 0.7.2 one binary serves all later versions, because XLA refuses handlers
+// that are newer than itself and takes older ones.
+//
+// The token after the operands and after the results is what orders the calls: see devicemesh_jax/_order.py.
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "devicemesh.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+using Operand = ffi::AnyBuffer;
+using Result = ffi::Result<ffi::AnyBuffer>;
+using Token = ffi::Token;
+using TokenOut = ffi::Result<ffi::Token>;
+
+// The functions of the copy of libdevicemesh that Python has loaded; another copy would know no mesh of it. Set once by devicemesh_jax_connect.
+#define DEVICEMESH_FUNCTIONS(X)                                                                                       \
+  X(dm_lookup) X(dm_free) X(dm_size) X(dm_describe) X(dm_get_local_rank) X(dm_last_error) X(dm_status_name)           \
+  X(dm_all_reduce) X(dm_reduce) X(dm_broadcast) X(dm_all_gather) X(dm_reduce_scatter) X(dm_all_to_all) X(dm_send)     \
+  X(dm_recv) X(dm_group_start) X(dm_group_end)
+
+struct Library {
+#define MEMBER(name) decltype(&::name) name = nullptr;
+  DEVICEMESH_FUNCTIONS(MEMBER)
+#undef MEMBER
+};
+
+Library library;
+
+ffi::ErrorCode code_of(dm_status status) {
+  switch (status) {
+    case DM_STATUS_INVALID_ARGUMENT: return ffi::ErrorCode::kInvalidArgument;
+    case DM_STATUS_NOT_FOUND: return ffi::ErrorCode::kNotFound;
+    case DM_STATUS_INVALID_HANDLE:
+    case DM_STATUS_NOT_MEMBER:
+    case DM_STATUS_MISMATCH: return ffi::ErrorCode::kFailedPrecondition;
+    case DM_STATUS_TIMEOUT: return ffi::ErrorCode::kDeadlineExceeded;
+    case DM_STATUS_STORE:
+    case DM_STATUS_LIBRARY:
+    case DM_STATUS_PEER_LOST: return ffi::ErrorCode::kUnavailable;
+    case DM_STATUS_UNSUPPORTED: return ffi::ErrorCode::kUnimplemented;
+    case DM_STATUS_ABORTED: return ffi::ErrorCode::kAborted;
+    default: return ffi::ErrorCode::kInternal;
+  }
+}
+
+// What went wrong in the last call of this thread.
+ffi::Error error_of(dm_status status) {
+  return ffi::Error(code_of(status), std::string(library.dm_status_name(status)) + ": " + library.dm_last_error());
+}
+
+std::optional<dm_dtype> dtype_of(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::S8: return DM_INT8;
+    case ffi::DataType::U8: return DM_UINT8;
+    case ffi::DataType::S32: return DM_INT32;
+    case ffi::DataType::U32: return DM_UINT32;
+    case ffi::DataType::S64: return DM_INT64;
+    case ffi::DataType::U64: return DM_UINT64;
+    case ffi::DataType::F16: return DM_FLOAT16;
+    case ffi::DataType::F32: return DM_FLOAT32;
+    case ffi::DataType::F64: return DM_FLOAT64;
+    case ffi::DataType::BF16: return DM_BFLOAT16;
+    default: return std::nullopt;
+  }
+}
+
+struct Handle {
+  dm_mesh *mesh = nullptr;
+  Handle() = default;
+  Handle(const Handle &) = delete;
+  Handle &operator=(const Handle &) = delete;
+  ~Handle() { library.dm_free(mesh); }
+};
+
+// The device type as dm_describe prints it: DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1)). Host memory given to NCCL, or device memory to
+// the host engine, would end the process.
+ffi::Error check_device(const dm_mesh *mesh, const std::string &name, std::string_view platform) {
+  char text[512];
+  std::string longer;
+  const char *printed = text;
+  size_t length = 0;
+  dm_status status = library.dm_describe(mesh, text, sizeof text, &length);
+  if (status == DM_STATUS_BUFFER_TOO_SMALL) {
+    longer.resize(length);
+    status = library.dm_describe(mesh, longer.data(), longer.size(), &length);
+    printed = longer.c_str();
+  }
+  if (status != DM_STATUS_OK) return error_of(status);
+  std::string_view all(printed);
+  std::string quoted = "'" + std::string(platform) + "', stride=";
+  if (all.rfind(quoted) != std::string_view::npos) return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                    "mesh \"" + name + "\" is " + printed + ", but this computation runs on " + std::string(platform));
+}
+
+// Where XLA calls from: enough to ask for the stream, on the platform that has one.
+struct Origin {
+  const XLA_FFI_Api *api;
+  XLA_FFI_ExecutionContext *context;
+};
+
+}  // namespace
+
+template <>
+struct xla::ffi::CtxDecoding<Origin> {
+  using Type = Origin;
+  static std::optional<Type> Decode(const XLA_FFI_Api *api, XLA_FFI_ExecutionContext *context, DiagnosticEngine &) { return Origin{api, context}; }
+};
+
+namespace {
+
+// One call, checked: a mesh that is registered now, a dimension as long as when the call was traced, elements that the library knows.
+struct Call {
+  Call(Origin origin, const ffi::Dictionary &attributes, const Operand &operand) : attributes(attributes) { error = prepare(origin, operand); }
+
+  // Runs the collective, unless something is wrong already or there is nothing to send (on any rank: shapes are the same everywhere).
+  template <typename Body>
+  ffi::Error run(Body body) {
+    if (error.success() && count != 0) {
+      if (dm_status status = body()) return error_of(status);
+    }
+    return error;
+  }
+
+  int64_t number(std::string_view name) { return get<int64_t>(name); }
+  std::string text(std::string_view name) { return std::string(get<std::string_view>(name)); }
+  dm_op op() { return static_cast<dm_op>(number("op")); }
+  int32_t root() { return static_cast<int32_t>(number("root")); }
+
+  ffi::Dictionary attributes;
+  std::string mesh_name, dim_name;
+  Handle handle;
+  dm_mesh *mesh = nullptr;
+  const char *dim = nullptr;
+  int64_t size = 0;
+  size_t count = 0;
+  dm_dtype dtype = 0;
+  void *stream = nullptr;
+  ffi::Error error;
+
+ private:
+  ffi::Error prepare(Origin origin, const Operand &operand) {
+    mesh_name = text("mesh");
+    dim_name = text("dim");
+    dim = dim_name.c_str();
+    size = number("size");
+    const std::string platform = text("platform");
+    if (error.failure()) return error;
+    count = operand.element_count();
+    std::optional<dm_dtype> known = dtype_of(operand.element_type());
+    if (!known) {
+      return ffi::Error::InvalidArgument("elements of XLA's type " + std::to_string(static_cast<int>(operand.element_type())) + " cannot be sent");
+    }
+    dtype = *known;
+    if (dm_status status = library.dm_lookup(mesh_name.c_str(), &handle.mesh)) return error_of(status);
+    mesh = handle.mesh;
+    size_t now = 0;
+    if (dm_status status = library.dm_size(mesh, dim, &now)) return error_of(status);
+    if (now != static_cast<size_t>(size)) {
+      return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                        "dimension " + dim_name + " of mesh \"" + mesh_name + "\" has " + std::to_string(now) + " ranks now and had " + std::to_string(size) +
+                            " when this was traced; trace it again, or register the new mesh under another name");
+    }
+    ffi::Error wrong = check_device(mesh, mesh_name, platform);
+    return wrong.failure() || platform == "cpu" ? wrong : find_stream(origin);
+  }
+
+  ffi::Error find_stream(Origin origin) {
+    XLA_FFI_Stream_Get_Args arguments{};
+    arguments.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE;
+    arguments.ctx = origin.context;
+    if (XLA_FFI_Error *problem = origin.api->XLA_FFI_Stream_Get(&arguments)) {
+      ffi::Error reported(ffi::ErrorCode::kInternal, ffi::internal::GetErrorMessage(origin.api, problem));
+      ffi::internal::DestroyError(origin.api, problem);
+      return reported;
+    }
+    stream = arguments.stream;
+    return ffi::Error::Success();
+  }
+
+  template <typename T>
+  T get(std::string_view name) {
+    ffi::ErrorOr<T> found = attributes.get<T>(name);
+    if (found.has_value()) return *found;
+    error = found.error();
+    return T();
+  }
+};
+
+ffi::Error all_reduce(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&] {
+    return library.dm_all_reduce(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype, call.op(), call.stream);
+  });
+}
+
+// recv is the operand of zeros, and stays so on the ranks that are not the root.
+ffi::Error reduce(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&] {
+    return library.dm_reduce(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype, call.op(), call.root(), call.stream);
+  });
+}
+
+ffi::Error broadcast(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&] {
+    return library.dm_broadcast(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype, call.root(), call.stream);
+  });
+}
+
+ffi::Error all_gather(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&] {
+    return library.dm_all_gather(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count, call.dtype, call.stream);
+  });
+}
+
+ffi::Error reduce_scatter(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&] {
+    return library.dm_reduce_scatter(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), recv->element_count(), call.dtype, call.op(),
+                                     call.stream);
+  });
+}
+
+ffi::Error all_to_all(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&] {
+    return library.dm_all_to_all(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count / call.size, call.dtype, call.stream);
+  });
+}
+
+// To the rank offset steps along the dimension. recv is the operand of zeros, and stays so where nothing comes.
+ffi::Error shift(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&]() -> dm_status {
+    int32_t rank = 0;
+    if (dm_status status = library.dm_get_local_rank(call.mesh, call.dim, &rank)) return status;
+    const int64_t size = call.size, offset = call.number("offset");
+    int64_t to = rank + offset, from = rank - offset;
+    if (call.number("wrap")) {
+      to = (to % size + size) % size;
+      from = (from % size + size) % size;
+    }
+    if (dm_status status = library.dm_group_start(call.mesh)) return status;
+    dm_status status = DM_STATUS_OK;
+    if (to >= 0 && to < size) {
+      status = library.dm_send(call.mesh, call.dim, send.untyped_data(), call.count, call.dtype, static_cast<int32_t>(to), call.stream);
+    }
+    if (status == DM_STATUS_OK && from >= 0 && from < size) {
+      status = library.dm_recv(call.mesh, call.dim, recv->untyped_data(), call.count, call.dtype, static_cast<int32_t>(from), call.stream);
+    }
+    // A group that was begun must end, whatever came of its operations; it reports what they did.
+    const dm_status ended = library.dm_group_end(call.mesh);
+    return status ? status : ended;
+  });
+}
+
+}  // namespace
+
+// Takes the functions of the libdevicemesh that is loaded under this name. NULL when all is well, else what is wrong (static).
+extern "C" __attribute__((visibility("default"))) const char *devicemesh_jax_connect(const char *path) {
+  static std::string problem;
+  void *loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (loaded == nullptr) {
+    problem = dlerror();
+    return problem.c_str();
+  }
+  Library found;
+#define RESOLVE(name)                                                           \
+  found.name = reinterpret_cast<decltype(&::name)>(dlsym(loaded, #name));       \
+  if (found.name == nullptr) {                                                  \
+    problem = std::string(path) + " has no " #name;                             \
+    return problem.c_str();                                                     \
+  }
+  DEVICEMESH_FUNCTIONS(RESOLVE)
+#undef RESOLVE
+  library = found;
+  return nullptr;
+}
+
+#define HANDLER(name, operands)                                                                                                        \
+  extern "C" __attribute__((visibility("default"))) XLA_FFI_Error *devicemesh_##name(XLA_FFI_CallFrame *);                             \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(devicemesh_##name, name,                                                                               \
+                                ffi::Ffi::Bind().Ctx<Origin>().Attrs() operands.Arg<Token>().Ret<ffi::AnyBuffer>().Ret<Token>())
+#define OPERAND .Arg<ffi::AnyBuffer>()
+
+HANDLER(all_reduce, OPERAND);
+HANDLER(reduce, OPERAND OPERAND);
+HANDLER(broadcast, OPERAND);
+HANDLER(all_gather, OPERAND);
+HANDLER(reduce_scatter, OPERAND);
+HANDLER(all_to_all, OPERAND);
+HANDLER(shift, OPERAND OPERAND);
