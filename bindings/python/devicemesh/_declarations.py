@@ -77,6 +77,8 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_world_free": (None, [HANDLE]),
     "dm_init": (STATUS, [TEXT, SIZES, c_size_t, NAMES, POINTER(InitOptions), HANDLE_OUT]),
     "dm_from_comms": (STATUS, [TEXT, SIZES, c_size_t, NAMES, POINTER(c_void_p), POINTER(InitOptions), HANDLE_OUT]),
+    "dm_serialize": (STATUS, [HANDLE, TEXT, c_size_t, SIZES]),
+    "dm_deserialize": (STATUS, [TEXT, POINTER(InitOptions), HANDLE_OUT]),
     "dm_slice": (STATUS, [HANDLE, NAMES, c_size_t, HANDLE_OUT]),
     "dm_flatten": (STATUS, [HANDLE, TEXT, POINTER(DimOptions), HANDLE_OUT]),
     "dm_unflatten": (STATUS, [HANDLE, TEXT, SIZES, NAMES, c_size_t, POINTER(DimOptions), HANDLE_OUT]),

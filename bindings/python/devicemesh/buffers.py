@@ -190,11 +190,13 @@ def _name(array: Any, code: Tuple[int, int]) -> str:
 
 def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -> Memory:
     interface = array.__cuda_array_interface__ if device == CUDA else array.__array_interface__
-    order, letter, size = interface["typestr"][0], interface["typestr"][1], int(interface["typestr"][2:])
+    described: str = interface["typestr"]
+    # What follows the size is a unit of time, which no kind of ours has.
+    order, letter, size = described[0], described[1], int(described[2:]) if described[2:].isdigit() else 0
     name = str(getattr(array, "dtype", ""))
     kind = DType.BFLOAT16 if name == "bfloat16" and size == 2 else KINDS.get((letter, size))
     if kind is None or (order == ">" and size > 1):
-        raise TypeError(f"{what} has elements of type {name or interface['typestr']}; supported are {SUPPORTED}")
+        raise TypeError(f"{what} has elements of type {name or described}; supported are {SUPPORTED}")
     waits_for = interface.get("stream")
     if waits_for is not None and waits_for not in (stream, stream or 1):
         raise InvalidArgumentError(f"{what} is being written on stream {waits_for}: pass stream={waits_for}, or synchronise first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import operator
 import re
 import weakref
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 from . import _declarations as declarations
 from . import _interrupt as interrupt
 from ._arguments import Timeout, as_many, as_tuple, init_options, labels, nested, split
-from ._library import check, int32, library, listed, optional_text, sizes, string, text, texts
+from ._library import check, int32, library, listed, optional_text, sizes, string, text as as_text, texts
 from .communicator import Communicator, Group, adopted_handle
 from .current import stack
-from .errors import InvalidArgumentError, InvalidHandleError, NotMemberError
+from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError, NotMemberError
 from .options import DimOptions, DimOptionsLike
 from .sharding import Placement, local_shard
 from .world import World, abort_default_worlds
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     import numpy
     import numpy.typing
 
-__all__ = ["DeviceMesh", "init_device_mesh", "lookup", "unregister"]
+__all__ = ["DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
 
 Dim = Union[None, int, str]
+# Every mesh of this process, by handle, for those that are unpickled.
+alive: "weakref.WeakValueDictionary[int, DeviceMesh]" = weakref.WeakValueDictionary()
 DEVICE = re.compile(r"'([^']*)', stride=[^']*$")
 
 
@@ -90,6 +93,7 @@ class DeviceMesh:
         # What from_group was given, which must outlive the mesh.
         self._adopted_groups: List[Any] = []
         self._groups: Dict[str, Communicator] = {}
+        alive[number] = self
 
     def _view(self, function: Any, *arguments: Any) -> "DeviceMesh":
         """A mesh that function(arguments, mesh_out) makes of this one."""
@@ -238,7 +242,7 @@ class DeviceMesh:
     def get_proc(self, symbol: str) -> int:
         """The address of the function of that name ("ncclAllReduce") in the library that made the communicators."""
         answer = ctypes.c_void_p()
-        check(library.dm_get_proc(self._handle, text("symbol", symbol), byref(answer)))
+        check(library.dm_get_proc(self._handle, as_text("symbol", symbol), byref(answer)))
         return answer.value or 0
 
     # --- views ---
@@ -345,7 +349,7 @@ class DeviceMesh:
         options.flags = declarations.INIT_OWN_COMMS if own else 0
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
         handle = ctypes.c_void_p()
-        check(library.dm_from_comms(text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
+        check(library.dm_from_comms(as_text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
         made = _adopted(handle, world)
         made._adopted_groups = groups
         return made
@@ -378,7 +382,16 @@ class DeviceMesh:
 
     def register(self, name: str) -> None:
         """Keeps the view under a name for lookup() anywhere in this process, other languages included."""
-        check(library.dm_register(self._handle, text("name", name)))
+        check(library.dm_register(self._handle, as_text("name", name)))
+
+    def serialize(self) -> str:
+        """The view as one line of JSON, from which deserialize() makes it again: in a checkpoint, in another job, in another language."""
+        return string(lambda *out: int(library.dm_serialize(self._handle, *out)))
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        # A pickle has the text. Where this process has that view already, unpickling gives it, without communication, as PyTorch's finds its groups by
+        # name; elsewhere it is deserialize() in the default world, which is collective.
+        return _unpickled, (self.serialize(),)
 
     def __copy__(self) -> "DeviceMesh":
         return self._view(library.dm_clone, self._handle)
@@ -391,7 +404,7 @@ class DeviceMesh:
         if mesh_dim is None:
             return None
         if isinstance(mesh_dim, str):
-            return text("mesh_dim", mesh_dim)
+            return as_text("mesh_dim", mesh_dim)
         index = operator.index(mesh_dim)
         if not -len(self._names) <= index < len(self._names):
             raise IndexError(f"mesh dimension {index} is out of range: the mesh has {len(self._names)}")
@@ -422,16 +435,47 @@ def init_device_mesh(
     return made
 
 
+def deserialize(
+    text: str, *, world: Optional[World] = None, lazy: bool = False, timeout: Timeout = None, dim_options: DimOptionsLike = None
+) -> DeviceMesh:
+    """The mesh that a text of DeviceMesh.serialize says, as a root mesh. Collective over the world, on init_device_mesh's terms: every rank passes a text
+    of the same mesh, or makes that call of init_device_mesh."""
+    ndim, names = 0, None
+    if dim_options is not None:
+        try:
+            said = json.loads(text)
+            ndim, names = len(said["shape"]), said.get("names")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            dim_options = None  # the library says what is wrong with the text
+    options, _kept = init_options(world, None, ndim, names, timeout, dim_options)
+    options.flags = declarations.INIT_LAZY if lazy else 0
+    end = abort_default_worlds if world is None else world._end
+    handle = ctypes.c_void_p()
+    check(interrupt.call(end, library.dm_deserialize, as_text("text", text), byref(options), byref(handle)))
+    return _adopted(handle, world)
+
+
+def _unpickled(text: str) -> DeviceMesh:
+    for mesh in list(alive.values()):
+        try:
+            if mesh.serialize() == text:
+                mesh.root()  # raises when it has ended
+                return mesh.__copy__()
+        except DeviceMeshError:
+            continue
+    return deserialize(text)
+
+
 def lookup(name: str) -> DeviceMesh:
     """The view that was registered under that name, in any language of this process."""
     handle = ctypes.c_void_p()
-    check(library.dm_lookup(text("name", name), byref(handle)))
+    check(library.dm_lookup(as_text("name", name), byref(handle)))
     return _adopted(handle, None)
 
 
 def unregister(name: str) -> None:
     """Forgets the name."""
-    check(library.dm_register(None, text("name", name)))
+    check(library.dm_register(None, as_text("name", name)))
 
 
 def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> DeviceMesh:
