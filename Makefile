@@ -11,6 +11,7 @@ help:
 	@echo "make test    run every test (ARGS='-k name' for some)"
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
+	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
@@ -26,6 +27,11 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+# A wheel for every Python 3; its tag says the oldest glibc that it runs on.
+wheel:
+	@mkdir -p target/wheelhouse
+	$(PYTHON) bindings/python/build_wheel.py target/wheelhouse
 
 interop:
 	$(PYTHON) tests/interop/run.py $(ARGS)
@@ -74,4 +80,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test soak interop check header examples fuzz clean bench-store
+.PHONY: help build demo test soak wheel interop check header examples fuzz clean bench-store

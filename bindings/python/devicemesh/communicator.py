@@ -163,15 +163,15 @@ class Communicator:
 
     def _run(self, function: Any, one: Memory, two: Optional[Memory], *arguments: Any) -> None:
         """The call; its buffers are kept until it is over, in a group until that ends."""
-        kept = [one] if two is None or two is one else [one, two]
         try:
             check(interrupt.call(self._end, function, self._handle, self._dim, *arguments))
         finally:
             if issued.depth:
-                issued.buffers += kept
+                issued.buffers += (one,) if two is None or two is one else (one, two)
             else:
-                for each in kept:
-                    each.release()
+                one.release()
+                if two is not None and two is not one:
+                    two.release()
 
     def _one(self, array: Any, written: bool, stream: int, what: str = "buffer") -> Memory:
         found = memory(array, what, stream)
