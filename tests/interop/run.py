@@ -230,6 +230,11 @@ def standalone():
     fine(torchrun("--standalone", "--nproc-per-node", 4, script="side_by_side.py"), 4, SIDE)
 
 
+@case("the programs of PyTorch's DeviceMesh tutorial beside the Python package, 8 ranks")
+def tutorial():
+    fine(torchrun("--standalone", "--nproc-per-node", 8, script="tutorial.py", PYTHONPATH=str(ROOT / "bindings/python")), 8, "tutorial fine: rank")
+
+
 @case("torchrun with a static rendezvous, both in each of 4 ranks")
 def static():
     port = free_ports(1)[0]
