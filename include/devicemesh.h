@@ -1222,6 +1222,28 @@ dm_status dm_abort(const struct dm_mesh *mesh);
 dm_status dm_finalize(const struct dm_mesh *mesh);
 
 /**
+ * The mesh without those indices along dim that hold a lost rank, for going on after a rank has died: whole replicas go, their other ranks too.
+ *
+ * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get a handle that answers DM_STATUS_NOT_MEMBER. mesh
+ * has all ranks of its root (a view of some of them is refused). lost_ranks are num_lost world ranks of it, at least one, the same set on every rank; dim NULL
+ * is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
+ *
+ * It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are blocked in any of its views return, and every view answers
+ * DM_STATUS_ABORTED. May therefore be called from any thread, and after dm_abort, but not after dm_finalize. When it fails (another rank died meanwhile, ranks
+ * named different lost ones), call it again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's and no
+ * dm_dim_options. The caller frees the handle with dm_free.
+ *
+ * The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
+ * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
+ * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_shrink(const struct dm_mesh *mesh,
+                    const char *dim,
+                    const int32_t *lost_ranks,
+                    size_t num_lost,
+                    struct dm_mesh **mesh_out);
+
+/**
  * Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of that name. mesh NULL removes the name.
  *
  * Local. The registry holds the view by itself: the handle may be freed. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is
