@@ -510,6 +510,25 @@ dm_status dm_world_barrier(const struct dm_world *world,
                            int64_t timeout_ms);
 
 /**
+ * Where every rank of the world is, as dm_plan_ranks wants it: world_size paths in rank order.
+ *
+ * Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the name of its host, the same for all containers of one
+ * machine. Ranks may give what they know; for a plan all paths should have the same levels. *locations_out is borrowed from the world: valid until
+ * dm_world_free.
+ *
+ * ```c
+ * dm_world_locations(world, NULL, &locations);
+ * dm_plan_ranks(locations, world_size, shape, ndim, NULL, ranks, NULL, 0, NULL);
+ * ```
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes), DM_STATUS_UNSUPPORTED (an offline world), and those of
+ * dm_world_barrier.
+ */
+dm_status dm_world_locations(const struct dm_world *world,
+                             const char *location,
+                             const char *const **locations_out);
+
+/**
  * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
  * and aborts all its root meshes, as dm_abort does.
  *
@@ -950,7 +969,7 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the closest domains of the machine.
  *
  * Local, no communication; the same on every rank that asks with the same arguments. locations has world_size paths, of each world rank, far to near:
- * "rack1/host3/nvl0". Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count within the domain around them: host3 of rack1 is not host3 of
+ * "rack1/host3/nvl0" (dm_world_locations gathers them). Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count within the domain around them: host3 of rack1 is not host3 of
  * rack2. Ranks may have equal paths. A path that ends early, or is empty, puts its rank into a domain without a name at the levels
  * below, with the others of which that is so. shape has ndim sizes whose product n is at most world_size: with fewer ranks than the world has, the
  * plan also says which ones. ranks_out has n elements, row-major.
