@@ -86,7 +86,9 @@ def call(end: End, function: Callable[..., int], *arguments: Any) -> int:
         previous = signal.set_wakeup_fd(here.descriptor, warn_on_full_buffer=False)
     except ValueError:  # a subinterpreter, where Python's signals do not come
         return function(*arguments)
-    here.previous = -1 if previous == here.descriptor else previous
+    # Ours already: Ctrl-C came between the two lines here, and what was there before is still to be put back.
+    if previous != here.descriptor:
+        here.previous = previous
     here.blocked = (end,)
     try:
         return function(*arguments)

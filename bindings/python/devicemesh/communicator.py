@@ -262,5 +262,9 @@ def adopted_handle(group: Any, device_type: str) -> int:
         backend = group._get_backend(torch.device(device_type))
         if not hasattr(backend, "_comm_ptr"):
             raise UnsupportedError(f"PyTorch's {type(backend).__name__} has no NCCL communicator to adopt; device type {device_type} needs its nccl backend")
-        return int(backend._comm_ptr())
+        address = int(backend._comm_ptr())
+        if address == 0:
+            raise InvalidArgumentError(
+                "PyTorch makes its NCCL communicator at the group's first collective: run one, or give init_process_group a device_id")
+        return address
     raise TypeError(f"a group is a {type(group).__name__}; an ncclComm_t's address, a Communicator or a torch ProcessGroup was expected")

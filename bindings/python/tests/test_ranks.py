@@ -12,7 +12,7 @@ import unittest
 import numpy
 
 import devicemesh
-from devicemesh import AbortedError, DimOptions, InvalidArgumentError, MeshTimeoutError, MismatchError, ReduceOp, World, init_device_mesh
+from devicemesh import AbortedError, DimOptions, InvalidArgumentError, MeshTimeoutError, MismatchError, NotFoundError, PeerLostError, ReduceOp, World, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 # The job's own number, the same on all ranks; a name in the temporary folder is made of it.
@@ -214,12 +214,36 @@ class Ranks(unittest.TestCase):
         self.mesh.flatten("after_abort")
         mesh.abort()
 
+    def test_going_on_without_a_rank(self):
+        if SIZE == 1:
+            return
+        # In a world of its own: the meshes of one world share communicators, and these end.
+        folder = os.path.join(tempfile.gettempdir(), f"devicemesh-python-{JOB}")
+        os.makedirs(folder, exist_ok=True)
+        world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{folder}/shrinks", timeout=60)
+        mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)
+        with self.assertRaises(NotFoundError):
+            mesh["x"].shrink("y", [SIZE - 1])
+        if RANK < SIZE - 1:
+            try:
+                left = mesh.shrink("x", [SIZE - 1])
+            except PeerLostError:
+                left = mesh.shrink("x", [SIZE - 1])  # as its documentation says: on the same mesh
+            value = bytearray([1])
+            left.get_group().all_reduce(value)
+            self.assertEqual((value[0], left.ranks), (SIZE - 1, tuple(range(SIZE - 1))))
+            with self.assertRaises(AbortedError):
+                mesh.get_group().all_reduce(value)
+        self.mesh.flatten("after_shrink")
+
     def test_a_world_of_its_own_and_a_store_in_python(self):
         folder = os.path.join(tempfile.gettempdir(), f"devicemesh-python-{JOB}")
         os.makedirs(folder, exist_ok=True)
         with World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{folder}/file", timeout=60) as world:
             self.assertEqual((world.rank, world.size, repr(world)), (RANK, SIZE, f"World(rank={RANK}, size={SIZE})"))
             world.barrier()
+            self.assertEqual(world.locations(f"rack{RANK % 2}/host{RANK}"), [f"rack{rank % 2}/host{rank}" for rank in range(SIZE)])
+            self.assertEqual(len(set(world.locations())), 1)
             mesh = init_device_mesh("cpu", (SIZE,), world=world)
             self.assertIs(mesh.flatten("f").world, world)
             mesh.finalize()
