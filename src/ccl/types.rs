@@ -10,6 +10,8 @@ pub mod result {
     use super::NcclResult;
     /// The call succeeded.
     pub const SUCCESS: NcclResult = 0;
+    /// A call of the CUDA runtime failed: no driver, one too old, no memory.
+    pub const UNHANDLED_CUDA_ERROR: NcclResult = 1;
     /// The call was used wrongly, for example ranks made different calls.
     pub const INVALID_USAGE: NcclResult = 5;
     /// A peer failed or has gone.

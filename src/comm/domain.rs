@@ -14,7 +14,7 @@ use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
-use crate::rendezvous::{JoinOptions, World};
+use crate::rendezvous::{Equipment, JoinOptions, World};
 use crate::wait::{Cancel, Wait};
 
 /// How a process joins a world.
@@ -74,15 +74,13 @@ impl Domain {
     /// The library is found and, for cuda, a device chosen before anybody is waited for; a rank that fails in that tells the others.
     pub fn join(device_type: &str, options: &DomainOptions) -> Result<Domain> {
         options.join.cancel.check()?;
-        let (world, library) = World::join_with(device_type, &options.join, |local_rank| {
+        let (world, library) = World::join_with(device_type, &options.join, |local_rank, world_size| {
             if options.join.offline {
-                return Ok(None);
+                return Ok((None, None));
             }
             let library = ccl::for_device(device_type, options.library.as_deref())?;
-            if device_type != "cpu" && !library.is_host_engine() {
-                ccl::select_device(local_rank)?;
-            }
-            Ok(Some(library))
+            let equipment = equipment(device_type, &library, local_rank, world_size)?;
+            Ok((Some(library), equipment))
         })?;
         Ok(Domain {
             world,
@@ -223,6 +221,26 @@ impl Domain {
         self.shared().retain(|_, communicator| !Arc::ptr_eq(communicator, ended));
         lock(&self.living).retain(|communicator| !Arc::ptr_eq(communicator, ended));
     }
+}
+
+/// What the other ranks must know of this one's library and device, which is chosen here; `None` on the host engine.
+fn equipment(device_type: &str, library: &Library, local_rank: usize, world_size: usize) -> Result<Option<Equipment>> {
+    if library.is_host_engine() {
+        return Ok(None);
+    }
+    let mut equipment = Equipment { library: library.release(), device: None };
+    if device_type != "cpu" && !library.is_rccl() {
+        let device = ccl::select_device(local_rank, world_size)?;
+        let name = format!("device {} of {} on this host", device.number, device.count);
+        equipment.device = device.uuid.filter(|_| !may_share_devices()).map(|uuid| (uuid, name));
+    }
+    Ok(Some(equipment))
+}
+
+/// Whether the environment lets NCCL put several ranks on one device.
+fn may_share_devices() -> bool {
+    let is_set = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty() && value != "0");
+    is_set("NCCL_MULTI_RANK_GPU_ENABLE") || is_set("NCCL_HOSTID")
 }
 
 impl Drop for Turn<'_> {

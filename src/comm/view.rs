@@ -186,9 +186,7 @@ impl View {
     /// The address of a function of that library.
     pub fn symbol(&self, name: &str) -> Result<*const c_void> {
         let library = self.library()?;
-        library.symbol(name).ok_or_else(|| {
-            Error::not_found(format!("{} (version {}) has no symbol {name}", library.name(), library.version()))
-        })
+        library.symbol(name).ok_or_else(|| Error::not_found(format!("{} has no symbol {name}", library.label())))
     }
 
     fn carry_out(&self, call: &str, plan: &Plan) -> Result<()> {
