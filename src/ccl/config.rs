@@ -97,9 +97,16 @@ impl CommConfig {
         Fnv1a::default().bytes(shared.map(|(_, byte)| byte)).value()
     }
 
-    /// Whether the caller set `blocking`.
-    pub fn says_blocking(&self) -> bool {
-        self.size() >= AT_BLOCKING + 4 && self.int(AT_BLOCKING) != UNSET
+    /// The same config, blocking unless the caller said otherwise.
+    #[must_use]
+    pub fn blocking_by_default(self) -> CommConfig {
+        let is_set = self.size() >= AT_BLOCKING + 4 && self.int(AT_BLOCKING) != UNSET;
+        if is_set { self } else { self.blocking(true) }
+    }
+
+    /// Whether calls wait: what is unset does.
+    pub fn is_blocking(&self) -> bool {
+        self.int(AT_BLOCKING) != 0
     }
 
     fn size(&self) -> usize {

@@ -34,6 +34,8 @@ impl RawComm {
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
     pub(super) init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut c_void) -> NcclResult,
+    pub(super) init_rank_scalable:
+        Option<unsafe extern "C" fn(*mut RawComm, c_int, c_int, c_int, *mut UniqueId, *mut c_void) -> NcclResult>,
     pub(super) split: Option<unsafe extern "C" fn(RawComm, c_int, c_int, *mut RawComm, *mut c_void) -> NcclResult>,
     pub(super) finalize: Option<unsafe extern "C" fn(RawComm) -> NcclResult>,
     pub(super) destroy: unsafe extern "C" fn(RawComm) -> NcclResult,
@@ -123,6 +125,7 @@ impl Library {
         let functions = Functions {
             get_unique_id: symbol!("ncclGetUniqueId", core),
             init_rank_config: symbol!("ncclCommInitRankConfig", core),
+            init_rank_scalable: symbol!("ncclCommInitRankScalable"),
             split: symbol!("ncclCommSplit"),
             finalize: symbol!("ncclCommFinalize"),
             destroy: symbol!("ncclCommDestroy", core),
@@ -184,6 +187,16 @@ impl Library {
         self.functions.host_lost_rank.is_some()
     }
 
+    /// Whether operations are put on a stream. Then those of a non-blocking communicator may return before they are there.
+    pub fn has_streams(&self) -> bool {
+        !self.is_host_engine()
+    }
+
+    /// Whether ranks can meet by more than one id: `ncclCommInitRankScalable` (2.23). The host engine has it, but one id serves all.
+    pub fn takes_several_ids(&self) -> bool {
+        self.functions.init_rank_scalable.is_some() && !self.is_host_engine()
+    }
+
     /// Whether child communicators can be split off a parent.
     pub fn can_split(&self) -> bool {
         self.functions.split.is_some()
@@ -220,19 +233,31 @@ impl Library {
         if !self.is_host_engine() {
             return;
         }
-        if let Ok(comm) = self.init_rank(1, id, 0, &mut config) {
+        if let Ok(comm) = self.init_rank(1, &[*id], 0, &mut config) {
             let _ = self.abort(comm);
         }
     }
 
-    /// Starts `ncclCommInitRankConfig`; with a non-blocking config the communicator is ready when
-    /// [`poll`](Library::poll) says so.
-    pub fn init_rank(&self, size: usize, id: &UniqueId, rank: usize, config: &mut CommConfig) -> Result<RawComm> {
+    /// Starts `ncclCommInitRankConfig`, or with several ids `ncclCommInitRankScalable`; with a non-blocking config the communicator is ready
+    /// when [`poll`](Library::poll) says so.
+    pub fn init_rank(&self, size: usize, ids: &[UniqueId], rank: usize, config: &mut CommConfig) -> Result<RawComm> {
         let mut comm = RawComm::NULL;
-        // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which copies it.
-        let code =
-            unsafe { (self.functions.init_rank_config)(&mut comm, int(size), *id, int(rank), config.as_mut_ptr()) };
-        self.started("ncclCommInitRankConfig", comm, code)
+        let (size, rank, count) = (int(size), int(rank), int(ids.len()));
+        match (ids, self.functions.init_rank_scalable) {
+            ([id], _) => {
+                // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which copies it.
+                let code =
+                    unsafe { (self.functions.init_rank_config)(&mut comm, size, *id, rank, config.as_mut_ptr()) };
+                self.started("ncclCommInitRankConfig", comm, code)
+            }
+            (ids, Some(init)) => {
+                let mut ids = ids.to_vec();
+                // SAFETY: as above; the ids are `count`, and the call copies them.
+                let code = unsafe { init(&mut comm, size, rank, count, ids.as_mut_ptr(), config.as_mut_ptr()) };
+                self.started("ncclCommInitRankScalable", comm, code)
+            }
+            _ => Err(Error::internal(format!("{} was given {count} ids", self.label()))),
+        }
     }
 
     /// The communicator whose making began with `code`; nothing of it where that is an error.

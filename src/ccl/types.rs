@@ -34,9 +34,11 @@ pub struct UniqueId {
 }
 
 impl UniqueId {
-    /// An id from the bytes another rank published; `None` unless there are exactly 128.
-    pub fn from_bytes(bytes: &[u8]) -> Option<UniqueId> {
-        Some(UniqueId { bytes: bytes.try_into().ok()? })
+    /// So many ids from the bytes that another rank published; `None` unless they are exactly that long.
+    pub fn list(bytes: &[u8], count: usize) -> Option<Vec<UniqueId>> {
+        let ids: Vec<UniqueId> =
+            bytes.chunks_exact(128).filter_map(|bytes| Some(UniqueId { bytes: bytes.try_into().ok()? })).collect();
+        (bytes.len() == 128 * count).then_some(ids)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, State};
 use super::root::RootComms;
 use crate::ccl::{self, Library};
 use crate::digest::Fnv1a;
@@ -33,11 +33,23 @@ pub(super) struct PartitionKey {
     root_size: usize,
     ranks: RankMap,
     pairs: Vec<(usize, usize)>,
+    /// Only split from, never handed out (see making.rs).
+    to_split: bool,
 }
 
 impl PartitionKey {
     pub(super) fn of(mesh: &Mesh, dim: &Dim) -> PartitionKey {
-        PartitionKey { root_size: mesh.root_size(), ranks: mesh.rank_map_key().clone(), pairs: dim.pairs().to_vec() }
+        PartitionKey {
+            root_size: mesh.root_size(),
+            ranks: mesh.rank_map_key().clone(),
+            pairs: dim.pairs().to_vec(),
+            to_split: false,
+        }
+    }
+
+    /// The same ranks' communicator that others are split from, where `library` needs one apart from those that are handed out.
+    pub(super) fn to_split(self, library: &Library) -> PartitionKey {
+        PartitionKey { to_split: library.has_streams(), ..self }
     }
 }
 
@@ -215,6 +227,15 @@ impl Domain {
             let (outer, dim) = mesh.outer_dim(dim)?;
             self.find_shared(&outer, &dim)
         })
+    }
+
+    /// The communicator over all ranks of `root` that others can be split from, if there is one.
+    pub(super) fn find_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
+        let known = match library.has_streams() {
+            true => self.shared().get(&PartitionKey::of(root, &root.whole()).to_split(library)).cloned(),
+            false => self.find_shared(root, &root.whole()),
+        };
+        known.filter(|known| known.state() == State::Ready)
     }
 
     pub(super) fn shared(&self) -> MutexGuard<'_, HashMap<PartitionKey, Arc<Communicator>>> {

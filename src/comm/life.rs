@@ -112,7 +112,7 @@ impl RootComms {
 }
 
 /// Flushes and destroys one communicator; aborts it when it does not come to rest by the deadline.
-fn retire(communicator: &Communicator, wait: &Wait) -> Result<()> {
+pub(super) fn retire(communicator: &Communicator, wait: &Wait) -> Result<()> {
     let Some(raw) = communicator.retire() else {
         return Ok(());
     };

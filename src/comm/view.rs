@@ -316,7 +316,7 @@ impl View {
                 let position = group.local_rank(0)?;
                 let scope = communicator.scope(|| domain.world().subscope(scope, group.ranks().into(), position))?;
                 let round = wait.outcome(scope.agree(&format!("dm_get_comm(dim={dim})"), &wait))?;
-                let made = maker(Some(&round)).meet("comm/lazy", group, config.blocking(false));
+                let made = maker(Some(&round)).meet_for_use("comm/lazy", group, config);
                 if let Err(error) = &made {
                     report(&round, error, &wait);
                 }
