@@ -35,14 +35,11 @@ impl RootComms {
         if self.scope.is_none() {
             self.alive()?;
             self.end(Life::Finalized);
-            return self.destroy(&self.wait(None));
+            return self.destroy(&self.wait(None), &|_| ());
         }
         let (_turn, round, wait) = self.begin(&format!("dm_finalize({})", self.root.dim_names().join(", ")), "")?;
         self.end(Life::Finalized);
-        let destroyed = self.destroy(&wait);
-        if let Err(error) = &destroyed {
-            report(&round, error, &wait);
-        }
+        let destroyed = self.destroy(&wait, &|error| report(&round, error, &wait));
         wait.outcome(outcome(destroyed, round.finish(&wait)))
     }
 
@@ -93,9 +90,9 @@ impl RootComms {
     }
 
     /// Lets go of every communicator, last made first, so that children go before the parent they were split from.
-    fn destroy(&self, wait: &Wait) -> Result<()> {
+    fn destroy(&self, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
         let parts = std::mem::take(&mut *self.parts());
-        let mut outcome = parts.iter().rev().map(|part| part.destroy(wait)).fold(Ok(()), Result::and);
+        let mut outcome = parts.iter().rev().map(|part| part.destroy(wait, tell)).fold(Ok(()), Result::and);
         let parent = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
         let dims = std::mem::take(&mut *self.dims.write().unwrap_or_else(PoisonError::into_inner));
         let held = parent.into_iter().chain(dims.into_iter().map(|known| known.communicator));
@@ -104,15 +101,16 @@ impl RootComms {
                 if let Some(domain) = &self.domain {
                     domain.forget(&communicator);
                 }
-                outcome = outcome.and(retire(&communicator, wait));
+                outcome = outcome.and(retire(&communicator, wait, tell));
             }
         }
         outcome
     }
 }
 
-/// Flushes and destroys one communicator; aborts it when it does not come to rest by the deadline.
-pub(super) fn retire(communicator: &Communicator, wait: &Wait) -> Result<()> {
+/// Flushes and destroys one communicator; aborts it when it does not come to rest by the deadline. The other ranks are told why first, since for them a
+/// rank that aborts is lost.
+pub(super) fn retire(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
     let Some(raw) = communicator.retire() else {
         return Ok(());
     };
@@ -123,8 +121,9 @@ pub(super) fn retire(communicator: &Communicator, wait: &Wait) -> Result<()> {
         settle(wait, what, || library.poll(raw).map_err(blamed))
     });
     match flushed {
-        Ok(()) => library.destroy(raw),
+        Ok(()) => library.destroy(raw).inspect_err(tell),
         Err(error) => {
+            tell(&error);
             let _ = library.abort(raw);
             Err(error)
         }

@@ -52,7 +52,9 @@ impl Maker<'_> {
         let place = i32::try_from(group.local_rank(0)?).unwrap_or(i32::MAX);
         let made = self.split(&seed, group, Some((0, place)), config.blocking_by_default());
         let made = made.inspect_err(|_| drop(seed.abort()))?.unwrap_or(RawComm::NULL);
-        retire(&seed, self.wait).map(|()| made).inspect_err(|_| drop(self.library.abort(made)))
+        retire(&seed, self.wait, &|error| self.tell(error))
+            .map(|()| made)
+            .inspect_err(|_| drop(self.library.abort(made)))
     }
 
     /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under `key`.
@@ -239,9 +241,9 @@ impl Maker<'_> {
         })
     }
 
-    /// Says who was lost before this rank aborts what it was making: the others would take that for the reason.
+    /// Says what happened before this rank aborts what it was making: the others would take that for the reason.
     fn tell(&self, error: &Error) {
-        if let Some(round) = self.round.filter(|_| error.status() == Status::PeerLost) {
+        if let Some(round) = self.round.filter(|_| matches!(error.status(), Status::PeerLost | Status::Ccl)) {
             report(round, error, self.wait);
         }
     }

@@ -1,5 +1,5 @@
 /* A libcuda.so.1 without a device, as far as choosing one goes. Environment: CUDA_COUNT devices (8), CUDA_VERSION (12020), CUDA_INIT, what cuInit
- * gives; CUDA_HOST, which tells the devices of one host from those of another. Built with -DLACKS_UUID it is one that does not tell identities. */
+ * gives (only on rank CUDA_INIT_RANK, where that is set). Built with -DLACKS_UUID it is one that does not tell identities. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,9 @@ static int number_from(const char *name, int otherwise)
 
 int cuInit(unsigned flags)
 {
-  return flags != 0 ? 1 : number_from("CUDA_INIT", 0);
+  const int rank = number_from("RANK", 0);
+  if (flags != 0) return 1;
+  return number_from("CUDA_INIT_RANK", rank) == rank ? number_from("CUDA_INIT", 0) : 0;
 }
 
 int cuDriverGetVersion(int *version)
@@ -40,7 +42,7 @@ int cuDeviceGet(int *device, int number)
 int cuDeviceGetUuid(char uuid[16], int device)
 {
   memset(uuid, 0, 16);
-  snprintf(uuid, 16, "%s-%d", getenv("CUDA_HOST") == NULL ? "host" : getenv("CUDA_HOST"), device);
+  snprintf(uuid, 16, "device %d", device);
   return 0;
 }
 #endif

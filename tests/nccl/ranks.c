@@ -1,7 +1,7 @@
 /* One rank of a job of device type cuda over the recorder; see tests/test_nccl.py, which reads what the recorder wrote. The argument is what to do. */
 #include "check.h"
 
-#include <unistd.h>
+#include <dlfcn.h>
 
 static dm_world *world;
 static int32_t rank, size;
@@ -162,17 +162,52 @@ static void chosen(void)
   dm_free(mesh);
 }
 
+/* As a program that has chosen its device before. */
+static void choose_device(int number)
+{
+  void *context = NULL, *driver = dlopen("libcuda.so.1", RTLD_NOW);
+  int (*retain)(void **, int) = NULL, (*set)(void *) = NULL;
+  CHECK(driver != NULL);
+  if (driver == NULL) return;
+  *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
+  *(void **)&set = dlsym(driver, "cuCtxSetCurrent");
+  CHECK(retain(&context, number) == 0 && set(context) == 0);
+}
+
+/* What a caller may hand to dm_from_comms by mistake. */
+static void adopt(void)
+{
+  const size_t one[] = {1}, two[] = {2};
+  const char *names[] = {"mine"};
+  dm_init_options none = DM_INIT_OPTIONS_INIT;
+  dm_mesh *mesh = made(one, 1, names), *adopted = NULL;
+  ncclResult_t (*get_id)(ncclUniqueId *) = NULL;
+  ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *) = NULL;
+  ncclResult_t (*destroy)(ncclComm_t) = NULL;
+  REQUIRE(dm_get_proc(mesh, "ncclGetUniqueId", (void **)&get_id));
+  REQUIRE(dm_get_proc(mesh, "ncclCommInitRankConfig", (void **)&init));
+  REQUIRE(dm_get_proc(mesh, "ncclCommDestroy", (void **)&destroy));
+  setenv("DM_CCL_LIBRARY", getenv("RECORDER"), 1);
+  ncclUniqueId id;
+  ncclComm_t comm = NULL;
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "comms[0]", dm_from_comms("cuda", one, 1, names, &comm, &none, &adopted));
+  CHECK(get_id(&id) == ncclSuccess && init(&comm, 1, id, 0, NULL) == ncclSuccess);
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "has 1 ranks", dm_from_comms("cuda", two, 1, names, &comm, &none, &adopted));
+  CHECK(destroy(comm) == ncclSuccess);
+  note("destroyed");
+  FAILS(DM_STATUS_CCL, "gives 4", dm_from_comms("cuda", one, 1, names, &comm, &none, &adopted));
+  CHECK(adopted == NULL);
+  OK(dm_finalize(mesh));
+  dm_free(mesh);
+}
+
 int main(int count, char **arguments)
 {
   const char *what = count > 1 ? arguments[1] : "";
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   join.timeout_ms = 30000;
   join.ccl_library = getenv("RECORDER");
-  if (strcmp(what, "current") == 0) {
-    /* A context of the caller's own choice: that of device 7 minus its rank. */
-    void *driver_set = NULL;
-    (void)driver_set;
-  }
+  if (strcmp(what, "current") == 0) choose_device(7 - atoi(getenv("RANK")));
   const double began = seconds_now();
   const dm_status joined = dm_world_init("cuda", &join, &world);
   if (joined != DM_STATUS_OK) {
@@ -188,6 +223,7 @@ int main(int count, char **arguments)
   options.timeout_ms = 30000;
   if (strcmp(what, "path") == 0) path();
   if (strcmp(what, "attempt") == 0) attempt();
+  if (strcmp(what, "adopt") == 0) adopt();
   if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();
   dm_world_free(world);
   return finish();
