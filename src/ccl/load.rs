@@ -55,12 +55,22 @@ pub fn open(path: &str) -> Result<Arc<Library>> {
 pub fn for_device(device_type: &str, named: Option<&str>) -> Result<Arc<Library>> {
     let variable = std::env::var(LIBRARY_VARIABLE).ok().filter(|value| !value.is_empty());
     match (named, variable, device_type) {
-        (Some(path), _, _) => open(path),
+        (Some(path), _, "cpu") => open(path).and_then(|library| match library.is_host_engine() {
+            true => Ok(library),
+            false => Err(Error::new(
+                Status::Library,
+                format!(
+                    "{} is for devices, and device type cpu needs a library for host memory: leave dm_world_options.ccl_library NULL for the embedded one",
+                    library.label()
+                ),
+            )),
+        }),
         (None, Some(path), "cpu") => match open(&path)? {
             library if library.is_host_engine() => Ok(library),
             _ => embedded(),
         },
         (None, None, "cpu") => embedded(),
+        (Some(path), ..) => open(path),
         (None, Some(path), _) => open(&path),
         (None, None, _) => search(),
     }
