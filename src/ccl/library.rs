@@ -1,6 +1,7 @@
 //! One communicator library: its name, its version and its functions, with results turned into errors that carry them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 
 use libloading::os::unix::Library as Handle;
 
@@ -78,8 +79,9 @@ pub struct Library {
     name: String,
     version: i32,
     pub(super) functions: Functions,
-    /// How a symbol's address is found later on; `None` in the embedded engine.
-    handle: Option<Handle>,
+    /// How a symbol's address is found later on; `None` in the embedded engine. Never closed: NCCL leaves threads behind that run its code, one for
+    /// each id that nobody used.
+    handle: Option<ManuallyDrop<Handle>>,
 }
 
 /// `ncclGetVersion` of the oldest release that has the core, and of the first whose failed initialisation may leave its thread inside a group.
@@ -89,11 +91,7 @@ const LEAVES_GROUPS_OPEN: i32 = 22_300;
 impl Library {
     /// Fills the table through `lookup` (a symbol's address by name, as dlsym). The core must be there: `ncclGetVersion`,
     /// `ncclGetUniqueId`, `ncclCommInitRankConfig` (2.14), destroy, abort, the queries, five collectives, send, recv and groups.
-    pub(super) fn from_lookup(
-        name: &str,
-        handle: Option<Handle>,
-        lookup: impl Fn(&str) -> Option<*const c_void>,
-    ) -> Result<Library> {
+    pub(super) fn from_lookup(name: &str, lookup: impl Fn(&str) -> Option<*const c_void>) -> Result<Library> {
         let mut version = 0;
         let missing = |symbol: &str, version| {
             let is =
@@ -148,12 +146,12 @@ impl Library {
             host_lost_rank: symbol!("hostcclCommLostRank"),
             host_set_timeout: symbol!("hostcclCommSetTimeout"),
         };
-        Ok(Library { name: name.to_owned(), version, functions, handle })
+        Ok(Library { name: name.to_owned(), version, functions, handle: None })
     }
 
     /// The same library, holding the loader's handle so that it stays loaded and later lookups work.
     pub(super) fn keep(mut self, handle: Handle) -> Library {
-        self.handle = Some(handle);
+        self.handle = Some(ManuallyDrop::new(handle));
         self
     }
 

@@ -29,7 +29,7 @@ pub fn embedded() -> Result<Arc<Library>> {
     static ENGINE: OnceCell<Arc<Library>> = OnceCell::new();
     ENGINE
         .get_or_try_init(|| {
-            let library = Library::from_lookup("the embedded host engine", None, hostccl::symbol)?;
+            let library = Library::from_lookup("the embedded host engine", hostccl::symbol)?;
             Ok(Arc::new(library))
         })
         .cloned()
@@ -125,7 +125,7 @@ fn fill(name: &str, handle: unix::Library) -> std::result::Result<Library, Strin
     let lookup = |symbol: &str| unsafe {
         handle.get::<*const c_void>(symbol.as_bytes()).ok().map(|address| address.into_raw().cast_const())
     };
-    let found = Library::from_lookup(name, None, lookup).map_err(|error| error.message().to_owned())?;
+    let found = Library::from_lookup(name, lookup).map_err(|error| error.message().to_owned())?;
     Ok(found.keep(handle))
 }
 
