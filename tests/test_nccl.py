@@ -317,6 +317,15 @@ def every_call_that_can_fail():
     print(f"{failures} failures", flush=True)
 
 
+@case
+def a_finalize_that_does_not_return():
+    output, records = run("stuck", RECORDER_STUCK=6)
+    said = re.findall(r"finalize (DM_\w+) (.*)", output)
+    check(len(said) == 8 and {status for status, _ in said} == {"DM_STATUS_TIMEOUT"}, output)
+    check("finalizing the communicator of" in output and "was not done after 1500 ms" in output, output)
+    check(records[6][-1].startswith("finalize c"), f"a communicator in which a thread is blocked is left alone: {records[6]}")
+
+
 def main():
     global RECORDER, CUDA, RANKS
     RECORDER, CUDA = recorder(), driver()

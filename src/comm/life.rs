@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
+use super::beside::beside;
 use super::communicator::{Communicator, State, blame};
 use super::making::{outcome, report, settle};
 use super::root::{Life, RootComms};
@@ -116,7 +117,17 @@ pub(super) fn retire(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Er
     };
     let library = communicator.library();
     let what = || format!("finalizing the communicator of {}", communicator.label());
-    let flushed = library.finalize(raw).and_then(|()| {
+    let finalized = match library.has_streams() {
+        false => library.finalize(raw),
+        // What is blocking waits for its streams, and so for peers that may have gone.
+        true => {
+            let flushing = Arc::clone(library);
+            let flush = move || flushing.finalize(raw);
+            // While a thread is inside, nothing else may be done with it.
+            beside(library, flush, drop, |is_done| settle(wait, what, is_done)).inspect_err(tell)?
+        }
+    };
+    let flushed = finalized.and_then(|()| {
         let blamed = |error| blame(library, raw, communicator.group(), error);
         settle(wait, what, || library.poll(raw).map_err(blamed))
     });

@@ -4,9 +4,10 @@
 //! be in one group with a blocking one's. But only the making of non-blocking communicators can be ended. So where there are streams, ranks meet in
 //! a non-blocking communicator that nobody sees, and what is handed out is split from it (docs/nccl.md).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::beside::beside;
 use super::communicator::{Communicator, LazyPlan, blame};
 use super::life::retire;
 use super::root::ranks_text;
@@ -117,8 +118,7 @@ impl Maker<'_> {
         })
     }
 
-    /// A blocking communicator, from a library without split. Nothing ends its making once it has begun, so that happens on a thread of its own, which is
-    /// left behind where it does not end in time, and then ends what it has made.
+    /// A blocking communicator, from a library without split. Nothing ends its making once it has begun.
     fn meet_blocking(
         &self,
         what: impl Fn() -> String,
@@ -127,36 +127,10 @@ impl Maker<'_> {
         rank: usize,
         mut config: CommConfig,
     ) -> Result<RawComm> {
-        enum Making {
-            UnderWay,
-            Done(Result<RawComm>),
-            Abandoned,
-        }
-        let device = self.library.current_device()?;
-        let (library, state) = (Arc::clone(self.library), Arc::new(Mutex::new(Making::UnderWay)));
-        let shared = Arc::clone(&state);
-        let make = move || {
-            let made = device.select().and_then(|()| library.init_rank(size, &[id], rank, &mut config));
-            let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            match (&*state, made) {
-                (Making::Abandoned, Ok(late)) => drop(library.abort(late)),
-                (_, made) => *state = Making::Done(made),
-            }
-        };
-        let spawned = std::thread::Builder::new().name("dm-meet".to_owned()).spawn(make);
-        spawned.map_err(|error| Error::internal(format!("starting a thread: {error}")))?;
-        let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.poll(what, || Ok(!matches!(*lock(), Making::UnderWay)));
-        let made = std::mem::replace(&mut *lock(), Making::Abandoned);
-        match (waited, made) {
-            (Ok(()), Making::Done(made)) => made,
-            (Err(error), Making::Done(Ok(late))) => {
-                let _ = self.library.abort(late);
-                Err(error)
-            }
-            (Err(error), _) => Err(error),
-            (Ok(()), _) => Err(Error::internal("the making of a communicator ended without one")),
-        }
+        let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
+        let make = move || library.init_rank(size, &[id], rank, &mut config);
+        let too_late = move |made| drop(ending.abort(made));
+        beside(self.library, make, too_late, |is_done| self.poll(what, is_done))?
     }
 
     /// The child of `parent` that joins the ranks of `group`: those which say the same colour, ordered by key. A rank without a colour takes part

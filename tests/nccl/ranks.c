@@ -162,6 +162,20 @@ static void chosen(void)
   dm_free(mesh);
 }
 
+/* A rank does not come out of ncclCommFinalize: none waits for it longer than it may. */
+static void stuck(void)
+{
+  options.timeout_ms = 1500;
+  dm_mesh *mesh = made(kCube, 3, kNames);
+  const double began = seconds_now();
+  const dm_status status = dm_finalize(mesh);
+  printf("finalize %s %s\n", dm_status_name(status), dm_last_error());
+  CHECK(seconds_now() - began < 1.5 * 1.1 + 0.5);
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  OK(dm_abort(mesh));
+  dm_free(mesh);
+}
+
 /* As a program that has chosen its device before. */
 static void choose_device(int number)
 {
@@ -224,6 +238,7 @@ int main(int count, char **arguments)
   if (strcmp(what, "path") == 0) path();
   if (strcmp(what, "attempt") == 0) attempt();
   if (strcmp(what, "adopt") == 0) adopt();
+  if (strcmp(what, "stuck") == 0) stuck();
   if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();
   dm_world_free(world);
   return finish();

@@ -4,7 +4,8 @@
  *
  * Environment, read at each use: RECORDER_HOST, the path of libhostccl.so; RECORDER_LOG, a folder for one file per rank; RECORDER_VERSION (and
  * RECORDER_VERSION_<rank>), what ncclGetVersion says; RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL,
- * "rank call code": which call of which rank (-1: every one) fails with what. Built with -DLACKS_SPLIT and so on, it lacks that function. */
+ * "rank call code": which call of which rank (-1: every one) fails with what; RECORDER_STUCK, the rank whose
+ * ncclCommFinalize does not return. Built with -DLACKS_SPLIT and so on, it lacks that function. */
 #include <hostccl.h>
 
 #include <dlfcn.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 struct ncclComm {
   int number, blocking;
@@ -271,6 +273,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
   if (code == ncclSuccess) code = told_to("finalize");
   if (code != ncclSuccess) return code;
   note("finalize c%d", comm->number);
+  /* A blocking communicator waits for its work, which may wait for a peer that has gone. */
+  if (comm->blocking && number_from("RECORDER_STUCK", -1) == number_from("RANK", 0)) sleep(60);
   if (!comm->blocking) comm->until = later();
   code = REAL(ncclCommFinalize)(comm->real);
   return code == ncclSuccess && !comm->blocking ? ncclInProgress : code;
