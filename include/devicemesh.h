@@ -178,8 +178,9 @@ typedef struct dm_world_options {
    */
   const char *init_method;
   /**
-   * A communicator library with NCCL's C API, by path or SONAME. NULL: the one that the environment variable
-   * DM_CCL_LIBRARY names, else the usual names on cuda (libnccl.so.2, librccl.so.1) and the embedded host engine on cpu.
+   * A communicator library with NCCL's C API, by path or SONAME; "python": the NCCL wheel of the active Python environment. NULL: the one
+   * that the environment variable DM_CCL_LIBRARY names in the same way, else on cuda a copy that is in this process already or the usual
+   * names (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
    */
   const char *ccl_library;
   /**

@@ -274,6 +274,7 @@ def which_device():
         return [int(re.search(r"device=(-?\d+)", "\n".join(records[rank])).group(1)) for rank in sorted(records)]
     check(devices(run("chosen")[1]) == list(range(8)), "each rank takes the device of its local rank")
     check(devices(run("current")[1]) == list(range(7, -1, -1)), "a context that is current is kept")
+    check(devices(run("thread")[1]) == list(range(8)), "so does a thread of the program that has none")
     twice = {"CUDA_COUNT": 4}
     refused("DM_STATUS_DEVICE", r"ranks \d and \d are both on device \d of 4 on this host: .*NCCL_MULTI_RANK_GPU_ENABLE=1.*NCCL_HOSTID", ranks=8, **twice)
     for switch in ({"NCCL_MULTI_RANK_GPU_ENABLE": 1}, {"NCCL_HOSTID": "mine"}):
@@ -329,7 +330,7 @@ def a_finalize_that_does_not_return():
 def main():
     global RECORDER, CUDA, RANKS
     RECORDER, CUDA = recorder(), driver()
-    RANKS = compile_c("ranks.c", SCRATCH / "ranks", f"-L{LIBRARY}", "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-ldl")
+    RANKS = compile_c("ranks.c", SCRATCH / "ranks", f"-L{LIBRARY}", "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-ldl", "-pthread")
     failed = []
     for name, body in CASES:
         if len(sys.argv) > 1 and not any(part in name for part in sys.argv[1:]):

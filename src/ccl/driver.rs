@@ -15,6 +15,15 @@ pub struct Device {
     pub count: usize,
     /// Its identity, where the driver tells it: of no other device, nor part of one, anywhere.
     pub uuid: Option<String>,
+    context: Context,
+}
+
+impl Device {
+    /// Makes it current on the calling thread unless one is: a thread of the program that has chosen none would make communicators on device 0.
+    pub fn select_unless_chosen(&self) -> Result<()> {
+        let driver = Driver::get()?;
+        if driver.current()?.is_none() { driver.set_current(self.context) } else { Ok(()) }
+    }
 }
 
 /// Makes a device current on this thread unless one is: local rank modulo the number of devices, as PyTorch chooses.
@@ -36,15 +45,16 @@ pub fn select_device(local_rank: usize, world_size: usize) -> Result<Device> {
             ),
         ));
     }
-    let device = match driver.current()? {
-        Some(_) => driver.current_device()?,
+    let (device, context) = match driver.current()? {
+        Some(context) => (driver.current_device()?, context),
         None => {
             let device = driver.device(local_rank % count)?;
-            driver.set_current(driver.primary_context(device)?)?;
-            device
+            let context = driver.primary_context(device)?;
+            driver.set_current(context)?;
+            (device, context)
         }
     };
-    Ok(Device { number: usize::try_from(device).unwrap_or(0), count, uuid: driver.uuid(device) })
+    Ok(Device { number: usize::try_from(device).unwrap_or(0), count, uuid: driver.uuid(device), context })
 }
 
 /// The device that is current on a thread, to make it current on another one.

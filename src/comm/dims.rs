@@ -73,6 +73,7 @@ impl RootComms {
         let (Some(domain), Some(library)) = (&self.domain, &self.library) else {
             return Ok(());
         };
+        domain.select_device()?;
         let maker = Maker { library, round: Some(round), wait, timeout: self.timeout };
         let holder = plan.part.as_deref().unwrap_or(self);
         for (index, options) in &plan.dims {

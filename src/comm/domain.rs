@@ -9,7 +9,7 @@ use once_cell::sync::OnceCell;
 
 use super::communicator::{Communicator, State};
 use super::root::RootComms;
-use crate::ccl::{self, Library};
+use crate::ccl::{self, Device, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::layout::Dim;
@@ -57,6 +57,8 @@ impl PartitionKey {
 pub struct Domain {
     world: World,
     library: Option<Arc<Library>>,
+    /// The device of communicators that are made on threads without one.
+    device: Option<Device>,
     shared: Mutex<HashMap<PartitionKey, Arc<Communicator>>>,
     single: OnceCell<Arc<Communicator>>,
     turn: Mutex<bool>,
@@ -82,17 +84,22 @@ impl Domain {
     /// The library is found and, for cuda, a device chosen before anybody is waited for; a rank that fails in that tells the others.
     pub fn join(device_type: &str, options: &DomainOptions) -> Result<Domain> {
         options.join.cancel.check()?;
-        let (world, library) = World::join_with(device_type, &options.join, |local_rank, world_size| {
+        let (world, (library, device)) = World::join_with(device_type, &options.join, |local_rank, world_size| {
             if options.join.offline {
-                return Ok((None, None));
+                return Ok(((None, None), None));
             }
             let library = ccl::for_device(device_type, options.library.as_deref())?;
-            let equipment = equipment(device_type, &library, local_rank, world_size)?;
-            Ok((Some(library), equipment))
+            if library.is_host_engine() {
+                return Ok(((Some(library), None), None));
+            }
+            let device = (!library.is_rccl()).then(|| ccl::select_device(local_rank, world_size)).transpose()?;
+            let equipment = Equipment { library: library.release(), device: device.as_ref().and_then(alone_on) };
+            Ok(((Some(library), device), Some(equipment)))
         })?;
         Ok(Domain {
             world,
             library,
+            device,
             shared: Mutex::default(),
             single: OnceCell::new(),
             turn: Mutex::new(false),
@@ -118,6 +125,11 @@ impl Domain {
                 "this world was joined with DM_WORLD_OFFLINE: it has layouts and ranks, but no communicators",
             )
         })
+    }
+
+    /// Makes this world's device the calling thread's, where that has none.
+    pub(super) fn select_device(&self) -> Result<()> {
+        self.device.as_ref().map_or(Ok(()), Device::select_unless_chosen)
     }
 
     /// Returns when every rank of the world has called it. **Collective over the world**.
@@ -249,18 +261,10 @@ impl Domain {
     }
 }
 
-/// What the other ranks must know of this one's library and device, which is chosen here; `None` on the host engine.
-fn equipment(device_type: &str, library: &Library, local_rank: usize, world_size: usize) -> Result<Option<Equipment>> {
-    if library.is_host_engine() {
-        return Ok(None);
-    }
-    let mut equipment = Equipment { library: library.release(), device: None };
-    if device_type != "cpu" && !library.is_rccl() {
-        let device = ccl::select_device(local_rank, world_size)?;
-        let name = format!("device {} of {} on this host", device.number, device.count);
-        equipment.device = device.uuid.filter(|_| !may_share_devices()).map(|uuid| (uuid, name));
-    }
-    Ok(Some(equipment))
+/// What no other rank may have as its device, and what to call it; `None` where they may.
+fn alone_on(device: &Device) -> Option<(String, String)> {
+    let name = format!("device {} of {} on this host", device.number, device.count);
+    device.uuid.clone().filter(|_| !may_share_devices()).map(|uuid| (uuid, name))
 }
 
 /// Whether the environment lets NCCL put several ranks on one device.

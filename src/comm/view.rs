@@ -291,6 +291,7 @@ impl View {
 
     fn make_now(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
         let domain = self.root.domain.as_ref().ok_or_else(|| unplanned(&self.mesh, 0))?;
+        domain.select_device()?;
         let (library, plan, group) = (communicator.library(), communicator.plan(), communicator.group());
         let name = plan.comm_name.as_deref().unwrap_or(dim);
         let wait = self.root.wait(None);

@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 static dm_world *world;
 static int32_t rank, size;
@@ -176,6 +177,12 @@ static void stuck(void)
   dm_free(mesh);
 }
 
+static void *on_a_thread(void *nothing)
+{
+  chosen();
+  return nothing;
+}
+
 /* As a program that has chosen its device before. */
 static void choose_device(int number)
 {
@@ -237,6 +244,10 @@ int main(int count, char **arguments)
   options.timeout_ms = 30000;
   if (strcmp(what, "path") == 0) path();
   if (strcmp(what, "attempt") == 0) attempt();
+  if (strcmp(what, "thread") == 0) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, on_a_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+  }
   if (strcmp(what, "adopt") == 0) adopt();
   if (strcmp(what, "stuck") == 0) stuck();
   if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();
