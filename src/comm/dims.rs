@@ -175,7 +175,7 @@ impl RootComms {
             Some(known) => known,
             None => {
                 let all = self.root.all_ranks();
-                let key = PartitionKey::of(&all, all.dim_layout(0)).to_split(maker.library);
+                let key = PartitionKey::of(&all, all.dim_layout(0)).for_splits(maker.library);
                 let config = config(maker.library, None, &format!("mesh_{}", self.root.dim_names().join("_")));
                 let raw = maker.meet("comm/root", &all, config.blocking(false))?;
                 let parent = Arc::new(Communicator::unmade(Arc::clone(maker.library), all, LazyPlan::default()));

@@ -48,7 +48,7 @@ impl PartitionKey {
     }
 
     /// The same ranks' communicator that others are split from, where `library` needs one apart from those that are handed out.
-    pub(super) fn to_split(self, library: &Library) -> PartitionKey {
+    pub(super) fn for_splits(self, library: &Library) -> PartitionKey {
         PartitionKey { to_split: library.has_streams(), ..self }
     }
 }
@@ -244,7 +244,7 @@ impl Domain {
     /// The communicator over all ranks of `root` that others can be split from, if there is one.
     pub(super) fn find_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
         let known = match library.has_streams() {
-            true => self.shared().get(&PartitionKey::of(root, &root.whole()).to_split(library)).cloned(),
+            true => self.shared().get(&PartitionKey::of(root, &root.whole()).for_splits(library)).cloned(),
             false => self.find_shared(root, &root.whole()),
         };
         known.filter(|known| known.state() == State::Ready)
