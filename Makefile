@@ -9,6 +9,7 @@ LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$$ORIGIN/../release'
 help:
 	@echo "make demo    build everything and train the example on eight processes"
 	@echo "make test    run every test (ARGS='-k name' for some)"
+	@echo "make test-nccl  four releases of the real NCCL through the loader (fetches 1.1 GB)"
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
@@ -26,6 +27,12 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+# NVIDIA's own NCCL, four releases (1.1 GB, fetched once), and the recorder in its place.
+test-nccl:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/test_nccl.py
+	$(PYTHON) tests/test_nccl_wheels.py --fetch
 
 interop:
 	$(PYTHON) tests/interop/run.py $(ARGS)
@@ -74,4 +81,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test soak interop check header examples fuzz clean bench-store
+.PHONY: help build demo test test-nccl soak interop check header examples fuzz clean bench-store
