@@ -172,7 +172,8 @@ impl RootComms {
         maker.split(&parent, group, place, config.blocking_by_default())
     }
 
-    fn known_parent(&self, domain: &Domain, library: &Library) -> Option<Arc<Communicator>> {
+    /// The one that dimensions can be split from, where there is one already.
+    pub(super) fn known_parent(&self, domain: &Domain, library: &Library) -> Option<Arc<Communicator>> {
         let own = self.parent.read().unwrap_or_else(PoisonError::into_inner).clone();
         own.or_else(|| domain.find_parent(&self.root, library))
     }
@@ -183,11 +184,11 @@ impl RootComms {
         if let Some(parent) = &*self.parent.read().unwrap_or_else(PoisonError::into_inner) {
             return Ok(Arc::clone(parent));
         }
+        let all = self.root.all_ranks();
+        let key = PartitionKey::of(&all, all.dim_layout(0)).for_splits(maker.library);
         let parent = match self.known_parent(domain, maker.library) {
             Some(known) => known,
             None => {
-                let all = self.root.all_ranks();
-                let key = PartitionKey::of(&all, all.dim_layout(0)).for_splits(maker.library);
                 let config = config(maker.library, None, &format!("mesh_{}", self.root.dim_names().join("_")));
                 let raw = maker.meet("comm/root", &all, config.blocking(false))?;
                 let parent = Arc::new(Communicator::unmade(Arc::clone(maker.library), all, LazyPlan::default()));
