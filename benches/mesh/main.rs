@@ -203,7 +203,8 @@ fn algebra(criterion: &mut Criterion) {
     criterion.bench_function("algebra/slice", |bencher| {
         bencher.iter_with_large_drop(|| mesh.slice(black_box(&["dp", "cp"])));
     });
-    criterion.bench_function("algebra/flatten", |bencher| bencher.iter_with_large_drop(|| black_box(&pair).flatten(None)));
+    criterion
+        .bench_function("algebra/flatten", |bencher| bencher.iter_with_large_drop(|| black_box(&pair).flatten(None)));
     criterion.bench_function("algebra/unflatten", |bencher| {
         bencher.iter_with_large_drop(|| black_box(&flat).unflatten("dp_cp", &[outer, 2], &["outer", "inner"]));
     });

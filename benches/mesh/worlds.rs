@@ -48,9 +48,7 @@ impl Offline {
         let options = dm_init_options { ranks, ..init_options(self.world) };
         Mesh::new(self.library, |out| {
             // SAFETY: four sizes and four names, and as many ranks as the sizes multiply to.
-            unsafe {
-                (self.library.init)(c"cpu".as_ptr(), self.shape.as_ptr(), 4, NAMES.as_ptr(), &options, out)
-            }
+            unsafe { (self.library.init)(c"cpu".as_ptr(), self.shape.as_ptr(), 4, NAMES.as_ptr(), &options, out) }
         })
     }
 }
