@@ -71,14 +71,15 @@ fn asking(criterion: &mut Criterion, library: &'static Library, shape: [usize; 4
     let (world, ranks) = (Offline::new(library, shape), size(&shape));
     let (mesh, same) = (world.mesh(&[]), world.mesh(&[]));
     quick(criterion, &format!("dm_get_local_rank/{ranks}"), || local_rank(&mesh));
+    quick(criterion, &format!("dm_slice_and_dm_free/{ranks}"), || drop(slice(&mesh)));
     criterion.bench_function(&format!("dm_get_coordinate/{ranks}"), |bencher| bencher.iter(|| coordinate(&mesh)));
     criterion.bench_function(&format!("dm_hash/{ranks}"), |bencher| bencher.iter(|| hash(&mesh)));
     criterion.bench_function(&format!("dm_equal/{ranks}"), |bencher| bencher.iter(|| equal(&mesh, &same)));
 }
 
-/// dm_get_comm in worlds that have communicators: of this process alone, and of four ranks.
+/// dm_get_comm in worlds that have communicators: of this process alone, and of eight ranks.
 fn communicators(criterion: &mut Criterion, library: &'static Library) {
-    for shape in [[1, 1, 1, 1], [1, 2, 2, 1]] {
+    for shape in [[1; 4], SHAPES[0]] {
         with_communicators(library, &shape, |mesh| {
             quick(criterion, &format!("dm_get_comm/{}", size(&shape)), || get_comm(mesh));
         });
