@@ -64,8 +64,8 @@ static void clean(int calls)
 static void count(const char *name, int calls, void (*prepare)(int), void (*call)(int))
 {
   int first = 0;
-  for (int times = 0; times <= 2; ++times) { /* once more before, so that nothing happens for the first time */
-    const int now = times == 2 ? 2 * calls : calls;
+  for (int times = 0; times <= 2; ++times) { /* the most calls also before, so that nothing happens for the first time */
+    const int now = times == 1 ? calls : 2 * calls;
     for (int i = 0; prepare != NULL && i < now; ++i) prepare(i);
     mark();
     if (times == 1) first = marks;
