@@ -19,7 +19,7 @@ SHAPES = {8: (2, 2, 2, 1), 1024: (8, 4, 8, 4), 1048576: (64, 32, 64, 8)}
 LARGEST = max(SHAPES)
 CALLS = ["dm_init", "dm_init_ranks", "dm_slice", "dm_flatten", "dm_unflatten", "dm_free", "dm_get_local_rank", "dm_get_coordinate", "dm_hash", "dm_equal"]
 FROM_THREADS = [f"dm_get_local_rank/{LARGEST}", "dm_get_comm/1", "dm_get_comm/8", f"dm_slice_and_dm_free/{LARGEST}"]
-THREAD_KINDS = ["", "/4_threads_processor", "/4_threads"]
+THREAD_KINDS = {"": "1 thread: clock", "/processor": "processor time", "/4_threads": "4 threads: clock", "/4_threads_processor": "processor time"}
 CRITERION = ROOT / "target/criterion-mesh"
 
 
@@ -53,7 +53,12 @@ def time_text(seconds):
 
 
 def memory_text(size):
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB" if size else "less than a page (4 kB)"
+
+
+def ratio_text(ratios):
+    middle = statistics.median(ratios) if ratios else 0
+    return "" if not ratios else f"{middle:,.0f}" if middle >= 10 else f"{middle:.1f}"
 
 
 def spread(values):
@@ -77,17 +82,17 @@ def main():
             elif name != LARGEST or round_number == 0:
                 their_rounds[name].append(theirs(python, name))
     version = f"PyTorch {their_rounds[LARGEST][0]['version']}" if python else "no PyTorch"
-    print(f"{machine()}, {today()}; {options.rounds} rounds in turn, {version} (1 round at {LARGEST} ranks)")
+    print(f"{machine()}, {today()}; {options.rounds} rounds in turn, {version}" + (f" (1 round at {LARGEST} ranks)" if python else ""))
     print(f"{'ranks':>7} {'call':18} {'ours: median (min - max)':34} {'PyTorch':34} {'PyTorch / ours':>14}")
     for ranks in SHAPES:
         for call in CALLS:
             pairs = [(mine[f"{call}/{ranks}"], other.get(call)) for mine, other in zip(our_rounds, their_rounds[ranks])]
             ratios = [other / mine for mine, other in pairs if other]
             print(f"{ranks:>7} {call:18} {spread([mine[f'{call}/{ranks}'] for mine in our_rounds]):34} "
-                  f"{spread([other for _, other in pairs if other]):34} {f'{statistics.median(ratios):.3g}' if ratios else '':>14}".rstrip())
-    print(f"\n{'call/ranks':30} {'1 thread':32} {'4 threads, processor time':32} {'4 threads, on the clock':32}".rstrip())
+                  f"{spread([other for _, other in pairs if other]):34} {ratio_text(ratios):>14}".rstrip())
+    print(f"\n{'call/ranks':30} " + " ".join(f"{kind:30}" for kind in THREAD_KINDS.values()).rstrip())
     for name in FROM_THREADS:
-        print(f"{name:30} " + " ".join(f"{spread([mine[name + kind] for mine in our_rounds]):32}" for kind in THREAD_KINDS).rstrip())
+        print(f"{name:30} " + " ".join(f"{spread([mine[name + kind] for mine in our_rounds]):30}" for kind in THREAD_KINDS).rstrip())
     if python:
         groups = [round["dm_get_comm"] for round in their_rounds[8]]
         print(f"{'PyTorch get_group, 8 ranks':30} {spread(groups)}")

@@ -112,7 +112,7 @@ pub unsafe extern "C" fn dm_from_comms(
             return Err(Error::invalid("dm_from_comms needs at least one dimension, got ndim 0"));
         }
         if let Some(index) = comms.iter().position(|comm| comm.is_null()) {
-            return Err(null(&format!("comms[{index}]")));
+            return Err(null(format_args!("comms[{index}]")));
         }
         let domain = asked.domain.clone();
         let library = match &domain {
