@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The calls of a mesh at 8, 1,024 and 1,048,576 ranks: ours through the C ABI (benches/mesh, criterion) and PyTorch's with its fake backend, in turn.
 
-`make bench-mesh` (PyTorch from DM_BENCH_PYTHON, else that of `make interop`). Prints medians over the rounds with the spread, the median of the rounds'
-ratios, memory, and the machine. PyTorch at 1,048,576 ranks takes most of a minute and has one round."""
+`make bench-mesh` (PyTorch from DM_BENCH_PYTHON, else that of `make interop`). Prints medians over the rounds of the processor time of a call, with the spread, the
+median of the rounds' ratios, memory, and the machine. PyTorch at 1,048,576 ranks takes most of a minute and has one round."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ SHAPES = {8: (2, 2, 2, 1), 1024: (8, 4, 8, 4), 1048576: (64, 32, 64, 8)}
 LARGEST = max(SHAPES)
 CALLS = ["dm_init", "dm_init_ranks", "dm_slice", "dm_flatten", "dm_unflatten", "dm_free", "dm_get_local_rank", "dm_get_coordinate", "dm_hash", "dm_equal"]
 FROM_THREADS = [f"dm_get_local_rank/{LARGEST}", "dm_get_comm/1", "dm_get_comm/8", f"dm_slice_and_dm_free/{LARGEST}"]
-THREAD_KINDS = {"": "1 thread: clock", "/processor": "processor time", "/4_threads": "4 threads: clock", "/4_threads_processor": "processor time"}
+THREAD_KINDS = {"/1_threads": "1 thread: processor time", "/1_threads_clock": "clock", "/4_threads": "4 threads: processor time", "/4_threads_clock": "clock"}
 CRITERION = ROOT / "target/criterion-mesh"
 
 

@@ -4,6 +4,7 @@
 //! `memory plain` and `memory ranks` make one mesh of 1,048,576 ranks instead and print the bytes by which this process's memory grew at most meanwhile.
 
 mod library;
+mod processor;
 mod worlds;
 
 use std::hint::black_box;
@@ -14,6 +15,7 @@ use criterion::{BatchSize, Criterion};
 use devicemesh::mesh::{Mesh as View, MeshSpec};
 
 use library::{Library, Mesh};
+use processor::{ProcessorTime, processor_time};
 use worlds::{Offline, PAIR, SHAPES, rank, reversed, size, with_communicators};
 
 fn main() {
@@ -24,6 +26,7 @@ fn main() {
         ["memory", "ranks"] => println!("{}", memory(library, &reversed(&SHAPES[2]))),
         _ => {
             let mut criterion = Criterion::default()
+                .with_measurement(ProcessorTime)
                 .sample_size(20)
                 .warm_up_time(Duration::from_millis(150))
                 .measurement_time(Duration::from_millis(400))
@@ -40,7 +43,7 @@ fn main() {
 }
 
 /// Calls that give a new handle, and freeing one.
-fn making(criterion: &mut Criterion, library: &'static Library, shape: [usize; 4]) {
+fn making(criterion: &mut Criterion<ProcessorTime>, library: &'static Library, shape: [usize; 4]) {
     let (world, ranks) = (Offline::new(library, shape), size(&shape));
     // What a call gives is freed outside of the time.
     criterion.bench_function(&format!("dm_init/{ranks}"), |bencher| bencher.iter_with_large_drop(|| world.mesh(&[])));
@@ -65,7 +68,7 @@ fn making(criterion: &mut Criterion, library: &'static Library, shape: [usize; 4
 }
 
 /// Questions that every rank answers by itself.
-fn asking(criterion: &mut Criterion, library: &'static Library, shape: [usize; 4]) {
+fn asking(criterion: &mut Criterion<ProcessorTime>, library: &'static Library, shape: [usize; 4]) {
     let (world, ranks) = (Offline::new(library, shape), size(&shape));
     let (mesh, same) = (world.mesh(&[]), world.mesh(&[]));
     quick(criterion, &format!("dm_get_local_rank/{ranks}"), || local_rank(&mesh));
@@ -76,7 +79,7 @@ fn asking(criterion: &mut Criterion, library: &'static Library, shape: [usize; 4
 }
 
 /// dm_get_comm in worlds that have communicators: of this process alone, and of eight ranks.
-fn communicators(criterion: &mut Criterion, library: &'static Library) {
+fn communicators(criterion: &mut Criterion<ProcessorTime>, library: &'static Library) {
     for shape in [[1; 4], SHAPES[0]] {
         with_communicators(library, &shape, |mesh| {
             quick(criterion, &format!("dm_get_comm/{}", size(&shape)), || get_comm(mesh));
@@ -84,17 +87,16 @@ fn communicators(criterion: &mut Criterion, library: &'static Library) {
     }
 }
 
-/// From one thread and from four at once, as the time of a call on the clock and as the processor time that it took. Where there are fewer processors than
-/// threads, or others use them, the clock counts the waiting for one too.
-fn quick(criterion: &mut Criterion, name: &str, call: impl Fn() + Sync) {
+/// From one thread and from four at once, as the processor time of a call and on the clock. Where there are fewer processors than threads, or others use
+/// them, the clock counts the waiting for one too.
+fn quick(criterion: &mut Criterion<ProcessorTime>, name: &str, call: impl Fn() + Sync) {
     criterion.bench_function(name, |bencher| bencher.iter(&call));
-    let one = |calls| from_threads(1, calls, &call);
-    let four = |calls| from_threads(4, calls, &call);
-    criterion.bench_function(&format!("{name}/processor"), |bencher| bencher.iter_custom(|calls| one(calls).1));
-    criterion.bench_function(&format!("{name}/4_threads"), |bencher| bencher.iter_custom(|calls| four(calls).0));
-    criterion.bench_function(&format!("{name}/4_threads_processor"), |bencher| {
-        bencher.iter_custom(|calls| four(calls).1);
-    });
+    for threads in [1, 4] {
+        let clock = format!("{name}/{threads}_threads_clock");
+        criterion.bench_function(&clock, |bencher| bencher.iter_custom(|calls| from_threads(threads, calls, &call).0));
+        let used = format!("{name}/{threads}_threads");
+        criterion.bench_function(&used, |bencher| bencher.iter_custom(|calls| from_threads(threads, calls, &call).1));
+    }
 }
 
 /// The mean time of the threads for so many calls each: on the clock, and on the processor.
@@ -114,13 +116,6 @@ fn from_threads(threads: u32, calls: u64, call: &(impl Fn() + Sync)) -> (Duratio
     });
     let mean = |time: fn(&(Duration, Duration)) -> Duration| times.iter().map(time).sum::<Duration>() / threads;
     (mean(|times| times.0), mean(|times| times.1))
-}
-
-fn processor_time() -> Duration {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid structure to fill.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now) };
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 fn slice(mesh: &Mesh) -> Mesh {
@@ -180,7 +175,7 @@ fn equal(mesh: &Mesh, other: &Mesh) {
 }
 
 /// The mesh algebra without the C ABI, at the largest world.
-fn algebra(criterion: &mut Criterion) {
+fn algebra(criterion: &mut Criterion<ProcessorTime>) {
     let shape = SHAPES[2];
     let (names, ranks) = (["pp", "dp", "cp", "tp"], reversed(&shape));
     let plain = MeshSpec {
