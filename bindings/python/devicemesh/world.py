@@ -30,7 +30,7 @@ class World:
         world_size, rank: this process's place, instead of the launcher's word; local_rank then is its device's index in the host.
         init_method: "env://", "tcp://host:port" (rank 0 serves) or "file:///path".
         timeout: every wait of the library ends by then; seconds or a timedelta. None is ten minutes.
-        ccl_library: a communicator library with NCCL's C API, by path or SONAME.
+        ccl_library: a communicator library with NCCL's C API, by path or SONAME; "python" is the NCCL wheel of the active environment.
         store: where the ranks meet, instead of init_method; TorchStore makes one of PyTorch's.
         offline: no rendezvous and no communicators.
     """
