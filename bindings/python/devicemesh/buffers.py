@@ -160,9 +160,10 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     # On a device the producer lets this stream wait for its own work; 1 is DLPack's word for the default stream.
     options = {} if device == HOST else {"stream": stream or 1}
     try:
-        capsule = array.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:
-        capsule = array.__dlpack__(**options)
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0), **options)
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = array.__dlpack__(**options)
     except (RuntimeError, ValueError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: its __dlpack__ says: {error}") from error
     # The capsule stays unused in DLPack's sense: its own destructor calls the deleter when we let go of it.

@@ -275,7 +275,10 @@ class Memory(unittest.TestCase):
             self.assertIsNone(held(), "the capsule's destructor called the deleter")
         values = numpy.zeros(3)
         values.flags.writeable = False
-        self.assertTrue(buffers.memory(OnlyDlpack(values, True)).readonly)
+        try:
+            self.assertTrue(buffers.memory(OnlyDlpack(values, True)).readonly)
+        except InvalidArgumentError as error:  # numpy before 2.1, whose DLPack cannot say so
+            self.assertIn("readonly", str(error))
         with self.assertRaisesRegex(TypeError, "16 bits"):
             buffers.memory(OnlyDlpack(numpy.zeros(3, "int16"), True))
         with self.assertRaisesRegex(InvalidArgumentError, "device type 7"):
