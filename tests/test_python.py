@@ -17,7 +17,7 @@ LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
 PACKAGE = ROOT / "bindings/python"
 TOOL = LIBRARY / "devicemesh"
 # The last mypy that checks for Python 3.9, and the last numpy for it.
-PINNED = ["numpy==2.4.6; python_version >= '3.11'", "numpy==2.0.2; python_version < '3.11'", "mypy==1.18.2", "auditwheel==6.7.0"]
+PINNED = ["numpy==2.4.6; python_version >= '3.11'", "numpy==2.0.2; python_version < '3.11'", "ml_dtypes==0.5.4", "mypy==1.18.2", "auditwheel==6.7.0"]
 SKIPPED = 77
 EXPECTED = {
     "all_reduce": ("KeyboardInterrupt", "PeerLostError"),

@@ -94,10 +94,13 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         try:
             return _from_buffer(array, what)
         except (ValueError, BufferError) as error:
-            # numpy has element types that the protocol cannot say; they may have another way.
-            if isinstance(error, InvalidArgumentError) or not hasattr(array, "__array_interface__"):
+            # Some have elements that the protocol cannot say (bfloat16 of numpy and jax), or lie on a device (jax): there may be another way.
+            if isinstance(error, InvalidArgumentError):
                 raise
-            return _from_array_interface(array, what, HOST)
+            if hasattr(array, "__array_interface__"):
+                return _from_array_interface(array, what, HOST)
+            if not hasattr(array, "__dlpack__"):
+                raise
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, what, stream)
     if hasattr(array, "__cuda_array_interface__"):
