@@ -33,6 +33,8 @@ pub enum Operation {
     Slice(Vec<String>),
     Flatten { dims: Vec<String>, name: Option<String> },
     Unflatten { dim: String, sizes: Vec<usize>, names: Vec<String> },
+    Range { dim: String, start: usize, len: usize, step: usize },
+    Reshape { sizes: Vec<usize>, names: Vec<String> },
 }
 
 /// All of them.
@@ -121,18 +123,36 @@ fn flatten(text: &str) -> Result<Operation, String> {
 }
 
 fn unflatten(text: &str) -> Result<Operation, String> {
-    let parts = text.split_once('=').and_then(|(dim, rest)| Some((dim, rest.split_once(':')?)));
-    let Some((dim, (sizes, parts))) = parts else {
-        return Err("write it like tp=2x4:node,chip".to_owned());
+    let (dim, parts) = text.split_once('=').ok_or("write it like tp=2x4:node,chip")?;
+    let (sizes, names) = sizes_and_names(parts, "tp=2x4:node,chip")?;
+    Ok(Operation::Unflatten { dim: name(dim)?, sizes, names })
+}
+
+fn reshape(text: &str) -> Result<Operation, String> {
+    let (sizes, names) = sizes_and_names(text, "2x4x2:edp,ep,etp")?;
+    Ok(Operation::Reshape { sizes, names })
+}
+
+fn sizes_and_names(text: &str, example: &str) -> Result<(Vec<usize>, Vec<String>), String> {
+    let (sizes, parts) = text.split_once(':').ok_or(format!("write it like {example}"))?;
+    Ok((numbers(sizes, 'x', "size", example)?, names(parts)?))
+}
+
+fn range(text: &str) -> Result<Operation, String> {
+    let form = "write it like pp=0:2, which is 2 indices from 0 on, or pp=0:2:4, every fourth of them";
+    let (dim, range) = text.split_once('=').ok_or(form)?;
+    let (start, len, step) = match numbers(range, ':', "number", "pp=0:2")?[..] {
+        [start, len] => (start, len, 1),
+        [start, len, step] => (start, len, step),
+        _ => return Err(form.to_owned()),
     };
-    let sizes = numbers(sizes, 'x', "size", "tp=2x4:node,chip")?;
-    Ok(Operation::Unflatten { dim: name(dim)?, sizes, names: names(parts)? })
+    Ok(Operation::Range { dim: name(dim)?, start, len, step })
 }
 
 type Parse = fn(&str) -> Result<Operation, String>;
 
 /// Option, the form of its value, help, and how it is read.
-const OPERATIONS: [(&str, &str, &str, Parse); 3] = [
+const OPERATIONS: [(&str, &str, &str, Parse); 5] = [
     (
         "slice",
         "NAMES",
@@ -146,6 +166,8 @@ const OPERATIONS: [(&str, &str, &str, Parse); 3] = [
         flatten,
     ),
     ("unflatten", "NAME=SIZES:NAMES", "One dimension as several, as tp=2x4:node,chip", unflatten),
+    ("range", "NAME=START:LEN[:STEP]", "LEN indices of a dimension from START on, every STEP-th, as pp=0:2", range),
+    ("reshape", "SIZES:NAMES", "All ranks of the view under another shape, as 2x4x2:edp,ep,etp", reshape),
 ];
 
 // By hand, because the order of different options counts: clap keeps it in the indices of the values.

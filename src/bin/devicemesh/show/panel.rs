@@ -53,7 +53,7 @@ fn dim_panel(view: &View, axis: &Axis) -> Panel {
 /// The root's ranks, those of the view in a colour.
 fn root_panel(view: &View, root: &Ranks) -> Panel {
     let held: std::collections::HashSet<i32> = view.grid.ranks.iter().copied().collect();
-    let heading = ("root", count(root.ranks.len(), "rank"), format!("the view of rank {} in it", view.rank));
+    let heading = ("root", count(root.ranks.len(), "rank"), "the view in it".to_owned());
     panel(view, root, heading, &|index| held.contains(&root.ranks[index]).then_some(0), None)
 }
 

@@ -24,7 +24,7 @@ const STYLE: &str = "text{font-family:system-ui,'Segoe UI',Helvetica,Arial,sans-
 .block-title{font-size:11px;font-weight:600;fill:#59636e}.legend{font-size:11px}.mine{font-weight:700}
 .rank{font-size:14px;font-weight:600;fill:#1a1d21;text-anchor:middle}.others{fill:#9aa3ad;font-weight:400}
 .cell{stroke:#000;stroke-opacity:.16}.away{fill:#e3e7ec}
-.host{fill:none;stroke:#59636e;stroke-width:1.3}.host-name{font-size:9px;font-weight:600;fill:#59636e}
+.host{fill:none;stroke:#59636e;stroke-width:1.3}.host-name{font-size:9.5px;font-weight:600;fill:#59636e}
 .ring{fill:none;stroke:#1f2328;stroke-width:2.6}
 @media (prefers-color-scheme:dark){text{fill:#e6edf3}.card{fill:#0d1117;stroke:#30363d}.block,.page{fill:#1b212b}
 .note,.small,.label,.block-title,.host-name{fill:#9da7b3}.rank{fill:#1a1d21}.others{fill:#6e7781}.away{fill:#2b323d}
@@ -84,12 +84,17 @@ const PATTERNS: &str = "<defs>\
 <pattern id=\"dots\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\">\
 <circle cx=\"2\" cy=\"2\" r=\"1.4\" fill=\"#fff\" fill-opacity=\".65\"/></pattern></defs>\n";
 
-/// Rows of panels, by index, none wider than it may be unless one panel alone is.
+/// Rows of panels, by index, none wider than it may be unless one panel alone is; with as many in each as can be.
 fn flow(panels: &[Panel]) -> Vec<Vec<usize>> {
+    let fewest = fill(panels, panels.len()).len().max(1);
+    fill(panels, panels.len().div_ceil(fewest))
+}
+
+fn fill(panels: &[Panel], most: usize) -> Vec<Vec<usize>> {
     let mut rows: Vec<Vec<usize>> = Vec::new();
     let mut room = 0;
     for (index, panel) in panels.iter().enumerate() {
-        match rows.last_mut().filter(|_| panel.width <= room) {
+        match rows.last_mut().filter(|row| panel.width <= room && row.len() < most) {
             Some(row) => row.push(index),
             None => {
                 rows.push(vec![index]);

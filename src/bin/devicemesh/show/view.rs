@@ -1,5 +1,6 @@
 //! What is shown: a view of a mesh with the groups of its dimensions, worked out once for the table, the picture and the page.
 
+use devicemesh::error::{Error, Status};
 use devicemesh::layout::{Dim, Pair};
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::topology::{Plan, plan};
@@ -48,10 +49,14 @@ pub struct View {
     pub root: Option<Ranks>,
     /// The view's dimensions, then flattened ones that it holds.
     pub axes: Vec<Axis>,
+    /// How many such views there are side by side over the same ranks.
+    parallel: usize,
     /// The rank whose view it is.
     pub rank: i32,
-    /// The row-major index of the chosen rank.
+    /// The row-major index of the chosen rank, where it is in the view.
     pub chosen: Option<usize>,
+    /// A rank was chosen that a range has left out.
+    rank_is_outside: bool,
     pub hosts: Option<Hosts>,
     pub plan: Option<Plan>,
 }
@@ -101,40 +106,42 @@ impl View {
             return Err(wrong(format!("rank {rank} is not in the mesh; its ranks are {there}")));
         }
         let (mesh, flattened) = operate(root, &options.operations.0)?;
-        let mut view = View::of(&mesh, options.rank.is_some());
-        view.add_flattened(&mesh, &flattened);
+        let mut view = View::of(&mesh, options.rank.is_some())?;
+        view.add_flattened(&mesh, &flattened)?;
+        view.rank_is_outside = options.rank.is_some() && !mesh.is_member();
         (view.hosts, view.plan) = (hosts, plan);
         Ok(view)
     }
 
-    fn of(mesh: &Mesh, rank_is_chosen: bool) -> View {
-        let grid = Ranks::of(mesh);
-        let root = (mesh.size() < mesh.root_size()).then(|| Ranks::of(&mesh.root()));
-        let chosen = grid.ranks.iter().position(|rank| *rank == mesh.rank()).filter(|_| rank_is_chosen);
+    fn of(mesh: &Mesh, rank_is_chosen: bool) -> Result<View, Failure> {
+        let (grid, root) = (Ranks::of(mesh), mesh.root());
+        let chosen = grid.ranks.iter().position(|rank| *rank == mesh.rank());
         let axes = (0..mesh.ndim())
-            .map(|index| Axis::new(mesh.dim_name(index), mesh.dim_layout(index).pairs(), &[index], &grid.sizes))
-            .collect();
-        View {
+            .map(|index| Axis::new(mesh.dim_name(index), mesh.dim_layout(index).pairs(), &[index], &grid.sizes));
+        Ok(View {
             describe: mesh.describe(),
             device_type: mesh.device_type().to_owned(),
             hash: mesh.hash(),
-            grid,
-            root,
-            axes,
+            axes: axes.collect::<Result<_, _>>()?,
+            root: (mesh.size() < root.size()).then(|| Ranks::of(&root)),
+            parallel: mesh.root_size() / mesh.size(),
             rank: mesh.rank(),
-            chosen,
+            chosen: chosen.filter(|_| rank_is_chosen),
+            rank_is_outside: false,
+            grid,
             hosts: None,
             plan: None,
-        }
+        })
     }
 
     /// Adds the flattened dimensions whose parts are all dimensions of this view.
-    fn add_flattened(&mut self, mesh: &Mesh, flattened: &[(String, Vec<String>)]) {
+    fn add_flattened(&mut self, mesh: &Mesh, flattened: &[(String, Vec<String>)]) -> Result<(), Failure> {
         let names = mesh.dim_names();
         for (name, _) in flattened.iter().filter(|(name, _)| !names.contains(&name.as_str())) {
             let (Some(dims), Ok(flat)) = (parts(name, &names, flattened), mesh.slice(&[name])) else { continue };
-            self.axes.push(Axis::new(name, flat.dim_layout(0).pairs(), &dims, &self.grid.sizes));
+            self.axes.push(Axis::new(name, flat.dim_layout(0).pairs(), &dims, &self.grid.sizes)?);
         }
+        Ok(())
     }
 
     /// The world ranks of one group, in the order of their coordinates.
@@ -164,26 +171,27 @@ impl View {
         self.chosen.map(|index| axis.group(index))
     }
 
-    /// "8 ranks on 2 hosts of 4; rank 3 is at (dp=0, cp=1, tp=1)", and where the view lies when it has fewer ranks than its root.
+    /// "8 ranks on 2 hosts of 4; rank 3 is at (dp=0, cp=1, tp=1)", and what the view is of its root where it has fewer ranks.
     pub fn summary(&self) -> String {
-        let mut text = count(self.grid.ranks.len(), "rank");
+        let mut ranks = count(self.grid.ranks.len(), "rank");
         if let Some(root) = &self.root {
-            let all = root.ranks.len();
-            text = format!(
-                "{text} of {all}: the view of rank {}, one of {} parallel ones",
-                self.rank,
-                all / self.grid.ranks.len()
-            );
+            ranks = format!("{} of {}", self.grid.ranks.len(), count(root.ranks.len(), "rank"));
         }
         if let Some(hosts) = &self.hosts {
             let HostSizes { hosts: n, each } = hosts.sizes;
             let dealt = if hosts.cyclic { ", dealt out in turn" } else { "" };
-            text = format!("{text} on {} of {each}{dealt}", count(n, "host"));
+            ranks += &format!(" on {} of {each}{dealt}", count(n, "host"));
         }
-        if let Some(index) = self.chosen {
-            text = format!("{text}; rank {} is at {}", self.rank, self.grid.coordinate(index));
+        let mut parts = vec![ranks];
+        if self.parallel > 1 {
+            parts.push(format!("the view of rank {}, one of {} parallel ones", self.rank, self.parallel));
         }
-        text
+        match self.chosen {
+            Some(index) => parts.push(format!("rank {} is at {}", self.rank, self.grid.coordinate(index))),
+            None if self.rank_is_outside => parts.push(format!("rank {} is not among them", self.rank)),
+            None => {}
+        }
+        parts.join("; ")
     }
 
     /// What the plan saves.
@@ -219,12 +227,13 @@ impl Ranks {
 
 impl Axis {
     /// `dims` are those of the view, of these sizes, that make up this one.
-    fn new(name: &str, pairs: &[Pair], dims: &[usize], sizes: &[usize]) -> Axis {
+    fn new(name: &str, pairs: &[Pair], dims: &[usize], sizes: &[usize]) -> Result<Axis, Failure> {
         let step = |dim: usize| (sizes[dim], sizes[dim + 1..].iter().product());
         let walk: Vec<Pair> = dims.iter().map(|dim| step(*dim)).collect();
         let rest: Vec<Pair> = (0..sizes.len()).filter(|dim| !dims.contains(dim)).map(step).collect();
-        let walk = Dim::new(&walk);
-        Axis { name: name.to_owned(), size: walk.size(), pairs: pairs.to_vec(), walk, rest: Dim::new(&rest) }
+        let walk = Dim::new(&walk).map_err(refused)?;
+        let rest = Dim::new(&rest).map_err(refused)?;
+        Ok(Axis { name: name.to_owned(), size: walk.size(), pairs: pairs.to_vec(), walk, rest })
     }
 
     /// The group that holds a row-major index of the view.
@@ -279,6 +288,10 @@ fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<(String, V
             Operation::Unflatten { dim, sizes, names } => {
                 mesh.unflatten(dim, sizes, &borrowed(names)).map_err(refused)?
             }
+            Operation::Range { dim, start, len, step } => {
+                mesh.slice_range(dim, *start, *len, *step).map_err(refused)?
+            }
+            Operation::Reshape { sizes, names } => mesh.reshape(sizes, &borrowed(names)).map_err(refused)?,
             Operation::Flatten { dims, name } => {
                 let part = mesh.slice(&borrowed(dims)).map_err(refused)?;
                 let flat = part.flatten(name.as_deref()).map_err(refused)?;
@@ -323,6 +336,7 @@ pub fn wrong(message: String) -> Failure {
     Failure::new(2, message)
 }
 
-fn refused(error: devicemesh::error::Error) -> Failure {
-    wrong(error.message().to_owned())
+fn refused(error: Error) -> Failure {
+    let next = if error.status() == Status::NotMember { "; choose a rank of it with --rank" } else { "" };
+    wrong(format!("{}{next}", error.message()))
 }
