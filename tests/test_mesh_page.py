@@ -15,6 +15,7 @@ LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
 SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests"))
 PAGE = ROOT / "docs/mesh.md"
 PICTURES = ROOT / "docs/pictures"
+README_PICTURE = "devicemesh show 2,4 replicate,shard --rank 6 --hosts 2x4 --svg -o docs/pictures/readme.svg"
 
 HARNESS = """
 #undef NDEBUG
@@ -73,7 +74,7 @@ def quoted(text, update):
 
 
 def pictures(text, update):
-    commands = re.findall(r"`(devicemesh show [^`]*-o docs/pictures/[^`]*)`", text)
+    commands = [README_PICTURE, *re.findall(r"`(devicemesh show [^`]*-o docs/pictures/[^`]*)`", text)]
     made = {}
     for command in commands:
         path = PICTURES / Path(shlex.split(command)[-1]).name
@@ -83,7 +84,7 @@ def pictures(text, update):
         show(command, new)
         assert path.exists() and new.read_bytes() == path.read_bytes(), f"{path} is not what `{command}` draws: make pictures"
     there = {path.name for path in PICTURES.glob("*")}
-    used = set(re.findall(r"\]\(pictures/([^)]+)\)", text))
+    used = set(re.findall(r"\]\((?:docs/)?pictures/([^)]+)\)", text + (ROOT / "README.md").read_text()))
     assert set(made) == there == used, f"made {sorted(made)}, there {sorted(there)}, used {sorted(used)}"
     return len(made)
 

@@ -76,9 +76,12 @@ impl View {
         let hosts = options.hosts.map(|sizes| Hosts { sizes, cyclic: options.cyclic });
         let world_size = match &hosts {
             Some(hosts) => hosts.room_for(size)?,
-            None => {
-                options.ranks.iter().flat_map(|ranks| &ranks.0).fold(size, |most, rank| most.max(*rank as usize + 1))
-            }
+            None => options
+                .ranks
+                .iter()
+                .flat_map(|ranks| &ranks.0)
+                .fold(size, |most, rank| most.max((*rank).max(0) as usize + 1))
+                .min(i32::MAX as usize),
         };
         let plan = match &hosts {
             Some(hosts) if options.plan => {
@@ -135,9 +138,9 @@ impl View {
     }
 
     /// Adds the flattened dimensions whose parts are all dimensions of this view.
-    fn add_flattened(&mut self, mesh: &Mesh, flattened: &[(String, Vec<String>)]) -> Result<(), Failure> {
+    fn add_flattened(&mut self, mesh: &Mesh, flattened: &[Flattened]) -> Result<(), Failure> {
         let names = mesh.dim_names();
-        for (name, _) in flattened.iter().filter(|(name, _)| !names.contains(&name.as_str())) {
+        for Flattened { name, .. } in flattened.iter().filter(|flat| !names.contains(&flat.name.as_str())) {
             let (Some(dims), Ok(flat)) = (parts(name, &names, flattened), mesh.slice(&[name])) else { continue };
             self.axes.push(Axis::new(name, flat.dim_layout(0).pairs(), &dims, &self.grid.sizes)?);
         }
@@ -276,8 +279,14 @@ impl Hosts {
     }
 }
 
-/// The view that the operations lead to, and what was flattened on the way: name and parts.
-fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<(String, Vec<String>)>), Failure> {
+/// A flattened dimension and the names of its parts.
+struct Flattened {
+    name: String,
+    dims: Vec<String>,
+}
+
+/// The view that the operations lead to, and what was flattened on the way.
+fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<Flattened>), Failure> {
     fn borrowed(names: &[String]) -> Vec<&str> {
         names.iter().map(String::as_str).collect()
     }
@@ -296,7 +305,7 @@ fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<(String, V
                 let part = mesh.slice(&borrowed(dims)).map_err(refused)?;
                 let flat = part.flatten(name.as_deref()).map_err(refused)?;
                 flat.publish().map_err(refused)?;
-                flattened.push((flat.dim_name(0).to_owned(), dims.clone()));
+                flattened.push(Flattened { name: flat.dim_name(0).to_owned(), dims: dims.clone() });
                 mesh
             }
         };
@@ -305,12 +314,12 @@ fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<(String, V
 }
 
 /// The dimensions, by index, that a name stands for: one of these names, or a flattened one whose parts are.
-fn parts(name: &str, names: &[&str], flattened: &[(String, Vec<String>)]) -> Option<Vec<usize>> {
+fn parts(name: &str, names: &[&str], flattened: &[Flattened]) -> Option<Vec<usize>> {
     if let Some(index) = names.iter().position(|known| *known == name) {
         return Some(vec![index]);
     }
-    let (_, dims) = flattened.iter().find(|(known, dims)| known == name && !dims.contains(known))?;
-    let dims: Vec<Vec<usize>> = dims.iter().map(|dim| parts(dim, names, flattened)).collect::<Option<_>>()?;
+    let flat = flattened.iter().find(|flat| flat.name == name && !flat.dims.contains(&flat.name))?;
+    let dims: Vec<Vec<usize>> = flat.dims.iter().map(|dim| parts(dim, names, flattened)).collect::<Option<_>>()?;
     Some(dims.concat())
 }
 
