@@ -1,8 +1,8 @@
 //! The tool `devicemesh`.
 //!
 //! Exit codes of `run`: 0 when all went well, that of the first rank that failed (128 + signal when a signal ended it), 124 when `--timeout` passed,
-//! 126 or 127 when the program could not be started, 2 for a wrong command line, 1 for everything else. Of `show`: 0, 2 for a wrong command line and what does not fit
-//! together in it, 1 when the output cannot be written.
+//! 126 or 127 when the program could not be started, 2 for a wrong command line, 1 for everything else. Of `show`: 0, 2 for a wrong
+//! command line and for what does not fit together in it, 1 when the output cannot be written.
 
 mod output;
 mod ranks;
@@ -30,6 +30,8 @@ enum Command {
     /// Examples:
     ///   devicemesh show 2,2,2 dp,cp,tp --rank 3 --hosts 2x4
     ///   devicemesh show 2,2,2 dp,cp,tp --flatten dp,cp=dpcp --slice dpcp,tp --svg -o mesh.svg
+    ///
+    /// Exit codes: 0; 2 for a wrong command line and for what does not fit together in it; 1 when the output cannot be written.
     #[command(verbatim_doc_comment)]
     Show(show::Options),
 }

@@ -20,7 +20,8 @@ const LONGEST: usize = 16;
 const WIDEST: i32 = 790;
 const TITLE_HEIGHT: i32 = 18;
 const LABEL_HEIGHT: i32 = 14;
-const ROW_LABEL_WIDEST: i32 = 84;
+/// Of a name beside its number.
+const ROW_LABEL_WIDEST: i32 = 64;
 const SMALL: f64 = 10.5;
 
 pub struct Cell {
@@ -97,157 +98,236 @@ fn lines(count: usize, cell: i32, wide: &[bool], gap: i32) -> (Vec<i32>, i32) {
 }
 
 /// Places the ranks; `host` says on which host a row-major index is, where there are hosts.
-pub fn place(grid: &Ranks, host: Option<&dyn Fn(usize) -> usize>) -> Grid {
-    let steps = steps(&grid.sizes);
-    let coordinates: Vec<Vec<usize>> = (0..grid.ranks.len()).map(|index| grid.place(index)).collect();
-    let length = |step: usize| steps.get(step).map_or(1, |step| step.length);
-    let at = |step: usize, coordinate: &[usize]| steps.get(step).map_or(0, |step| step.at(coordinate));
-    let (columns, rows) = (length(0), length(1));
-    let block_of = |coordinate: &[usize]| {
-        (2..steps.len()).rev().fold(0, |block, step| block * length(step) + at(step, coordinate))
-    };
-    let spots: Vec<(usize, usize, usize)> =
-        coordinates.iter().map(|coordinate| (block_of(coordinate), at(1, coordinate), at(0, coordinate))).collect();
-    let blocks = (2..steps.len()).map(length).product::<usize>();
-
-    // Where two neighbours of any block are on different hosts, their boxes need room.
-    let mut table = vec![None; blocks * rows * columns];
-    if let Some(host) = host {
-        for (index, (block, row, column)) in spots.iter().enumerate() {
-            table[(block * rows + row) * columns + column] = Some(host(index));
-        }
-    }
-    let differ = |a: usize, b: usize| matches!((table[a], table[b]), (Some(a), Some(b)) if a != b);
-    let lines_of = |block: usize| (0..rows).map(move |row| (block * rows + row) * columns);
-    let all_lines: Vec<usize> = (0..blocks).flat_map(lines_of).collect();
-    let wide_columns: Vec<bool> =
-        (1..columns).map(|column| all_lines.iter().any(|line| differ(line + column - 1, line + column))).collect();
-    let wide_rows: Vec<bool> = (1..rows)
-        .map(|row| {
-            (0..blocks).any(|block| {
-                (0..columns).any(|column| {
-                    let line = (block * rows + row) * columns + column;
-                    differ(line - columns, line)
-                })
-            })
-        })
-        .collect();
-    let (xs, cells_width) = lines(columns, CELL.0, &wide_columns, HOST_GAP.0);
-    let (ys, cells_height) = lines(rows, CELL.1, &wide_rows, HOST_GAP.1);
+pub fn place(ranks: &Ranks, host: Option<&dyn Fn(usize) -> usize>) -> Grid {
+    let layout = Layout::new(ranks);
+    let (wide_columns, wide_rows) = host.map(|host| layout.host_borders(host)).unwrap_or_default();
+    let (xs, cells_width) = lines(layout.columns, CELL.0, &wide_columns, HOST_GAP.0);
+    let (ys, cells_height) = lines(layout.rows, CELL.1, &wide_rows, HOST_GAP.1);
     let padding = if host.is_some() { HOST_PADDING } else { PADDING };
-
-    // Labels: rows at the left, columns and the block's title above.
-    let labelled = |step: usize, coordinate: &[usize]| {
-        let step = steps[step];
-        format!("{} {}", shorten(&grid.names[step.dim], f64::from(ROW_LABEL_WIDEST - 20), SMALL), coordinate[step.dim])
-    };
-    let long_rows = steps.len() > 2 && steps[1].dim == steps[2].dim;
-    let long_columns = steps.len() > 1 && steps[0].dim == steps[1].dim;
-    let mut row_texts = vec![String::new(); blocks * rows];
-    let mut column_texts = vec![String::new(); columns];
-    let mut titles: Vec<Vec<String>> = vec![Vec::new(); blocks];
-    for (coordinate, (block, row, column)) in coordinates.iter().zip(&spots) {
-        if steps.len() > 1 && *column == 0 {
-            row_texts[block * rows + row] = labelled(1, coordinate);
-        }
-        if !steps.is_empty() && !long_columns {
-            column_texts[*column] = labelled(0, coordinate);
-        }
-        if *row == 0 && *column == 0 && steps.len() > 2 {
-            let outer = (2..steps.len()).rev().filter(|step| *step == 2 || steps[*step].dim != steps[*step - 1].dim);
-            titles[*block] = outer.map(|step| labelled(step, coordinate)).collect();
-        }
-    }
-    let row_label =
-        row_texts.iter().map(|text| text_width(text, SMALL) as i32 + 8).max().filter(|_| steps.len() > 1).unwrap_or(0);
-    let bare = column_texts.iter().any(|text| text_width(text, SMALL) > f64::from(CELL.0 + GAP - 2));
-    let column_label = match (steps.is_empty() || long_columns, bare) {
-        (true, _) => 0,
-        (false, false) => LABEL_HEIGHT,
-        (false, true) => 2 * LABEL_HEIGHT - 2,
-    };
-    let title = if steps.len() > 2 { TITLE_HEIGHT } else { 0 };
-    let block_label = if long_rows { row_label } else { 0 };
-    let first_label = row_label - block_label;
-    let head = title + column_label + 2;
     let size = (cells_width + 2 * padding, cells_height + 2 * padding);
-
-    // Blocks in turn beside and below each other.
-    let (mut width, mut height) = (block_label + size.0, head + size.1);
-    // Of each step: how many beside each other, and the way to the next beside and below.
-    let mut pitches: Vec<(usize, i32, i32)> = Vec::new();
-    let mut beside = true;
-    for step in &steps[2.min(steps.len())..] {
-        let n = step.length;
-        let fits = |n: usize| (width + BLOCK_GAP) * n as i32 - BLOCK_GAP <= WIDEST - first_label;
-        let across =
-            if beside { (1..=n).rev().find(|across| n % across == 0 && fits(*across)).unwrap_or(1) } else { 1 };
-        let pitch = (across, width + BLOCK_GAP, height + BLOCK_GAP);
-        width += pitch.1 * (across as i32 - 1);
-        height += pitch.2 * (n.div_ceil(across) as i32 - 1);
-        beside = across == 1;
-        pitches.push(pitch);
-    }
-    let corner = |block: usize| {
-        let (mut rest, mut x, mut y) = (block, first_label + block_label, head);
-        for (step, (across, right, down)) in pitches.iter().enumerate() {
-            let at = rest % length(step + 2);
-            rest /= length(step + 2);
-            (x, y) = (x + (at % across) as i32 * right, y + (at / across) as i32 * down);
+    let texts = Texts::new(&layout, size.0);
+    let (corners, width, height) = layout.corners(size, &texts);
+    let cell = |spot: &Spot| {
+        let (x, y) = corners[spot.block];
+        Cell {
+            x: x + padding + xs[spot.column],
+            y: y + padding + ys[spot.row],
+            block: spot.block,
+            row: spot.row,
+            column: spot.column,
         }
-        (x, y)
     };
-    let cell = |&(block, row, column): &(usize, usize, usize)| {
-        let (x, y) = corner(block);
-        Cell { x: x + padding + xs[column], y: y + padding + ys[row], block, row, column }
-    };
-    let mut labels = Vec::new();
-    for (block, title) in titles.iter().enumerate() {
-        let (x, y) = corner(block);
-        let middle = |column: usize| x + padding + xs[column] + CELL.0 / 2;
-        let text = title.join(" · ");
-        if !text.is_empty() {
-            let text = if text_width(&text, 11.0) > f64::from(size.0 + BLOCK_GAP) { numbers(title) } else { text };
-            labels.push(Label { x: x + size.0 / 2, y: y - column_label - 7, anchor: "middle", title: true, text });
-        }
-        if bare && column_label > 0 {
-            let name = &grid.names[steps[0].dim];
-            let text = shorten(name, f64::from(size.0), SMALL);
-            labels.push(Label { x: x + size.0 / 2, y: y - LABEL_HEIGHT - 3, anchor: "middle", title: false, text });
-        }
-        for (column, text) in column_texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
-            let text = if bare { column.to_string() } else { text.clone() };
-            labels.push(Label { x: middle(column), y: y - 5, anchor: "middle", title: false, text });
-        }
-        if long_rows || x == first_label {
-            for (row, at) in ys.iter().enumerate() {
-                let text = row_texts[block * rows + row].clone();
-                labels.push(Label {
-                    x: x - 6,
-                    y: y + padding + at + CELL.1 / 2 + 4,
-                    anchor: "end",
-                    title: false,
-                    text,
-                });
-            }
-        }
-    }
-    labels.retain(|label| !label.text.is_empty());
+    let middles: Vec<i32> = xs.iter().map(|x| x + padding + CELL.0 / 2).collect();
+    let baselines: Vec<i32> = ys.iter().map(|y| y + padding + CELL.1 / 2 + 4).collect();
     Grid {
-        cells: spots.iter().map(cell).collect(),
-        blocks: (0..blocks)
-            .map(|block| (corner(block), size))
-            .map(|((x, y), (width, height))| Block { x, y, width, height })
-            .collect(),
-        labels,
-        head,
-        width: first_label + width,
+        cells: layout.spots.iter().map(cell).collect(),
+        blocks: corners.iter().map(|&(x, y)| Block { x, y, width: size.0, height: size.1 }).collect(),
+        labels: texts.labels(&layout, &corners, &middles, &baselines),
+        head: texts.head(),
+        width,
         height,
     }
 }
 
-/// A title without its names: "(1, 0)".
-fn numbers(title: &[String]) -> String {
-    let numbers: Vec<&str> = title.iter().map(|part| part.rsplit(' ').next().unwrap_or_default()).collect();
+/// Where a rank is: in which block, row and column.
+struct Spot {
+    block: usize,
+    row: usize,
+    column: usize,
+}
+
+struct Layout<'a> {
+    ranks: &'a Ranks,
+    /// Columns, rows, then what blocks stand for.
+    steps: Vec<Step>,
+    columns: usize,
+    rows: usize,
+    blocks: usize,
+    coordinates: Vec<Vec<usize>>,
+    /// By row-major index.
+    spots: Vec<Spot>,
+}
+
+impl<'a> Layout<'a> {
+    fn new(ranks: &'a Ranks) -> Layout<'a> {
+        let steps = steps(&ranks.sizes);
+        let coordinates: Vec<Vec<usize>> = (0..ranks.ranks.len()).map(|index| ranks.place(index)).collect();
+        let at = |step: usize, coordinate: &[usize]| steps.get(step).map_or(0, |step| step.at(coordinate));
+        let outer = &steps[steps.len().min(2)..];
+        let spot = |coordinate: &Vec<usize>| Spot {
+            block: outer.iter().rev().fold(0, |block, step| block * step.length + step.at(coordinate)),
+            row: at(1, coordinate),
+            column: at(0, coordinate),
+        };
+        let spots = coordinates.iter().map(spot).collect();
+        let length = |step: usize| steps.get(step).map_or(1, |step| step.length);
+        let (columns, rows) = (length(0), length(1));
+        let blocks = outer.iter().map(|step| step.length).product();
+        Layout { ranks, columns, rows, blocks, coordinates, spots, steps }
+    }
+
+    /// The steps that blocks stand for.
+    fn outer(&self) -> &[Step] {
+        &self.steps[self.steps.len().min(2)..]
+    }
+
+    /// Whether step `a` and the next are parts of one long dimension.
+    fn is_long(&self, a: usize) -> bool {
+        self.steps.len() > a + 1 && self.steps[a].dim == self.steps[a + 1].dim
+    }
+
+    /// After which columns and rows some two neighbours are on different hosts.
+    fn host_borders(&self, host: &dyn Fn(usize) -> usize) -> (Vec<bool>, Vec<bool>) {
+        let mut hosts = vec![None; self.blocks * self.rows * self.columns];
+        for (index, spot) in self.spots.iter().enumerate() {
+            hosts[(spot.block * self.rows + spot.row) * self.columns + spot.column] = Some(host(index));
+        }
+        let (mut columns, mut rows) = (vec![false; self.columns], vec![false; self.rows]);
+        let differ = |a: usize, b: usize| matches!((hosts[a], hosts[b]), (Some(a), Some(b)) if a != b);
+        for at in 0..hosts.len() {
+            let (row, column) = (at / self.columns % self.rows, at % self.columns);
+            columns[column] |= column + 1 < self.columns && differ(at, at + 1);
+            rows[row] |= row + 1 < self.rows && differ(at, at + self.columns);
+        }
+        (columns, rows)
+    }
+
+    /// Where the blocks begin, and the width and height of all: beside each other and below each other in turn.
+    fn corners(&self, block: (i32, i32), texts: &Texts) -> (Vec<(i32, i32)>, i32, i32) {
+        let (mut width, mut height) = (texts.block_label + block.0, texts.head() + block.1);
+        // Of each step: how many beside each other, and the way to the next beside and below.
+        let mut pitches: Vec<(usize, i32, i32)> = Vec::new();
+        let mut beside = true;
+        for step in self.outer() {
+            let n = step.length;
+            let fits = |n: usize| (width + BLOCK_GAP) * n as i32 - BLOCK_GAP <= WIDEST - texts.first_label;
+            let whole_rows = |across: &usize| n % across == 0 && fits(*across);
+            let across = if beside { (1..=n).rev().find(whole_rows).unwrap_or(1) } else { 1 };
+            pitches.push((across, width + BLOCK_GAP, height + BLOCK_GAP));
+            (width, height) = (
+                width + (width + BLOCK_GAP) * (across as i32 - 1),
+                height + (height + BLOCK_GAP) * (n.div_ceil(across) as i32 - 1),
+            );
+            beside = across == 1;
+        }
+        let corner = |block: usize| {
+            let (mut rest, mut x, mut y) = (block, texts.first_label + texts.block_label, texts.head());
+            for (step, (across, right, down)) in self.outer().iter().zip(&pitches) {
+                let at = rest % step.length;
+                rest /= step.length;
+                (x, y) = (x + (at % across) as i32 * right, y + (at / across) as i32 * down);
+            }
+            (x, y)
+        };
+        ((0..self.blocks).map(corner).collect(), texts.first_label + width, height)
+    }
+}
+
+/// What is written around the cells.
+struct Texts {
+    /// By block and row, by column, by block; empty where there is none.
+    rows: Vec<String>,
+    columns: Vec<String>,
+    titles: Vec<String>,
+    /// The columns' name, where it does not fit beside their numbers.
+    column_name: Option<String>,
+    /// The room at the left of all blocks, and of each.
+    first_label: i32,
+    block_label: i32,
+    /// The room above each block.
+    title_height: i32,
+    column_height: i32,
+}
+
+impl Texts {
+    /// `width` is that of a block.
+    fn new(layout: &Layout<'_>, width: i32) -> Texts {
+        let Layout { ranks, steps, .. } = layout;
+        let labelled = |step: usize, coordinate: &[usize]| {
+            let dim = steps[step].dim;
+            (shorten(&ranks.names[dim], f64::from(ROW_LABEL_WIDEST), SMALL), coordinate[dim].to_string())
+        };
+        let joined = |(name, number): (String, String)| format!("{name} {number}");
+        let mut texts = Texts {
+            rows: vec![String::new(); layout.blocks * layout.rows],
+            columns: vec![String::new(); layout.columns],
+            titles: vec![String::new(); layout.blocks],
+            column_name: None,
+            first_label: 0,
+            block_label: 0,
+            title_height: if steps.len() > 2 { TITLE_HEIGHT } else { 0 },
+            column_height: 0,
+        };
+        let mut numbers = texts.columns.clone();
+        for (coordinate, spot) in layout.coordinates.iter().zip(&layout.spots) {
+            if steps.len() > 1 && spot.column == 0 {
+                texts.rows[spot.block * layout.rows + spot.row] = joined(labelled(1, coordinate));
+            }
+            // The numbers of a long dimension go on in the next row, whose label says where.
+            if !steps.is_empty() && !layout.is_long(0) {
+                texts.columns[spot.column] = joined(labelled(0, coordinate));
+                numbers[spot.column] = coordinate[steps[0].dim].to_string();
+            }
+            if steps.len() > 2 && (spot.row, spot.column) == (0, 0) {
+                let outer = (2..steps.len()).rev().filter(|step| *step == 2 || !layout.is_long(*step - 1));
+                texts.titles[spot.block] = title(outer.map(|step| labelled(step, coordinate)).collect(), width);
+            }
+        }
+        if !steps.is_empty() && !layout.is_long(0) {
+            texts.column_height = LABEL_HEIGHT;
+            let wide = |text: &String| text_width(text, SMALL) > f64::from(CELL.0 + GAP - 2);
+            if texts.columns.iter().any(wide) {
+                texts.column_height = 2 * LABEL_HEIGHT - 2;
+                texts.column_name = Some(shorten(&ranks.names[steps[0].dim], f64::from(width), SMALL));
+                texts.columns = numbers;
+            }
+        }
+        let room = texts.rows.iter().map(|text| text_width(text, SMALL) as i32 + 8).max().filter(|_| steps.len() > 1);
+        // Rows of a long dimension are others in each block.
+        match layout.is_long(1) {
+            true => texts.block_label = room.unwrap_or(0),
+            false => texts.first_label = room.unwrap_or(0),
+        }
+        texts
+    }
+
+    /// What is above a block.
+    fn head(&self) -> i32 {
+        self.title_height + self.column_height + 2
+    }
+
+    /// `middles` of the columns and `baselines` of the rows are counted from a block's corner.
+    fn labels(&self, layout: &Layout<'_>, corners: &[(i32, i32)], middles: &[i32], baselines: &[i32]) -> Vec<Label> {
+        let mut labels = Vec::new();
+        let mut add = |x: i32, y: i32, anchor: &'static str, title: bool, text: &str| {
+            if !text.is_empty() {
+                labels.push(Label { x, y, anchor, title, text: text.to_owned() });
+            }
+        };
+        let center = (middles.first().unwrap_or(&0) + middles.last().unwrap_or(&0)) / 2;
+        for (block, &(x, y)) in corners.iter().enumerate() {
+            add(x + center, y - self.column_height - 7, "middle", true, &self.titles[block]);
+            add(x + center, y - LABEL_HEIGHT - 3, "middle", false, self.column_name.as_deref().unwrap_or_default());
+            for (middle, text) in middles.iter().zip(&self.columns) {
+                add(x + middle, y - 5, "middle", false, text);
+            }
+            if self.block_label > 0 || x == self.first_label {
+                for (row, baseline) in baselines.iter().enumerate() {
+                    add(x - 6, y + baseline, "end", false, &self.rows[block * layout.rows + row]);
+                }
+            }
+        }
+        labels
+    }
+}
+
+/// "pp 0 · dp 1", or where that is wider than a block "(0, 1)".
+fn title(parts: Vec<(String, String)>, width: i32) -> String {
+    let named: Vec<String> = parts.iter().map(|(name, number)| format!("{name} {number}")).collect();
+    let named = named.join(" · ");
+    if text_width(&named, 11.0) <= f64::from(width + BLOCK_GAP) {
+        return named;
+    }
+    let numbers: Vec<String> = parts.into_iter().map(|(_, number)| number).collect();
     format!("({})", numbers.join(", "))
 }
