@@ -12,7 +12,10 @@ mod ask;
 mod describe;
 mod rank_map;
 mod root;
+mod text;
 mod view;
+mod without;
 
 pub(crate) use rank_map::RankMap;
 pub use root::{Mesh, MeshSpec};
+pub use text::MeshText;
