@@ -15,6 +15,7 @@ help:
 	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
+	@echo "make pictures  draw docs/pictures and the outputs in docs/mesh.md anew"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
 	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
@@ -78,6 +79,10 @@ soak:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/soak/run.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
 
+pictures:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/test_mesh_page.py --update
+
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
@@ -98,4 +103,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test test-nccl soak wheel interop check header examples fuzz clean bench-store bench-mesh instructions
+.PHONY: help build demo test test-nccl soak wheel interop check header examples fuzz clean bench-store bench-mesh instructions pictures
