@@ -1,8 +1,15 @@
 //! Making raw communicators inside an agreed call: by unique id, by split, always against the deadline.
+//!
+//! What a user gets is blocking: on a non-blocking communicator NCCL's operations return ncclInProgress before they are on the stream, and they may not
+//! be in one group with a blocking one's. But only the making of non-blocking communicators can be ended. So where there are streams, ranks meet in
+//! a non-blocking communicator that nobody sees, and what is handed out is split from it (docs/nccl.md).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::communicator::{Communicator, blame};
+use super::beside::beside;
+use super::communicator::{Communicator, LazyPlan, blame};
+use super::life::retire;
 use super::root::ranks_text;
 use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
@@ -16,9 +23,13 @@ const LOOK_AROUND: Duration = Duration::from_millis(100);
 /// The host engine is given the same deadline and says which ranks did not come: how long its word is waited for.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
+/// So many ranks meet at one id, where a library takes several: NCCL's root of an id serves its ranks one after another, and from 256 on they wait
+/// before they turn to it.
+const RANKS_PER_ID: usize = 128;
+
 /// Makes communicators of one library within one round of agreement.
 pub(super) struct Maker<'a> {
-    pub(super) library: &'a Library,
+    pub(super) library: &'a Arc<Library>,
     /// The agreed call that this happens in; `None` where no other rank takes part.
     pub(super) round: Option<&'a Round>,
     pub(super) wait: &'a Wait,
@@ -27,27 +38,35 @@ pub(super) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id: its rank 0 publishes it under `key`.
+    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under `key`, for their own calls.
+    pub(super) fn meet_for_use(&self, key: &str, group: &Mesh, config: CommConfig) -> Result<RawComm> {
+        if !self.library.has_streams() {
+            return self.meet(key, group, config.blocking(false));
+        }
+        if !self.library.can_split() {
+            return self.meet(key, group, config.blocking_by_default());
+        }
+        let seed = CommConfig::unset(self.library.version()).blocking(false);
+        let raw = self.meet(key, group, seed)?;
+        let seed = Communicator::unmade(Arc::clone(self.library), group.clone(), LazyPlan::default());
+        seed.set_ready(raw)?;
+        let place = i32::try_from(group.local_rank(0)?).unwrap_or(i32::MAX);
+        let made = self.split(&seed, group, Some((0, place)), config.blocking_by_default());
+        let made = made.inspect_err(|_| drop(seed.abort()))?.unwrap_or(RawComm::NULL);
+        retire(&seed, self.wait, &|error| self.tell(error))
+            .map(|()| made)
+            .inspect_err(|_| drop(self.library.abort(made)))
+    }
+
+    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under `key`.
     pub(super) fn meet(&self, key: &str, group: &Mesh, mut config: CommConfig) -> Result<RawComm> {
         let (size, rank) = (group.size(), group.local_rank(0)?);
-        let id = match self.round {
-            Some(round) if rank > 0 => {
-                let first = group.ranks().first().copied().unwrap_or_default();
-                let bytes = round.fetch(key, first, self.wait)?;
-                UniqueId::from_bytes(&bytes).ok_or_else(|| {
-                    Error::store(format!("the unique id under {key} has {} bytes instead of 128", bytes.len()))
-                })?
-            }
-            round => {
-                let id = self.library.unique_id()?;
-                if let Some(round) = round.filter(|_| size > 1) {
-                    round.publish(key, &id.bytes, self.wait).inspect_err(|_| self.library.discard(&id))?;
-                }
-                id
-            }
-        };
+        let ids = self.ids(key, group, rank)?;
         let what = || format!("making communicator {key} of ranks {}", world_ranks(group));
-        let comm = self.library.init_rank(size, &id, rank, &mut config)?;
+        if size > 1 && config.is_blocking() {
+            return self.meet_blocking(what, size, ids[0], rank, config);
+        }
+        let comm = self.library.init_rank(size, &ids, rank, &mut config)?;
         // Only the host engine heeds it; where it refuses, the polling still ends at the deadline.
         let _ = self.library.set_timeout(comm, self.millis_left());
         let explain = |error: Error| match group.ranks().first() {
@@ -61,6 +80,59 @@ impl Maker<'_> {
         Ok(comm)
     }
 
+    /// The ids by which the ranks of `group` meet: one, or where many ranks would crowd at it and the library takes several, one for every so many.
+    /// The first of those makes it. All get the same list from rank 0.
+    fn ids(&self, key: &str, group: &Mesh, rank: usize) -> Result<Vec<UniqueId>> {
+        let size = group.size();
+        let count = if self.library.takes_several_ids() { size.div_ceil(RANKS_PER_ID) } else { 1 };
+        let maker = |index: usize| index * (size / count) + index.min(size % count);
+        let world_rank = |position: usize| group.ranks().get(position).copied().unwrap_or_default();
+        let Some(round) = self.round.filter(|_| size > 1) else {
+            return Ok(vec![self.library.unique_id()?]);
+        };
+        let (first, mine) = (rank == 0, (0..count).find(|index| maker(*index) == rank));
+        let made = mine.map(|_| self.library.unique_id()).transpose()?;
+        let publish = |key: &str, id: &UniqueId, value: &[u8]| {
+            round.publish(key, value, self.wait).inspect_err(|_| self.library.discard(id))
+        };
+        if let (Some(id), Some(index), false) = (&made, mine, first) {
+            publish(&format!("{key}/id{index}"), id, &id.bytes)?;
+        }
+        let bytes = match made.filter(|_| first) {
+            Some(id) => {
+                let mut all = id.bytes.to_vec();
+                for index in 1..count {
+                    all.extend(round.fetch(&format!("{key}/id{index}"), world_rank(maker(index)), self.wait)?);
+                }
+                publish(key, &id, &all)?;
+                all
+            }
+            None => round.fetch(key, world_rank(0), self.wait)?,
+        };
+        UniqueId::list(&bytes, count).ok_or_else(|| {
+            Error::store(format!(
+                "the {count} unique ids under {key} have {} bytes instead of {}",
+                bytes.len(),
+                128 * count
+            ))
+        })
+    }
+
+    /// A blocking communicator, from a library without split. Nothing ends its making once it has begun.
+    fn meet_blocking(
+        &self,
+        what: impl Fn() -> String,
+        size: usize,
+        id: UniqueId,
+        rank: usize,
+        mut config: CommConfig,
+    ) -> Result<RawComm> {
+        let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
+        let make = move || library.init_rank(size, &[id], rank, &mut config);
+        let too_late = move |made| drop(ending.abort(made));
+        beside(self.library, make, too_late, |is_done| self.poll(what, is_done))?
+    }
+
     /// The child of `parent` that joins the ranks of `group`: those which say the same colour, ordered by key. A rank without a colour takes part
     /// and gets none. A split that does not end ends the parent.
     pub(super) fn split(
@@ -71,27 +143,16 @@ impl Maker<'_> {
         mut config: CommConfig,
     ) -> Result<Option<RawComm>> {
         let (color, key) = place.unwrap_or((NO_COLOR, 0));
-        let raw = parent.ready()?;
         let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
-        parent.limit(self.millis_left())?;
-        // The library may write the handle from its own thread until the parent has settled: if that never happens, what
-        // it writes to must stay.
-        let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
-        // SAFETY: it was made just now and is never freed before the library is done with it.
-        let started = unsafe { self.library.split(raw, color, key, child, &mut config) };
-        started.map_err(|error| parent.explain(raw, error))?;
-        if let Err(error) = self.poll(what, || parent.poll()) {
-            self.tell(&error);
-            let _ = parent.abort();
-            if self.library.is_host_engine() {
-                // The child may have come to be before the parent failed. Its engine is done with both.
-                // SAFETY: it is still there, and nobody writes to it any more.
-                let child = unsafe { child.read_volatile() };
-                let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
-            }
+        let (child, outcome) = self.child(parent, what, |raw, child| {
+            // SAFETY: `child` says what it is for.
+            unsafe { self.library.split(raw, color, key, child, &mut config) }
+        })?;
+        if let Err(error) = outcome {
+            self.give_up(parent, child);
             return Err(error);
         }
-        // SAFETY: `child` came from a box above, and the settled library does not write to it any more.
+        // SAFETY: it came from a box, and the settled library does not write to it any more.
         let child = *unsafe { Box::from_raw(child) };
         if place.is_none() && child.is_null() {
             return parent.limit(millis(self.timeout)).map(|()| None);
@@ -109,6 +170,67 @@ impl Maker<'_> {
             return Err(error);
         }
         Ok(Some(child))
+    }
+
+    /// The child of `parent` that joins the ranks of `group`: those which are not `excluded`, by their ranks in the parent. What is under way on the
+    /// parent ends; it is of no further use.
+    pub(super) fn shrink(
+        &self,
+        parent: &Communicator,
+        group: &Mesh,
+        excluded: &[i32],
+        mut config: CommConfig,
+    ) -> Result<RawComm> {
+        let mut excluded = excluded.to_vec();
+        let what = || format!("shrinking a communicator to ranks {}", world_ranks(group));
+        let (child, outcome) = self.child(parent, what, |raw, child| {
+            // SAFETY: `child` says what it is for.
+            unsafe { self.library.shrink(raw, &mut excluded, child, &mut config) }
+        })?;
+        // SAFETY: it is still there. The parent has failed, most likely, and says so once it is done: whether its child has come to be is what counts.
+        let made = unsafe { child.read_volatile() };
+        match outcome {
+            _ if !made.is_null() => {
+                self.settle(made, what, |error| blame(self.library, made, group, error)).map(|()| made)
+            }
+            Ok(()) => {
+                Err(Error::new(Status::Ccl, format!("ncclCommShrink of {} left no communicator", self.library.name())))
+            }
+            Err(error) => {
+                self.give_up(parent, child);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a parent whose child did not come to be in time, or came to be for nothing.
+    fn give_up(&self, parent: &Communicator, child: *mut RawComm) {
+        let _ = parent.abort();
+        if self.library.is_host_engine() {
+            // The child may have come to be before the parent failed. Its engine is done with both.
+            // SAFETY: it is still there, and nobody writes to it any more.
+            let child = unsafe { child.read_volatile() };
+            let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
+        }
+    }
+
+    /// Starts the making of a child and waits until the parent has settled: where the child's handle is (on the heap, never freed unless the caller
+    /// does so, because the library may write to it at any time until the parent has settled), and how the waiting ended.
+    fn child(
+        &self,
+        parent: &Communicator,
+        what: impl Fn() -> String,
+        start: impl FnOnce(RawComm, *mut RawComm) -> Result<()>,
+    ) -> Result<(*mut RawComm, Result<()>)> {
+        let raw = parent.ready()?;
+        parent.limit(self.millis_left())?;
+        let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
+        start(raw, child).map_err(|error| parent.explain(raw, error))?;
+        let outcome = self.poll(what, || parent.poll());
+        if let Err(error) = &outcome {
+            self.tell(error);
+        }
+        Ok((child, outcome))
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails; `explain` says more of its own failure.
@@ -143,9 +265,9 @@ impl Maker<'_> {
         })
     }
 
-    /// Says who was lost before this rank aborts what it was making: the others would take that for the reason.
+    /// Says what happened before this rank aborts what it was making: the others would take that for the reason.
     fn tell(&self, error: &Error) {
-        if let Some(round) = self.round.filter(|_| error.status() == Status::PeerLost) {
+        if let Some(round) = self.round.filter(|_| matches!(error.status(), Status::PeerLost | Status::Ccl)) {
             report(round, error, self.wait);
         }
     }

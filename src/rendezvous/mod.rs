@@ -6,13 +6,16 @@
 //! - [`Scope`], [`Round`]: the agreement before (and at the end of) every collective call of the library.
 
 mod agreement;
+mod equipment;
 mod handshake;
 mod hosts;
 pub mod launcher;
+mod locations;
 mod losses;
 pub mod store;
 mod world;
 
 pub use agreement::{Round, Scope};
+pub use equipment::Equipment;
 pub use hosts::HostIdentity;
 pub use world::{DEFAULT_TIMEOUT, JoinOptions, World};

@@ -12,12 +12,13 @@ parent's; multiprocessing's "spawn" is the way), and may make its own.
 """
 
 from . import errors
+from ._library import last_error, status_name
 from ._library import version as _version
 from .communicator import Communicator, Group
 from .constants import DType, ReduceOp
 from .current import get_current_mesh
 from .errors import *  # noqa: F403
-from .mesh import DeviceMesh, init_device_mesh, lookup, unregister
+from .mesh import DeviceMesh, deserialize, init_device_mesh, lookup, unregister
 from .options import DimOptions
 from .planning import RankPlan, plan_ranks
 from .sharding import Placement, Replicate, Shard, local_shard
@@ -27,6 +28,8 @@ from .world import World, abort_default_worlds
 __version__ = _version()
 __all__ = [
     "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
-    "World", "abort_default_worlds", "get_current_mesh", "init_device_mesh", "local_shard", "lookup", "plan_ranks", "unregister",
+    "World",
+    "abort_default_worlds", "deserialize", "get_current_mesh", "init_device_mesh", "last_error", "local_shard", "lookup", "plan_ranks", "status_name",
+    "unregister",
 ]
 __all__ += errors.__all__

@@ -11,6 +11,7 @@ alone and a second one during the same call ends it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -44,17 +45,16 @@ class Watch:
             if not numbers:
                 return
             if self.previous >= 0:
-                try:
+                with contextlib.suppress(OSError):
                     os.write(self.previous, numbers)
-                except OSError:
-                    pass
             blocked = self.blocked
             if blocked is None or signal.SIGINT not in numbers:
                 continue
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler or warned is blocked or numbers.count(signal.SIGINT) > 1:
                 time.sleep(GRACE)
                 if self.blocked is blocked:
-                    blocked[0]()
+                    with contextlib.suppress(Exception):  # the call itself says what went wrong
+                        blocked[0]()
             warned = blocked
 
 
@@ -86,7 +86,9 @@ def call(end: End, function: Callable[..., int], *arguments: Any) -> int:
         previous = signal.set_wakeup_fd(here.descriptor, warn_on_full_buffer=False)
     except ValueError:  # a subinterpreter, where Python's signals do not come
         return function(*arguments)
-    here.previous = -1 if previous == here.descriptor else previous
+    # Ours already: Ctrl-C came between the two lines here, and what was there before is still to be put back.
+    if previous != here.descriptor:
+        here.previous = previous
     here.blocked = (end,)
     try:
         return function(*arguments)

@@ -60,7 +60,19 @@ def version() -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def last_error(status: int) -> DeviceMeshError:
+def status_name(status: int) -> str:
+    """The C name of a status: 7 is "DM_STATUS_TIMEOUT"."""
+    name: bytes = library.dm_status_name(int32("status", status))
+    return name.decode()
+
+
+def last_error() -> str:
+    """What this thread's last failing call said, or "" when none has failed; for calls made beside this package, through raw handles."""
+    message: bytes = library.dm_last_error()
+    return message.decode(errors="replace")
+
+
+def exception(status: int) -> DeviceMeshError:
     """The exception for a status that a call of this thread has just returned."""
     info = declarations.ErrorInfo(struct_size=ctypes.sizeof(declarations.ErrorInfo))
     library.dm_last_error_info(ctypes.byref(info))
@@ -73,7 +85,7 @@ def last_error(status: int) -> DeviceMeshError:
 def check(status: int) -> None:
     """Raises what went wrong, if something did."""
     if status:
-        raise last_error(status)
+        raise exception(status)
 
 
 def text(what: str, value: str) -> bytes:

@@ -94,10 +94,13 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         try:
             return _from_buffer(array, what)
         except (ValueError, BufferError) as error:
-            # numpy has element types that the protocol cannot say; they may have another way.
-            if isinstance(error, InvalidArgumentError) or not hasattr(array, "__array_interface__"):
+            # Some have elements that the protocol cannot say (bfloat16 of numpy and jax), or lie on a device (jax): there may be another way.
+            if isinstance(error, InvalidArgumentError):
                 raise
-            return _from_array_interface(array, what, HOST)
+            if hasattr(array, "__array_interface__"):
+                return _from_array_interface(array, what, HOST)
+            if not hasattr(array, "__dlpack__"):
+                raise
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, what, stream)
     if hasattr(array, "__cuda_array_interface__"):
@@ -160,9 +163,10 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     # On a device the producer lets this stream wait for its own work; 1 is DLPack's word for the default stream.
     options = {} if device == HOST else {"stream": stream or 1}
     try:
-        capsule = array.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:
-        capsule = array.__dlpack__(**options)
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0), **options)
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = array.__dlpack__(**options)
     except (RuntimeError, ValueError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: its __dlpack__ says: {error}") from error
     # The capsule stays unused in DLPack's sense: its own destructor calls the deleter when we let go of it.
@@ -190,11 +194,13 @@ def _name(array: Any, code: Tuple[int, int]) -> str:
 
 def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -> Memory:
     interface = array.__cuda_array_interface__ if device == CUDA else array.__array_interface__
-    order, letter, size = interface["typestr"][0], interface["typestr"][1], int(interface["typestr"][2:])
+    described: str = interface["typestr"]
+    # What follows the size is a unit of time, which no kind of ours has.
+    order, letter, size = described[0], described[1], int(described[2:]) if described[2:].isdigit() else 0
     name = str(getattr(array, "dtype", ""))
     kind = DType.BFLOAT16 if name == "bfloat16" and size == 2 else KINDS.get((letter, size))
     if kind is None or (order == ">" and size > 1):
-        raise TypeError(f"{what} has elements of type {name or interface['typestr']}; supported are {SUPPORTED}")
+        raise TypeError(f"{what} has elements of type {name or described}; supported are {SUPPORTED}")
     waits_for = interface.get("stream")
     if waits_for is not None and waits_for not in (stream, stream or 1):
         raise InvalidArgumentError(f"{what} is being written on stream {waits_for}: pass stream={waits_for}, or synchronise first")

@@ -163,15 +163,15 @@ class Communicator:
 
     def _run(self, function: Any, one: Memory, two: Optional[Memory], *arguments: Any) -> None:
         """The call; its buffers are kept until it is over, in a group until that ends."""
-        kept = [one] if two is None or two is one else [one, two]
         try:
             check(interrupt.call(self._end, function, self._handle, self._dim, *arguments))
         finally:
             if issued.depth:
-                issued.buffers += kept
+                issued.buffers += (one,) if two is None or two is one else (one, two)
             else:
-                for each in kept:
-                    each.release()
+                one.release()
+                if two is not None and two is not one:
+                    two.release()
 
     def _one(self, array: Any, written: bool, stream: int, what: str = "buffer") -> Memory:
         found = memory(array, what, stream)
@@ -262,5 +262,9 @@ def adopted_handle(group: Any, device_type: str) -> int:
         backend = group._get_backend(torch.device(device_type))
         if not hasattr(backend, "_comm_ptr"):
             raise UnsupportedError(f"PyTorch's {type(backend).__name__} has no NCCL communicator to adopt; device type {device_type} needs its nccl backend")
-        return int(backend._comm_ptr())
+        address = int(backend._comm_ptr())
+        if address == 0:
+            raise InvalidArgumentError(
+                "PyTorch makes its NCCL communicator at the group's first collective: run one, or give init_process_group a device_id")
+        return address
     raise TypeError(f"a group is a {type(group).__name__}; an ncclComm_t's address, a Communicator or a torch ProcessGroup was expected")

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-import operator
-import re
+import json
 import weakref
 from ctypes import byref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
 from ._arguments import Timeout, as_many, as_tuple, init_options, labels, nested, split
-from ._library import check, int32, library, listed, optional_text, sizes, string, text, texts
+from ._library import check, library, optional_text, ranks, sizes, string, texts
+from ._library import text as as_text
+from ._queries import Dim, MeshQueries
 from .communicator import Communicator, Group, adopted_handle
 from .current import stack
-from .errors import InvalidArgumentError, InvalidHandleError, NotMemberError
+from .errors import DeviceMeshError, InvalidArgumentError
 from .options import DimOptions, DimOptionsLike
-from .sharding import Placement, local_shard
 from .world import World, abort_default_worlds
 
-if TYPE_CHECKING:
-    import numpy
-    import numpy.typing
+__all__ = ["DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
 
-__all__ = ["DeviceMesh", "init_device_mesh", "lookup", "unregister"]
-
-Dim = Union[None, int, str]
-DEVICE = re.compile(r"'([^']*)', stride=[^']*$")
+# Every mesh of this process, by handle, for those that are unpickled.
+alive: "weakref.WeakValueDictionary[int, DeviceMesh]" = weakref.WeakValueDictionary()
 
 
-class DeviceMesh:
+class DeviceMesh(MeshQueries):
     """One rank's view of an n-dimensional array of ranks, with a communicator for every dimension: PyTorch's DeviceMesh.
 
     Collective over the world, also for ranks outside a mesh that is smaller than it. Before any communicator is made the ranks agree that they all asked
@@ -69,150 +65,25 @@ class DeviceMesh:
         options, _kept = init_options(world, numbers, len(lengths), names, timeout, wishes)
         options.flags = declarations.INIT_LAZY if lazy else 0
         as_many(shape, numbers)
-        end = abort_default_worlds if world is None else world._end
         handle = ctypes.c_void_p()
         check(interrupt.call(
-            end, library.dm_init, optional_text("device_type", device_type), lengths, len(lengths), names_array, byref(options), byref(handle)))
+            _world_end(world), library.dm_init, optional_text("device_type", device_type), lengths, len(lengths), names_array, byref(options), byref(handle)))
         self._adopt(handle, world)
 
     def _adopt(self, handle: ctypes.c_void_p, world: Optional[World]) -> None:
         number = handle.value or 0
-        self._handle = number
-        self._world = world
-        self._free = weakref.finalize(self, library.dm_free, number)
+        super().__init__(number, world)
         self._end = partial(library.dm_abort, number)
-        self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_shape(number, *out))))
-        self._names: Tuple[str, ...] = tuple(library.dm_dim_name(number, index).decode() for index in range(len(self._shape)))
-        printed = repr(self)
-        self._named = bool(self._shape) and not printed.startswith(f"DeviceMesh({self._shape!r}, '")
-        found = DEVICE.search(printed)
-        self._device_type = found.group(1) if found else ""
         # What from_group was given, which must outlive the mesh.
         self._adopted_groups: List[Any] = []
         self._groups: Dict[str, Communicator] = {}
+        alive[number] = self
 
     def _view(self, function: Any, *arguments: Any) -> "DeviceMesh":
         """A mesh that function(arguments, mesh_out) makes of this one."""
         handle = ctypes.c_void_p()
         check(interrupt.call(self._end, function, *arguments, byref(handle)))
         return _adopted(handle, self._world)
-
-    # --- what it is ---
-
-    @property
-    def device_type(self) -> str:
-        """ "cuda" or "cpu"."""
-        return self._device_type
-
-    @property
-    def shape(self) -> Tuple[int, ...]:
-        """The sizes of the dimensions."""
-        return self._shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return int(library.dm_ndim(self._handle)) if self._free.alive else len(self._shape)
-
-    @property
-    def mesh_dim_names(self) -> Optional[Tuple[str, ...]]:
-        """The names of the dimensions; None for a mesh without names."""
-        return self._names if self._named else None
-
-    @property
-    def world(self) -> Optional[World]:
-        """The world it was made in; None for the process's default world."""
-        return self._world
-
-    @property
-    def ranks(self) -> Tuple[int, ...]:
-        """The world ranks, row-major."""
-        count = self.size()
-        return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_ranks(self._handle, *out)), count))
-
-    @property
-    def mesh(self) -> "numpy.typing.NDArray[numpy.int32]":
-        """The world ranks as a numpy array in the mesh's shape."""
-        try:
-            import numpy
-        except ImportError as error:
-            raise ImportError("DeviceMesh.mesh is a numpy array, and numpy is not installed; DeviceMesh.ranks and .shape say the same") from error
-        return numpy.array(self.ranks, dtype=numpy.int32).reshape(self._shape)
-
-    def size(self, mesh_dim: Dim = None) -> int:
-        """The number of ranks, of the mesh or along one dimension."""
-        answer = ctypes.c_size_t()
-        check(library.dm_size(self._handle, self._dim(mesh_dim), byref(answer)))
-        return answer.value
-
-    def get_rank(self) -> int:
-        """This process's rank in the world."""
-        answer = ctypes.c_int32()
-        check(library.dm_rank(self._handle, byref(answer)))
-        return answer.value
-
-    def get_local_rank(self, mesh_dim: Dim = None) -> int:
-        """This rank's coordinate along a dimension, which is its rank in that dimension's group. ``mesh_dim`` may be left out of a 1-D mesh."""
-        answer = ctypes.c_int32()
-        check(library.dm_get_local_rank(self._handle, self._dim(mesh_dim), byref(answer)))
-        return answer.value
-
-    def get_coordinate(self) -> Optional[Tuple[int, ...]]:
-        """This rank's place, one number per dimension; None when it is not in the mesh."""
-        try:
-            return tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_get_coordinate(self._handle, *out))))
-        except NotMemberError:
-            return None
-
-    def group_ranks(self, mesh_dim: Dim = None) -> Tuple[int, ...]:
-        """The world ranks of this rank's group along a dimension."""
-        dim = self._dim(mesh_dim)
-        return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_group_ranks(self._handle, dim, *out))))
-
-    def replica_groups(self, mesh_dim: Dim = None) -> List[List[int]]:
-        """All groups along a dimension, as XLA wants them; every rank of the root mesh is in one."""
-        dim = self._dim(mesh_dim)
-        flat = listed(ctypes.c_int64, lambda *out: int(library.dm_replica_groups(self._handle, dim, *out)))
-        length = self.size(self._names[0] if mesh_dim is None else mesh_dim)
-        return [flat[start : start + length] for start in range(0, len(flat), length)]
-
-    def translate_rank(self, mesh_dim: Dim, local_rank: int) -> int:
-        """The world rank of member local_rank of this rank's group along a dimension."""
-        answer = ctypes.c_int32()
-        check(library.dm_translate_rank(self._handle, self._dim(mesh_dim), int32("local_rank", local_rank), byref(answer)))
-        return answer.value
-
-    def neighbor(self, mesh_dim: Dim, offset: int, *, wrap: bool = False) -> Optional[int]:
-        """The world rank offset steps along a dimension: 1 is the next stage of a pipeline, -1 the one before. Past the edge None, or around it."""
-        answer = ctypes.c_int32()
-        check(library.dm_neighbor(self._handle, self._dim(mesh_dim), operator.index(offset), wrap, byref(answer)))
-        return None if answer.value < 0 else answer.value
-
-    def local_shard(
-        self, tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
-    ) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-        """The shape and the offsets of a rank's block of a tensor; see devicemesh.local_shard."""
-        return local_shard(self, tensor_shape, placements, rank)
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, DeviceMesh):
-            return NotImplemented
-        answer = ctypes.c_bool()
-        check(library.dm_equal(self._handle, other._handle, byref(answer)))
-        return answer.value
-
-    def __hash__(self) -> int:
-        answer = ctypes.c_uint64()
-        check(library.dm_hash(self._handle, byref(answer)))
-        return hash(answer.value)
-
-    def __repr__(self) -> str:
-        try:
-            return string(lambda *out: int(library.dm_describe(self._handle, *out)))
-        except InvalidHandleError:
-            return "DeviceMesh(closed)"
 
     # --- groups ---
 
@@ -238,7 +109,7 @@ class DeviceMesh:
     def get_proc(self, symbol: str) -> int:
         """The address of the function of that name ("ncclAllReduce") in the library that made the communicators."""
         answer = ctypes.c_void_p()
-        check(library.dm_get_proc(self._handle, text("symbol", symbol), byref(answer)))
+        check(library.dm_get_proc(self._handle, as_text("symbol", symbol), byref(answer)))
         return answer.value or 0
 
     # --- views ---
@@ -276,6 +147,17 @@ class DeviceMesh:
         if indices.step < 0 or (len(indices) and indices[0] < 0):
             raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
         return self._view(library.dm_slice_range, self._handle, self._dim(dim), indices.start if len(indices) else 0, len(indices), indices.step)
+
+    def shrink(self, mesh_dim: Dim, lost_ranks: Sequence[int]) -> "DeviceMesh":
+        """The mesh without those indices along a dimension that hold a lost rank, for going on after a rank has died: whole replicas go. Ends this mesh.
+
+        Collective over the ranks that are not lost, also those whose replica goes; they get a mesh that they are not in. When it fails because another rank died
+        meanwhile, call it again on the same mesh.
+        """
+        lost, handle = ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
+        # The mesh ends at once, so only the world can end the call.
+        check(interrupt.call(_world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost), byref(handle)))
+        return _adopted(handle, self._world)
 
     @staticmethod
     def concatenate(meshes: Sequence["DeviceMesh"]) -> "DeviceMesh":
@@ -345,7 +227,7 @@ class DeviceMesh:
         options.flags = declarations.INIT_OWN_COMMS if own else 0
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
         handle = ctypes.c_void_p()
-        check(library.dm_from_comms(text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
+        check(library.dm_from_comms(as_text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
         made = _adopted(handle, world)
         made._adopted_groups = groups
         return made
@@ -378,24 +260,22 @@ class DeviceMesh:
 
     def register(self, name: str) -> None:
         """Keeps the view under a name for lookup() anywhere in this process, other languages included."""
-        check(library.dm_register(self._handle, text("name", name)))
+        check(library.dm_register(self._handle, as_text("name", name)))
+
+    def serialize(self) -> str:
+        """The view as one line of JSON, from which deserialize() makes it again: in a checkpoint, in another job, in another language."""
+        return string(lambda *out: int(library.dm_serialize(self._handle, *out)))
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        # A pickle has the text. Where this process has that view already, unpickling gives it, without communication, as PyTorch's finds its groups by
+        # name; elsewhere it is deserialize() in the default world, which is collective.
+        return _unpickled, (self.serialize(),)
 
     def __copy__(self) -> "DeviceMesh":
         return self._view(library.dm_clone, self._handle)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "DeviceMesh":
         return self.__copy__()
-
-    def _dim(self, mesh_dim: Dim) -> Optional[bytes]:
-        """A dimension as C takes it: a name. Indices may count from the end."""
-        if mesh_dim is None:
-            return None
-        if isinstance(mesh_dim, str):
-            return text("mesh_dim", mesh_dim)
-        index = operator.index(mesh_dim)
-        if not -len(self._names) <= index < len(self._names):
-            raise IndexError(f"mesh dimension {index} is out of range: the mesh has {len(self._names)}")
-        return self._names[index].encode()
 
 
 def init_device_mesh(
@@ -422,16 +302,51 @@ def init_device_mesh(
     return made
 
 
+def deserialize(
+    text: str, *, world: Optional[World] = None, lazy: bool = False, timeout: Timeout = None, dim_options: DimOptionsLike = None
+) -> DeviceMesh:
+    """The mesh that a text of DeviceMesh.serialize says, as a root mesh. Collective over the world, on init_device_mesh's terms: every rank passes a text
+    of the same mesh, or makes that call of init_device_mesh."""
+    ndim, names = 0, None
+    if dim_options is not None:
+        try:
+            said = json.loads(text)
+            ndim, names = len(said["shape"]), said.get("names")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            dim_options = None  # the library says what is wrong with the text
+    options, _kept = init_options(world, None, ndim, names, timeout, dim_options)
+    options.flags = declarations.INIT_LAZY if lazy else 0
+    handle = ctypes.c_void_p()
+    check(interrupt.call(_world_end(world), library.dm_deserialize, as_text("text", text), byref(options), byref(handle)))
+    return _adopted(handle, world)
+
+
+def _unpickled(text: str) -> DeviceMesh:
+    for mesh in list(alive.values()):
+        try:
+            if mesh.serialize() == text:
+                mesh.root()  # raises when it has ended
+                return mesh.__copy__()
+        except DeviceMeshError:
+            continue
+    return deserialize(text)
+
+
 def lookup(name: str) -> DeviceMesh:
     """The view that was registered under that name, in any language of this process."""
     handle = ctypes.c_void_p()
-    check(library.dm_lookup(text("name", name), byref(handle)))
+    check(library.dm_lookup(as_text("name", name), byref(handle)))
     return _adopted(handle, None)
 
 
 def unregister(name: str) -> None:
     """Forgets the name."""
-    check(library.dm_register(None, text("name", name)))
+    check(library.dm_register(None, as_text("name", name)))
+
+
+def _world_end(world: Optional[World]) -> interrupt.End:
+    """What ends a call that waits for the whole world."""
+    return abort_default_worlds if world is None else world._end
 
 
 def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> DeviceMesh:

@@ -11,7 +11,7 @@ from ._library import check, int32, library, sizes
 from .errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from .mesh import DeviceMesh
+    from ._queries import MeshQueries
 
 __all__ = ["Placement", "Replicate", "Shard", "local_shard"]
 
@@ -36,7 +36,7 @@ Placement = Union[Replicate, Shard]
 
 
 def local_shard(
-    mesh: "DeviceMesh", tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
+    mesh: "MeshQueries", tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
 ) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     """The shape and the offsets of one rank's block of a tensor, as PyTorch's DTensor answers. Local.
 

@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from datetime import timedelta
 from functools import partial
-from typing import Any, Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple, Union
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
@@ -27,10 +27,10 @@ class World:
 
     Args:
         device_type: "cuda" or "cpu"; None is what this machine has.
-        world_size, rank, local_rank: this process's place, instead of the launcher's word.
+        world_size, rank: this process's place, instead of the launcher's word; local_rank then is its device's index in the host.
         init_method: "env://", "tcp://host:port" (rank 0 serves) or "file:///path".
         timeout: every wait of the library ends by then; seconds or a timedelta. None is ten minutes.
-        ccl_library: a communicator library with NCCL's C API, by path or SONAME.
+        ccl_library: a communicator library with NCCL's C API, by path or SONAME; "python" is the NCCL wheel of the active environment.
         store: where the ranks meet, instead of init_method; TorchStore makes one of PyTorch's.
         offline: no rendezvous and no communicators.
     """
@@ -41,7 +41,7 @@ class World:
         *,
         world_size: Optional[int] = None,
         rank: Optional[int] = None,
-        local_rank: Optional[int] = None,
+        local_rank: int = 0,
         init_method: Optional[str] = None,
         timeout: Union[None, float, timedelta] = None,
         ccl_library: Optional[str] = None,
@@ -56,7 +56,7 @@ class World:
         options = declarations.WorldOptions(
             struct_size=ctypes.sizeof(declarations.WorldOptions), flags=declarations.WORLD_OFFLINE if offline else 0,
             world_size=0 if world_size is None else world_size, rank=0 if rank is None else int32("rank", rank),
-            local_rank=int32("local_rank", local_rank if local_rank is not None else (rank or 0)), timeout_ms=milliseconds(timeout),
+            local_rank=int32("local_rank", local_rank), timeout_ms=milliseconds(timeout),
             init_method=optional_text("init_method", init_method), ccl_library=optional_text("ccl_library", ccl_library))
         if callbacks is not None:
             options.store = ctypes.pointer(callbacks.struct)
@@ -104,6 +104,13 @@ class World:
     def barrier(self, timeout: Union[None, float, timedelta] = None) -> None:
         """Returns when every rank of the world has called it. Collective; it says nothing of work on devices."""
         check(interrupt.call(self._end, library.dm_world_barrier, self._handle, milliseconds(timeout)))
+
+    def locations(self, location: Optional[str] = None) -> List[str]:
+        """Where every rank is, as plan_ranks wants it. Collective; ``location`` is this rank's, far to near ("rack1/host3/nvl0"), None its host's name."""
+        paths = declarations.NAMES()
+        check(interrupt.call(
+            self._end, library.dm_world_locations, self._handle, optional_text("location", location), ctypes.byref(paths)))
+        return [(paths[rank] or b"").decode() for rank in range(self.size)]
 
     def abort(self) -> None:
         """Ends this rank's part in the world at once: wakes every blocked call of it and aborts its meshes. Local, from any thread."""
