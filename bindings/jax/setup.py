@@ -1,0 +1,37 @@
+"""The wheel: the package and the handlers, for every Python 3 on this platform. The rest of the metadata is in pyproject.toml."""
+
+import re
+import sys
+from pathlib import Path
+
+import jaxlib
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+from setuptools.dist import Distribution
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import build_handlers  # noqa: E402
+
+
+class WithHandlers(build_py):
+    def run(self):
+        super().run()
+        headers = Path(jaxlib.__file__).parent / "include"
+        build_handlers.compile_handlers(headers, Path(self.build_lib) / "devicemesh_jax/_native/libdevicemesh_jax.so")
+
+
+class ForThisPlatform(bdist_wheel):
+    def get_tag(self):
+        # Compiled, but against no Python.
+        return "py3", "none", super().get_tag()[2]
+
+
+class Compiled(Distribution):
+    def has_ext_modules(self):
+        return True
+
+
+version = re.search(r'^version = "(.+)"', (HERE.parents[1] / "Cargo.toml").read_text(), re.M).group(1)
+setup(version=version, cmdclass={"build_py": WithHandlers, "bdist_wheel": ForThisPlatform}, distclass=Compiled)

@@ -1,0 +1,40 @@
+"""What the tests on several ranks share: one mesh over all of them, and jax.lax over all ranks' data on each one as the judge.
+
+jax.lax's collectives under jax.vmap with an axis name compute in one process what ours compute in many, with the same derivatives. So every rank makes
+everybody's operands (they depend on the rank alone), and compares its own result with its row of theirs.
+"""
+
+import os
+
+import devicemesh
+import jax
+import jax.numpy as jnp
+import numpy
+
+jax.config.update("jax_enable_x64", True)
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# The group of a rank along "inner" is neighbours, along "outer" it is strided.
+SHAPE = (1, 1) if WORLD == 1 else (2, WORLD // 2)
+MESH = devicemesh.init_device_mesh("cpu", SHAPE, mesh_dim_names=("outer", "inner"), timeout=120)
+FLAT = MESH.flatten("all")
+
+
+def operand(rank, shape, salt=0, dtype="float64"):
+    """A rank's array of small numbers with a sign, the same on every rank that asks."""
+    values = numpy.random.default_rng([rank, salt, *shape]).uniform(-2, 2, shape)
+    return jnp.asarray(values, dtype)
+
+
+def group(dim):
+    return MESH.group_ranks(dim) if dim != "all" else tuple(range(WORLD))
+
+
+def stacked(dim, shape, salt=0):
+    """The operands of all ranks of this rank's group, and this rank's place among them."""
+    ranks = group(dim)
+    return jnp.stack([operand(rank, shape, salt) for rank in ranks]), ranks.index(RANK)
+
+
+def close(case, ours, theirs, what):
+    numpy.testing.assert_allclose(numpy.asarray(ours), numpy.asarray(theirs), rtol=1e-9, atol=1e-9, err_msg=f"rank {RANK}: {what}")
+    case.assertEqual(ours.shape, theirs.shape, what)

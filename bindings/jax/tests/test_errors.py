@@ -1,0 +1,92 @@
+"""What goes wrong is a Python error with the library's message, on every rank, and the next call works."""
+
+import unittest
+
+import devicemesh
+import devicemesh_jax as dmj
+import jax
+import jax.numpy as jnp
+from ranks import FLAT, MESH, SHAPE, WORLD
+
+
+class Errors(unittest.TestCase):
+    def tearDown(self):
+        # Whatever failed, the order of later calls is not stuck behind it.
+        self.assertEqual(float(dmj.all_reduce(jnp.float64(1), FLAT)), WORLD)
+
+    def raises(self, kind, text, function, *arguments, **options):
+        with self.assertRaisesRegex(kind, text):
+            jax.block_until_ready(function(*arguments, **options))
+
+    def test_unknown_dimension(self):
+        for mesh in (MESH, "registered"):
+            MESH.register("registered")
+            self.raises(devicemesh.NotFoundError, "pp.*outer, inner", dmj.all_reduce, jnp.ones(3), mesh, "pp")
+        self.raises(devicemesh.InvalidArgumentError, "dim", dmj.all_reduce, jnp.ones(3), MESH)
+        self.raises(IndexError, "", dmj.all_reduce, jnp.ones(3), MESH, 2)
+
+    def test_name_that_is_not_registered(self):
+        self.raises(devicemesh.NotFoundError, 'no mesh is registered as "nobody"', dmj.all_reduce, jnp.ones(3), "nobody", "inner")
+        self.raises(devicemesh.NotFoundError, 'no mesh is registered as "nobody"', jax.jit(lambda x: dmj.all_reduce(x, "nobody", "inner")), jnp.ones(3))
+
+    def test_name_that_is_gone_when_the_program_runs(self):
+        for length in (3, 1_000_000):
+            MESH.register("leaving")
+            total = jax.jit(lambda x: dmj.all_reduce(x * 2, "leaving", "inner"))
+            total(jnp.ones(length)).block_until_ready()
+            devicemesh.unregister("leaving")
+            for _ in range(2):
+                self.raises(jax.errors.JaxRuntimeError, 'NOT_FOUND: DM_STATUS_NOT_FOUND: no mesh is registered as "leaving"', total, jnp.ones(length))
+            MESH.register("leaving")
+            self.assertEqual(float(total(jnp.ones(length))[-1]), 2 * SHAPE[1])
+
+    def test_name_of_another_shape_when_the_program_runs(self):
+        MESH.register("reshaped")
+        total = jax.jit(lambda x: dmj.all_reduce(x, "reshaped", "inner"))
+        total(jnp.ones(3)).block_until_ready()
+        devicemesh.init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("outer", "inner")).register("reshaped")
+        self.raises(jax.errors.JaxRuntimeError, f'dimension inner of mesh "reshaped" has {WORLD} ranks now and had {SHAPE[1]} when this was traced', total, jnp.ones(3))
+
+    def test_closed_and_finalized_mesh(self):
+        mesh = devicemesh.init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",), dim_options={"dp": devicemesh.DimOptions(own_comm=True)})
+        program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "dp"))
+        program(jnp.ones(3)).block_until_ready()
+        mesh.finalize()
+        self.raises(jax.errors.JaxRuntimeError, "ABORTED: DM_STATUS_ABORTED", program, jnp.ones(3))
+        mesh.close()
+        self.raises(devicemesh.InvalidHandleError, "", dmj.all_reduce, jnp.ones(4), mesh, "dp")
+        self.raises(jax.errors.JaxRuntimeError, "ABORTED: DM_STATUS_ABORTED", program, jnp.ones(3))
+
+    def test_not_a_mesh(self):
+        self.raises(TypeError, "mesh is a int; a devicemesh.DeviceMesh or the name", dmj.all_reduce, jnp.ones(3), 3)
+
+    def test_elements_that_no_communicator_library_knows(self):
+        for dtype in ("bool", "complex64", "complex128", "int16", "uint16", "float8_e4m3fn"):
+            for name in ("all_reduce", "all_gather", "shift"):
+                self.raises(TypeError, f"{name} of {dtype} elements: .*int8, .*bfloat16; convert with astype", getattr(dmj, name), jnp.ones(WORLD).astype(dtype), FLAT)
+
+    def test_operators_roots_and_axes(self):
+        x = jnp.ones((2, 3))
+        self.raises(ValueError, "op is 'mean'; it is one of sum, prod, max, min, avg", dmj.all_reduce, x, FLAT, op="mean")
+        self.raises(ValueError, f"root is {WORLD}; dimension all has ranks 0 to {WORLD - 1}", dmj.broadcast, x, FLAT, root=WORLD)
+        self.raises(ValueError, "root is -1", dmj.reduce, x, FLAT, root=-1)
+        self.raises(ValueError, "axis is 3, but there are 3 axes", dmj.all_gather, x, FLAT, axis=3)
+        self.raises(ValueError, "axis is 2, but there are 2 axes", dmj.all_gather, x, FLAT, axis=2, tiled=True)
+        self.raises(ValueError, f"is not as long as the dimension, {WORLD} ranks; tiled=True", dmj.reduce_scatter, jnp.ones((3, 3)), FLAT)
+        self.raises(ValueError, f"is not a multiple of the dimension's {WORLD} ranks", dmj.all_to_all, jnp.ones((3, 3)), FLAT, tiled=True)
+        self.raises(ValueError, "scatter_dimension is 0, but there are 0 axes", dmj.reduce_scatter, jnp.float64(1), FLAT)
+
+    def test_derivatives_that_do_not_exist(self):
+        for op in ("max", "min", "prod"):
+            for function in (lambda x: dmj.all_reduce(x, FLAT, op=op), lambda x: dmj.reduce(x, FLAT, op=op), lambda x: dmj.reduce_scatter(x, FLAT, op=op)):
+                self.raises(NotImplementedError, f"with op '{op}' cannot be differentiated, only 'sum' and 'avg' can", jax.grad(lambda x: jnp.sum(function(x))), jnp.ones(WORLD))
+
+    def test_a_mesh_without_jax_distributed(self):
+        if WORLD > 1:
+            self.raises(ValueError, "call jax.distributed.initialize", dmj.mesh_to_jax, MESH)
+        else:
+            self.assertEqual(dmj.mesh_to_jax(MESH).axis_names, ("outer", "inner"))
+
+
+if __name__ == "__main__":
+    unittest.main()
