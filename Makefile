@@ -15,6 +15,7 @@ help:
 	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
+	@echo "make jax     the XLA handlers of the JAX package (fetches jaxlib's headers once)"
 	@echo "make pictures  draw docs/pictures and the outputs in docs/mesh.md anew"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
@@ -36,6 +37,11 @@ test:
 wheel:
 	@mkdir -p target/wheelhouse
 	$(PYTHON) bindings/python/build_wheel.py target/wheelhouse
+
+# The handlers of bindings/jax, against the FFI headers of an old jaxlib; needs pip.
+jax: target/jax/libdevicemesh_jax.so
+target/jax/libdevicemesh_jax.so: bindings/jax/src/handlers.cpp bindings/jax/build_handlers.py include/devicemesh.h
+	$(PYTHON) bindings/jax/build_handlers.py $@
 
 # NVIDIA's own NCCL, four releases (1.1 GB, fetched once), and the recorder in its place.
 test-nccl:
@@ -103,4 +109,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test test-nccl soak wheel interop check header examples fuzz clean bench-store bench-mesh instructions pictures
+.PHONY: help build demo test test-nccl soak wheel jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures

@@ -18,7 +18,9 @@ import build_handlers  # noqa: E402
 class WithHandlers(build_py):
     def run(self):
         super().run()
-        headers = Path(jaxlib.__file__).parent / "include"
+        # pip's own build environment has that jaxlib.
+        installed = jaxlib.__version__ == build_handlers.JAXLIB
+        headers = Path(jaxlib.__file__).parent / "include" if installed else build_handlers.fetched_headers()
         build_handlers.compile_handlers(headers, Path(self.build_lib) / "devicemesh_jax/_native/libdevicemesh_jax.so")
 
 

@@ -13,6 +13,7 @@ README.md beside this package says what is ordered, what a derivative means and 
 """
 
 from ._meshes import mesh_to_jax, replica_groups
+from ._order import recover
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, shift
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "mesh_to_jax", "reduce", "reduce_scatter", "replica_groups", "shift"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "mesh_to_jax", "recover", "reduce", "reduce_scatter", "replica_groups", "shift"]

@@ -10,10 +10,12 @@ JAX has no public way to declare such an effect; this file alone uses private na
 
 from __future__ import annotations
 
-from typing import Any
+import atexit
+import sys
+from typing import Any, Optional
 
 try:
-    from jax._src import effects
+    from jax._src import dispatch, effects
 except ImportError as error:
     raise ImportError(f"devicemesh_jax does not know this version of JAX ({error}); it is tested with 0.7.2 to 0.10.2") from error
 
@@ -23,7 +25,8 @@ from jax.interpreters import mlir
 class CollectiveEffect(effects.Effect):
     """Takes part in collectives of libdevicemesh. One kind for all meshes: ranks of different meshes can wait for each other too."""
 
-    __str__ = lambda self: "DeviceMeshCollective"  # noqa: E731
+    def __str__(self) -> str:
+        return "DeviceMeshCollective"
 
 
 collective = CollectiveEffect()
@@ -46,3 +49,32 @@ def take(context: Any) -> Any:
 def give(context: Any, token: Any) -> None:
     """The token that the one after it will wait for."""
     context.set_tokens_out(context.tokens_in.update_tokens(mlir.TokenSet({collective: token})))
+
+
+def recover() -> Optional[Exception]:
+    """Lets this thread's later collectives run although an earlier one failed. Waits for those in flight; gives the error, or None when there was none.
+
+    A collective waits for the one before it, so after a failure all later ones fail alike, with the first error: their result would be worth nothing. Call this
+    when the cause has been dealt with, for example when there is a new mesh without the rank that was lost. Local: every rank calls it for itself.
+    """
+    failed: Optional[Exception] = None
+    tokens = dispatch.runtime_tokens
+    for kept in (tokens.current_tokens, tokens.output_runtime_tokens):
+        for key, token in list(kept.items()):
+            try:
+                token.block_until_ready()
+            except Exception as error:
+                failed = failed or error
+                del kept[key]
+    return failed
+
+
+def last_words() -> None:
+    """An error that nobody waited for is one line when the process ends; JAX would print a traceback for each of its own tokens."""
+    error = recover()
+    if error is not None:
+        print(f"devicemesh_jax: the last collectives of this process failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+
+
+# After JAX's own, so before it when the process ends.
+atexit.register(last_words)

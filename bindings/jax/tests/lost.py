@@ -35,6 +35,12 @@ for attempt in range(3):
         expected = "PEER_LOST" if how == "died" and attempt == 0 else "DM_STATUS_"
         assert expected in message, message
         print(f"rank {rank} after {time.monotonic() - began:.2f} s: {message}", flush=True)
-# Work without collectives goes on, and the process ends by itself.
+# Work without collectives goes on, collectives on a mesh that works too, and the process ends by itself.
 assert float(jax.jit(jnp.sum)(x)) == 100_000
+assert dmj.recover() is not None and dmj.recover() is None
+if how == "aborted":
+    # What one rank has aborted has ended for the others too, and they say so.
+    mesh.abort()
+    again = devicemesh.init_device_mesh("cpu", (world,), mesh_dim_names=("dp",), timeout=120)
+    assert jax.jit(lambda x: dmj.all_reduce(x, again))(x)[-1] == world
 print(f"rank {rank} goes on", flush=True)

@@ -82,7 +82,7 @@ class Against(unittest.TestCase):
             for axis in range(first, x.ndim + 1):
                 batch = jnp.stack([x, x + 1, x * 3], axis)
                 yield f"vmap over axis {axis - first}", jax.vmap(function, in_axes=axis, out_axes=first)(batch)
-                if axis in (first, first + 1):
+                if axis == first:
                     gradient = jax.grad(lambda x: jnp.sum(jnp.sin(jax.vmap(function, in_axes=axis)(x))))
                     yield f"grad over vmap over axis {axis - first}", gradient(batch)
                     yield f"vmap over grad over axis {axis - first}", jax.vmap(jax.grad(loss), in_axes=axis, out_axes=axis)(batch)
@@ -107,7 +107,7 @@ def judged(name, dim):
 for each in CASES:
     for dim in ("inner", "outer", "all"):
         # All cases over all ranks; the dimensions have the same code and other groups.
-        if dim == "all" or each in ("all_reduce", "all_gather tiled", "all_to_all", "pipeline", "reduce"):
+        if dim == "all" or each in ("all_reduce", "all_gather tiled", "all_to_all", "pipeline"):
             setattr(Against, f"test {each} along {dim}", judged(each, dim))
 
 

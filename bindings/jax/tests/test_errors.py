@@ -1,4 +1,4 @@
-"""What goes wrong is a Python error with the library's message, on every rank, and the next call works."""
+"""What goes wrong is a Python error with the library's message, on every rank, and after recover() the next call works."""
 
 import unittest
 
@@ -11,7 +11,8 @@ from ranks import FLAT, MESH, SHAPE, WORLD
 
 class Errors(unittest.TestCase):
     def tearDown(self):
-        # Whatever failed, the order of later calls is not stuck behind it.
+        dmj.recover()
+        self.assertIsNone(dmj.recover())
         self.assertEqual(float(dmj.all_reduce(jnp.float64(1), FLAT)), WORLD)
 
     def raises(self, kind, text, function, *arguments, **options):
@@ -37,6 +38,7 @@ class Errors(unittest.TestCase):
             devicemesh.unregister("leaving")
             for _ in range(2):
                 self.raises(jax.errors.JaxRuntimeError, 'NOT_FOUND: DM_STATUS_NOT_FOUND: no mesh is registered as "leaving"', total, jnp.ones(length))
+            dmj.recover()
             MESH.register("leaving")
             self.assertEqual(float(total(jnp.ones(length))[-1]), 2 * SHAPE[1])
 
@@ -53,9 +55,23 @@ class Errors(unittest.TestCase):
         program(jnp.ones(3)).block_until_ready()
         mesh.finalize()
         self.raises(jax.errors.JaxRuntimeError, "ABORTED: DM_STATUS_ABORTED", program, jnp.ones(3))
+        dmj.recover()
         mesh.close()
         self.raises(devicemesh.InvalidHandleError, "", dmj.all_reduce, jnp.ones(4), mesh, "dp")
         self.raises(jax.errors.JaxRuntimeError, "ABORTED: DM_STATUS_ABORTED", program, jnp.ones(3))
+
+    def test_later_calls_fail_alike_until_recovered(self):
+        MESH.register("leaving")
+        total = jax.jit(lambda x: dmj.all_reduce(x * 2, "leaving", "inner"))
+        x = jnp.ones(1_000_000)
+        total(x).block_until_ready()
+        devicemesh.unregister("leaving")
+        with self.assertRaisesRegex(jax.errors.JaxRuntimeError, 'no mesh is registered as "leaving"'):
+            # Not waited for, so the one behind it is under way when it fails.
+            failing = total(x)
+            jax.block_until_ready([dmj.all_reduce(x, FLAT), failing])
+        dmj.recover()
+        self.assertEqual(float(dmj.all_reduce(x, FLAT)[-1]), WORLD)
 
     def test_not_a_mesh(self):
         self.raises(TypeError, "mesh is a int; a devicemesh.DeviceMesh or the name", dmj.all_reduce, jnp.ones(3), 3)
