@@ -36,4 +36,9 @@ class Compiled(Distribution):
 
 
 version = re.search(r'^version = "(.+)"', (HERE.parents[1] / "Cargo.toml").read_text(), re.M).group(1)
-setup(version=version, cmdclass={"build_py": WithHandlers, "bdist_wheel": ForThisPlatform}, distclass=Compiled)
+# What comes up on the way goes under target/, not beside the sources.
+made = build_handlers.ROOT / "target/jax/wheel"
+made.mkdir(parents=True, exist_ok=True)
+setup(
+    version=version, cmdclass={"build_py": WithHandlers, "bdist_wheel": ForThisPlatform}, distclass=Compiled,
+    options={"build": {"build_base": str(made / "build")}, "egg_info": {"egg_base": str(made)}})

@@ -176,6 +176,11 @@ class Values(unittest.TestCase):
         self.assertEqual(int(dmj.all_reduce(digest, FLAT, op="max")), int(digest))
         self.assertEqual(int(dmj.all_reduce(digest, FLAT, op="min")), int(digest))
 
+    def test_programs_for_cuda(self):
+        traced = jax.jit(lambda x: dmj.shift(dmj.all_reduce(x, FLAT), FLAT, wrap=False)).trace(jnp.ones(3))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        self.assertEqual((text.count("@devicemesh_"), text.count('platform = "cuda"')), (2, 2), text)
+
     def test_replica_groups(self):
         rows = numpy.arange(WORLD).reshape(SHAPE)
         self.assertEqual(dmj.replica_groups(MESH, "inner"), rows.tolist())

@@ -6,7 +6,7 @@ import devicemesh
 import devicemesh_jax as dmj
 import jax
 import jax.numpy as jnp
-from ranks import FLAT, MESH, SHAPE, WORLD
+from ranks import FLAT, MESH, RANK, SHAPE, WORLD
 
 
 class Errors(unittest.TestCase):
@@ -72,6 +72,14 @@ class Errors(unittest.TestCase):
             jax.block_until_ready([dmj.all_reduce(x, FLAT), failing])
         dmj.recover()
         self.assertEqual(float(dmj.all_reduce(x, FLAT)[-1]), WORLD)
+
+    def test_meshes_that_cannot_communicate_here(self):
+        for device, text in (("cuda", "FAILED_PRECONDITION: mesh .* 'cuda', .* but this computation runs on cpu"), ("cpu", "UNIMPLEMENTED: DM_STATUS_UNSUPPORTED")):
+            world = devicemesh.World(device, world_size=WORLD, rank=RANK, offline=True)
+            mesh = devicemesh.init_device_mesh(device, (WORLD,), mesh_dim_names=("dp",), world=world)
+            mesh.register(f"offline {device}")
+            self.raises(jax.errors.JaxRuntimeError, text, dmj.all_reduce, jnp.ones(3), f"offline {device}", "dp")
+            dmj.recover()
 
     def test_not_a_mesh(self):
         self.raises(TypeError, "mesh is a int; a devicemesh.DeviceMesh or the name", dmj.all_reduce, jnp.ones(3), 3)
