@@ -37,7 +37,7 @@ class Errors(unittest.TestCase):
             total(jnp.ones(length)).block_until_ready()
             devicemesh.unregister("leaving")
             for _ in range(2):
-                self.raises(jax.errors.JaxRuntimeError, 'NOT_FOUND: DM_STATUS_NOT_FOUND: no mesh is registered as "leaving"', total, jnp.ones(length))
+                self.raises(jax.errors.JaxRuntimeError, 'NOT_FOUND: .*DM_STATUS_NOT_FOUND: no mesh is registered as "leaving"', total, jnp.ones(length))
             dmj.recover()
             MESH.register("leaving")
             self.assertEqual(float(total(jnp.ones(length))[-1]), 2 * SHAPE[1])
@@ -54,11 +54,11 @@ class Errors(unittest.TestCase):
         program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "dp"))
         program(jnp.ones(3)).block_until_ready()
         mesh.finalize()
-        self.raises(jax.errors.JaxRuntimeError, "ABORTED: DM_STATUS_ABORTED", program, jnp.ones(3))
+        self.raises(jax.errors.JaxRuntimeError, "ABORTED: .*DM_STATUS_ABORTED", program, jnp.ones(3))
         dmj.recover()
         mesh.close()
         self.raises(devicemesh.InvalidHandleError, "", dmj.all_reduce, jnp.ones(4), mesh, "dp")
-        self.raises(jax.errors.JaxRuntimeError, "ABORTED: DM_STATUS_ABORTED", program, jnp.ones(3))
+        self.raises(jax.errors.JaxRuntimeError, "ABORTED: .*DM_STATUS_ABORTED", program, jnp.ones(3))
 
     def test_later_calls_fail_alike_until_recovered(self):
         MESH.register("leaving")
