@@ -19,7 +19,7 @@ PACKAGE = ROOT / "bindings/jax"
 TOOL = LIBRARY / "devicemesh"
 # The last JAX for Python 3.11.
 JAX = os.environ.get("DM_JAX_VERSION") or "0.10.2"
-PINNED = [f"jax=={JAX}", f"jaxlib=={JAX}", "numpy==2.4.6", "scipy==1.17.1", "ml_dtypes==0.5.4", "opt_einsum==3.4.0", "setuptools==80.9.0"]
+PINNED = [f"jax=={JAX}", f"jaxlib=={JAX}", "numpy==2.4.6", "scipy==1.17.1", "ml_dtypes==0.5.4", "opt_einsum==3.4.0", "setuptools==80.9.0", "mypy==1.18.2"]
 HANDLERS = ROOT / "target/jax/libdevicemesh_jax.so"
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 SKIPPED = 77

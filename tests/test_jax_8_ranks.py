@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The JAX package on 8 ranks and two dimensions, examples/jax_dp.py, and the wheel used from elsewhere. The rest is in test_jax.py."""
+"""The JAX package on 8 ranks and two dimensions, examples/jax_dp.py, its types, and the wheel used from elsewhere. The rest is in test_jax.py."""
 
 import re
 import sys
@@ -8,6 +8,10 @@ import tempfile
 from pathlib import Path
 
 from test_jax import LIBRARY, PACKAGE, ROOT, TOOL, on_ranks, prepared, run, unit_tests
+
+
+def types(python):
+    print(run(python, "-m", "mypy", "--cache-dir", ROOT / "target/jax/mypy", cwd=PACKAGE, MYPYPATH=str(ROOT / "bindings/python")).strip(), flush=True)
 
 
 def example(python):
@@ -37,6 +41,7 @@ def wheel(python):
 
 def main():
     python = prepared()
+    types(python)
     unit_tests(python, 8, "along inner", "along outer", "Values")
     example(python)
     wheel(python)

@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
