@@ -100,14 +100,13 @@ impl Mesh {
             return Err(overlapping());
         }
         check_names(dims.iter().map(|named| &*named.name))?;
-        if meshes.iter().all(|mesh| mesh.mine) {
-            return first.view(dims);
+        // Each lies in one parallel copy of all these dimensions: side by side they need to lie in the same one. Those that hold this rank do.
+        let base = base_of(&dims, first.base);
+        if meshes.iter().any(|mesh| base_of(&dims, mesh.base) != base) {
+            return Err(overlapping());
         }
-        // Copies that do not hold this rank still start somewhere: side by side they need one start.
-        match meshes.iter().all(|mesh| mesh.base == first.base) {
-            true => Ok(Mesh { dims: dims.into(), ..(*first).clone() }),
-            false => Err(overlapping()),
-        }
+        let mine = first.root.position.is_some_and(|position| base_of(&dims, position) == base);
+        Ok(Mesh { root: Arc::clone(&first.root), dims: dims.into(), base, mine })
     }
 
     /// How many parallel copies of the named dimensions the root has.
