@@ -619,6 +619,51 @@ dm_status dm_unflatten(const struct dm_mesh *mesh,
                        struct dm_mesh **mesh_out);
 
 /**
+ * All ranks of this view, row-major, under another shape: a second factorisation of the same ranks, each dimension with a communicator.
+ *
+ * Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of the new dimensions is the slowest. A name that
+ * the view or its root has already must mean the same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
+ * existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2, dp=2, cp=2, tp=2) of 16 ranks:
+ *
+ * ```c
+ * dm_reshape(dense, (size_t[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
+ * ```
+ *
+ * Here pp is checked to be the same stages, and etp shares the communicator of tp. options is NULL or has n elements, one per new dimension. The
+ * caller frees the handle with dm_free.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with both layouts), and those of dm_flatten.
+ */
+dm_status dm_reshape(const struct dm_mesh *mesh,
+                     const size_t *sizes,
+                     const char *const *names,
+                     size_t n,
+                     const struct dm_dim_options *options,
+                     struct dm_mesh **mesh_out);
+
+/**
+ * The view with dimension dim restricted to its indices start, start + step ... (len of them), with a communicator of its own along dim: the
+ * first stages of a pipeline, every second replica, all ranks but the spare ones.
+ *
+ * Collective over the root mesh, also for the ranks at other indices: they get a handle too, which answers DM_STATUS_NOT_MEMBER where membership
+ * matters. dim NULL is allowed on a 1-D mesh. The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
+ * dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...) are for those ranks alone. The other dimensions
+ * keep their communicators. It ends with the root mesh; dm_root gives that. A range of all indices is the view itself. The caller frees the handle
+ * with dm_free.
+ *
+ * On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2) over ranks 4 .. 7, in which rank 6 has coordinate
+ * (1, 0).
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end), DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
+ */
+dm_status dm_slice_range(const struct dm_mesh *mesh,
+                         const char *dim,
+                         size_t start,
+                         size_t len,
+                         size_t step,
+                         struct dm_mesh **mesh_out);
+
+/**
  * Views of one root mesh side by side: a view with the dimensions of all of them, in order.
  *
  * Local. They may not overlap: each rank appears once. The caller frees the handle with dm_free.

@@ -15,4 +15,4 @@ pub use config::CommConfig;
 pub use driver::{CurrentDevice, has_device, select_device};
 pub use library::{Library, RawComm};
 pub use load::{LIBRARY_VARIABLE, embedded, for_device, open};
-pub use types::{DATA_TYPES, NcclResult, UniqueId, element_size, result};
+pub use types::{DATA_TYPES, NO_COLOR, NcclResult, UniqueId, element_size, result};

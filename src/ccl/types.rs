@@ -20,6 +20,9 @@ pub mod result {
     pub const TIMEOUT: NcclResult = 8;
 }
 
+/// `NCCL_SPLIT_NOCOLOR`: takes part in a split without getting a communicator of it.
+pub const NO_COLOR: c_int = -1;
+
 /// `ncclUniqueId`: 128 opaque bytes, passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]

@@ -22,6 +22,15 @@ pub(super) enum State {
     Ready = 1,
     Aborted = 2,
     Finalized = 3,
+    /// Other ranks have it, this one has no part in it: known so that all ranks tell alike what exists.
+    Absent = 4,
+}
+
+impl State {
+    /// Whether it is there for a further dimension over the same ranks.
+    pub(super) fn is_usable(self) -> bool {
+        matches!(self, State::Unmade | State::Ready | State::Absent)
+    }
 }
 
 /// How a communicator is made when it is first asked for, if no agreed call made it before.
@@ -94,9 +103,7 @@ impl Communicator {
     /// Puts the raw communicator in place. An abort that came first ends it at once.
     pub(super) fn set_ready(&self, raw: RawComm) -> Result<()> {
         self.raw.store(raw.0, Ordering::SeqCst);
-        let ready =
-            self.state.compare_exchange(State::Unmade as u8, State::Ready as u8, Ordering::SeqCst, Ordering::SeqCst);
-        if ready.is_err() {
+        if !self.turn_from(State::Unmade, State::Ready) {
             self.take_raw().map(|raw| self.library.abort(raw));
         }
         self.ready().map(drop)
@@ -138,7 +145,7 @@ impl Communicator {
         Err(match self.state() {
             State::Aborted => Error::aborted(format!("the communicator of {} was aborted", self.label())),
             State::Finalized => Error::aborted(format!("the communicator of {} was finalized", self.label())),
-            State::Unmade | State::Ready => {
+            State::Unmade | State::Ready | State::Absent => {
                 Error::internal(format!("the communicator of {} is not made yet", self.label()))
             }
         })
@@ -159,7 +166,8 @@ impl Communicator {
             0 => State::Unmade,
             1 => State::Ready,
             2 => State::Aborted,
-            _ => State::Finalized,
+            3 => State::Finalized,
+            _ => State::Absent,
         }
     }
 
@@ -193,18 +201,27 @@ impl Communicator {
         self.take_raw().filter(|_| self.owned)
     }
 
+    /// Notes that it was made without this rank. An abort that came first stands.
+    pub(super) fn set_absent(&self) {
+        self.turn_from(State::Unmade, State::Absent);
+    }
+
     /// Undoes the making on this rank, because another one failed at it: what shares it can make it again.
     pub(super) fn unmake(&self) {
-        let ready = (State::Ready as u8, State::Unmade as u8);
-        if self.state.compare_exchange(ready.0, ready.1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        self.turn_from(State::Absent, State::Unmade);
+        if self.turn_from(State::Ready, State::Unmade) {
             self.take_raw().map(|raw| self.library.abort(raw));
         }
+    }
+
+    fn turn_from(&self, old: State, new: State) -> bool {
+        self.state.compare_exchange(old as u8, new as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// The first end stands.
     fn end(&self, end: State) {
         let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
-            (state == State::Unmade as u8 || state == State::Ready as u8).then_some(end as u8)
+            [State::Unmade, State::Ready, State::Absent].map(|state| state as u8).contains(&state).then_some(end as u8)
         });
     }
 

@@ -8,7 +8,7 @@ use super::domain::{Domain, PartitionKey};
 use super::making::{Maker, millis, outcome, report};
 use super::options::DimOptions;
 use super::root::{DimComm, RootComms};
-use crate::ccl::{CommConfig, Library, RawComm};
+use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm};
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
@@ -22,13 +22,16 @@ const SHARES_NOTHING: &str =
 pub(super) struct Plan {
     pub(super) view: Mesh,
     pub(super) dims: Vec<(usize, DimOptions)>,
+    /// Where `view` is a range of the root's ranks: what owns the range's communicators.
+    pub(super) part: Option<Arc<RootComms>>,
 }
 
 impl RootComms {
     /// Makes what the plan needs inside the agreed `round` and ends the round with the other ranks. On any rank's failure
     /// every rank gets that error and keeps nothing of the plan.
     pub(super) fn carry_out(&self, plan: &Plan, round: Round, wait: &Wait) -> Result<()> {
-        let dims_before = self.dims.read().unwrap_or_else(PoisonError::into_inner).len();
+        let holder = plan.part.as_deref().unwrap_or(self);
+        let dims_before = holder.dims.read().unwrap_or_else(PoisonError::into_inner).len();
         let had_parent = self.parent.read().unwrap_or_else(PoisonError::into_inner).is_some();
         let mut fresh = Vec::new();
         let made = if self.root.is_member() { self.add_dims(plan, &round, wait, &mut fresh) } else { Ok(()) };
@@ -39,7 +42,7 @@ impl RootComms {
         // An abort that came after the last wait has not seen what was made meanwhile.
         let outcome = outcome.and_then(|()| self.alive());
         if outcome.is_err() {
-            self.take_back(dims_before, had_parent, &fresh);
+            self.take_back(holder, dims_before, had_parent, &fresh);
         }
         wait.outcome(outcome)
     }
@@ -50,17 +53,13 @@ impl RootComms {
         let Some(domain) = self.domain.as_ref().filter(|_| self.root.is_member()) else {
             return SHARES_NOTHING.to_owned();
         };
-        let shared = domain.shared();
-        let is_shared = |dim: &Dim| {
-            let known = shared.get(&PartitionKey::of(&self.root, dim));
-            known.is_some_and(|known| matches!(known.state(), State::Unmade | State::Ready))
-        };
+        let is_shared = |mesh: &Mesh, dim: &Dim| domain.find_shared(mesh, dim).is_some();
         let candidates = plan.dims.iter().filter(|(_, options)| !options.is_exclusive());
         let mut names: Vec<&str> = candidates
-            .filter(|(index, _)| plan.view.dim_size(*index) > 1 && is_shared(plan.view.dim_layout(*index)))
+            .filter(|(index, _)| plan.view.dim_size(*index) > 1 && is_shared(&plan.view, plan.view.dim_layout(*index)))
             .map(|(index, _)| plan.view.dim_name(*index))
             .collect();
-        if is_shared(&Dim::new(&[(self.root.root_size(), 1)])) {
+        if is_shared(&self.root, &self.root.whole()) {
             names.push("the root");
         }
         match names.is_empty() {
@@ -75,19 +74,24 @@ impl RootComms {
             return Ok(());
         };
         let maker = Maker { library, round: Some(round), wait, timeout: self.timeout };
+        let holder = plan.part.as_deref().unwrap_or(self);
         for (index, options) in &plan.dims {
             // The same dimension under the same name keeps the communicator that it has.
-            if self.has_dim(plan.view.dim_name(*index), plan.view.dim_layout(*index)) {
+            if holder.has_dim(plan.view.dim_name(*index), plan.view.dim_layout(*index)) {
                 continue;
             }
-            let communicator = self.communicator_for(domain, library, &plan.view, *index, options)?;
+            let communicator = self.communicator_for(domain, holder, &plan.view, *index, options)?;
             // Noted before it is made, so that an abort meanwhile finds it.
-            self.note(plan.view.dim_name(*index), &plan.view, *index, &communicator);
+            holder.note(plan.view.dim_name(*index), &plan.view, *index, &communicator);
             let wanted_now = !self.lazy && plan.view.dim_size(*index) > 1;
             if wanted_now && communicator.state() == State::Unmade {
                 let raw = self.make(domain, &maker, &communicator, &plan.view, *index, options)?;
-                communicator.set_ready(raw)?;
                 fresh.push(Arc::clone(&communicator));
+                let Some(raw) = raw else {
+                    communicator.set_absent();
+                    continue;
+                };
+                communicator.set_ready(raw)?;
                 domain.keep(&communicator);
                 communicator.limit(millis(self.timeout))?;
             }
@@ -99,35 +103,36 @@ impl RootComms {
     fn communicator_for(
         &self,
         domain: &Domain,
-        library: &Arc<Library>,
+        holder: &RootComms,
         view: &Mesh,
         index: usize,
         options: &DimOptions,
     ) -> Result<Arc<Communicator>> {
+        let library = domain.library()?;
         let (name, dim) = (view.dim_name(index), view.dim_layout(index));
-        let group = view.slice(&[name])?;
+        // A rank outside a range has no group along it.
+        let group = if view.is_member() { view.slice(&[name])? } else { view.clone() };
         if dim.size() == 1 && !options.is_exclusive() {
             return Ok(domain.single(|| Communicator::unmade(Arc::clone(library), group, LazyPlan::alone())));
         }
         let exclusive = options.is_exclusive();
-        let key = PartitionKey::of(&self.root, dim);
-        let known = if exclusive { None } else { domain.shared().get(&key).cloned() };
-        if let Some(known) = known.filter(|known| matches!(known.state(), State::Unmade | State::Ready)) {
+        if let Some(known) = domain.find_shared(view, dim).filter(|_| !exclusive) {
             return Ok(known);
         }
-        let (color, _) = view.split_color_key(index)?;
+        let color = view.is_member().then(|| view.split_color_key(index)).transpose()?.map_or(NO_COLOR, |own| own.0);
         let lazy = LazyPlan {
-            scope: self.lazy.then(|| format!("{}/{name}/{color}", self.id)),
+            scope: self.lazy.then(|| format!("{}/{name}/{color}", holder.id)),
             config: options.config.clone(),
             comm_name: Some(comm_name(name, options)),
         };
         let made = Arc::new(Communicator::unmade(Arc::clone(library), group, lazy));
         if !exclusive {
-            domain.shared().insert(key, Arc::clone(&made));
+            domain.shared().insert(PartitionKey::of(view, dim), Arc::clone(&made));
         }
         Ok(made)
     }
 
+    /// `None` on a rank outside the range that the view is of.
     fn make(
         &self,
         domain: &Domain,
@@ -136,18 +141,20 @@ impl RootComms {
         view: &Mesh,
         index: usize,
         options: &DimOptions,
-    ) -> Result<RawComm> {
+    ) -> Result<Option<RawComm>> {
         let (name, group) = (view.dim_name(index), communicator.group());
-        let (color, key) = view.split_color_key(index)?;
+        let place = view.is_member().then(|| view.split_color_key(index)).transpose()?;
         let config = config(maker.library, options.config.as_ref(), &comm_name(name, options));
         // By a fresh id: what joins all ranks of the root (it needs no parent), what another mesh planned lazily (some of its
         // groups may exist already, so that not all ranks would take part in a split), and where the library has no split.
-        if group.size() == self.root.root_size() || communicator.plan().is_lazy() || !maker.library.can_split() {
-            return maker.meet(&format!("comm/{name}/{color}"), group, config.blocking(false));
+        if view.dim_size(index) == self.root.root_size() || communicator.plan().is_lazy() || !maker.library.can_split()
+        {
+            let meet = |(color, _)| maker.meet(&format!("comm/{name}/{color}"), group, config.blocking(false));
+            return place.map(meet).transpose();
         }
         let parent = self.parent(domain, maker)?;
         let child = if config.says_blocking() { config } else { config.blocking(true) };
-        maker.split(&parent, group, (color, key), child)
+        maker.split(&parent, group, place, child)
     }
 
     /// The communicator over all ranks of the root in row-major order, to split from: shared with whatever joins the same ranks.
@@ -155,9 +162,9 @@ impl RootComms {
         if let Some(parent) = &*self.parent.read().unwrap_or_else(PoisonError::into_inner) {
             return Ok(Arc::clone(parent));
         }
-        let all = self.root.flatten(Some("all ranks"))?;
-        let key = PartitionKey::of(&self.root, all.dim_layout(0));
-        let known = domain.shared().get(&key).cloned();
+        let all = self.root.all_ranks();
+        let key = PartitionKey::of(&all, all.dim_layout(0));
+        let known = domain.find_shared(&all, all.dim_layout(0));
         let parent = match known.filter(|known| known.state() == State::Ready) {
             Some(known) => known,
             None => {
@@ -186,9 +193,9 @@ impl RootComms {
     }
 
     /// Undoes a plan that failed: what only it used is aborted and forgotten, what it made for others as well is unmade.
-    fn take_back(&self, dims_before: usize, had_parent: bool, fresh: &[Arc<Communicator>]) {
+    fn take_back(&self, holder: &RootComms, dims_before: usize, had_parent: bool, fresh: &[Arc<Communicator>]) {
         let mut gone: Vec<Arc<Communicator>> = {
-            let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
+            let mut dims = holder.dims.write().unwrap_or_else(PoisonError::into_inner);
             let from = dims_before.min(dims.len());
             dims.drain(from..).map(|known| known.communicator).collect()
         };

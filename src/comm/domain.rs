@@ -13,7 +13,7 @@ use crate::ccl::{self, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::layout::Dim;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, RankMap};
 use crate::rendezvous::{JoinOptions, World};
 use crate::wait::{Cancel, Wait};
 
@@ -26,22 +26,18 @@ pub struct DomainOptions {
     pub library: Option<String>,
 }
 
-/// Which ranks a partition's communicators join: the root's rank map and the dimension's sizes and strides over it. Equal keys
-/// on one rank mean equal keys on all, because every rank computes them from the same agreed call.
+/// Which ranks a partition's communicators join: the rank map of the root (or of the range of it) and the dimension's sizes and strides over
+/// it. Equal keys on one rank mean equal keys on all, because every rank computes them from the same agreed call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct PartitionKey {
     root_size: usize,
-    rank_map: Option<Vec<i32>>,
+    ranks: RankMap,
     pairs: Vec<(usize, usize)>,
 }
 
 impl PartitionKey {
     pub(super) fn of(mesh: &Mesh, dim: &Dim) -> PartitionKey {
-        PartitionKey {
-            root_size: mesh.root_size(),
-            rank_map: mesh.rank_map().map(|ranks| ranks.to_vec()),
-            pairs: dim.pairs().to_vec(),
-        }
+        PartitionKey { root_size: mesh.root_size(), ranks: mesh.rank_map_key().clone(), pairs: dim.pairs().to_vec() }
     }
 }
 
@@ -212,6 +208,15 @@ impl Domain {
     /// Whether it is the one that serves every dimension of size 1.
     pub(super) fn is_single(&self, communicator: &Arc<Communicator>) -> bool {
         self.single.get().is_some_and(|single| Arc::ptr_eq(single, communicator))
+    }
+
+    /// What dimension `dim` of a view of `mesh` can share: a communicator over the same ranks, of the same range or of what it was taken from.
+    pub(super) fn find_shared(&self, mesh: &Mesh, dim: &Dim) -> Option<Arc<Communicator>> {
+        let known = self.shared().get(&PartitionKey::of(mesh, dim)).cloned();
+        known.filter(|known| known.state().is_usable()).or_else(|| {
+            let (outer, dim) = mesh.outer_dim(dim)?;
+            self.find_shared(&outer, &dim)
+        })
     }
 
     pub(super) fn shared(&self) -> MutexGuard<'_, HashMap<PartitionKey, Arc<Communicator>>> {

@@ -46,7 +46,7 @@ impl RootComms {
         wait.outcome(outcome(destroyed, round.finish(&wait)))
     }
 
-    /// Every communicator of this root once, in the order in which they were made.
+    /// Every communicator of this root and of its ranges once, in the order in which they were made.
     pub(super) fn communicators(&self) -> Vec<Arc<Communicator>> {
         let parent = self.parent.read().unwrap_or_else(PoisonError::into_inner).clone();
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
@@ -54,6 +54,14 @@ impl RootComms {
         for known in dims.iter() {
             if !all.iter().any(|other| Arc::ptr_eq(other, &known.communicator)) {
                 all.push(Arc::clone(&known.communicator));
+            }
+        }
+        drop(dims);
+        for part in self.parts().iter() {
+            for made in part.communicators() {
+                if !all.iter().any(|other| Arc::ptr_eq(other, &made)) {
+                    all.push(made);
+                }
             }
         }
         all
@@ -78,7 +86,7 @@ impl RootComms {
                 State::Ready if communicator.poll().is_err() => return communicator.explain(communicator.raw(), error),
                 // Ended here, by this root or by another one that shares it.
                 State::Aborted | State::Finalized => return communicator.explain(communicator.raw(), error),
-                State::Ready | State::Unmade => {}
+                State::Ready | State::Unmade | State::Absent => {}
             }
         }
         error
@@ -86,10 +94,11 @@ impl RootComms {
 
     /// Lets go of every communicator, last made first, so that children go before the parent they were split from.
     fn destroy(&self, wait: &Wait) -> Result<()> {
+        let parts = std::mem::take(&mut *self.parts());
+        let mut outcome = parts.iter().rev().map(|part| part.destroy(wait)).fold(Ok(()), Result::and);
         let parent = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
         let dims = std::mem::take(&mut *self.dims.write().unwrap_or_else(PoisonError::into_inner));
         let held = parent.into_iter().chain(dims.into_iter().map(|known| known.communicator));
-        let mut outcome = Ok(());
         for communicator in held.collect::<Vec<_>>().into_iter().rev() {
             if communicator.drop_user() {
                 if let Some(domain) = &self.domain {

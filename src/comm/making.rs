@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::communicator::{Communicator, blame};
 use super::root::ranks_text;
-use crate::ccl::{CommConfig, Library, RawComm, UniqueId};
+use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
 use crate::rendezvous::Round;
@@ -61,37 +61,41 @@ impl Maker<'_> {
         Ok(comm)
     }
 
-    /// The child of `parent` that joins the ranks of `group`: those which say the same colour, ordered by key. A split that does not end ends the
-    /// parent.
+    /// The child of `parent` that joins the ranks of `group`: those which say the same colour, ordered by key. A rank without a colour takes part
+    /// and gets none. A split that does not end ends the parent.
     pub(super) fn split(
         &self,
         parent: &Communicator,
         group: &Mesh,
-        (color, key): (i32, i32),
+        place: Option<(i32, i32)>,
         mut config: CommConfig,
-    ) -> Result<RawComm> {
+    ) -> Result<Option<RawComm>> {
+        let (color, key) = place.unwrap_or((NO_COLOR, 0));
         let raw = parent.ready()?;
         let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
         parent.limit(self.millis_left())?;
-        // The library may write the handle from its own thread until the parent has settled: if that never happens, the place
+        // The library may write the handle from its own thread until the parent has settled: if that never happens, what
         // it writes to must stay.
-        let place: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
-        // SAFETY: the place was made just now and is never freed before the library is done with it.
-        let started = unsafe { self.library.split(raw, color, key, place, &mut config) };
+        let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
+        // SAFETY: it was made just now and is never freed before the library is done with it.
+        let started = unsafe { self.library.split(raw, color, key, child, &mut config) };
         started.map_err(|error| parent.explain(raw, error))?;
         if let Err(error) = self.poll(what, || parent.poll()) {
             self.tell(&error);
             let _ = parent.abort();
             if self.library.is_host_engine() {
                 // The child may have come to be before the parent failed. Its engine is done with both.
-                // SAFETY: the place is still there, and nobody writes to it any more.
-                let child = unsafe { place.read_volatile() };
+                // SAFETY: it is still there, and nobody writes to it any more.
+                let child = unsafe { child.read_volatile() };
                 let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
             }
             return Err(error);
         }
-        // SAFETY: `place` came from a box above, and the settled library does not write to it any more.
-        let child = *unsafe { Box::from_raw(place) };
+        // SAFETY: `child` came from a box above, and the settled library does not write to it any more.
+        let child = *unsafe { Box::from_raw(child) };
+        if place.is_none() && child.is_null() {
+            return parent.limit(millis(self.timeout)).map(|()| None);
+        }
         if child.is_null() {
             return Err(Error::new(
                 Status::Ccl,
@@ -104,7 +108,7 @@ impl Maker<'_> {
             let _ = self.library.abort(child);
             return Err(error);
         }
-        Ok(child)
+        Ok(Some(child))
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails; `explain` says more of its own failure.

@@ -1,7 +1,7 @@
 //! A root mesh's communicators: made together with the mesh, extended by flatten and unflatten.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use super::communicator::Communicator;
@@ -62,6 +62,10 @@ pub struct RootComms {
     /// What agreement scopes of its own are called, the same on all its ranks.
     pub(super) id: String,
     life: Arc<LifeFlag>,
+    /// Of a range: whose ranks it has some of. That outlives it: views hold both.
+    upper: Weak<RootComms>,
+    /// The ranges of this one's ranks, which end with it.
+    pub(super) parts: Mutex<Vec<Arc<RootComms>>>,
 }
 
 impl RootComms {
@@ -82,6 +86,8 @@ impl RootComms {
             timeout,
             id: String::new(),
             life: LifeFlag::new(),
+            upper: Weak::new(),
+            parts: Mutex::default(),
         };
         if world.is_offline() {
             return Ok(Arc::new(root));
@@ -92,7 +98,7 @@ impl RootComms {
         let _turn = domain.take_turn(&wait)?;
         let call = format!("dm_init({}{})", call_text(&root.root), options.agreed());
         let wanted: Vec<(usize, DimOptions)> = (0..root.root.ndim()).map(|index| (index, options.dim(index))).collect();
-        let plan = Plan { view: root.root.clone(), dims: wanted };
+        let plan = Plan { view: root.root.clone(), dims: wanted, part: None };
         // Ranks outside the mesh do not know what its ranks share.
         let detail = if root.root.root_size() == world.size() { root.sharing(&plan) } else { String::new() };
         let round = wait.outcome(world.scope()?.agree_in_detail(&call, &detail, &wait))?;
@@ -153,6 +159,8 @@ impl RootComms {
             timeout,
             id,
             life: LifeFlag::new(),
+            upper: Weak::new(),
+            parts: Mutex::default(),
         };
         if let Some(domain) = root.domain.clone().filter(|domain| !domain.world().is_offline()) {
             root.scope = Some(root.own_scope(&domain)?);
@@ -163,6 +171,40 @@ impl RootComms {
             root.alive()?;
         }
         Ok(root)
+    }
+
+    /// A range of this root's ranks, to be given communicators of its own in call number `call`. It ends with this root.
+    pub(super) fn add_part(self: &Arc<Self>, range: &Mesh, call: u64) -> Result<Arc<RootComms>> {
+        let mut part = RootComms {
+            domain: self.domain.clone(),
+            library: self.library.clone(),
+            root: range.space(),
+            scope: None,
+            cancel: self.cancel.clone(),
+            dims: RwLock::default(),
+            parent: RwLock::default(),
+            lazy: self.lazy,
+            timeout: self.timeout,
+            id: format!("{}/range{call}", self.id),
+            life: Arc::clone(&self.life),
+            upper: Arc::downgrade(self),
+            parts: Mutex::default(),
+        };
+        if let Some(domain) = self.domain.as_ref().filter(|_| part.root.is_member()) {
+            part.scope = Some(part.own_scope(domain)?);
+        }
+        let part = Arc::new(part);
+        self.parts().push(Arc::clone(&part));
+        Ok(part)
+    }
+
+    /// Forgets a range whose making failed.
+    pub(super) fn drop_part(&self, part: &Arc<RootComms>) {
+        self.parts().retain(|known| !Arc::ptr_eq(known, part));
+    }
+
+    pub(super) fn parts(&self) -> MutexGuard<'_, Vec<Arc<RootComms>>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The root mesh.
@@ -220,7 +262,10 @@ impl RootComms {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();
         let found = dims.iter().filter(same).find(|known| known.name == name).or_else(|| dims.iter().find(same));
-        found.map(|known| Arc::clone(&known.communicator))
+        found.map(|known| Arc::clone(&known.communicator)).or_else(|| {
+            let (_, dim) = self.root.outer_dim(dim)?;
+            self.upper.upgrade()?.communicator(name, &dim)
+        })
     }
 
     /// Whether a dimension of that layout is known by that very name.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
 use super::dims::{Plan, config, unplanned};
+use super::domain::Turn;
 use super::making::{Maker, millis, outcome, report};
 use super::operations::in_group;
 use super::options::DimOptions;
@@ -12,6 +13,8 @@ use super::root::{LifeFlag, RootComms};
 use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
+use crate::rendezvous::Round;
+use crate::wait::Wait;
 
 /// The communicators of a view's dimensions, for reading in a few nanoseconds; keeps no world alive.
 pub struct DimComms {
@@ -33,21 +36,28 @@ impl DimComms {
 /// One rank's immutable view of a mesh, and for each dimension the communicator of this rank's group along it.
 pub struct View {
     mesh: Mesh,
+    /// Whose positions the dimensions are of: the root mesh, or a range of its ranks.
+    space: Arc<RootComms>,
     root: Arc<RootComms>,
     comms: Arc<DimComms>,
 }
 
 impl View {
-    /// `mesh`, which is a view of `root`'s mesh, with the communicators that exist or are planned by now.
-    pub fn new(mesh: Mesh, root: Arc<RootComms>) -> View {
+    /// `mesh`, whose positions are those of `space`, with the communicators that exist or are planned by now.
+    fn new(mesh: Mesh, space: Arc<RootComms>, root: Arc<RootComms>) -> View {
         let comms = (0..mesh.ndim())
             .map(|index| match mesh.is_member() {
-                true => root.communicator(mesh.dim_name(index), mesh.dim_layout(index)),
+                true => space.communicator(mesh.dim_name(index), mesh.dim_layout(index)),
                 false => None,
             })
             .collect();
         let comms = Arc::new(DimComms { life: root.life_flag(), comms });
-        View { mesh, root, comms }
+        View { mesh, space, root, comms }
+    }
+
+    /// Another view of the same positions.
+    fn with(&self, mesh: Mesh) -> View {
+        View::new(mesh, Arc::clone(&self.space), Arc::clone(&self.root))
     }
 
     /// Its communicators alone.
@@ -57,7 +67,7 @@ impl View {
 
     /// The view of the whole root mesh.
     pub fn of_root(root: Arc<RootComms>) -> View {
-        View::new(root.mesh().clone(), root)
+        View::new(root.mesh().clone(), Arc::clone(&root), root)
     }
 
     /// The layout side of the view.
@@ -65,7 +75,7 @@ impl View {
         &self.mesh
     }
 
-    /// The root mesh's communicators.
+    /// The communicators of the root mesh, with those of its ranges.
     pub fn root_comms(&self) -> &Arc<RootComms> {
         &self.root
     }
@@ -73,7 +83,7 @@ impl View {
     /// The named dimensions in that order. Local.
     pub fn slice(&self, names: &[&str]) -> Result<View> {
         self.root.alive()?;
-        Ok(View::new(self.mesh.slice(names)?, Arc::clone(&self.root)))
+        Ok(self.with(self.mesh.slice(names)?))
     }
 
     /// One dimension out of all of this view's, with a communicator. **Collective over the root mesh**, but local when this
@@ -81,8 +91,8 @@ impl View {
     pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
         self.root.alive()?;
         let flat = self.mesh.flatten(name)?;
-        let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())] };
-        let exists = flat.is_known() && plan.is_known(&self.root);
+        let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())], part: None };
+        let exists = flat.is_known() && plan.is_known(&self.space);
         if !(exists || self.root.is_offline()) {
             let call = format!(
                 "dm_flatten(dims=({}), name={}{})",
@@ -93,7 +103,7 @@ impl View {
             self.carry_out(&call, &plan)?;
         }
         flat.publish()?;
-        Ok(View::new(flat, Arc::clone(&self.root)))
+        Ok(self.with(flat))
     }
 
     /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root mesh**.
@@ -101,20 +111,78 @@ impl View {
         self.root.alive()?;
         let at = self.mesh.dim_index(dim)?;
         let split = self.mesh.unflatten(dim, sizes, names)?;
+        let call = format!("dm_unflatten(dims=({}), dim={dim}", self.mesh.dim_names().join(", "));
+        self.replace(call, split, at, sizes, names, options)
+    }
+
+    /// All ranks of this view, row-major, under another shape, each dimension with a communicator. **Collective over the root mesh**.
+    pub fn reshape(&self, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
+        self.root.alive()?;
+        let other = self.mesh.reshape(sizes, names)?;
+        let call = format!("dm_reshape(dims=({})", self.mesh.dim_names().join(", "));
+        self.replace(call, other, 0, sizes, names, options)
+    }
+
+    /// `mesh` with communicators for the new dimensions from index `at`.
+    fn replace(
+        &self,
+        call: String,
+        mesh: Mesh,
+        at: usize,
+        sizes: &[usize],
+        names: &[&str],
+        options: &[DimOptions],
+    ) -> Result<View> {
         if !self.root.is_offline() {
             let dims: Vec<(usize, DimOptions)> =
                 (0..sizes.len()).map(|index| (at + index, options.get(index).cloned().unwrap_or_default())).collect();
             let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
             let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-            let call = format!(
-                "dm_unflatten(dims=({}), dim={dim}, sizes=({}), names=({}){suffix})",
-                self.mesh.dim_names().join(", "),
-                sizes.join(", "),
-                names.join(", ")
-            );
-            self.carry_out(&call, &Plan { view: split.clone(), dims })?;
+            let call = format!("{call}, sizes=({}), names=({}){suffix})", sizes.join(", "), names.join(", "));
+            self.carry_out(&call, &Plan { view: mesh.clone(), dims, part: None })?;
         }
-        Ok(View::new(split, Arc::clone(&self.root)))
+        Ok(self.with(mesh))
+    }
+
+    /// The view with a dimension restricted to its indices `start`, `start + step` ... (`len` of them), and a communicator for what is left of it.
+    /// **Collective over the root mesh**, also for the ranks at the other indices.
+    pub fn slice_range(&self, dim: Option<&str>, start: usize, len: usize, step: usize) -> Result<View> {
+        self.root.alive()?;
+        let (along, index) = self.mesh.along(dim)?;
+        let name = along.dim_name(index);
+        let cut = along.slice_range(name, start, len, step)?;
+        if self.root.is_offline() {
+            return Ok(self.with(cut));
+        }
+        let call = format!(
+            "dm_slice_range(dims=({}), dim={name}, start={start}, len={len}, step={step})",
+            along.dim_names().join(", ")
+        );
+        // All of the indices: there is nothing to make, but all ranks agree on that.
+        let whole = cut.same_root(&along);
+        let dims = if whole { Vec::new() } else { vec![(index, DimOptions::default())] };
+        let mut plan = Plan { view: cut.clone(), dims, part: None };
+        let (_turn, round, wait) = self.begin(&call, &plan)?;
+        if whole {
+            return self.space.carry_out(&plan, round, &wait).map(|()| self.with(cut));
+        }
+        let part = self.space.add_part(&cut, round.number())?;
+        plan.part = Some(Arc::clone(&part));
+        match self.space.carry_out(&plan, round, &wait) {
+            Ok(()) => Ok(View::new(cut, part, Arc::clone(&self.root))),
+            Err(error) => {
+                self.space.drop_part(&part);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where the dimension of that name is: in this view, or the view of a flattened one that it holds.
+    pub fn along(self: &Arc<Self>, name: Option<&str>) -> Result<(Arc<View>, usize)> {
+        match self.mesh.dim_index_or_only(name) {
+            Ok(index) => Ok((Arc::clone(self), index)),
+            Err(_) => self.mesh.along(name).map(|(mesh, index)| (Arc::new(self.with(mesh)), index)),
+        }
     }
 
     /// Views of one root side by side. Local.
@@ -126,7 +194,7 @@ impl View {
             view.root.alive()?;
         }
         let meshes: Vec<&Mesh> = views.iter().map(|view| &view.mesh).collect();
-        Ok(View::new(Mesh::concatenate(&meshes)?, Arc::clone(&first.root)))
+        Ok(first.with(Mesh::concatenate(&meshes)?))
     }
 
     /// The root mesh. Local.
@@ -138,7 +206,7 @@ impl View {
     /// One of the parallel copies of the named dimensions. Local.
     pub fn submesh(&self, names: &[&str], index: usize) -> Result<View> {
         self.root.alive()?;
-        Ok(View::new(self.mesh.submesh(names, index)?, Arc::clone(&self.root)))
+        Ok(self.with(self.mesh.submesh(names, index)?))
     }
 
     /// The raw communicator of this rank's group along dimension `index`. Local, but collective over the group at the first call
@@ -192,6 +260,12 @@ impl View {
     }
 
     fn carry_out(&self, call: &str, plan: &Plan) -> Result<()> {
+        let (_turn, round, wait) = self.begin(call, plan)?;
+        self.space.carry_out(plan, round, &wait)
+    }
+
+    /// Begins a collective call of this view's ranks and those beside it.
+    fn begin(&self, call: &str, plan: &Plan) -> Result<(Turn<'_>, Round, Wait)> {
         if !self.mesh.is_member() {
             return Err(Error::not_member(format!(
                 "{call}: rank {} is not in {}",
@@ -199,8 +273,7 @@ impl View {
                 self.mesh.describe()
             )));
         }
-        let (_turn, round, wait) = self.root.begin(call, &self.root.sharing(plan))?;
-        self.root.carry_out(plan, round, &wait)
+        self.space.begin(call, &self.space.sharing(plan))
     }
 
     /// Makes a communicator that was only planned: alone, or with the other ranks of its group.

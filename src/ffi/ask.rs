@@ -108,7 +108,7 @@ pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_c
             Some(index) => quick.mesh.local_rank(index),
             None => {
                 // SAFETY: the caller's contract.
-                let (view, index) = unsafe { along(&quick.mesh, dim)? };
+                let (view, index) = quick.mesh.along(unsafe { dim_text(dim)? })?;
                 view.local_rank(index)
             }
         })??;
@@ -299,24 +299,24 @@ unsafe fn is_name(name: &CStr, text: *const c_char) -> bool {
     name.to_bytes_with_nul().iter().enumerate().all(|(at, byte)| unsafe { *text.add(at) as u8 == *byte })
 }
 
-/// Where the dimension of that name is: in this mesh, or alone in a view of it when it is a flattened one. NULL on a 1-D mesh.
+/// The name of a dimension, NULL for the only one.
 ///
 /// # Safety
-/// `dim` is NULL or NUL-terminated.
-pub(super) unsafe fn along(mesh: &Mesh, dim: *const c_char) -> Result<(Mesh, usize)> {
+/// `dim` is NULL or NUL-terminated and stays so while the name is used.
+pub(super) unsafe fn dim_text<'a>(dim: *const c_char) -> Result<Option<&'a str>> {
     // SAFETY: the caller's contract.
     match unsafe { optional_text("dim", dim)? } {
         Some("") => Err(Error::invalid("dim is empty")),
-        dim => mesh.along(dim),
+        dim => Ok(dim),
     }
 }
 
-/// The same of a handle.
+/// Where the dimension of that name is: in this mesh, or alone in a view of it when it is a flattened one. NULL on a 1-D mesh.
 ///
 /// # Safety
 /// `dim` is NULL or NUL-terminated.
 pub(super) unsafe fn mesh_along(mesh: *const dm_mesh, dim: *const c_char) -> Result<(Mesh, usize)> {
     let view = find(mesh)?;
     // SAFETY: the caller's contract.
-    unsafe { along(view.mesh(), dim) }
+    view.mesh().along(unsafe { dim_text(dim)? })
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use super::arguments::text;
-use super::ask::along;
+use super::ask::dim_text;
 use super::errors::out;
 use super::guard::guard;
 use super::make::{MESHES, find};
@@ -80,9 +80,5 @@ pub unsafe extern "C" fn dm_get_proc(
 pub(super) unsafe fn view_along(mesh: *const dm_mesh, dim: *const c_char) -> Result<(Arc<View>, usize)> {
     let view = find(mesh)?;
     // SAFETY: the caller's contract.
-    let (within, index) = unsafe { along(view.mesh(), dim)? };
-    match within.ndim() == view.mesh().ndim() {
-        true => Ok((view, index)),
-        false => Ok((Arc::new(View::new(within, Arc::clone(view.root_comms()))), index)),
-    }
+    view.along(unsafe { dim_text(dim)? })
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_char;
 
 use super::arguments::{names, optional_text, short_list, text};
+use super::ask::dim_text;
 use super::errors::out;
 use super::guard::guard;
 use super::make::{MESHES, find, give, handle};
@@ -94,6 +95,79 @@ pub unsafe extern "C" fn dm_unflatten(
             )
         };
         give(find(mesh)?.unflatten(dim, sizes, &names, &options)?, mesh_out)
+    })
+}
+
+/// All ranks of this view, row-major, under another shape: a second factorisation of the same ranks, each dimension with a communicator.
+///
+/// Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of the new dimensions is the slowest. A name that
+/// the view or its root has already must mean the same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
+/// existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2, dp=2, cp=2, tp=2) of 16 ranks:
+///
+/// ```c
+/// dm_reshape(dense, (size_t[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
+/// ```
+///
+/// Here pp is checked to be the same stages, and etp shares the communicator of tp. options is NULL or has n elements, one per new dimension. The
+/// caller frees the handle with dm_free.
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with both layouts), and those of dm_flatten.
+///
+/// # Safety
+/// sizes has n elements; each of the n names is NUL-terminated; options is NULL or has n elements; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_reshape(
+    mesh: *const dm_mesh,
+    sizes: *const usize,
+    names: *const *const c_char,
+    n: usize,
+    options: *const dm_dim_options,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let (sizes, names, options) = unsafe {
+            (
+                short_list("sizes", sizes, n)?,
+                super::arguments::names("names", names, n)?,
+                read_dim_options("options", options, n)?,
+            )
+        };
+        give(find(mesh)?.reshape(sizes, &names, &options)?, mesh_out)
+    })
+}
+
+/// The view with dimension dim restricted to its indices start, start + step ... (len of them), with a communicator of its own along dim: the
+/// first stages of a pipeline, every second replica, all ranks but the spare ones.
+///
+/// Collective over the root mesh, also for the ranks at other indices: they get a handle too, which answers DM_STATUS_NOT_MEMBER where membership
+/// matters. dim NULL is allowed on a 1-D mesh. The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
+/// dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...) are for those ranks alone. The other dimensions
+/// keep their communicators. It ends with the root mesh; dm_root gives that. A range of all indices is the view itself. The caller frees the handle
+/// with dm_free.
+///
+/// On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2) over ranks 4 .. 7, in which rank 6 has coordinate
+/// (1, 0).
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end), DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_slice_range(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    start: usize,
+    len: usize,
+    step: usize,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        // SAFETY: the caller's contract.
+        let dim = unsafe { dim_text(dim)? };
+        give(find(mesh)?.slice_range(dim, start, len, step)?, mesh_out)
     })
 }
 

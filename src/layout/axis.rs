@@ -20,7 +20,7 @@ pub fn row_major(shape: &[usize]) -> Result<Vec<Dim>> {
     let mut stride = 1usize;
     let mut dims = Vec::with_capacity(shape.len());
     for &size in shape.iter().rev() {
-        dims.push(Dim::new(&[(size, stride)]));
+        dims.push(Dim::known(&[(size, stride)]));
         stride = stride.checked_mul(size).ok_or_else(|| {
             Error::invalid(format!(
                 "the product of shape ({}) is larger than 2^64",
@@ -39,11 +39,14 @@ pub fn row_major(shape: &[usize]) -> Result<Vec<Dim>> {
 /// assert!(is_disjoint(&[(2, 4), (4, 1)]));
 /// assert!(!is_disjoint(&[(2, 4), (8, 1)]));   // both move by 4
 /// assert!(!is_disjoint(&[(2, 1), (2, 3)]));   // digits of 2 x 3 and of 3 x 2: their groups would cut across each other
+/// assert!(!is_disjoint(&[(2, 0)]));           // stays where it is
 /// ```
 pub fn is_disjoint(pairs: &[Pair]) -> bool {
     let mut sorted: Vec<Pair> = pairs.iter().copied().filter(|(size, _)| *size > 1).collect();
     sorted.sort_by_key(|(_, stride)| *stride);
-    sorted.windows(2).all(|two| two[1].1 % (two[0].0 * two[0].1) == 0)
+    // Zero is no multiple of anything, and what ends beyond 2^64 divides nothing.
+    let divides = |inner: &Pair, stride: usize| end(inner).is_some_and(|end| end > 0 && stride % end == 0);
+    sorted.first().is_none_or(|first| first.1 > 0) && sorted.windows(2).all(|two| divides(&two[0], two[1].1))
 }
 
 /// Whether every digit of `part` is among the digits of `whole`.
@@ -55,45 +58,65 @@ pub fn is_disjoint(pairs: &[Pair]) -> bool {
 /// assert!(!covers(&[(6, 1)], &[(2, 2)])); // of 12 as 3 x 2 x 2: from position 4 it walks to 6, outside 0..6
 /// ```
 pub fn covers(whole: &[Pair], part: &[Pair]) -> bool {
-    part.iter().all(|&(size, stride)| {
-        let end = size * stride;
-        let mut at = stride;
-        while at < end {
-            let holds = |pair: &&Pair| pair.1 <= at && at < pair.0 * pair.1 && at % pair.1 == 0;
-            let Some(pair) = whole.iter().find(holds) else { return false };
-            let next = end.min(pair.0 * pair.1);
-            // A digit that ends inside a pair must divide it, or its walk would leave the pair's ranks.
-            if (pair.0 * pair.1) % next != 0 {
-                return false;
-            }
-            at = next;
-        }
-        true
-    })
+    part.iter().filter(|(size, _)| *size != 1).all(|pair| covers_pair(whole, pair).is_some())
 }
 
-/// The digits of `whole` that are not in `part`, in the order of `whole`. `part` is covered by it.
+fn covers_pair(whole: &[Pair], part: &Pair) -> Option<()> {
+    let last = end(part)?;
+    let mut at = part.1;
+    if at == 0 {
+        return None;
+    }
+    while at < last {
+        let holds =
+            |pair: &&Pair| pair.1 > 0 && pair.1 <= at && end(pair).is_some_and(|end| at < end) && at % pair.1 == 0;
+        let pair_end = end(whole.iter().find(holds)?)?;
+        let next = last.min(pair_end);
+        // A digit that ends inside a pair must divide it, or its walk would leave the pair's ranks.
+        if pair_end % next != 0 {
+            return None;
+        }
+        at = next;
+    }
+    Some(())
+}
+
+/// The digits of `whole` that are not in `part`, in the order of `whole`. Refused where `part` has others.
 ///
 /// ```
 /// use devicemesh::layout::complement;
-/// assert_eq!(complement(&[(2, 8), (2, 4), (4, 1)], &[(2, 4)]), [(2, 8), (4, 1)]);
-/// assert_eq!(complement(&[(16, 1)], &[(2, 4)]), [(2, 8), (4, 1)]);
+/// assert_eq!(complement(&[(2, 8), (2, 4), (4, 1)], &[(2, 4)]).unwrap(), [(2, 8), (4, 1)]);
+/// assert_eq!(complement(&[(16, 1)], &[(2, 4)]).unwrap(), [(2, 8), (4, 1)]);
+/// assert!(complement(&[(16, 1)], &[(2, 16)]).is_err());
 /// ```
-pub fn complement(whole: &[Pair], part: &[Pair]) -> Vec<Pair> {
+pub fn complement(whole: &[Pair], part: &[Pair]) -> Result<Vec<Pair>> {
+    let foreign = || Error::invalid(format!("the (size, stride) pairs {part:?} are not digits of {whole:?}"));
+    if !(covers(whole, part) && is_disjoint(whole) && is_disjoint(part)) {
+        return Err(foreign());
+    }
     let mut rest = Vec::new();
-    for &(size, stride) in whole {
-        let end = size * stride;
-        let mut cuts: Vec<usize> = part.iter().flat_map(|pair| [pair.1, pair.0 * pair.1]).collect();
-        cuts.retain(|cut| stride < *cut && *cut < end);
-        cuts.extend([stride, end]);
+    for pair in whole.iter().filter(|(size, _)| *size > 1) {
+        let (stride, last) = (pair.1, end(pair).ok_or_else(foreign)?);
+        let part = part.iter().filter(|(size, _)| *size > 1);
+        let mut cuts: Vec<usize> = part.clone().flat_map(|pair| [pair.1, pair.0 * pair.1]).collect();
+        cuts.retain(|cut| stride < *cut && *cut < last);
+        cuts.extend([stride, last]);
         cuts.sort_unstable();
         cuts.dedup();
         for two in cuts.windows(2).rev() {
             let inside = |pair: &Pair| pair.1 <= two[0] && two[1] <= pair.0 * pair.1;
-            if two[0] < two[1] && !part.iter().any(inside) {
+            if !part.clone().any(inside) {
+                if two[1] % two[0] != 0 {
+                    return Err(foreign());
+                }
                 rest.push((two[1] / two[0], two[0]));
             }
         }
     }
-    rest
+    Ok(rest)
+}
+
+/// The place that a digit reaches up to.
+fn end(pair: &Pair) -> Option<usize> {
+    pair.0.checked_mul(pair.1)
 }

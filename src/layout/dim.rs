@@ -13,11 +13,11 @@ pub type Pair = (usize, usize);
 /// ```
 /// use devicemesh::layout::Dim;
 /// // Of a (2, 2, 2) mesh (strides 4, 2, 1): the first and the last dimension as one.
-/// let dim = Dim::new(&[(2, 4), (2, 1)]);
+/// let dim = Dim::new(&[(2, 4), (2, 1)]).unwrap();
 /// assert_eq!((0..dim.size()).map(|index| dim.offset(index)).collect::<Vec<_>>(), [0, 1, 4, 5]);
 /// // Adjacent dimensions are one pair: strides 4 and 2 walk 0, 2, 4, 6.
-/// assert_eq!(Dim::new(&[(2, 4), (2, 2)]).pairs(), [(4, 2)]);
-/// assert_eq!(Dim::new(&[(1, 8)]).pairs(), []);
+/// assert_eq!(Dim::new(&[(2, 4), (2, 2)]).unwrap().pairs(), [(4, 2)]);
+/// assert_eq!(Dim::new(&[(1, 8)]).unwrap().pairs(), []);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dim {
@@ -26,9 +26,35 @@ pub struct Dim {
 }
 
 impl Dim {
-    /// The dimension that walks these pairs, the last fastest. Sizes are at least 1 and multiply to a `usize`, as they do when they
-    /// come from the shape of a mesh that exists.
-    pub fn new(pairs: &[Pair]) -> Dim {
+    /// The dimension that walks these pairs, the last fastest.
+    ///
+    /// Refused when a size is 0, when a step of several has stride 0 (it would stay where it is), and when the number of steps or the
+    /// furthest offset is larger than a `usize`.
+    ///
+    /// ```
+    /// use devicemesh::layout::Dim;
+    /// assert!(Dim::new(&[(0, 1)]).is_err());
+    /// assert!(Dim::new(&[(2, 0)]).is_err());
+    /// assert!(Dim::new(&[(2, usize::MAX), (2, 1)]).is_err());
+    /// ```
+    pub fn new(pairs: &[Pair]) -> Result<Dim> {
+        let (mut size, mut furthest) = (Some(1usize), Some(0usize));
+        for &(steps, stride) in pairs {
+            if steps == 0 || (stride == 0 && steps > 1) {
+                return Err(Error::invalid(format!("a dimension of {steps} steps of {stride} walks nowhere")));
+            }
+            size = size.and_then(|size| size.checked_mul(steps));
+            let span = (steps - 1).checked_mul(stride);
+            furthest = furthest.and_then(|furthest| furthest.checked_add(span?));
+        }
+        match (size, furthest) {
+            (Some(_), Some(_)) => Ok(Dim::known(pairs)),
+            _ => Err(Error::invalid(format!("a dimension of (size, stride) {pairs:?} reaches beyond 2^64"))),
+        }
+    }
+
+    /// The same for pairs that come out of a layout that exists.
+    pub(crate) fn known(pairs: &[Pair]) -> Dim {
         let mut coalesced: Vec<Pair> = Vec::with_capacity(pairs.len());
         for &(size, stride) in pairs.iter().filter(|(size, _)| *size != 1) {
             match coalesced.last_mut() {
@@ -39,16 +65,18 @@ impl Dim {
         Dim { size: coalesced.iter().map(|(size, _)| size).product(), pairs: coalesced }
     }
 
-    /// These dimensions as one, the last fastest.
+    /// These dimensions as one, the last fastest. Refused as in [`new`](Dim::new).
     ///
     /// ```
+    /// use devicemesh::layout::row_major;
     /// use devicemesh::layout::Dim;
-    /// let (dp, cp, tp) = (Dim::new(&[(2, 8)]), Dim::new(&[(2, 4)]), Dim::new(&[(4, 1)]));
-    /// assert_eq!(Dim::join([&dp, &cp]).pairs(), [(4, 4)]);
-    /// assert_eq!(Dim::join([&dp, &tp]).pairs(), [(2, 8), (4, 1)]);
-    /// assert_eq!(Dim::join([&cp, &dp]).pairs(), [(2, 4), (2, 8)]); // the transposed walk: 0, 8, 4, 12
+    /// let dims = row_major(&[2, 2, 4]).unwrap();
+    /// let (dp, cp, tp) = (&dims[0], &dims[1], &dims[2]);
+    /// assert_eq!(Dim::join([dp, cp]).unwrap().pairs(), [(4, 4)]);
+    /// assert_eq!(Dim::join([dp, tp]).unwrap().pairs(), [(2, 8), (4, 1)]);
+    /// assert_eq!(Dim::join([cp, dp]).unwrap().pairs(), [(2, 4), (2, 8)]); // the transposed walk: 0, 8, 4, 12
     /// ```
-    pub fn join<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Dim {
+    pub fn join<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Result<Dim> {
         let pairs: Vec<Pair> = dims.into_iter().flat_map(|dim| dim.pairs.iter().copied()).collect();
         Dim::new(&pairs)
     }
@@ -60,7 +88,7 @@ impl Dim {
     ///
     /// ```
     /// use devicemesh::layout::Dim;
-    /// let dim = Dim::new(&[(8, 2)]);
+    /// let dim = Dim::new(&[(8, 2)]).unwrap();
     /// let split = dim.split(&[2, 4]).unwrap();
     /// assert_eq!((split[0].pairs(), split[1].pairs()), (&[(2, 8)][..], &[(4, 2)][..]));
     /// assert!(dim.split(&[3, 3]).is_err());
@@ -100,7 +128,7 @@ impl Dim {
                     )));
                 }
             }
-            parts.push(Dim::new(&pairs));
+            parts.push(Dim::known(&pairs));
         }
         parts.reverse();
         Ok(parts)
@@ -129,9 +157,9 @@ impl Dim {
     /// The step along this dimension at which a position lies.
     ///
     /// ```
-    /// use devicemesh::layout::Dim;
     /// // Position 6 of (2, 4) row-major is at (1, 2).
-    /// assert_eq!((Dim::new(&[(2, 4)]).coordinate(6), Dim::new(&[(4, 1)]).coordinate(6)), (1, 2));
+    /// let dims = devicemesh::layout::row_major(&[2, 4]).unwrap();
+    /// assert_eq!((dims[0].coordinate(6), dims[1].coordinate(6)), (1, 2));
     /// ```
     #[inline]
     pub fn coordinate(&self, position: usize) -> usize {
@@ -142,7 +170,7 @@ impl Dim {
     ///
     /// ```
     /// use devicemesh::layout::Dim;
-    /// let dp = Dim::new(&[(2, 4)]);
+    /// let dp = Dim::new(&[(2, 4)]).unwrap();
     /// assert_eq!((dp.base(2), dp.base(6)), (2, 2)); // the group {2, 6}
     /// ```
     pub fn base(&self, position: usize) -> usize {

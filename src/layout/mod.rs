@@ -6,6 +6,8 @@
 
 mod axis;
 mod dim;
+mod subrange;
 
 pub use axis::{complement, covers, is_disjoint, row_major};
 pub use dim::{Dim, Pair};
+pub use subrange::Subrange;

@@ -2,7 +2,7 @@
 
 use super::root::Mesh;
 use crate::error::{Error, Result};
-use crate::layout::Dim;
+use crate::layout::{Dim, Pair};
 
 impl Mesh {
     /// "cuda", "cpu" ...
@@ -96,7 +96,8 @@ impl Mesh {
             .and_then(|coordinate: Vec<usize>| if self.mine { Ok(coordinate) } else { Err(self.outsider()) })
     }
 
-    /// The coordinates of any rank of the view. With an explicit rank array the rank is searched in it, otherwise this is O(dimensions).
+    /// The coordinates of any rank of the view, in O(dimensions). With an explicit rank array the first such question sorts it, and each takes
+    /// O(log ranks).
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -107,10 +108,7 @@ impl Mesh {
     /// assert!(mesh.slice(&["dim_1"]).unwrap().coordinate_of(3).is_err()); // it holds 7 and 5
     /// ```
     pub fn coordinate_of(&self, rank: i32) -> Result<Vec<usize>> {
-        let position = match &self.root.ranks {
-            None => usize::try_from(rank).ok().filter(|position| *position < self.root.size),
-            Some(ranks) => ranks.iter().position(|known| *known == rank),
-        };
+        let position = self.root.ranks.position(rank, self.root.size);
         let start = |position| self.dims.iter().fold(position, |base, named| named.dim.base(base));
         match position.filter(|position| start(*position) == self.base) {
             Some(position) => Ok(self.dims.iter().map(|named| named.dim.coordinate(position)).collect()),
@@ -120,7 +118,7 @@ impl Mesh {
 
     /// The world ranks of the view, row-major.
     pub fn ranks(&self) -> Vec<i32> {
-        let all = Dim::join(self.dims.iter().map(|named| &named.dim));
+        let all = self.joined();
         (0..all.size()).map(|index| self.rank_at(self.base + all.offset(index))).collect()
     }
 
@@ -185,6 +183,13 @@ impl Mesh {
             Some(position) if self.mine => Ok((dim.base(position) as i32, dim.coordinate(position) as i32)),
             _ => Err(self.outsider()),
         }
+    }
+
+    /// All dimensions as one.
+    pub(super) fn joined(&self) -> Dim {
+        let pairs: Vec<Pair> = self.dims.iter().flat_map(|named| named.dim.pairs().iter().copied()).collect();
+        // They are digits of one space, so they reach no further than it does.
+        Dim::known(&pairs)
     }
 
     fn outsider(&self) -> Error {

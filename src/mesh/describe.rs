@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use super::root::Mesh;
+use super::rank_map::RankMap;
+use super::root::{Mesh, NamedDim};
 use crate::digest::Fnv1a;
-use crate::layout::Pair;
+use crate::layout::{Dim, Pair};
 
 impl Mesh {
     /// As PyTorch prints it.
@@ -17,6 +18,9 @@ impl Mesh {
     /// assert_eq!(mesh.describe(), "DeviceMesh((dp=2, cp=2, tp=2), 'cuda', stride=(4, 2, 1))");
     /// let flat = mesh.slice(&["dp", "tp"]).unwrap().flatten(None).unwrap();
     /// assert_eq!(flat.describe(), "DeviceMesh((dp_tp=4), 'cuda', stride=((4, 1),))");
+    /// // Names that nobody gave (dim_0, dim_1 ...) are not printed.
+    /// let unnamed = Mesh::new(&MeshSpec { names: None, ..spec }).unwrap();
+    /// assert_eq!(unnamed.describe(), "DeviceMesh((2, 2, 2), 'cuda', stride=(4, 2, 1))");
     /// ```
     pub fn describe(&self) -> String {
         self.to_string()
@@ -30,13 +34,14 @@ impl Mesh {
         if !same_form {
             return false;
         }
-        let simple = self.root.ranks.is_none() && other.root.ranks.is_none();
-        if simple || self.same_root(other) {
+        if self.same_root(other) {
             // Coalesced pairs are equal exactly when the walks are.
-            let same_walk = self.dims.iter().zip(other.dims.iter()).all(|(ours, theirs)| ours.dim == theirs.dim);
-            return self.base == other.base && same_walk;
+            return self.base == other.base && self.joined() == other.joined();
         }
-        self.ranks() == other.ranks()
+        match (self.walk(), other.walk()) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => self.ranks() == other.ranks(),
+        }
     }
 
     /// A hash of what [`equals`](Mesh::equals) compares, the same on every rank, run and machine.
@@ -49,34 +54,45 @@ impl Mesh {
         for named in self.dims.iter() {
             digest = digest.number(named.dim.size() as u64).text(&named.name);
         }
-        let ranks = match self.root.ranks {
-            None => self.strided_sum(),
-            Some(_) => {
-                self.ranks().iter().rev().fold(0, |sum: u64, rank| sum.wrapping_mul(Q).wrapping_add(*rank as u64))
-            }
+        let ranks = match self.walk() {
+            Some((first, dim)) => strided_sum(first, dim.pairs()),
+            None => self.ranks().iter().rev().fold(0, |sum: u64, rank| sum.wrapping_mul(Q).wrapping_add(*rank as u64)),
         };
         digest.number(ranks).value()
     }
 
-    /// `R` of [`hash`](Mesh::hash) from strides. Each pair walks k = 0 .. size with offset k * stride and adds k * step to the row-major index, so
-    /// the sum over all indices is a product of geometric sums, with one factor weighted by k for each pair in turn.
-    fn strided_sum(&self) -> u64 {
-        let pairs: Vec<Pair> = self.dims.iter().flat_map(|named| named.dim.pairs().iter().copied()).collect();
-        let mut sums = Vec::new();
-        let mut power = Q;
-        for &(size, stride) in pairs.iter().rev() {
-            let (plain, weighted, next) = geometric(power, size as u64);
-            sums.push((plain, weighted.wrapping_mul(stride as u64)));
-            power = next;
+    /// The first rank and the steps to the others, row-major; `None` where they follow no strides.
+    fn walk(&self) -> Option<(usize, Dim)> {
+        let (mut root, mut first, mut dim) = (&self.root, self.base, self.joined());
+        loop {
+            match &root.ranks {
+                RankMap::Identity => return Some((first, dim)),
+                RankMap::Listed(_) => return None,
+                RankMap::Within(outer, range) => {
+                    (root, first, dim) = (outer, range.outer(first), range.outer_steps(&dim)?);
+                }
+            }
         }
-        let all = sums.iter().fold(1u64, |product, (plain, _)| product.wrapping_mul(*plain));
-        let mut total = all.wrapping_mul(self.base as u64);
-        for index in 0..sums.len() {
-            let others = sums.iter().enumerate().filter(|(other, _)| *other != index);
-            total = total.wrapping_add(others.fold(sums[index].1, |product, (_, sum)| product.wrapping_mul(sum.0)));
-        }
-        total
     }
+}
+
+/// `R` of [`hash`](Mesh::hash) from strides. Each pair walks k = 0 .. size with offset k * stride and adds k * step to the row-major index, so
+/// the sum over all indices is a product of geometric sums, with one factor weighted by k for each pair in turn.
+fn strided_sum(first: usize, pairs: &[Pair]) -> u64 {
+    let mut sums = Vec::new();
+    let mut power = Q;
+    for &(size, stride) in pairs.iter().rev() {
+        let (plain, weighted, next) = geometric(power, size as u64);
+        sums.push((plain, weighted.wrapping_mul(stride as u64)));
+        power = next;
+    }
+    let all = sums.iter().fold(1u64, |product, (plain, _)| product.wrapping_mul(*plain));
+    let mut total = all.wrapping_mul(first as u64);
+    for index in 0..sums.len() {
+        let others = sums.iter().enumerate().filter(|(other, _)| *other != index);
+        total = total.wrapping_add(others.fold(sums[index].1, |product, (_, sum)| product.wrapping_mul(sum.0)));
+    }
+    total
 }
 
 /// The base of the rank polynomial: odd, so that no power of it loses bits.
@@ -105,10 +121,22 @@ fn geometric(q: u64, n: u64) -> (u64, u64, u64) {
 
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dims: Vec<String> = self.dims.iter().map(|named| format!("{}={}", named.name, named.dim.size())).collect();
+        let sized = |dim: &NamedDim| match dim.named {
+            true => format!("{}={}", dim.name, dim.dim.size()),
+            false => dim.dim.size().to_string(),
+        };
+        let dims: Vec<String> = self.dims.iter().map(sized).collect();
         let strides: Vec<String> = self.dims.iter().map(|named| stride_text(named.dim.pairs())).collect();
         let comma = if strides.len() == 1 { "," } else { "" };
-        write!(f, "DeviceMesh(({}), '{}', stride=({}{comma}))", dims.join(", "), self.device_type(), strides.join(", "))
+        // A tuple of one number, which a named one is not.
+        let lone = if self.dims.len() == 1 && !self.dims[0].named { "," } else { "" };
+        write!(
+            f,
+            "DeviceMesh(({}{lone}), '{}', stride=({}{comma}))",
+            dims.join(", "),
+            self.device_type(),
+            strides.join(", ")
+        )
     }
 }
 

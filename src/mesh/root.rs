@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::sync::{Arc, RwLock};
 
-use ndarray::{Array1, ArrayView1};
+use ndarray::{Array1, ArrayView1, CowArray, Ix1};
 
+use super::rank_map::{Listed, RankMap};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, row_major};
 
@@ -30,15 +31,17 @@ pub struct MeshSpec<'a> {
 pub(super) struct NamedDim {
     pub(super) name: Arc<str>,
     pub(super) dim: Dim,
+    /// Whether the caller gave the name; else it is dim_0, dim_1 ... and not printed.
+    pub(super) named: bool,
 }
 
 /// What all views of one root share.
 #[derive(Debug)]
-pub(super) struct Root {
+pub(crate) struct Root {
     pub(super) device_type: String,
     pub(super) size: usize,
-    /// World rank by position; `None` where they are equal.
-    pub(super) ranks: Option<Array1<i32>>,
+    /// World rank by position.
+    pub(super) ranks: RankMap,
     pub(super) dims: Arc<[NamedDim]>,
     /// This process's world rank and, where it is in the mesh, its position.
     pub(super) rank: i32,
@@ -87,16 +90,22 @@ impl Mesh {
                 spec.world_size
             )));
         }
-        let ranks = spec.ranks.map(|ranks| rank_map(ranks, size, spec.world_size)).transpose()?.flatten();
+        let ranks = match spec.ranks {
+            None => RankMap::Identity,
+            Some(ranks) => rank_map(ranks, size, spec.world_size)?,
+        };
         let rank = i32::try_from(spec.rank).ok().filter(|_| spec.rank < spec.world_size);
         let Some(rank) = rank else {
             return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", spec.rank, spec.world_size)));
         };
         let position = match &ranks {
-            None => Some(spec.rank).filter(|position| *position < size),
-            Some(ranks) => ranks.iter().position(|known| *known == rank),
+            // One question does not pay for an index.
+            RankMap::Listed(listed) => listed.ranks().iter().position(|known| *known == rank),
+            ranks => ranks.position(rank, size),
         };
-        let dims: Arc<[NamedDim]> = names.into_iter().zip(layout).map(|(name, dim)| NamedDim { name, dim }).collect();
+        let named = spec.names.is_some();
+        let dims = names.into_iter().zip(layout).map(|(name, dim)| NamedDim { name, dim, named });
+        let dims: Arc<[NamedDim]> = dims.collect();
         let root = Root {
             device_type: device_type.to_owned(),
             size,
@@ -109,18 +118,41 @@ impl Mesh {
         Ok(Mesh { root: Arc::new(root), dims, base: 0, mine: position.is_some() })
     }
 
-    /// The root mesh of this view.
+    /// The root mesh of this view; of a view of a range, the mesh that the range was taken from at first.
     pub fn root(&self) -> Mesh {
-        let root = Arc::clone(&self.root);
+        let mut root = &self.root;
+        while let RankMap::Within(outer, _) = &root.ranks {
+            root = outer;
+        }
+        Mesh::of(Arc::clone(root))
+    }
+
+    /// All ranks that this view's positions number: those of the root, or of the range that it is a view of.
+    pub fn space(&self) -> Mesh {
+        Mesh::of(Arc::clone(&self.root))
+    }
+
+    fn of(root: Arc<Root>) -> Mesh {
         Mesh { dims: Arc::clone(&root.dims), base: 0, mine: root.position.is_some(), root }
     }
 
-    /// Whether two views have the same root: the same one, not an equal one.
+    /// All positions as one dimension.
+    pub(crate) fn whole(&self) -> Dim {
+        Dim::known(&[(self.root.size, 1)])
+    }
+
+    /// The same as a view.
+    pub(crate) fn all_ranks(&self) -> Mesh {
+        let all = NamedDim { name: "all ranks".into(), dim: self.whole(), named: true };
+        Mesh { dims: [all].into(), ..self.space() }
+    }
+
+    /// Whether two views have the same root and range: the same ones, not equal ones.
     pub fn same_root(&self, other: &Mesh) -> bool {
         Arc::ptr_eq(&self.root, &other.root)
     }
 
-    /// Number of ranks of the root.
+    /// Number of ranks of the root, or of the range that this is a view of.
     pub fn root_size(&self) -> usize {
         self.root.size
     }
@@ -131,16 +163,22 @@ impl Mesh {
     }
 
     /// World ranks by position, where they are not simply equal.
-    pub fn rank_map(&self) -> Option<ArrayView1<'_, i32>> {
-        self.root.ranks.as_ref().map(|ranks| ranks.view())
+    pub fn rank_map(&self) -> Option<CowArray<'_, i32, Ix1>> {
+        match &self.root.ranks {
+            RankMap::Identity => None,
+            RankMap::Listed(listed) => Some(CowArray::from(listed.ranks().view())),
+            RankMap::Within(..) => Some(CowArray::from(Array1::from(self.root_ranks()))),
+        }
+    }
+
+    /// The same as a key: cheap to clone, equal where the ranks are made alike.
+    pub(crate) fn rank_map_key(&self) -> &RankMap {
+        &self.root.ranks
     }
 
     /// The world rank at a position of the root.
     pub fn rank_at(&self, position: usize) -> i32 {
-        match &self.root.ranks {
-            None => position as i32,
-            Some(ranks) => ranks[position],
-        }
+        self.root.ranks.rank(position)
     }
 }
 
@@ -193,8 +231,8 @@ impl Seen {
     }
 }
 
-/// The map of explicit ranks; `None` when it is 0 .. n-1 after all.
-fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<Option<Array1<i32>>> {
+/// The map of explicit ranks, which may be 0 .. n-1 after all.
+fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<RankMap> {
     if ranks.len() != size {
         return Err(Error::invalid(format!("the shape has {size} ranks, but {} are listed", ranks.len())));
     }
@@ -212,7 +250,10 @@ fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<Option<Arra
         }
     }
     let identity = ranks.iter().enumerate().all(|(index, rank)| *rank as usize == index);
-    Ok((!identity).then(|| Array1::from(ranks.to_vec())))
+    Ok(match identity {
+        true => RankMap::Identity,
+        false => RankMap::Listed(Arc::new(Listed::new(ArrayView1::from(ranks).to_owned()))),
+    })
 }
 
 pub(super) fn list(sizes: &[usize]) -> String {

@@ -1,10 +1,11 @@
-//! Views of views: slice, flatten, unflatten, concatenate, parallel copies.
+//! Views of views: slice, flatten, unflatten, reshape, concatenate, ranges, parallel copies.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use super::root::{Mesh, NamedDim, check_names};
+use super::rank_map::RankMap;
+use super::root::{Mesh, NamedDim, Root, check_names, list};
 use crate::error::{Error, Result};
-use crate::layout::{Dim, Pair, complement, covers, is_disjoint};
+use crate::layout::{Dim, Pair, Subrange, complement, covers, is_disjoint};
 
 impl Mesh {
     /// The named dimensions in the order given. Names are this view's, or those of flattened dimensions that this view holds.
@@ -34,16 +35,16 @@ impl Mesh {
         if self.dims.len() == 1 && *self.dims[0].name == *name {
             return Ok(self.clone());
         }
-        let flat = NamedDim { name: name.into(), dim: Dim::join(self.dims.iter().map(|named| &named.dim)) };
-        self.check_flat_name(&flat, &self.root.flattened.read().unwrap_or_else(PoisonError::into_inner))?;
+        let flat = NamedDim { name: name.into(), dim: self.joined(), named: true };
+        self.check_flat_name(&flat, &self.root.flat_dims())?;
         self.view(vec![flat])
     }
 
     /// Whether this one-dimensional view's name is known to the root with this layout.
     pub fn is_known(&self) -> bool {
         let [named] = &*self.dims else { return false };
-        let flattened = self.root.flattened.read().unwrap_or_else(PoisonError::into_inner);
-        self.root.dims.contains(named) || flattened.contains(named)
+        let same = |known: &NamedDim| known.name == named.name && known.dim == named.dim;
+        self.root.dims.iter().any(same) || self.root.flat_dims().iter().any(same)
     }
 
     /// Makes the name of a flattened dimension known to the root and so to every view that holds its digits. Again is no error.
@@ -72,11 +73,111 @@ impl Mesh {
             return Err(Error::invalid(format!("size {index} of dimension {dim} is 0; each size is at least 1")));
         }
         let parts = self.dims[index].dim.split(sizes)?;
-        let parts = names.iter().zip(parts).map(|(name, dim)| NamedDim { name: (*name).into(), dim });
+        let parts = names.iter().zip(parts).map(|(name, dim)| NamedDim { name: (*name).into(), dim, named: true });
         let mut dims = self.dims.to_vec();
         dims.splice(index..=index, parts);
         check_names(dims.iter().map(|named| &*named.name))?;
         Ok(Mesh { dims: dims.into(), ..self.clone() })
+    }
+
+    /// All ranks of this view, row-major, under another shape: a second factorisation of them. A name that this view or its root has already
+    /// must mean the same groups here.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["pp", "dp", "cp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2, 2], names: Some(&names), ranks: None, world_size: 16, rank: 13 };
+    /// let dense = Mesh::new(&spec).unwrap();
+    /// // The same stages; within each, experts over 4 ranks where dense layers have cp x tp.
+    /// let sparse = dense.reshape(&[2, 2, 4], &["pp", "edp", "ep"]).unwrap();
+    /// assert_eq!(sparse.group_ranks(2).unwrap(), [12, 13, 14, 15]);
+    /// assert_eq!(sparse.dim_layout(0), dense.dim_layout(0));
+    /// // Four stages of the same name would not be the two.
+    /// assert!(dense.reshape(&[4, 4], &["pp", "ep"]).is_err());
+    /// ```
+    pub fn reshape(&self, sizes: &[usize], names: &[&str]) -> Result<Mesh> {
+        if sizes.len() != names.len() {
+            return Err(Error::invalid(format!("{} names for {} sizes", names.len(), sizes.len())));
+        }
+        if let Some(index) = sizes.iter().position(|size| *size == 0) {
+            return Err(Error::invalid(format!("size {index} is 0; each size is at least 1")));
+        }
+        check_names(names.iter().copied())?;
+        let parts = self.joined().split(sizes).map_err(|error| error.within(&self.describe()))?;
+        let parts = names.iter().zip(parts).map(|(name, dim)| NamedDim { name: (*name).into(), dim, named: true });
+        let dims: Vec<NamedDim> = parts.collect();
+        let flat = self.root.flat_dims();
+        for named in &dims {
+            let known = self.dims.iter().chain(self.root.dims.iter()).chain(&flat);
+            if let Some(other) = known.into_iter().find(|known| known.name == named.name && known.dim != named.dim) {
+                return Err(Error::invalid(format!(
+                    "dimension {} of shape ({}) would have (size, stride) {:?}, but {} has {:?} under that name: its groups would be others",
+                    named.name,
+                    list(sizes),
+                    named.dim.pairs(),
+                    self.space().describe(),
+                    other.dim.pairs()
+                )));
+            }
+        }
+        Ok(Mesh { dims: dims.into(), ..self.clone() })
+    }
+
+    /// The view with dimension `dim` restricted to its indices `start`, `start + step` ... (`len` of them). Ranks at the other indices are no
+    /// members of it; what it is a view of has no more ranks than those at these indices, so its positions and strides are counted among them.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["pp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[4, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let mesh = Mesh::new(&spec).unwrap();
+    /// let last = mesh.slice_range("pp", 2, 2, 1).unwrap(); // the last two stages
+    /// assert_eq!((last.ranks(), last.coordinate().unwrap()), (vec![4, 5, 6, 7], vec![0, 1]));
+    /// let even = mesh.slice_range("pp", 0, 2, 2).unwrap();
+    /// assert_eq!(even.ranks(), [0, 1, 4, 5]);
+    /// assert!(!mesh.slice_range("pp", 0, 2, 1).unwrap().is_member());
+    /// assert!(mesh.slice_range("pp", 3, 2, 1).is_err());
+    /// ```
+    pub fn slice_range(&self, dim: &str, start: usize, len: usize, step: usize) -> Result<Mesh> {
+        let index = self.dim_index(dim)?;
+        let cut = &self.dims[index].dim;
+        let range = Subrange::new(self.root.size, cut, start, len, step)
+            .map_err(|error| error.within(&format!("dimension {dim} of {}", self.describe())))?;
+        if len == cut.size() {
+            return Ok(self.clone());
+        }
+        let inner = |(at, named): (usize, &NamedDim)| {
+            let dim = if at == index { Some(range.dim()) } else { range.inner_dim(&named.dim) };
+            match dim {
+                Some(dim) => Ok(NamedDim { dim, ..named.clone() }),
+                None => Err(Error::internal(format!(
+                    "dimension {} shares ranks with {}",
+                    named.name, self.dims[index].name
+                ))),
+            }
+        };
+        let dims: Arc<[NamedDim]> = self.dims.iter().enumerate().map(inner).collect::<Result<_>>()?;
+        let position = self.root.position.and_then(|position| range.inner(position));
+        let base = range.beside(self.base);
+        let root = Root {
+            device_type: self.root.device_type.clone(),
+            size: range.size(),
+            ranks: RankMap::Within(Arc::clone(&self.root), Arc::new(range)),
+            dims: Arc::clone(&dims),
+            rank: self.root.rank,
+            position,
+            flattened: RwLock::default(),
+        };
+        Ok(Mesh { root: Arc::new(root), dims, base, mine: self.mine && position.is_some() })
+    }
+
+    /// Where this is a view of a range: all of what the range was taken from, and a dimension of this view there. `None` for one that has
+    /// other groups there.
+    pub(crate) fn outer_dim(&self, dim: &Dim) -> Option<(Mesh, Dim)> {
+        let RankMap::Within(outer, range) = &self.root.ranks else { return None };
+        let whole =
+            Mesh { root: Arc::clone(outer), dims: Arc::clone(&outer.dims), base: 0, mine: outer.position.is_some() };
+        Some((whole, range.outer_dim(dim)?))
     }
 
     /// Views of one root side by side, their dimensions in order. They may not overlap.
@@ -85,8 +186,12 @@ impl Mesh {
             return Err(Error::invalid("concatenate needs at least one mesh, got 0"));
         };
         if let Some(other) = meshes.iter().find(|mesh| !mesh.same_root(first)) {
+            let roots = match first.root().same_root(&other.root()) {
+                true => "one of them is a view of a range of the other's ranks",
+                false => "they are views of different root meshes",
+            };
             return Err(Error::invalid(format!(
-                "cannot concatenate {} and {}: they are views of different root meshes",
+                "cannot concatenate {} and {}: {roots}",
                 first.describe(),
                 other.describe()
             )));
@@ -122,7 +227,7 @@ impl Mesh {
             return Err(Error::invalid(format!(
                 "submesh {index} of ({}): {} has {} of them",
                 names.join(", "),
-                self.root().describe(),
+                self.space().describe(),
                 rest.size()
             )));
         }
@@ -153,7 +258,7 @@ impl Mesh {
                 self.describe()
             )));
         }
-        let rest = Dim::new(&complement(&[(self.root.size, 1)], &picked));
+        let rest = Dim::known(&complement(&[(self.root.size, 1)], &picked)?);
         Ok((dims, rest))
     }
 
@@ -163,7 +268,7 @@ impl Mesh {
             return Ok(named.clone());
         }
         let mine = pairs_of(&self.dims);
-        let flattened = self.root.flattened.read().unwrap_or_else(PoisonError::into_inner);
+        let flattened = self.root.flat_dims();
         let held = |named: &&NamedDim| covers(&mine, named.dim.pairs());
         match flattened.iter().filter(held).find(|named| *named.name == *name) {
             Some(named) => Ok(named.clone()),
@@ -211,10 +316,22 @@ impl Mesh {
             return Err(Error::invalid(format!(
                 "{} is already a dimension of {}; choose another name for the flattened one",
                 flat.name,
-                self.root().describe()
+                self.space().describe()
             )));
         }
         Ok(())
+    }
+}
+
+impl Root {
+    /// The flattened dimensions that are known here: those of this root, and those of what it is a range of that keep their groups in it.
+    fn flat_dims(&self) -> Vec<NamedDim> {
+        let mut known = self.flattened.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let RankMap::Within(outer, range) = &self.ranks {
+            let inner = |named: NamedDim| Some(NamedDim { dim: range.inner_dim(&named.dim)?, ..named });
+            known.extend(outer.flat_dims().into_iter().filter_map(inner));
+        }
+        known
     }
 }
 

@@ -101,7 +101,7 @@ fn steps(chosen: &[Vec<usize>], ndim: usize) -> Vec<Dim> {
             stride *= count;
         }
     }
-    pairs.iter().map(|pairs| Dim::new(pairs)).collect()
+    pairs.iter().map(|pairs| Dim::known(pairs)).collect()
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -116,10 +116,10 @@ fn permutations(order: &[usize], from: usize, all: &mut Vec<Vec<usize>>) {
 
 /// A row-major walk with the dimensions in that order.
 fn row_major_in(shape: &[usize], order: &[usize]) -> Vec<Dim> {
-    let mut walk = vec![Dim::new(&[]); shape.len()];
+    let mut walk = vec![Dim::known(&[]); shape.len()];
     let mut stride = 1;
     for &dim in order.iter().rev() {
-        walk[dim] = Dim::new(&[(shape[dim], stride)]);
+        walk[dim] = Dim::known(&[(shape[dim], stride)]);
         stride *= shape[dim];
     }
     walk

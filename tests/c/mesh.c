@@ -123,6 +123,11 @@ static void views(const dm_mesh *mesh)
   CHECK(comm_of(mesh, "dp_cp") == comm_of(flat, NULL) && comm_of(dp_cp, "dp_cp") == comm_of(flat, NULL));
   OK(dm_get_local_rank(mesh, "dp_cp", &local));
   CHECK(local == rank / 2);
+  dm_mesh *cp = slice1(mesh, "cp"), *second = NULL; /* also of a view with one dimension, which is another one */
+  REQUIRE(dm_flatten(cp, "second", NULL, &second));
+  CHECK(comm_of(flat, "second") == comm_of(mesh, "cp"));
+  dm_free(second);
+  dm_free(cp);
   OK(dm_size(mesh, "dp_cp", &length));
   CHECK(length == 4);
   OK(dm_group_ranks(mesh, "dp_cp", ranks, 8, &length));

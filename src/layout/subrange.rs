@@ -1,0 +1,224 @@
+//! Some of the indices of one dimension, as a space of positions of its own.
+
+use super::axis::complement;
+use super::dim::{Dim, Pair};
+use crate::error::{Error, Result};
+
+/// A run of digits: what has stride `outer` in the whole space has stride `inner` in the subrange's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Digits {
+    size: usize,
+    outer: usize,
+    inner: usize,
+}
+
+/// The positions of a space whose index along one dimension is `start`, `start + step` ... (`len` of them), numbered anew from 0 in the same
+/// order of digits.
+///
+/// ```
+/// use devicemesh::layout::{Subrange, row_major};
+/// // Of (dp=2, pp=4, tp=2), positions 0..16, the stages 1 and 3: (dp=2, pp=2, tp=2), positions 0..8.
+/// let dims = row_major(&[2, 4, 2]).unwrap();
+/// let stages = Subrange::new(16, &dims[1], 1, 2, 2).unwrap();
+/// assert_eq!(stages.size(), 8);
+/// assert_eq!((0..8).map(|position| stages.outer(position)).collect::<Vec<_>>(), [2, 3, 6, 7, 10, 11, 14, 15]);
+/// assert_eq!((stages.inner(7), stages.inner(8)), (Some(3), None));
+/// // Its dimensions: pp is (2, 2) here, and dp has stride 4 instead of 8.
+/// assert_eq!(stages.dim().pairs(), [(2, 2)]);
+/// assert_eq!(stages.inner_dim(&dims[0]).unwrap().pairs(), [(2, 4)]);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Subrange {
+    /// The whole dimension, in the whole space.
+    whole: Dim,
+    start: usize,
+    step: usize,
+    len: usize,
+    /// Of the index within the range, in its own space.
+    stride: usize,
+    /// All other digits, least significant first.
+    others: Vec<Digits>,
+    size: usize,
+}
+
+impl Subrange {
+    /// Of positions `0..space`, of which `dim` is a dimension.
+    ///
+    /// Refused when `len` or `step` is 0, when an index is not one of the dimension's, and when the dimension is not one of the space's.
+    ///
+    /// ```
+    /// use devicemesh::layout::{Dim, Subrange};
+    /// let dim = Dim::new(&[(4, 1)]).unwrap();
+    /// assert!(Subrange::new(8, &dim, 2, 2, 1).is_ok());
+    /// assert!(Subrange::new(8, &dim, 2, 3, 1).is_err()); // index 4 of 4
+    /// assert!(Subrange::new(6, &dim, 0, 2, 1).is_err()); // 4 does not divide 6
+    /// ```
+    pub fn new(space: usize, dim: &Dim, start: usize, len: usize, step: usize) -> Result<Subrange> {
+        if len == 0 || step == 0 {
+            return Err(Error::invalid(format!("a range of {len} indices in steps of {step}; both are at least 1")));
+        }
+        let last = (len - 1).checked_mul(step).and_then(|span| span.checked_add(start));
+        if last.is_none_or(|last| last >= dim.size()) {
+            let last = last.map_or("more than an index can be".to_owned(), |last| last.to_string());
+            return Err(Error::invalid(format!(
+                "{len} indices from {start} in steps of {step} end at {last}, but the dimension has indices 0 to {}",
+                dim.size() - 1
+            )));
+        }
+        let mut rest = complement(&[(space, 1)], dim.pairs())?;
+        rest.sort_unstable_by_key(|pair| pair.1);
+        // The range lies where the dimension's fastest digit was.
+        let place = dim.pairs().iter().map(|pair| pair.1).min().unwrap_or(1);
+        let (mut size, mut stride, mut others) = (1, None, Vec::with_capacity(rest.len()));
+        for (digits, outer) in rest {
+            if outer > place && stride.is_none() {
+                stride = Some(size);
+                size *= len;
+            }
+            others.push(Digits { size: digits, outer, inner: size });
+            size *= digits;
+        }
+        let (stride, size) = stride.map_or((size, size * len), |stride| (stride, size));
+        Ok(Subrange { whole: dim.clone(), start, step, len, stride, others, size })
+    }
+
+    /// Number of positions.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The range as a dimension of its own space.
+    pub fn dim(&self) -> Dim {
+        Dim::known(&[(self.len, self.stride)])
+    }
+
+    /// Where a position of the subrange lies in the whole space.
+    pub fn outer(&self, position: usize) -> usize {
+        let index = self.start + position / self.stride % self.len * self.step;
+        let others = self.others.iter().map(|digits| position / digits.inner % digits.size * digits.outer);
+        others.sum::<usize>() + self.whole.offset(index)
+    }
+
+    /// The position in the subrange of one of the whole space; `None` outside.
+    pub fn inner(&self, position: usize) -> Option<usize> {
+        let steps = self.whole.coordinate(position).checked_sub(self.start)?;
+        let index = Some(steps / self.step).filter(|index| steps % self.step == 0 && *index < self.len)?;
+        Some(self.beside(position) + index * self.stride)
+    }
+
+    /// The position at index 0 of the range that has all other digits of `position`, which may lie outside.
+    pub fn beside(&self, position: usize) -> usize {
+        self.others.iter().map(|digits| position / digits.outer % digits.size * digits.inner).sum()
+    }
+
+    /// A dimension of the whole space here; `None` when it shares digits with the one that is cut.
+    pub fn inner_dim(&self, dim: &Dim) -> Option<Dim> {
+        let others: Vec<_> = self.others.iter().map(|digits| (digits.size, digits.outer, digits.inner)).collect();
+        translate(dim.pairs(), &others)
+    }
+
+    /// A dimension of the subrange in the whole space, where its groups are the same; `None` when the range is a part of it.
+    ///
+    /// ```
+    /// use devicemesh::layout::{Dim, Subrange, row_major};
+    /// let dims = row_major(&[2, 4, 2]).unwrap();
+    /// let one = Subrange::new(16, &dims[1], 3, 1, 1).unwrap();
+    /// // Without the digit between them, the outer two lie side by side.
+    /// assert_eq!(one.outer_dim(&Dim::new(&[(4, 1)]).unwrap()).unwrap().pairs(), [(2, 8), (2, 1)]);
+    /// let two = Subrange::new(16, &dims[1], 0, 2, 1).unwrap();
+    /// assert!(two.outer_dim(&two.dim()).is_none());
+    /// ```
+    pub fn outer_dim(&self, dim: &Dim) -> Option<Dim> {
+        let others: Vec<_> = self.others.iter().map(|digits| (digits.size, digits.inner, digits.outer)).collect();
+        translate(dim.pairs(), &others)
+    }
+
+    /// A dimension of the subrange by its steps in the whole space; `None` when those along the range are not all equal there. Unlike
+    /// [`outer_dim`](Subrange::outer_dim) its groups start at [`outer`](Subrange::outer)`(0)`.
+    pub fn outer_steps(&self, dim: &Dim) -> Option<Dim> {
+        let stride = match self.whole.pairs() {
+            [] => 1,
+            [(_, stride)] => *stride,
+            _ => return None,
+        };
+        let mut all: Vec<_> = self.others.iter().map(|digits| (digits.size, digits.inner, digits.outer)).collect();
+        all.push((self.len, self.stride, self.step * stride));
+        translate(dim.pairs(), &all)
+    }
+}
+
+/// Pairs over one space as a dimension over another: `digits` are (size, stride there, stride here), and none but them may be used.
+fn translate(pairs: &[Pair], digits: &[(usize, usize, usize)]) -> Option<Dim> {
+    let mut translated = Vec::with_capacity(pairs.len());
+    for &(size, stride) in pairs {
+        let (mut at, end, from) = (stride, size.checked_mul(stride)?, translated.len());
+        while at < end {
+            let holds = |known: &&(usize, usize, usize)| known.1 <= at && at < known.0 * known.1;
+            let &(count, there, here) = digits.iter().find(holds)?;
+            let next = end.min(count * there);
+            if at % there != 0 || next % at != 0 || (count * there) % next != 0 {
+                return None;
+            }
+            // The most significant first.
+            translated.insert(from, (next / at, at / there * here));
+            at = next;
+        }
+    }
+    Some(Dim::known(&translated))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::row_major;
+
+    #[test]
+    fn positions_go_there_and_back_for_every_range_of_every_dimension() {
+        let dims = row_major(&[3, 4, 2]).unwrap();
+        let joined = [
+            Dim::join([&dims[0], &dims[2]]).unwrap(),
+            Dim::join([&dims[2], &dims[0]]).unwrap(),
+            Dim::join([&dims[1], &dims[2]]).unwrap(),
+            Dim::join(&dims).unwrap(),
+        ];
+        for dim in dims.iter().chain(&joined) {
+            for start in 0..dim.size() {
+                for step in 1..dim.size() + 1 {
+                    for len in 1..(dim.size() - start).div_ceil(step) + 1 {
+                        let range = Subrange::new(24, dim, start, len, step).unwrap();
+                        let wanted: Vec<usize> = (0..len).map(|index| start + index * step).collect();
+                        let inside: Vec<usize> = (0..24).filter(|at| wanted.contains(&dim.coordinate(*at))).collect();
+                        assert_eq!(range.size(), inside.len());
+                        let mut outer: Vec<usize> = (0..range.size()).map(|position| range.outer(position)).collect();
+                        for (position, outer) in outer.iter().enumerate() {
+                            assert_eq!(range.inner(*outer), Some(position));
+                            assert_eq!(wanted[range.dim().coordinate(position)], dim.coordinate(*outer));
+                        }
+                        outer.sort_unstable();
+                        assert_eq!(outer, inside);
+                        for other in dims.iter().filter(|other| range.inner_dim(other).is_some()) {
+                            let here = range.inner_dim(other).unwrap();
+                            assert_eq!(range.outer_dim(&here).as_ref(), Some(other));
+                            for position in 0..range.size() {
+                                assert_eq!(here.coordinate(position), other.coordinate(range.outer(position)));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_in_the_whole_space_are_known_where_they_are_equal() {
+        let dims = row_major(&[2, 4, 2]).unwrap();
+        let range = Subrange::new(16, &dims[1], 1, 2, 2).unwrap();
+        let all = range.outer_steps(&Dim::new(&[(8, 1)]).unwrap()).unwrap();
+        assert_eq!(
+            (0..8).map(|at| range.outer(0) + all.offset(at)).collect::<Vec<_>>(),
+            (0..8).map(|at| range.outer(at)).collect::<Vec<_>>()
+        );
+        let gapped = Dim::join([&dims[0], &dims[2]]).unwrap();
+        assert_eq!(Subrange::new(16, &gapped, 1, 2, 1).unwrap().outer_steps(&Dim::new(&[(2, 1)]).unwrap()), None);
+    }
+}

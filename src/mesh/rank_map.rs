@@ -1,0 +1,110 @@
+//! Which world rank lies at each position of a root.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use ndarray::Array1;
+use once_cell::sync::OnceCell;
+
+use super::root::Root;
+use crate::digest::Fnv1a;
+use crate::layout::Subrange;
+
+/// World ranks by position. Cheap to clone; equal ones give the same ranks.
+#[derive(Debug, Clone)]
+pub(crate) enum RankMap {
+    /// Position and rank are equal.
+    Identity,
+    /// As the caller listed them.
+    Listed(Arc<Listed>),
+    /// The positions are some of another root's.
+    Within(Arc<Root>, Arc<Subrange>),
+}
+
+/// Distinct world ranks, row-major.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    ranks: Array1<i32>,
+    /// Of the ranks, for telling maps apart: made when two are compared.
+    digest: OnceCell<u64>,
+    /// Positions ordered by their ranks: made for the first question about another rank than this process's.
+    by_rank: OnceCell<Vec<u32>>,
+}
+
+impl Listed {
+    pub(super) fn new(ranks: Array1<i32>) -> Listed {
+        Listed { ranks, digest: OnceCell::new(), by_rank: OnceCell::new() }
+    }
+
+    pub(super) fn ranks(&self) -> &Array1<i32> {
+        &self.ranks
+    }
+
+    fn digest(&self) -> u64 {
+        let bytes = || self.ranks.iter().flat_map(|rank| rank.to_le_bytes());
+        *self.digest.get_or_init(|| Fnv1a::default().bytes(bytes()).value())
+    }
+
+    fn position(&self, rank: i32) -> Option<usize> {
+        let by_rank = self.by_rank.get_or_init(|| {
+            // A root has at most i32::MAX positions.
+            let mut order: Vec<u32> = (0..self.ranks.len() as u32).collect();
+            order.sort_unstable_by_key(|position| self.ranks[*position as usize]);
+            order
+        });
+        let at = by_rank.binary_search_by_key(&rank, |position| self.ranks[*position as usize]).ok()?;
+        Some(by_rank[at] as usize)
+    }
+}
+
+impl RankMap {
+    /// The rank at a position.
+    #[inline]
+    pub(super) fn rank(&self, position: usize) -> i32 {
+        match self {
+            // A root has at most i32::MAX positions.
+            RankMap::Identity => position as i32,
+            RankMap::Listed(listed) => listed.ranks[position],
+            RankMap::Within(root, range) => root.ranks.rank(range.outer(position)),
+        }
+    }
+
+    /// The position of a rank among `size`.
+    pub(super) fn position(&self, rank: i32, size: usize) -> Option<usize> {
+        match self {
+            RankMap::Identity => usize::try_from(rank).ok().filter(|position| *position < size),
+            RankMap::Listed(listed) => listed.position(rank),
+            RankMap::Within(root, range) => range.inner(root.ranks.position(rank, root.size)?),
+        }
+    }
+}
+
+impl PartialEq for RankMap {
+    fn eq(&self, other: &RankMap) -> bool {
+        match (self, other) {
+            (RankMap::Identity, RankMap::Identity) => true,
+            (RankMap::Listed(ours), RankMap::Listed(theirs)) => {
+                Arc::ptr_eq(ours, theirs) || (ours.digest() == theirs.digest() && ours.ranks == theirs.ranks)
+            }
+            (RankMap::Within(ours, our_range), RankMap::Within(theirs, their_range)) => {
+                our_range == their_range && ours.size == theirs.size && ours.ranks == theirs.ranks
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Eq for RankMap {}
+
+impl Hash for RankMap {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            RankMap::Identity => 0.hash(state),
+            RankMap::Listed(listed) => listed.digest().hash(state),
+            RankMap::Within(root, range) => {
+                root.ranks.hash(state);
+                range.hash(state);
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Where we answer otherwise than PyTorch's DeviceMesh (2.15) on purpose: a test for each, with what PyTorch says (tests/vectors/torch_facts.txt) and
+//! why. tests/mesh_vectors.rs holds all other answers against PyTorch's.
+
+use devicemesh::error::{Result, Status};
+use devicemesh::mesh::{Mesh, MeshSpec};
+
+const DIMS: [&str; 3] = ["dp", "cp", "tp"];
+
+/// (dp=2, cp=2, tp=2) seen by rank 5, at (1, 0, 1).
+fn cube() -> Mesh {
+    let spec =
+        MeshSpec { device_type: "cpu", shape: &[2, 2, 2], names: Some(&DIMS), ranks: None, world_size: 8, rank: 5 };
+    Mesh::new(&spec).unwrap()
+}
+
+/// One dimension of all eight ranks of the world, or fewer, in the order listed.
+fn listed(ranks: &[i32], rank: usize) -> Result<Mesh> {
+    let spec = MeshSpec {
+        device_type: "cpu",
+        shape: &[ranks.len()],
+        names: Some(&["x"]),
+        ranks: Some(ranks),
+        world_size: 8,
+        rank,
+    };
+    Mesh::new(&spec)
+}
+
+fn refused<T: std::fmt::Debug>(outcome: Result<T>, values: &[&str]) {
+    let error = outcome.unwrap_err();
+    assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+    assert!(values.iter().all(|value| error.message().contains(value)), "{error} should name {values:?}");
+}
+
+/// PyTorch: KeyError, "Mesh dim indices should be in ascending order" (though its documentation shows mesh["cp", "dp"]). The transposed view is what a
+/// caller who writes the names in that order asks for, and costs nothing.
+#[test]
+fn slices_take_names_in_any_order() {
+    let mesh = cube();
+    let transposed = mesh.slice(&["cp", "dp"]).unwrap();
+    assert_eq!(transposed.ranks(), [1, 5, 3, 7]);
+    assert_eq!(transposed.coordinate().unwrap(), [0, 1]);
+    assert_eq!(mesh.slice(&["dp", "cp"]).unwrap().ranks(), [1, 3, 5, 7]);
+    let flat = mesh.slice(&["tp", "dp"]).unwrap().flatten(Some("tp_dp")).unwrap();
+    assert_eq!(flat.ranks(), [0, 4, 1, 5]);
+}
+
+/// PyTorch: the root alone knows the name of a flattened dimension ("Valid mesh_dim_names are ['dp', 'cp']" on a view). A function that is handed a
+/// view should not need the root to find what the view holds. On the other side a view does not answer for ranks that it does not have: PyTorch's
+/// get_group("dp_tp") of the view ("dp", "cp") gives the root's.
+#[test]
+fn flattened_names_are_known_to_every_view_that_holds_their_dimensions() {
+    let mesh = cube();
+    let pair = mesh.slice(&["dp", "cp"]).unwrap();
+    pair.flatten(Some("dpcp")).unwrap().publish().unwrap();
+    mesh.slice(&["dp", "tp"]).unwrap().flatten(Some("dptp")).unwrap().publish().unwrap();
+    assert_eq!(pair.slice(&["dpcp"]).unwrap().ranks(), [1, 3, 5, 7]);
+    assert_eq!(mesh.slice(&["dpcp", "tp"]).unwrap().ranks(), [0, 1, 2, 3, 4, 5, 6, 7]);
+    let error = pair.slice(&["dptp"]).unwrap_err();
+    assert_eq!(error.status(), Status::NotFound);
+    assert!(error.message().contains("dptp") && error.message().contains("dpcp"), "{error}");
+}
+
+/// PyTorch: new_group sorts its ranks, so that in DeviceMesh("cpu", [5, 3, 1, 7, 0, 2, 4, 6]) rank 5 has coordinate 0 but group rank 5. Whoever sends to
+/// "the next coordinate" sends to the wrong rank. Here coordinate, local rank and rank in the communicator are one number.
+#[test]
+fn groups_of_permuted_meshes_keep_the_order_of_coordinates() {
+    let order = [5, 3, 1, 7, 0, 2, 4, 6];
+    for (coordinate, rank) in order.iter().enumerate() {
+        let mesh = listed(&order, *rank as usize).unwrap();
+        assert_eq!(mesh.group_ranks(0).unwrap(), order);
+        assert_eq!((mesh.coordinate().unwrap(), mesh.local_rank(0).unwrap()), (vec![coordinate], coordinate));
+        assert_eq!(mesh.split_color_key(0).unwrap().1 as usize, coordinate);
+    }
+}
+
+/// PyTorch: DeviceMesh("cpu", [[0, 1], [0, 1]]) is made, its ranks in two places at once; only a group that holds a rank twice is refused. No rank can be at
+/// two coordinates: the mesh is wrong, and the ranks that are missing would hang.
+#[test]
+fn a_rank_is_listed_once() {
+    let spec = MeshSpec { device_type: "cpu", shape: &[2, 2], names: None, ranks: None, world_size: 8, rank: 0 };
+    refused(Mesh::new(&MeshSpec { ranks: Some(&[0, 1, 0, 1]), ..spec }), &["rank 0", "index 0", "index 2"]);
+}
+
+/// PyTorch looks at the ranks of the groups that it makes, so a mesh with one that does not exist is made where this process is in no group with it. The
+/// error should come on every rank.
+#[test]
+fn ranks_outside_the_world_are_refused_on_every_rank() {
+    for rank in 0..8 {
+        refused(listed(&[0, 1, 2, 8], rank), &["rank 8", "index 3", "0 to 7"]);
+        refused(listed(&[0, -1], rank), &["rank -1"]);
+    }
+}
+
+/// PyTorch: an assertion without a message.
+#[test]
+fn sizes_of_zero_are_refused_with_words() {
+    let spec = MeshSpec { device_type: "cpu", shape: &[2, 0], names: None, ranks: None, world_size: 8, rank: 0 };
+    refused(Mesh::new(&spec), &["dimension 1", "size 0"]);
+    refused(cube().unflatten("dp", &[2, 0], &["a", "b"]), &["size 1", "dp"]);
+}
+
+/// PyTorch: _unflatten gives ('cp', 'cp', 'cp', 'tp'), concatenation likewise, and a name then finds the first of them. A name means one thing.
+#[test]
+fn names_are_not_repeated_whatever_they_come_from() {
+    let mesh = cube();
+    refused(mesh.slice(&["dp", "dp"]), &["dp"]);
+    refused(mesh.unflatten("dp", &[2, 1], &["cp", "x"]), &["cp"]);
+    refused(mesh.unflatten("dp", &[2, 1], &["x", "x"]), &["x"]);
+    let flat = mesh.slice(&["dp"]).unwrap().unflatten("dp", &[2], &["tp"]).unwrap();
+    refused(Mesh::concatenate(&[&flat, &mesh.slice(&["tp"]).unwrap()]), &["tp"]);
+    refused(mesh.reshape(&[2, 4], &["a", "a"]), &["a"]);
+}
+
+/// PyTorch: a mesh without mesh_dim_names cannot be sliced, flattened or asked by name. Here its dimensions are dim_0, dim_1 ..., the names that PyTorch's own
+/// group descriptions use ("mesh_dim_0"); they are not printed.
+#[test]
+fn dimensions_always_have_names() {
+    let spec = MeshSpec { device_type: "cpu", shape: &[2, 4], names: None, ranks: None, world_size: 8, rank: 6 };
+    let mesh = Mesh::new(&spec).unwrap();
+    assert_eq!(mesh.dim_names(), ["dim_0", "dim_1"]);
+    assert_eq!(mesh.slice(&["dim_1"]).unwrap().ranks(), [4, 5, 6, 7]);
+    assert_eq!(mesh.describe(), "DeviceMesh((2, 4), 'cpu', stride=(4, 1))");
+}
+
+/// PyTorch compares roots by their rank maps, so views of two meshes that happen to be equal can be put side by side. Here views share their root's
+/// communicators, and which root would the result end with?
+#[test]
+fn views_of_different_roots_are_not_put_side_by_side() {
+    let (ours, theirs) = (cube(), cube());
+    assert!(ours.equals(&theirs));
+    let (dp, tp) = (ours.slice(&["dp"]).unwrap(), theirs.slice(&["tp"]).unwrap());
+    refused(Mesh::concatenate(&[&dp, &tp]), &["different root meshes"]);
+    assert_eq!(Mesh::concatenate(&[&dp, &ours.slice(&["tp"]).unwrap()]).unwrap().ranks(), [0, 1, 4, 5]);
+}
