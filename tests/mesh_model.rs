@@ -3,6 +3,7 @@
 
 mod model;
 
+use devicemesh::error::Status;
 use devicemesh::mesh::{Mesh, MeshSpec};
 use model::{Root, View};
 use proptest::prelude::*;
@@ -26,6 +27,10 @@ enum Step {
     /// The first size is what the others leave, where they fit.
     Unflatten(Index, Name, Vec<usize>, Vec<Index>),
     Concatenate(Vec<Index>),
+    /// All ranks of a view under another shape.
+    Reshape(Index, Vec<usize>, Vec<Index>),
+    /// Dimension, start, length, step.
+    Range(Index, Name, usize, usize, usize),
     Submesh(Index, Vec<Name>, Index),
     Root,
 }
@@ -37,11 +42,14 @@ fn names() -> impl Strategy<Value = Vec<Name>> {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let index = any::<Index>;
-    let split = (index(), index(), prop::collection::vec(1..5usize, 0..3), prop::collection::vec(index(), 3));
+    let sizes = || (prop::collection::vec(1..5usize, 0..3), prop::collection::vec(index(), 3));
     let step = prop_oneof![
         3 => (index(), names()).prop_map(|(view, names)| Step::Slice(view, names)),
         3 => (index(), prop::option::of(index())).prop_map(|(view, name)| Step::Flatten(view, name)),
-        3 => split.prop_map(|(view, dim, sizes, names)| Step::Unflatten(view, Name::Own(dim), sizes, names)),
+        3 => (index(), index(), sizes()).prop_map(|(view, dim, (sizes, names))| Step::Unflatten(view, Name::Own(dim), sizes, names)),
+        3 => (index(), sizes()).prop_map(|(view, (sizes, names))| Step::Reshape(view, sizes, names)),
+        2 => (index(), index(), 0..3usize, 0..4usize, 0..3usize)
+            .prop_map(|(view, dim, start, len, step)| Step::Range(view, Name::Own(dim), start, len, step)),
         4 => prop::collection::vec(index(), 0..4).prop_map(Step::Concatenate),
         2 => (index(), names(), index()).prop_map(|(view, names, copy)| Step::Submesh(view, names, copy)),
         1 => Just(Step::Root),
@@ -132,6 +140,12 @@ fn agree(
     }
 }
 
+/// The sizes with a first one that makes them multiply to `whole`, where they divide it.
+fn filled(inner: &[usize], whole: usize) -> Vec<usize> {
+    let first = whole / inner.iter().product::<usize>();
+    [&[first], inner].concat()
+}
+
 fn resolve<'a>(name: &Name, view: &'a View) -> &'a str {
     match name {
         Name::Own(index) if !view.axes.is_empty() => &view.axes[index.index(view.axes.len())].name,
@@ -153,47 +167,80 @@ proptest! {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let spec = MeshSpec { device_type: "cpu", shape: &shape, names: Some(&names), ranks: ranks.as_deref(), world_size, rank: rank as usize };
         let mesh = Mesh::new(&spec).unwrap();
-        let mut root = Root::new(&shape, &names, ranks.clone().unwrap_or_else(|| (0..size as i32).collect()), rank);
-        let mut views = vec![(mesh, root.view())];
+        let root = Root::new(&shape, &names, ranks.clone().unwrap_or_else(|| (0..size as i32).collect()), rank);
+        let mut views = vec![(mesh, root.view(), 0)];
+        // Roots, and which one each is a range of.
+        let mut roots = vec![(root, 0)];
         // Something to put side by side.
         for name in &names {
-            let sliced = agree("slice", views[0].0.slice(&[name]), root.slice(&views[0].1, &[name]))?;
-            views.extend(sliced);
+            let sliced = agree("slice", views[0].0.slice(&[name]), roots[0].0.slice(&views[0].1, &[name]))?;
+            views.extend(sliced.map(|(mesh, view)| (mesh, view, 0)));
         }
         for step in &steps {
             let at = |index: &Index| &views[index.index(views.len())];
+            let called = |picks: &[Index]| picks.iter().map(|index| NAMES[index.index(NAMES.len())]).collect::<Vec<_>>();
             let made = match step {
                 Step::Slice(view, picks) => {
-                    let (mesh, view) = at(view);
+                    let (mesh, view, of) = at(view);
                     let names: Vec<&str> = picks.iter().map(|name| resolve(name, view)).collect();
-                    agree(&format!("slice {names:?} of {mesh}"), mesh.slice(&names), root.slice(view, &names))?
+                    let expected = roots[*of].0.slice(view, &names);
+                    agree(&format!("slice {names:?} of {mesh}"), mesh.slice(&names), expected)?.map(|made| (made, *of))
                 }
                 Step::Flatten(view, name) => {
-                    let (mesh, view) = at(view);
+                    let (mesh, view, of) = at(view);
                     let name = name.map(|index| NAMES[index.index(NAMES.len())]);
                     let flat = mesh.flatten(name);
                     let flat = flat.and_then(|flat| if flat.equals(mesh) { Ok(flat) } else { flat.publish().map(|()| flat) });
-                    agree(&format!("flatten {mesh} as {name:?}"), flat, root.flatten(view, name))?
+                    let expected = roots[*of].0.flatten(view, name);
+                    agree(&format!("flatten {mesh} as {name:?}"), flat, expected)?.map(|made| (made, *of))
                 }
                 Step::Unflatten(view, dim, inner, names) => {
-                    let (mesh, view) = at(view);
+                    let (mesh, view, of) = at(view);
                     let dim = resolve(dim, view);
                     let whole = view.axes.iter().find(|axis| axis.name == dim).map_or(0, |axis| axis.size());
-                    let mut sizes = inner.clone();
-                    sizes.insert(0, whole / inner.iter().product::<usize>());
-                    let names: Vec<&str> = names[..sizes.len()].iter().map(|index| NAMES[index.index(NAMES.len())]).collect();
-                    let expected = root.unflatten(view, dim, &sizes, &names);
-                    agree(&format!("unflatten {dim} of {mesh} into {sizes:?}, {names:?}"), mesh.unflatten(dim, &sizes, &names), expected)?
+                    let (sizes, names) = (filled(inner, whole), called(&names[..=inner.len()]));
+                    let expected = roots[*of].0.unflatten(view, dim, &sizes, &names);
+                    let what = format!("unflatten {dim} of {mesh} into {sizes:?}, {names:?}");
+                    agree(&what, mesh.unflatten(dim, &sizes, &names), expected)?.map(|made| (made, *of))
+                }
+                Step::Reshape(view, inner, names) => {
+                    let (mesh, view, of) = at(view);
+                    let (sizes, names) = (filled(inner, view.positions.len()), called(&names[..=inner.len()]));
+                    let expected = roots[*of].0.reshape(view, &sizes, &names);
+                    let what = format!("reshape {mesh} to {sizes:?}, {names:?}");
+                    agree(&what, mesh.reshape(&sizes, &names), expected)?.map(|made| (made, *of))
+                }
+                Step::Range(view, dim, start, len, step) => {
+                    let (mesh, view, of) = at(view);
+                    let dim = resolve(dim, view);
+                    let what = format!("{len} indices of {dim} from {start} in steps of {step} of {mesh}");
+                    let cut = mesh.slice_range(dim, *start, *len, *step);
+                    match roots[*of].0.range(view, dim, *start, *len, *step) {
+                        Err(status) => agree(&what, cut, Err(status))?.map(|made| (made, *of)),
+                        Ok(None) => agree(&what, cut, Ok(view.clone()))?.map(|made| (made, *of)),
+                        Ok(Some((root, view))) => {
+                            let from = *of;
+                            roots.push((root, from));
+                            agree(&what, cut, Ok(view))?.map(|made| (made, roots.len() - 1))
+                        }
+                    }
                 }
                 Step::Concatenate(picks) => {
-                    let (meshes, parts): (Vec<&Mesh>, Vec<&View>) = picks.iter().map(at).map(|(mesh, view)| (mesh, view)).unzip();
+                    let picked: Vec<_> = picks.iter().map(at).collect();
+                    let meshes: Vec<&Mesh> = picked.iter().map(|(mesh, ..)| mesh).collect();
+                    let parts: Vec<&View> = picked.iter().map(|(_, view, _)| view).collect();
+                    let of = picked.first().map_or(0, |(.., of)| *of);
                     let what = meshes.iter().map(|mesh| mesh.describe()).collect::<Vec<_>>().join(", ");
-                    agree(&format!("concatenate {what}"), Mesh::concatenate(&meshes), root.concatenate(&parts))?
+                    let expected = match picked.iter().all(|(.., other)| *other == of) {
+                        true => roots[of].0.concatenate(&parts),
+                        false => Err(Status::InvalidArgument),
+                    };
+                    agree(&format!("concatenate {what}"), Mesh::concatenate(&meshes), expected)?.map(|made| (made, of))
                 }
                 Step::Submesh(view, picks, copy) => {
-                    let (mesh, view) = at(view);
+                    let (mesh, view, of) = at(view);
                     let names: Vec<&str> = picks.iter().map(|name| resolve(name, view)).collect();
-                    let copies = root.submeshes(view, &names);
+                    let copies = roots[*of].0.submeshes(view, &names);
                     let count = mesh.submesh_count(&names);
                     prop_assert_eq!(count.clone().ok(), copies.as_ref().map(Vec::len).ok());
                     let index = copy.index(copies.as_ref().map_or(1, Vec::len));
@@ -201,17 +248,23 @@ proptest! {
                         prop_assert!(mesh.submesh(&names, count).is_err());
                     }
                     let expected = copies.map(|copies| copies[index].clone());
-                    agree(&format!("submesh {index} over {names:?} of {mesh}"), mesh.submesh(&names, index), expected)?
+                    let what = format!("submesh {index} over {names:?} of {mesh}");
+                    agree(&what, mesh.submesh(&names, index), expected)?.map(|made| (made, *of))
                 }
-                Step::Root => Some((at(&who).0.root(), root.view())),
+                Step::Root => Some(((at(&who).0.root(), roots[0].0.view()), 0)),
             };
-            if let Some((mesh, view)) = made {
-                same(&mesh, &view, &root, world_size)?;
-                views.push((mesh, view));
+            for at in 1..roots.len() {
+                let outer = roots[roots[at].1].0.clone();
+                roots[at].0.inherit(&outer);
+            }
+            if let Some(((mesh, view), of)) = made {
+                same(&mesh, &view, &roots[of].0, world_size)?;
+                views.push((mesh, view, of));
             }
         }
         // A flattened dimension is asked for by name in every view that holds it, and in no other.
-        for (mesh, view) in &views {
+        for (mesh, view, of) in &views {
+            let root = &roots[*of].0;
             for name in NAMES {
                 let own = view.axes.iter().find(|axis| axis.name == name).cloned();
                 // A flattened one is a view of its own, which a rank outside has none of.
@@ -226,13 +279,13 @@ proptest! {
             }
         }
         // By value: equal exactly when names, sizes and ranks are, however they were made; also to a root that lists the ranks.
-        for (mesh, view) in &views {
-            let (ranks, shape, names) = (root.ranks_of(&view.positions), view.shape(), view.names());
+        for (mesh, view, of) in &views {
+            let (ranks, shape, names) = (roots[*of].0.ranks_of(&view.positions), view.shape(), view.names());
             let listed = Mesh::new(&MeshSpec { shape: &shape, names: Some(&names), ranks: Some(&ranks), ..spec }).unwrap();
             prop_assert!(mesh.equals(&listed) && listed.equals(mesh), "{} and {}", mesh, listed);
             prop_assert_eq!(mesh.hash(), listed.hash());
-            for (other, theirs) in &views {
-                let equal = names == theirs.names() && shape == theirs.shape() && view.positions == theirs.positions;
+            for (other, theirs, from) in &views {
+                let equal = names == theirs.names() && shape == theirs.shape() && ranks == roots[*from].0.ranks_of(&theirs.positions);
                 prop_assert_eq!(mesh.equals(other), equal, "{} and {}", mesh, other);
                 prop_assert_eq!(mesh.hash() == other.hash(), equal, "{} and {}", mesh, other);
             }

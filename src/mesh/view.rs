@@ -262,14 +262,15 @@ impl Mesh {
         Ok((dims, rest))
     }
 
-    /// The dimension of that name: this view's, or a flattened one whose digits this view has.
+    /// The dimension of that name: this view's, or a flattened one whose digits this view has, however it cuts its ranks into dimensions.
     fn named(&self, name: &str) -> Result<NamedDim> {
         if let Some(named) = self.dims.iter().find(|named| *named.name == *name) {
             return Ok(named.clone());
         }
-        let mine = pairs_of(&self.dims);
-        let flattened = self.root.flat_dims();
-        let held = |named: &&NamedDim| covers(&mine, named.dim.pairs());
+        let mut mine = pairs_of(&self.dims);
+        mine.sort_unstable_by_key(|pair| std::cmp::Reverse(pair.1));
+        let (mine, flattened) = (Dim::known(&mine), self.root.flat_dims());
+        let held = |named: &&NamedDim| covers(mine.pairs(), named.dim.pairs());
         match flattened.iter().filter(held).find(|named| *named.name == *name) {
             Some(named) => Ok(named.clone()),
             None => {

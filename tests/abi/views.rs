@@ -6,7 +6,7 @@ use super::making::dim_options;
 use super::memory::{Room, Texts};
 use super::{Call, Given, Handle, Session};
 
-pub const CALLS: &[Call] = &[slice, flatten, unflatten, concatenate, root, submesh];
+pub const CALLS: &[Call] = &[slice, slice_range, flatten, unflatten, reshape, concatenate, root, submesh];
 
 fn slice(session: &mut Session<'_>) {
     let mesh = session.mesh();
@@ -56,12 +56,7 @@ fn unflatten(session: &mut Session<'_>) {
     let size = Room::<usize>::new(1);
     // SAFETY: a string or NULL; writable.
     let known = !dim.is_null() && unsafe { dm_size(mesh.mesh(), dim.as_ptr(), size.as_ptr()) } == DM_STATUS_OK;
-    if known && count > 0 && !session.rarely(4) {
-        let inner: usize = sizes[1..].iter().fold(1, |product, size| product.saturating_mul(*size));
-        if inner != 0 && size.get(0) % inner == 0 {
-            sizes[0] = size.get(0) / inner;
-        }
-    }
+    fit(session, &mut sizes, if known { size.get(0) } else { 0 });
     let names = Texts::new((0..count).map(|_| session.text()).collect());
     let options = dim_options(session, count);
     let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
@@ -88,6 +83,64 @@ fn unflatten(session: &mut Session<'_>) {
     if session.ended("dm_unflatten", status, given, &[out.untouched()]) {
         session.made(out.get(0), mesh.real);
         assert_eq!(dm_ndim(out.get(0)), dm_ndim(mesh.mesh()) - 1 + count);
+    }
+}
+
+fn reshape(session: &mut Session<'_>) {
+    let mesh = session.mesh();
+    let out = session.out::<*mut dm_mesh>();
+    let count = session.below(4);
+    let mut sizes: Vec<usize> = (0..count).map(|_| session.number() as usize).collect();
+    let whole = Room::<usize>::new(1);
+    // SAFETY: writable.
+    let known = unsafe { dm_size(mesh.mesh(), std::ptr::null(), whole.as_ptr()) } == DM_STATUS_OK;
+    fit(session, &mut sizes, if known { whole.get(0) } else { 0 });
+    let names = Texts::new((0..count).map(|_| session.text()).collect());
+    let options = dim_options(session, count);
+    let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
+    let given_sizes = Room::with(&sizes);
+    // SAFETY: as many of each as said; strings; writable or NULL.
+    let status = unsafe {
+        dm_reshape(mesh.mesh(), given_sizes.as_ptr(), names.pointers.as_ptr(), count, place, out.as_ptr())
+    };
+    let wrong = out.is_null() || sizes.contains(&0) || !names.are_names();
+    let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
+    if session.ended("dm_reshape", status, given, &[out.untouched()]) {
+        session.made(out.get(0), mesh.real);
+        assert_eq!(dm_ndim(out.get(0)), count);
+        assert_eq!(sizes.iter().product::<usize>(), whole.get(0));
+    }
+}
+
+/// Makes the first size what the others leave of `whole`, more often than not, where they divide it.
+fn fit(session: &mut Session<'_>, sizes: &mut [usize], whole: usize) {
+    if whole > 0 && !sizes.is_empty() && !session.rarely(4) {
+        let inner: usize = sizes[1..].iter().fold(1, |product, size| product.saturating_mul(*size));
+        if inner != 0 && whole % inner == 0 {
+            sizes[0] = whole / inner;
+        }
+    }
+}
+
+fn slice_range(session: &mut Session<'_>) {
+    let mesh = session.mesh();
+    let (dim, out) = (session.dim_of(mesh), session.out::<*mut dm_mesh>());
+    let mut pick = || if session.rarely(6) { session.number() as usize } else { 1 + session.below(4) };
+    let (start, len, step) = (pick().wrapping_sub(1), pick(), pick());
+    // SAFETY: a string or NULL; writable or NULL.
+    let status = unsafe { dm_slice_range(mesh.mesh(), dim.as_ptr(), start, len, step, out.as_ptr()) };
+    let wrong = out.is_null() || !dim.is_utf8() || len == 0 || step == 0;
+    let given = Given { dead: !mesh.alive, wrong: wrong || !dim.is_null() && dim.bytes().is_empty(), ..Given::default() };
+    if session.ended("dm_slice_range", status, given, &[out.untouched()]) {
+        session.made(out.get(0), mesh.real);
+        let (first, second) = (Room::<usize>::new(1), Room::<usize>::new(1));
+        // SAFETY: a string or NULL; writable.
+        unsafe {
+            assert_eq!(dm_size(out.get(0), dim.as_ptr(), first.as_ptr()), DM_STATUS_OK);
+            assert_eq!(dm_size(mesh.mesh(), dim.as_ptr(), second.as_ptr()), DM_STATUS_OK);
+        }
+        assert!(first.get(0) == len || dim.is_null());
+        assert!(second.get(0) >= first.get(0));
     }
 }
 

@@ -103,8 +103,11 @@ pub struct Root {
     pub ranks: Vec<i32>,
     /// This rank's position; `None` outside.
     pub position: Option<usize>,
-    /// Flattened dimensions, by name.
+    /// Flattened dimensions, by name: its own, and those of what it is a range of.
     pub known: Vec<Axis>,
+    pub inherited: Vec<Axis>,
+    /// Where it is a range: the positions it has of the other, and the axis that was cut there.
+    pub range: Option<(Vec<usize>, Axis)>,
 }
 
 impl View {
@@ -132,7 +135,7 @@ impl Root {
         let size = shape.iter().product();
         let whole = Axis::new("", vec![(0..size).collect()]);
         let position = ranks.iter().position(|known| *known == rank);
-        Root { size, axes: whole.split(shape, names), ranks, position, known: Vec::new() }
+        Root { size, axes: whole.split(shape, names), ranks, position, known: Vec::new(), inherited: Vec::new(), range: None }
     }
 
     pub fn view(&self) -> View {
@@ -145,6 +148,21 @@ impl Root {
 
     pub fn ranks_of(&self, positions: &[usize]) -> Vec<i32> {
         positions.iter().map(|position| self.ranks[*position]).collect()
+    }
+
+    /// All flattened dimensions that are known by name.
+    fn flat(&self) -> impl Iterator<Item = &Axis> {
+        self.known.iter().chain(&self.inherited)
+    }
+
+    /// Takes over the flattened dimensions of what this is a range of: those that stay at one index of the axis that was cut.
+    pub fn inherit(&mut self, outer: &Root) {
+        let Some((positions, cut)) = &self.range else { return };
+        let stays = |axis: &&Axis| {
+            let same = |group: &Vec<usize>| group.iter().all(|at| cut.coordinate(*at) == cut.coordinate(group[0]));
+            axis.groups.iter().all(same)
+        };
+        self.inherited = outer.flat().filter(stays).map(|axis| renumbered(axis, positions)).collect();
     }
 
     /// The array over these axes that holds a position: along each axis in turn to every coordinate.
@@ -174,7 +192,7 @@ impl Root {
             })
         };
         let mine = view.axes.iter().find(|axis| axis.name == name);
-        let known = || self.known.iter().filter(|axis| axis.name == name).find(holds);
+        let known = || self.flat().filter(|axis| axis.name == name).find(holds);
         mine.or_else(known).cloned().ok_or(Status::NotFound)
     }
 
@@ -208,10 +226,10 @@ impl Root {
         }
         let flat = Axis::new(&name, (0..self.size).map(|from| self.copy(&view.axes, from)).collect());
         let taken = |axis: &Axis| axis.name == name && !axis.same_walk(&flat);
-        if self.axes.iter().any(|axis| axis.name == name) || self.known.iter().chain(&view.axes).any(taken) {
+        if self.axes.iter().any(|axis| axis.name == name) || self.flat().chain(&view.axes).any(taken) {
             return Err(Status::InvalidArgument);
         }
-        if !self.known.contains(&flat) {
+        if !self.flat().any(|known| *known == flat) {
             self.known.push(flat.clone());
         }
         Ok(View { axes: vec![flat], positions: view.positions.clone() })
@@ -232,6 +250,66 @@ impl Root {
         axes.splice(at..=at, parts);
         let split = View { axes, positions: view.positions.clone() };
         if are_names(&split.names()) { Ok(split) } else { Err(Status::InvalidArgument) }
+    }
+
+    pub fn reshape(&self, view: &View, sizes: &[usize], names: &[&str]) -> Result<View, Refused> {
+        let product = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+        if product != Some(view.positions.len()) || !are_names(names) {
+            return Err(Status::InvalidArgument);
+        }
+        let flat = Axis::new("", (0..self.size).map(|from| self.copy(&view.axes, from)).collect());
+        let axes = flat.split(sizes, names);
+        let other = |axis: &Axis| {
+            let mut known = self.axes.iter().chain(&view.axes).chain(self.flat());
+            known.any(|known| known.name == axis.name && !known.same_walk(axis))
+        };
+        if axes.iter().any(|axis| axis.pairs().is_none() || other(axis)) {
+            return Err(Status::InvalidArgument);
+        }
+        Ok(View { axes, positions: view.positions.clone() })
+    }
+
+    /// The ranks at some indices of a dimension as a root of their own, with the view there; `None` where it is all of them.
+    pub fn range(
+        &self,
+        view: &View,
+        dim: &str,
+        start: usize,
+        len: usize,
+        step: usize,
+    ) -> Result<Option<(Root, View)>, Refused> {
+        let cut = view.axes.iter().find(|axis| axis.name == dim).ok_or(Status::NotFound)?;
+        if len == 0 || step == 0 || start + (len - 1) * step >= cut.size() {
+            return Err(Status::InvalidArgument);
+        }
+        if len == cut.size() {
+            return Ok(None);
+        }
+        // In the order of the digits: the index among the range where the fastest digit of the axis was.
+        let place = cut.pairs().expect("views lie in strides").iter().map(|pair| pair.1).min().unwrap_or(1);
+        let index = |position: usize| {
+            let steps = cut.coordinate(position).checked_sub(start)?;
+            Some(steps / step).filter(|index| steps % step == 0 && *index < len)
+        };
+        let mut positions: Vec<usize> = (0..self.size).filter(|position| index(*position).is_some()).collect();
+        positions.sort_by_key(|position| {
+            let base = cut.group(*position)[0];
+            (base / place, index(*position), base % place)
+        });
+        let axes: Vec<Axis> = view.axes.iter().map(|axis| renumbered(axis, &positions)).collect();
+        let new = |old: usize| positions.iter().position(|known| *known == old);
+        let first = new(cut.group(view.positions[0])[start]).expect("it is in the range");
+        let root = Root {
+            size: positions.len(),
+            axes: axes.clone(),
+            ranks: self.ranks_of(&positions),
+            position: self.position.and_then(new),
+            known: Vec::new(),
+            inherited: Vec::new(),
+            range: Some((positions, cut.clone())),
+        };
+        let view = View { positions: root.copy(&axes, first), axes };
+        Ok(Some((root, view)))
     }
 
     pub fn concatenate(&self, views: &[&View]) -> Result<View, Refused> {
@@ -270,6 +348,13 @@ impl Root {
         let comma = if strides.len() == 1 { "," } else { "" };
         format!("DeviceMesh(({}), 'cpu', stride=({}{comma}))", dims.join(", "), strides.join(", "))
     }
+}
+
+/// An axis over some of the positions, numbered by their places in the list.
+fn renumbered(axis: &Axis, positions: &[usize]) -> Axis {
+    let new = |old: &usize| positions.iter().position(|known| known == old);
+    let groups = axis.groups.iter().map(|group| group.iter().filter_map(new).collect::<Vec<_>>());
+    Axis::new(&axis.name, groups.filter(|group| !group.is_empty()).collect())
 }
 
 /// Whether they are not empty and all different.
