@@ -47,7 +47,8 @@ pub fn is_disjoint(pairs: &[Pair]) -> bool {
     sorted.sort_by_key(|(_, stride)| *stride);
     // Zero is no digit, and what ends beyond 2^64 divides nothing.
     let divides = |inner: &Pair, stride: usize| end(inner).is_some_and(|end| stride % end == 0);
-    sorted.iter().all(|(size, stride)| *size > 0 && *stride > 0) && sorted.windows(2).all(|two| divides(&two[0], two[1].1))
+    sorted.iter().all(|(size, stride)| *size > 0 && *stride > 0)
+        && sorted.windows(2).all(|two| divides(&two[0], two[1].1))
 }
 
 /// Whether every digit of `part` is among the digits of `whole`.

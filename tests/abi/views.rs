@@ -100,9 +100,8 @@ fn reshape(session: &mut Session<'_>) {
     let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
     let given_sizes = Room::with(&sizes);
     // SAFETY: as many of each as said; strings; writable or NULL.
-    let status = unsafe {
-        dm_reshape(mesh.mesh(), given_sizes.as_ptr(), names.pointers.as_ptr(), count, place, out.as_ptr())
-    };
+    let status =
+        unsafe { dm_reshape(mesh.mesh(), given_sizes.as_ptr(), names.pointers.as_ptr(), count, place, out.as_ptr()) };
     let wrong = out.is_null() || sizes.contains(&0) || !names.are_names();
     let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
     if session.ended("dm_reshape", status, given, &[out.untouched()]) {
@@ -130,7 +129,8 @@ fn slice_range(session: &mut Session<'_>) {
     // SAFETY: a string or NULL; writable or NULL.
     let status = unsafe { dm_slice_range(mesh.mesh(), dim.as_ptr(), start, len, step, out.as_ptr()) };
     let wrong = out.is_null() || !dim.is_utf8() || len == 0 || step == 0;
-    let given = Given { dead: !mesh.alive, wrong: wrong || !dim.is_null() && dim.bytes().is_empty(), ..Given::default() };
+    let given =
+        Given { dead: !mesh.alive, wrong: wrong || !dim.is_null() && dim.bytes().is_empty(), ..Given::default() };
     if session.ended("dm_slice_range", status, given, &[out.untouched()]) {
         session.made(out.get(0), mesh.real);
         let (first, second) = (Room::<usize>::new(1), Room::<usize>::new(1));

@@ -81,8 +81,8 @@ fn join(session: &mut Session<'_>, what: &str, device: &Text, options: &Room<dm_
 fn ask(session: &mut Session<'_>) {
     let (world, out) = (session.world(), session.out::<i32>());
     let given = Given { dead: !world.alive, wrong: out.is_null(), ..Given::default() };
-    // SAFETY: `out` is writable or NULL.
     let (name, status) = match session.rarely(2) {
+        // SAFETY: `out` is writable or NULL.
         true => ("dm_world_rank", unsafe { dm_world_rank(world.world(), out.as_ptr()) }),
         // SAFETY: as above.
         false => ("dm_world_size", unsafe { dm_world_size(world.world(), out.as_ptr()) }),

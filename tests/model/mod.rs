@@ -135,7 +135,15 @@ impl Root {
         let size = shape.iter().product();
         let whole = Axis::new("", vec![(0..size).collect()]);
         let position = ranks.iter().position(|known| *known == rank);
-        Root { size, axes: whole.split(shape, names), ranks, position, known: Vec::new(), inherited: Vec::new(), range: None }
+        Root {
+            size,
+            axes: whole.split(shape, names),
+            ranks,
+            position,
+            known: Vec::new(),
+            inherited: Vec::new(),
+            range: None,
+        }
     }
 
     pub fn view(&self) -> View {
