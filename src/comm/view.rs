@@ -91,6 +91,10 @@ impl View {
     pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
         self.root.alive()?;
         let flat = self.mesh.flatten(name)?;
+        // A dimension under its own name is itself: there is nothing to make, nor a name to make known.
+        if self.mesh.ndim() == 1 && flat.dim_name(0) == self.mesh.dim_name(0) {
+            return Ok(self.with(flat));
+        }
         let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())], part: None, shrinking: None };
         let exists = flat.is_known() && plan.is_known(&self.space);
         if !(exists || self.root.is_offline()) {
