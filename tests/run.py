@@ -6,7 +6,7 @@ first comment says; the scripts tests/test_*.py; the examples; what is exported;
 and at the end that nothing was left in /dev/shm or in the process list. To add a test, add a file.
 
 A C file may begin with comments:  /* ranks: 1 4 8 */  runs it under `devicemesh run -n N` for each N (absent: one process without a launcher);
-/* static */  also links it to libdevicemesh.a.
+/* static */  also links it to libdevicemesh.a;  /* flags: -fno-exceptions */  adds to the compiler's. A C++ file may, too.
 
 The last line is "N passed, N failed" (", N skipped" may follow).
 """
@@ -135,17 +135,18 @@ def rust_tests(kind):
 def comments(path):
     head = path.read_text()[:2000]
     ranks = re.search(r"/\* ranks: ([\d ]+)\*/", head)
-    return ([int(count) for count in ranks.group(1).split()] if ranks else [0]), "/* static */" in head
+    flags = re.search(r"/\* flags: (.+?) \*/", head)
+    return ([int(count) for count in ranks.group(1).split()] if ranks else [0]), "/* static */" in head, flags.group(1).split() if flags else []
 
 
 def c_cases(runner, path, is_c):
-    ranks, static = comments(path)
+    ranks, static, flags = comments(path)
     builds = [("c11", [CC, "-std=c11", "-D_GNU_SOURCE"])] if is_c else []
     builds.append(("c++17", [CXX, "-std=c++17", *(["-x", "c++"] if is_c else [])]))
     for standard, compiler in builds:
         variants = [("", LINK)] + ([(" static", STATIC)] if static else [])
         for variant, link in variants:
-            build = [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", path, "-x", "none", *link, "-o"]
+            build = [*compiler, "-O1", "-g", *STRICT, *flags, "-Iinclude", "-Itests/c", path, "-x", "none", *link, "-o"]
             stem = f"{path.stem}-{standard}{variant.strip()}"
 
             def build_and_run(count, build=build, stem=stem):
