@@ -1,4 +1,4 @@
-/* ranks: 4 8 */
+/* ranks: 8 */
 // Typed collectives: what each gives over containers and over pointers, the type of every element, groups, and buffers that do not fit.
 #include "check.hpp"
 
