@@ -15,7 +15,7 @@ help:
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
-	@echo "make fuzz    fuzz the store's frame decoder (SECONDS=60)"
+	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -40,10 +40,11 @@ check:
 bench-store:
 	$(PYTHON) benches/store_start.py $(ARGS)
 
-# libFuzzer on the store's frame decoder; SECONDS=60. Needs no nightly toolchain.
+# libFuzzer on what takes foreign bytes: FUZZ=frame (the store's frame decoder) or mesh_text; SECONDS=60. Needs no nightly toolchain.
 SECONDS ?= 60
+FUZZ ?= frame
 fuzz: target/tools/bin/cargo-fuzz
-	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none frame -- -max_total_time=$(SECONDS) -max_len=4096
+	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none $(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
 
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
