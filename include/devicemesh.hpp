@@ -773,6 +773,17 @@ struct InitOptions {
   std::vector<std::int32_t> ranks = {};
   /// How long each collective call of the mesh may take. 0: as long as the world's.
   std::chrono::milliseconds timeout{0};
+
+  /// As C has it, without wishes for single dimensions; borrows from this object.
+  [[nodiscard]] dm_init_options capi() const noexcept
+  {
+    dm_init_options options = DM_INIT_OPTIONS_INIT;
+    options.flags = (lazy ? DM_INIT_LAZY : 0u) | (own_comms ? DM_INIT_OWN_COMMS : 0u);
+    options.world = world.capi();
+    options.ranks = ranks.empty() ? nullptr : ranks.data();
+    options.timeout_ms = timeout.count();
+    return options;
+  }
 };
 
 // ---- collectives: what they need to know of buffers ----
@@ -888,6 +899,21 @@ public:
     return make(dims, options, [&](const dm_init_options &wishes, dm_mesh **mesh) {
       return dm_from_comms(device_type.c_str(), dims.sizes(), dims.size(), dims.names(), comms.data(), &wishes, mesh);
     });
+  }
+
+  /// The mesh that a text of serialize() says. Collective over the world, each rank with a text of the same mesh. dim_options are for the text's
+  /// dimensions, in their order; missing ones are the defaults, and there is nothing for more to apply to. See dm_deserialize.
+  [[nodiscard]] static Returns<BasicMesh> deserialize(const Text &text, const InitOptions &options = {}, Span<const DimOptions> dim_options = {})
+  {
+    dm_init_options wishes = options.capi();
+    std::vector<dm_dim_options> dims;
+    if (!dim_options.empty() && text.c_str() != nullptr) {
+      // C reads one for each dimension; a text has fewer of them than bytes.
+      dims.resize(std::strlen(text.c_str()) + 1, DimOptions().capi());
+      for (std::size_t at = 0; at < dims.size() && at < dim_options.size(); ++at) dims[at] = dim_options[at].capi();
+      wishes.dim_options = dims.data();
+    }
+    return view([&](dm_mesh **mesh) { return dm_deserialize(text.c_str(), &wishes, mesh); });
   }
 
   /// The view that was registered under this name in this process. Local. See dm_lookup.
@@ -1106,6 +1132,12 @@ public:
   [[nodiscard]] Returns<std::string> describe() const
   {
     return Calls::text([&](char *text, std::size_t capacity, std::size_t *length) { return dm_describe(capi(), text, capacity, length); });
+  }
+
+  /// The view as one line of JSON, for deserialize() in another run or language. Local. See dm_serialize.
+  [[nodiscard]] Returns<std::string> serialize() const
+  {
+    return Calls::text([&](char *text, std::size_t capacity, std::size_t *length) { return dm_serialize(capi(), text, capacity, length); });
   }
 
   /// The world rank of member local_rank of this rank's group along dim. Local. See dm_translate_rank.
@@ -1395,12 +1427,8 @@ private:
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
     if (!options.ranks.empty() && !holds(options.ranks.size(), dims))
       return invalid<BasicMesh>("options.ranks has " + std::to_string(options.ranks.size()) + " ranks, not as many as the shape says");
-    dm_init_options wishes = DM_INIT_OPTIONS_INIT;
-    wishes.flags = (options.lazy ? DM_INIT_LAZY : 0u) | (options.own_comms ? DM_INIT_OWN_COMMS : 0u);
-    wishes.world = options.world.capi();
-    wishes.ranks = options.ranks.empty() ? nullptr : options.ranks.data();
+    dm_init_options wishes = options.capi();
     wishes.dim_options = dims.size() > 0 ? dims.options() : nullptr;
-    wishes.timeout_ms = options.timeout.count();
     return view([&](dm_mesh **mesh) { return make(wishes, mesh); });
   }
 

@@ -144,6 +144,7 @@ static void owners(const dm::Mesh &mesh)
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->dim_name(0));
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->dim_names());
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->describe());
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->serialize());
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->clone());
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", (*dead)["tp"]);
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", *dead == mesh);
@@ -199,6 +200,22 @@ static void lazy(const dm::World &world)
   mesh.finalize();
 }
 
+// Through its text and back.
+static void text(const dm::Mesh &mesh, const dm::World &world)
+{
+  dm::InitOptions options;
+  options.world = world;
+  const std::string written = mesh.serialize();
+  const dm::Mesh again = dm::Mesh::deserialize(written, options), own = dm::Mesh::deserialize(written, options, {dm::DimOptions{true}});
+  CHECK(again == mesh && again.comm("tp") == mesh.comm("tp"));
+  CHECK(own == mesh && own.comm("dp") != mesh.comm("dp") && own.comm("tp") == mesh.comm("tp"));
+  THROWS(dm::Status::invalid_argument, "not the text of a mesh", dm::Mesh::deserialize(written.substr(1), options));
+  THROWS(dm::Status::invalid_argument, "text is NULL", dm::Mesh::deserialize(nullptr, options, {dm::DimOptions{true}}));
+  THROWS(dm::Status::invalid_argument, "not the text of a mesh", dm::Mesh::deserialize("", options, {dm::DimOptions{true}}));
+  options.ranks = {0};
+  THROWS(dm::Status::invalid_argument, "ranks", dm::Mesh::deserialize(written, options));
+}
+
 // One rank asks for another mesh; all learn who.
 static void disagreement(const dm::World &world)
 {
@@ -234,6 +251,7 @@ int main()
     owners(mesh);
     adopted(mesh, world);
     lazy(world);
+    text(mesh, world);
     disagreement(world);
     ends(std::move(mesh));
     world.barrier();
