@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What devicemesh.hpp promises as a header: all of the C header is in it, all of it is documented, no macro leaks, misuse does not compile,
-and files of several standards, with and without exceptions, make one program."""
+files of several standards, with and without exceptions, make one program, and the examples of bindings/README.md run."""
 
 import os
 import re
@@ -114,6 +114,23 @@ def misuse():
         assert re.search(says, done.stderr), f"{body}\ngives no error with {says!r}:\n{done.stderr}"
 
 
+def examples():
+    """The examples of bindings/README.md on four ranks: the first with exceptions, the second without."""
+    found = re.findall(r"```cpp\n(.*?)```", (ROOT / "bindings/README.md").read_text(), re.S)
+    assert len(found) == 2, f"bindings/README.md has {len(found)} examples in C++"
+    for source, flags, says in zip(found, ([], ["-fno-exceptions"]), ("6", "1")):
+        program = SCRATCH / f"cpp_readme_{says}"
+        done = compile("-std=c++17", *flags, *STRICT, "-I", ROOT / "include", "-x", "c++", "-", "-x", "none", "-L", LIBRARY, "-ldevicemesh",
+                       f"-Wl,-rpath,{LIBRARY}", "-o", program, source=source)
+        assert done.returncode == 0, done.stderr
+        run(program, 4, says)
+
+
+def run(program, ranks, says):
+    done = subprocess.run([LIBRARY / "devicemesh", "run", "-n", str(ranks), "--", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == [says] * ranks, done.stdout + done.stderr
+
+
 def program():
     folder = SCRATCH / "cpp_program"
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,8 +141,7 @@ def program():
         assert done.returncode == 0, done.stderr
     done = compile(*objects, "-L", LIBRARY, "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-o", folder / "program")
     assert done.returncode == 0, done.stderr
-    done = subprocess.run([LIBRARY / "devicemesh", "run", "-n", "2", "--", folder / "program"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.split() == ["fine", "fine"], done.stdout + done.stderr
+    run(folder / "program", 2, "fine")
 
 
 def main():
@@ -133,6 +149,7 @@ def main():
     macros()
     misuse()
     program()
+    examples()
     print(f"{names} names of the C header, {declarations} documented declarations")
 
 
