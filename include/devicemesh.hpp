@@ -1552,7 +1552,7 @@ using Mesh = BasicMesh<detail::Gives>;
 #ifndef DM_NO_EXCEPTIONS
 /// Meshes as keys of unordered containers; throws as Mesh::hash.
 template <> struct std::hash<dm::Mesh> {
-  std::size_t operator()(const dm::Mesh &mesh) const { return static_cast<std::size_t>(mesh.hash()); }
+  std::size_t operator()(const dm::Mesh &mesh) const { return mesh.hash(); }
 };
 #endif
 
