@@ -24,6 +24,15 @@ pub(super) struct Plan {
     pub(super) dims: Vec<(usize, DimOptions)>,
     /// Where `view` is a range of the root's ranks: what owns the range's communicators.
     pub(super) part: Option<Arc<RootComms>>,
+    /// Of which communicator that over all ranks is to be made, instead of a new id.
+    pub(super) shrinking: Option<Shrinking>,
+}
+
+/// A communicator over more ranks, some of them lost.
+pub(super) struct Shrinking {
+    pub(super) parent: Arc<Communicator>,
+    /// By their ranks in it.
+    pub(super) excluded: Vec<i32>,
 }
 
 impl RootComms {
@@ -75,6 +84,9 @@ impl RootComms {
         };
         let maker = Maker { library, round: Some(round), wait, timeout: self.timeout };
         let holder = plan.part.as_deref().unwrap_or(self);
+        if let Some(from) = &plan.shrinking {
+            self.take_shrunk(domain, &maker, from)?;
+        }
         for (index, options) in &plan.dims {
             // The same dimension under the same name keeps the communicator that it has.
             if holder.has_dim(plan.view.dim_name(*index), plan.view.dim_layout(*index)) {
@@ -173,14 +185,24 @@ impl RootComms {
                 let raw = maker.meet("comm/root", &all, config.blocking(false))?;
                 let parent = Arc::new(Communicator::unmade(library, all, LazyPlan::default()));
                 parent.set_ready(raw)?;
-                domain.keep(&parent);
-                domain.shared().entry(key).or_insert_with(|| Arc::clone(&parent));
                 parent
             }
         };
+        Ok(self.keep_parent(domain, key, parent))
+    }
+
+    /// Notes the communicator over all ranks of the root, and that others may share it.
+    pub(super) fn keep_parent(
+        &self,
+        domain: &Domain,
+        key: PartitionKey,
+        parent: Arc<Communicator>,
+    ) -> Arc<Communicator> {
+        domain.keep(&parent);
+        domain.shared().entry(key).or_insert_with(|| Arc::clone(&parent));
         parent.add_user();
         *self.parent.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&parent));
-        Ok(parent)
+        parent
     }
 
     fn note(&self, name: &str, view: &Mesh, index: usize, communicator: &Arc<Communicator>) {

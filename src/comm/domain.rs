@@ -1,5 +1,6 @@
 //! The communicators of one world: its library, what its meshes share, and whose turn it is to make a collective call.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -59,6 +60,7 @@ pub struct Domain {
     /// What was made and has not ended, also where no mesh holds it any more: raw pointers may be in use.
     living: Mutex<Vec<Arc<Communicator>>>,
     single_turn: Mutex<()>,
+    kept: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
 /// The right to make one collective call of the world; given back when dropped.
@@ -93,6 +95,7 @@ impl Domain {
             roots: Mutex::default(),
             living: Mutex::default(),
             single_turn: Mutex::default(),
+            kept: Mutex::default(),
         })
     }
 
@@ -117,6 +120,19 @@ impl Domain {
         let wait = Wait { cancel: self.cancel.clone(), ..Wait::after(timeout) };
         let _turn = self.take_turn(&wait)?;
         wait.outcome(self.world.barrier_by(&wait))
+    }
+
+    /// Where every rank is, by rank. **Collective over the world**.
+    pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
+        self.alive()?;
+        let wait = Wait { cancel: self.cancel.clone(), ..Wait::after(self.world.timeout()) };
+        let _turn = self.take_turn(&wait)?;
+        wait.outcome(self.world.locations(mine, &wait))
+    }
+
+    /// Keeps something for as long as the world.
+    pub fn keep_forever(&self, thing: Box<dyn Any + Send + Sync>) {
+        lock(&self.kept).push(thing);
     }
 
     /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, all communicators. Local, from any thread; takes no lock

@@ -15,15 +15,20 @@ impl RootComms {
     pub fn abort(&self) -> Result<()> {
         self.end(Life::Aborted);
         self.cancel.raise();
+        self.abort_communicators(|_| true)
+    }
+
+    /// Aborts those communicators of this root and its ranges.
+    pub(super) fn abort_communicators(&self, which: impl Fn(&Arc<Communicator>) -> bool) -> Result<()> {
         let mut outcome = Ok(());
-        for communicator in self.communicators() {
+        for communicator in self.communicators().iter().filter(|communicator| which(communicator)) {
             // It serves every mesh of the world, and never blocks.
-            if self.domain.as_ref().is_some_and(|domain| domain.is_single(&communicator)) {
+            if self.domain.as_ref().is_some_and(|domain| domain.is_single(communicator)) {
                 continue;
             }
             outcome = outcome.and(communicator.abort());
             if let Some(domain) = &self.domain {
-                domain.forget(&communicator);
+                domain.forget(communicator);
             }
         }
         outcome

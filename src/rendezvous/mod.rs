@@ -9,6 +9,7 @@ mod agreement;
 mod handshake;
 mod hosts;
 pub mod launcher;
+mod locations;
 mod losses;
 pub mod store;
 mod world;
