@@ -178,8 +178,9 @@ typedef struct dm_world_options {
    */
   const char *init_method;
   /**
-   * A communicator library with NCCL's C API, by path or SONAME. NULL: the one that the environment variable
-   * DM_CCL_LIBRARY names, else the usual names on cuda (libnccl.so.2, librccl.so.1) and the embedded host engine on cpu.
+   * A communicator library with NCCL's C API, by path or SONAME; "python": the NCCL wheel of the active Python environment. NULL: the one
+   * that the environment variable DM_CCL_LIBRARY names in the same way, else on cuda a copy that is in this process already or the usual
+   * names (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
    */
   const char *ccl_library;
   /**
@@ -1018,7 +1019,8 @@ dm_status dm_plan_ranks(const char *const *locations,
  * dimension of size 1 gives the one communicator of this rank alone, made at the first such call.
  *
  * Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process, whatever handles are freed; never destroyed by the
- * caller. It is valid only in the library that made it: call it through dm_get_proc. Takes no lock; a few nanoseconds.
+ * caller. It is valid only in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
+ * says otherwise: operations are on the stream when they return. Takes no lock; a few nanoseconds.
  *
  * Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_INVALID_ARGUMENT.

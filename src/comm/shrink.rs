@@ -1,7 +1,7 @@
 //! Going on without lost ranks: a root mesh of what is left of another one, which ends.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::communicator::{Communicator, LazyPlan, State};
 use super::dims::{Plan, Shrinking, config};
@@ -62,10 +62,9 @@ impl View {
 }
 
 impl RootComms {
-    /// The communicator over all ranks, where there is one that works or did.
+    /// The communicator over all ranks that dimensions are split from, where there is one that works or did.
     fn parent_to_shrink(&self, domain: &Domain) -> Option<Arc<Communicator>> {
-        let own = self.parent.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let known = own.or_else(|| domain.find_shared(self.mesh(), &self.mesh().whole()));
+        let known = self.known_parent(domain, self.library.as_ref()?);
         known.filter(|known| known.state() == State::Ready)
     }
 
@@ -95,7 +94,7 @@ impl RootComms {
         let scope = world.subscope(&format!("{}/shrink{attempt}", self.id), survivors.into(), position)?;
         let detail = match parent {
             Some(_) => "shrinking its communicator",
-            None => "from a new id, as there is no communicator over all ranks any more (call it again)",
+            None => "from a new id, as no communicator over all ranks is there to be shrunk (call it again)",
         };
         let round = wait.outcome(scope.agree_in_detail(&call, detail, &wait))?;
         let dims = (0..left.ndim()).map(|index| (index, DimOptions::default())).collect();
@@ -120,7 +119,7 @@ impl RootComms {
         let all = self.root.all_ranks();
         let config = config(maker.library, None, &format!("mesh_{}", self.root.dim_names().join("_")));
         let raw = maker.shrink(&from.parent, &all, &from.excluded, config.blocking(false))?;
-        let key = PartitionKey::of(&all, all.dim_layout(0));
+        let key = PartitionKey::of(&all, all.dim_layout(0)).for_splits(maker.library);
         let made = Arc::new(Communicator::unmade(Arc::clone(domain.library()?), all, LazyPlan::default()));
         made.set_ready(raw)?;
         self.keep_parent(domain, key, made);

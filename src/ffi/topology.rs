@@ -105,7 +105,7 @@ unsafe fn paths<'a>(locations: &[*const c_char]) -> Result<Vec<&'a str>> {
         // SAFETY: the caller's contract.
         match unsafe { optional_text("path", *path) } {
             Ok(Some(path)) => Ok(path),
-            Ok(None) => Err(null(&format!("locations[{rank}]"))),
+            Ok(None) => Err(null(format_args!("locations[{rank}]"))),
             Err(error) => Err(error.within(&format!("locations[{rank}]"))),
         }
     };
