@@ -149,6 +149,7 @@ impl Maker<'_> {
             unsafe { self.library.split(raw, color, key, child, &mut config) }
         })?;
         if let Err(error) = outcome {
+            self.tell(&error);
             self.give_up(parent, child);
             return Err(error);
         }
@@ -196,7 +197,9 @@ impl Maker<'_> {
             Ok(()) => {
                 Err(Error::new(Status::Ccl, format!("ncclCommShrink of {} left no communicator", self.library.name())))
             }
+            // Only now is it a failure that others should hear of.
             Err(error) => {
+                self.tell(&error);
                 self.give_up(parent, child);
                 Err(error)
             }
@@ -227,9 +230,6 @@ impl Maker<'_> {
         let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
         start(raw, child).map_err(|error| parent.explain(raw, error))?;
         let outcome = self.poll(what, || parent.poll());
-        if let Err(error) = &outcome {
-            self.tell(error);
-        }
         Ok((child, outcome))
     }
 
