@@ -738,6 +738,19 @@ public:
   /// Returns when every rank of the world has called it. Collective over the world. 0: the world's timeout. See dm_world_barrier.
   Returns<void> barrier(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_barrier(capi(), timeout.count())); }
 
+  /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world. location is this rank's, "rack1/host3/nvl0";
+  /// nullptr: the name of its host. See dm_world_locations.
+  [[nodiscard]] Returns<std::vector<std::string>> locations(const Text &location = {}) const
+  {
+    std::int32_t ranks = 0;
+    const char *const *paths = nullptr;
+    std::vector<std::string> locations;
+    dm_status status = dm_world_size(capi(), &ranks);
+    if (status == DM_STATUS_OK) status = dm_world_locations(capi(), location.c_str(), &paths);
+    if (status == DM_STATUS_OK) locations.assign(paths, paths + ranks);
+    return Calls::give(status, std::move(locations));
+  }
+
   /// Ends this rank's part in the world, at once, and wakes its blocked calls. Local, from any thread. See dm_world_abort.
   Returns<void> abort() const
   {
@@ -1201,6 +1214,13 @@ public:
 
   /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over it. See dm_finalize.
   Returns<void> finalize() const { return Calls::done(dm_finalize(capi())); }
+
+  /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died: mesh.shrink("dp", {5}). Collective over the
+  /// ranks that are not lost; ends the root mesh, whatever comes of it. See dm_shrink.
+  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks) const
+  {
+    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks.data(), lost_ranks.size(), mesh); });
+  }
 
   /// Keeps this view under a name, for lookup(). Local. See dm_register.
   Returns<void> register_as(const Text &name) const

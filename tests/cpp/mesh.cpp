@@ -152,9 +152,11 @@ static void owners(const dm::Mesh &mesh)
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->group([] {}));
     THROWS(dm::Status::invalid_handle, "moved from", dead->register_as("nobody"));
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->abort());
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->shrink("tp", {0}));
   }
   THROWS(dm::Status::invalid_handle, "moved from", dm::World().abort());
   THROWS(dm::Status::invalid_handle, "not a live dm_world", dm::World().rank());
+  THROWS(dm::Status::invalid_handle, "not a live dm_world", dm::World().locations());
 
   dm_mesh *raw = second.release();
   CHECK(second.capi() == nullptr);
@@ -216,6 +218,42 @@ static void text(const dm::Mesh &mesh, const dm::World &world)
   THROWS(dm::Status::invalid_argument, "ranks", dm::Mesh::deserialize(written, options));
 }
 
+// Where the ranks are, and the plan that follows.
+static void places(const dm::World &world)
+{
+  const Names hosts = world.locations("h" + std::to_string(world.rank() % 2));
+  CHECK((hosts == Names{"h0", "h1", "h0", "h1", "h0", "h1", "h0", "h1"}));
+  const dm::Plan plan = dm::plan_ranks(hosts, {2, 4});
+  CHECK((plan.ranks == Ranks{0, 2, 4, 6, 1, 3, 5, 7}) && plan.report.find("\"even\":true") != std::string::npos);
+  CHECK((dm::plan_ranks(hosts, {2, 4}, {10, 1}).ranks != plan.ranks));
+  dm::InitOptions options;
+  options.world = world;
+  options.ranks = plan.ranks;
+  CHECK((dm::init({{"dp", 2}, {"tp", 4}}, options).submesh("tp", 1).ranks() == Ranks{1, 3, 5, 7}));
+  CHECK(world.locations().size() == 8);
+}
+
+// Going on without the replica of rank 5.
+static void shrunk(const dm::World &world)
+{
+  dm::InitOptions options;
+  options.world = world;
+  const dm::Mesh mesh = dm::init({{"dp", 4}, {"tp", 2}}, options);
+  THROWS(dm::Status::invalid_argument, "nothing to leave out", mesh.shrink("dp", {}));
+  if (world.rank() != 5) {
+    const dm::Mesh rest = mesh.shrink("dp", {5});
+    CHECK((rest.ranks() == Ranks{0, 1, 2, 3, 6, 7}));
+    if (world.rank() == 4) THROWS(dm::Status::not_member, "is not in", rest.comm("tp"));
+    else {
+      std::vector<int> one = {1};
+      rest.all_reduce("dp", one);
+      CHECK(one[0] == 3);
+    }
+    THROWS(dm::Status::aborted, "", mesh.comm("tp"));
+  }
+  world.barrier();
+}
+
 // One rank asks for another mesh; all learn who.
 static void disagreement(const dm::World &world)
 {
@@ -252,9 +290,10 @@ int main()
     adopted(mesh, world);
     lazy(world);
     text(mesh, world);
+    places(world);
     disagreement(world);
     ends(std::move(mesh));
-    world.barrier();
+    shrunk(world);
     world.abort();
     THROWS(dm::Status::aborted, "", world.barrier());
   });
