@@ -192,6 +192,10 @@ impl Maker<'_> {
         let made = unsafe { child.read_volatile() };
         match outcome {
             _ if !made.is_null() => {
+                if self.library.is_host_engine() {
+                    // SAFETY: it came from a box, and an engine that is done with the parent does not write to it any more.
+                    drop(unsafe { Box::from_raw(child) });
+                }
                 self.settle(made, what, |error| blame(self.library, made, group, error)).map(|()| made)
             }
             Ok(()) => {
