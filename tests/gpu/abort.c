@@ -45,6 +45,9 @@ int main(void)
   buffer = (int32_t *)device_alloc(sizeof(int32_t));
   const int32_t one = 1;
   device_put(buffer, &one, sizeof one);
+  /* The same operation once before: NCCL may connect for an algorithm when it is first used, and waits for the peers inside the call then. */
+  OK(dm_all_reduce(mesh, NULL, buffer, buffer, 1, DM_INT32, DM_SUM, device_stream()));
+  device_sync();
   OK(dm_world_barrier(options.world, 0));
 
   pthread_t thread;
