@@ -9,13 +9,14 @@ LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$$ORIGIN/../release'
 help:
 	@echo "make demo    build everything and train the example on eight processes"
 	@echo "make test    run every test (ARGS='-k name' for some)"
+	@echo "make test-nccl  four releases of the real NCCL through the loader (fetches 1.1 GB)"
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
-	@echo "make fuzz    fuzz the store's frame decoder (SECONDS=60)"
+	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -26,6 +27,12 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+# NVIDIA's own NCCL, four releases (1.1 GB, fetched once), and the recorder in its place.
+test-nccl:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/test_nccl.py
+	$(PYTHON) tests/test_nccl_wheels.py --fetch
 
 interop:
 	$(PYTHON) tests/interop/run.py $(ARGS)
@@ -40,10 +47,11 @@ check:
 bench-store:
 	$(PYTHON) benches/store_start.py $(ARGS)
 
-# libFuzzer on the store's frame decoder; SECONDS=60. Needs no nightly toolchain.
+# libFuzzer on what takes foreign bytes: FUZZ=frame (the store's frame decoder) or mesh_text; SECONDS=60. Needs no nightly toolchain.
 SECONDS ?= 60
+FUZZ ?= frame
 fuzz: target/tools/bin/cargo-fuzz
-	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none frame -- -max_total_time=$(SECONDS) -max_len=4096
+	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none $(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
 
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
@@ -78,4 +86,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test soak interop check header examples fuzz clean bench-store
+.PHONY: help build demo test test-nccl soak interop check header examples fuzz clean bench-store

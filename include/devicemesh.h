@@ -178,8 +178,9 @@ typedef struct dm_world_options {
    */
   const char *init_method;
   /**
-   * A communicator library with NCCL's C API, by path or SONAME. NULL: the one that the environment variable
-   * DM_CCL_LIBRARY names, else the usual names on cuda (libnccl.so.2, librccl.so.1) and the embedded host engine on cpu.
+   * A communicator library with NCCL's C API, by path or SONAME; "python": the NCCL wheel of the active Python environment. NULL: the one
+   * that the environment variable DM_CCL_LIBRARY names in the same way, else on cuda a copy that is in this process already or the usual
+   * names (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
    */
   const char *ccl_library;
   /**
@@ -571,6 +572,55 @@ dm_status dm_from_comms(const char *device_type,
                         const ncclComm_t *comms,
                         const struct dm_init_options *options,
                         struct dm_mesh **mesh_out);
+
+/**
+ * The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in another job, in another language.
+ *
+ * Local. *len_out is the length in bytes with the NUL. Row 1 of a mesh (dp=2, tp=4) over 8 ranks, what dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
+ *
+ * ```c
+ * {"devicemesh":1,"device_type":"cuda","shape":[4],"names":["tp"],"layout":[[[4,1]]],"base":4,"ranks":[[0,8]]}
+ * ```
+ *
+ * devicemesh is the version of the format, 1. ranks is a list of world ranks in runs: [first, count] is first, first + 1 ..., [first, count, step] is
+ * first, first + step ..., count of them; step may be negative. layout has for each dimension its (size, stride) pairs, the most
+ * significant first; their sizes multiply to the dimension's in shape, and a dimension of size 1 may have none. The rank at a coordinate is element
+ *
+ * ```c
+ * base + sum over dimensions and their pairs of  digit * stride
+ * ```
+ *
+ * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in [[2,8],[4,1]] is (1, 1), which lies at 9. So
+ * in the text above, the rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple of size * stride of the one
+ * before, so no rank is met twice; ranks may be longer than what the layout reaches.
+ *
+ * A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are no longer; a mesh made with a rank array has as many runs as its
+ * ranks have. Equal views can have different texts: compare with dm_equal. After dm_slice, ranks that hold different views have different texts.
+ *
+ * Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_serialize(const struct dm_mesh *mesh,
+                       char *text,
+                       size_t capacity,
+                       size_t *len_out);
+
+/**
+ * Makes the mesh that a text of dm_serialize says: what dm_init makes of its device type, shape, names and ranks. It is a root mesh, equal
+ * (dm_equal) to the view that was written, with a communicator for every dimension.
+ *
+ * Collective over the world, on the same terms as dm_init, which the messages name: every rank passes a text of the same mesh, or makes that call of
+ * dm_init. (After dm_slice each rank has a view of its own: pass one of their texts to all ranks.) options are dm_init's, with dim_options for the
+ * dimensions of the text; options->ranks is NULL. Without options->world it is the default world of the text's device type, which may be
+ * larger than the one the text comes from. The caller frees the handle with dm_free.
+ *
+ * Keys may come in any order and with spaces between. All seven are needed and there are no others; numbers are integers; there are at most
+ * 65536 dimensions. The text may come from a stranger: it is checked before anybody is waited for, and takes memory in proportion to its
+ * length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller alone: where it is not JSON, which key is missing,
+ * which numbers contradict each other, which rank is listed twice or not in the world), and those of dm_init.
+ */
+dm_status dm_deserialize(const char *text,
+                         const struct dm_init_options *options,
+                         struct dm_mesh **mesh_out);
 
 /**
  * A view of the named dimensions, in the order given; it shares the parent's communicators.

@@ -113,6 +113,8 @@ typedef enum {
 
 /* Colour of ncclCommSplit for a rank that takes part in the call but in no new communicator. */
 #define NCCL_SPLIT_NOCOLOR (-1)
+#define NCCL_SHRINK_DEFAULT 0
+#define NCCL_SHRINK_ABORT 1
 
 /* How a communicator is made. Start from NCCL_CONFIG_INITIALIZER and set fields by name: NCCL appends fields from release
  * to release, and size tells the library which ones there are. The library uses blocking and commName. */
@@ -184,6 +186,11 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ndev, const int *devlist);
 /* Makes one communicator per color (>= 0, or NCCL_SPLIT_NOCOLOR) of the ranks of comm that passed it, ordered by key, ties
  * by rank. config NULL: that of comm, but for its name. Collective over comm, in the same order on every rank. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
+/* Makes a communicator of the ranks of comm that are not listed, in their order. Collective over those, the same list on
+ * each; a listed rank does not call. With NCCL_SHRINK_ABORT the calls under way on comm end first, on all ranks, and comm
+ * may have failed, as by the death of a listed rank; it can only be freed afterwards. */
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
+                            ncclConfig_t *config, int shrinkFlags);
 
 /* ---- their life ------------------------------------------------------------------------------------------------ */
 

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "types",
     "errors",
     "world",
     "make",
+    "text",
     "views",
     "ask",
     "neighbors",

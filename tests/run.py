@@ -12,6 +12,7 @@ The last line is "N passed, N failed" (", N skipped" may follow).
 """
 
 import argparse
+import fcntl
 import os
 import re
 import shutil
@@ -33,8 +34,9 @@ CXX = os.environ.get("CXX", "c++")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 LINK = [f"-L{RELEASE}", "-ldevicemesh", f"-Wl,-rpath,{RELEASE}", "-pthread"]
 STATIC = [str(RELEASE / "libdevicemesh.a"), "-pthread", "-ldl", "-lm"]
-# Each pinned; only headers are taken out of them. The oldest NCCL that the loader supports is also the smallest download.
-NCCL_WHEELS = ["nvidia-nccl-cu12==2.18.3", "nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105", "nvidia-cuda-cccl-cu12==12.9.27"]
+# Each pinned. Of NCCL the header and the library are taken, of the others headers.
+CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105", "nvidia-cuda-cccl-cu12==12.9.27"]
+NCCL_WHEEL = "nvidia-nccl-cu12==2.18.3"
 CMAKE_WHEEL = "cmake==3.31.6"
 DEADLINE = 180
 SKIPPED = 77
@@ -227,7 +229,7 @@ def compile_headers(runner):
     compiles("alone", ours)
     compiles("before hostccl.h", f"{ours}\n{host}")
     compiles("after hostccl.h", f"{host}\n{ours}")
-    real = lambda: [f"-isystem{path}" for path in nccl_headers()]
+    real = lambda: [f"-isystem{path}" for path in [nccl_wheel() / "include", *cuda_headers()]]
     compiles("before nccl.h", f"{ours}\n#include <nccl.h>\nncclComm_t comm(ncclComm_t c);", real)
     compiles("after nccl.h", f"#include <nccl.h>\n{ours}\nncclComm_t comm(ncclComm_t c);", real)
 
@@ -249,15 +251,19 @@ def pip():
     return [str(python), "-m", "pip"]
 
 
-def nccl_headers():
-    folder = TARGET / "wheels" / "-".join(NCCL_WHEELS).replace("==", "-")
-    with WHEEL_LOCK:
+def wheels(pins, wanted):
+    """The folder with those files of pinned wheels whose names match, fetched once, also when several processes want them."""
+    folder = TARGET / "wheels" / "-".join(pins).replace("==", "-")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with WHEEL_LOCK, open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             import zipfile
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", "--platform", "manylinux1_x86_64",
-                       "--platform", "manylinux2014_x86_64", "--dest", str(folder), *NCCL_WHEELS]
+            platforms = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_18_x86_64", "manylinux_2_27_x86_64")
+            command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", *(f"--platform={platform}" for platform in platforms),
+                       "--dest", str(folder), *pins]
             for attempt in (1, 2, 3):
                 fetched = subprocess.run(command, capture_output=True, text=True, timeout=900)
                 if fetched.returncode == 0:
@@ -266,10 +272,19 @@ def nccl_headers():
                 raise Failure(f"$ {' '.join(command)}\n{fetched.stdout}{fetched.stderr}")
             for wheel in folder.glob("*.whl"):
                 with zipfile.ZipFile(wheel) as archive:
-                    archive.extractall(folder, [name for name in archive.namelist() if "/include/" in name])
+                    archive.extractall(folder, [name for name in archive.namelist() if re.search(wanted, name)])
                 wheel.unlink()
             (folder / "complete").touch()
-    return sorted(path for path in folder.glob("nvidia/*/include"))
+    return folder
+
+
+def nccl_wheel(pin=NCCL_WHEEL):
+    """A release of NVIDIA's NCCL: include/nccl.h and lib/libnccl.so.2 in this folder."""
+    return wheels([pin], r"/include/nccl\.h$|/lib/libnccl\.so\.2$") / "nvidia/nccl"
+
+
+def cuda_headers():
+    return sorted(path for path in wheels(CUDA_WHEELS, "/include/").glob("nvidia/*/include"))
 
 
 def cmake_consumer():

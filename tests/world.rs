@@ -322,7 +322,8 @@ fn why_a_rank_cannot_take_part_is_told_also_to_ranks_that_come_after_it_has_give
         let timeout = Duration::from_millis(if rank == 1 { 500 } else { 20_000 });
         std::thread::sleep(Duration::from_millis(if rank == 2 { 1200 } else { 0 }));
         let options = JoinOptions { init_method: Some(method.clone()), timeout: Some(timeout), ..options(rank, 3) };
-        let prepare = |_| if rank == 1 { Err(Error::new(Status::Library, "no such library")) } else { Ok(()) };
+        let prepare =
+            |_, _| if rank == 1 { Err(Error::new(Status::Library, "no such library")) } else { Ok(((), None)) };
         World::join_with("cpu", &options, prepare).map(drop).unwrap_err()
     });
     for error in &errors[..2] {

@@ -1,6 +1,6 @@
 //! One rank's membership in a communicator: its segment, its peers, and how the rank waits for them.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ pub(crate) struct Comm {
     pub(crate) turns: [Mutex<()>; 3],
     /// The steps this rank has ended. Changed only with the collectives' turn.
     step: AtomicU64,
+    /// By rank: the last of its offers that this rank has taken.
+    taken: Vec<AtomicU32>,
     /// Raised by `ncclCommAbort`, also before the communicator exists.
     aborted: Arc<AtomicBool>,
     finalized: AtomicBool,
@@ -45,6 +47,8 @@ pub(crate) enum Blocker {
     From(usize),
     /// A rank's taking of the bytes sent to it.
     To(usize),
+    /// A rank's making of a smaller communicator. The failure of this one does not end the wait: the operation looks itself what does.
+    Offer(usize),
 }
 
 impl Comm {
@@ -57,6 +61,7 @@ impl Comm {
             name,
             turns: Default::default(),
             step: AtomicU64::new(0),
+            taken: (0..nranks).map(|_| AtomicU32::new(0)).collect(),
             aborted,
             finalized: AtomicBool::new(false),
             found: AtomicI32::new(-1),
@@ -73,6 +78,19 @@ impl Comm {
         }
         match self.segment.header().failure.error() {
             Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails when this rank has aborted it or `peer` has died, whatever else has become of the communicator.
+    pub(crate) fn check_peer(&self, peer: usize) -> Result<()> {
+        if self.aborted.load(Ordering::Acquire) {
+            return Err(Error::aborted());
+        }
+        let Some(id) = self.segment.process(peer).filter(|id| id.pid != self.me.pid) else { return Ok(()) };
+        let process = self.watched[peer].get_or_init(|| Process::watch(id));
+        match Process::first_dead(std::slice::from_ref(process)) {
+            Some(_) => Err(Error::new(ncclRemoteError, format!("{} died", self.describe(peer))).by(Some(peer))),
             None => Ok(()),
         }
     }
@@ -118,6 +136,16 @@ impl Comm {
         let _ = self.found.compare_exchange(-1, rank, Ordering::Relaxed, Ordering::Relaxed);
     }
 
+    /// Ends the calls of all ranks, for going on with fewer.
+    pub(crate) fn revoke(&self) {
+        self.fail(ncclRemoteError, None, &format!("{} shrinks the communicator", self.describe(self.rank)));
+    }
+
+    /// The last offer of `rank` that this one has taken.
+    pub(crate) fn taken(&self, rank: usize) -> &AtomicU32 {
+        &self.taken[rank]
+    }
+
     /// The steps this rank has ended.
     pub(crate) fn step(&self) -> u64 {
         self.step.load(Ordering::Relaxed)
@@ -151,6 +179,7 @@ impl Comm {
             Blocker::Step(_) => &self.segment.header().barrier,
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
             Blocker::To(peer) => &self.segment.channel(self.rank, peer).tail,
+            Blocker::Offer(peer) => &self.segment.seat(peer).offer.number,
         }
     }
 
@@ -203,7 +232,7 @@ impl Comm {
         match blocker {
             Blocker::Arrivals => self.segment.process(rank).is_none(),
             Blocker::Step(step) => (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0,
-            Blocker::From(peer) | Blocker::To(peer) => peer == rank,
+            Blocker::From(peer) | Blocker::To(peer) | Blocker::Offer(peer) => peer == rank,
         }
     }
 

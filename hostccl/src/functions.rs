@@ -37,6 +37,13 @@ macro_rules! for_each_function {
             fn ncclCommSplit(
                 comm: ncclComm_t, color: c_int, key: c_int, new_comm: *mut ncclComm_t, config: *mut ncclConfig_t
             ) -> ncclResult_t;
+            /// Makes a communicator of the ranks of `comm` that are not listed, in their order. Collective over those. With
+            /// `NCCL_SHRINK_ABORT` (1) the calls under way on `comm` are ended first, and it may have failed, as by the death of a
+            /// listed rank; it can only be freed afterwards.
+            fn ncclCommShrink(
+                comm: ncclComm_t, excluded: *mut c_int, excluded_count: c_int, new_comm: *mut ncclComm_t,
+                config: *mut ncclConfig_t, flags: c_int
+            ) -> ncclResult_t;
             /// Ends the use of `comm`: returns when no call of this rank is under way; later operations are
             /// refused. Local, since every operation has its result when it returns.
             fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;

@@ -11,13 +11,13 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::message::{Message, Side};
 use crate::operation::{self, Lane, Operation};
-use crate::setup::{Init, SplitInto};
+use crate::setup::{ChildInto, Init};
 use crate::types::*;
 
 /// One call of a group.
 pub(crate) enum Task {
     Init(Init),
-    Split(SplitInto),
+    Child(ChildInto),
     Collective(Collective),
     Message(Message),
 }
@@ -94,14 +94,14 @@ pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Collective>) -> Re
 fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     let (background, tasks): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| match task {
         Task::Init(init) => !init.blocking(),
-        Task::Split(split) => !split.blocking(),
+        Task::Child(child) => !child.blocking(),
         Task::Collective(_) | Task::Message(_) => false,
     });
     let in_progress = !background.is_empty();
     if in_progress {
         for task in &background {
-            if let Task::Split(split) = task {
-                split.begin();
+            if let Task::Child(child) = task {
+                child.begin();
             }
         }
         // What the tasks met is kept by their handles.
@@ -122,7 +122,7 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
     for task in tasks {
         let place = match &task {
             Task::Init(_) => None,
-            Task::Split(split) => Some((split.parent(), COLLECTIVES, 0)),
+            Task::Child(child) => Some((child.parent(), COLLECTIVES, 0)),
             Task::Collective(collective) => collective.comm().map(|comm| (comm, COLLECTIVES, 0)),
             Task::Message(message) => {
                 let turn = if matches!(message.side(), Side::Send(_)) { SENDS } else { RECEIVES };
@@ -141,7 +141,7 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
         }
         lanes[lane].push_back(match task {
             Task::Init(init) => Box::new(init),
-            Task::Split(split) => Box::new(split),
+            Task::Child(child) => Box::new(child),
             Task::Collective(collective) => Box::new(collective),
             Task::Message(message) => Box::new(message),
         });

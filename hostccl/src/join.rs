@@ -15,8 +15,8 @@ use crate::types::*;
 /// Where the segment is found.
 pub(crate) enum Source {
     Id(Id),
-    /// A split's: descriptor `fd` of process `owner`, which is the new communicator's rank 0.
-    Split {
+    /// Split or shrunk off another: descriptor `fd` of process `owner`, which is the new communicator's rank 0.
+    Child {
         owner: ProcessId,
         fd: RawFd,
         token: [u8; 16],
@@ -27,7 +27,7 @@ impl Source {
     fn open(&self) -> Result<OwnedFd> {
         match self {
             Source::Id(id) => id.open(),
-            Source::Split { owner, fd, token } => segment::open(owner.pid, *fd, *token),
+            Source::Child { owner, fd, token } => segment::open(owner.pid, *fd, *token),
         }
         .map_err(|error| self.orphaned().unwrap_or(error))
     }
@@ -36,7 +36,7 @@ impl Source {
     fn orphaned(&self) -> Option<Error> {
         let (maker, what, rank) = match self {
             Source::Id(id) => (id.creator, "the unique id", None),
-            Source::Split { owner, .. } => (*owner, "the new communicator's memory", Some(0)),
+            Source::Child { owner, .. } => (*owner, "the new communicator's memory", Some(0)),
         };
         let message = format!("the process that made {what} (pid {}) died before all ranks had joined", maker.pid);
         maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(rank))

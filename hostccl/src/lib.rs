@@ -51,6 +51,7 @@ pub mod process;
 pub mod reduce;
 mod segment;
 mod setup;
+mod shrink;
 mod split;
 pub mod types;
 mod wait;

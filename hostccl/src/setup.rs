@@ -1,4 +1,4 @@
-//! The calls that make communicators: a [`Join`] or [`Split`] together with the handle that it completes.
+//! The calls that make communicators: a [`Join`], or a child being made of another, together with the handle that it completes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +8,10 @@ use crate::error::{Error, Result};
 use crate::handle::{self, Handle};
 use crate::join::Join;
 use crate::operation::{Operation, Poll};
-use crate::split::Split;
 use crate::types::*;
 
 /// How long ranks wait for each other to make a communicator.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Where a caller wants a communicator written.
 struct Out(*mut ncclComm_t);
@@ -96,9 +95,18 @@ impl Drop for Init {
     }
 }
 
-/// `ncclCommSplit`.
-pub(crate) struct SplitInto {
-    split: Split,
+/// A communicator being made of ranks of another one.
+pub(crate) trait Child: Operation + Send {
+    /// The new communicator, once done; none for a rank that has no part in it.
+    fn joined(&self) -> Option<Arc<Comm>>;
+
+    /// An error of the new communicator as the parent's ranks are to hear it.
+    fn for_parent(&self, error: Error) -> Error;
+}
+
+/// `ncclCommSplit` and `ncclCommShrink`.
+pub(crate) struct ChildInto {
+    child: Box<dyn Child>,
     parent: Arc<Handle>,
     on: Arc<Comm>,
     handle: Arc<Handle>,
@@ -106,27 +114,27 @@ pub(crate) struct SplitInto {
     done: bool,
 }
 
-impl SplitInto {
+impl ChildInto {
     /// # Safety
     /// `out` stays valid until the call is over.
     pub(crate) unsafe fn new(
-        split: Split,
+        child: Box<dyn Child>,
         parent: Arc<Handle>,
         on: Arc<Comm>,
         handle: Arc<Handle>,
         out: *mut ncclComm_t,
-    ) -> SplitInto {
+    ) -> ChildInto {
         let out = Out(out);
         out.write(std::ptr::null_mut());
-        SplitInto { split, parent, on, handle, out, done: false }
+        ChildInto { child, parent, on, handle, out, done: false }
     }
 
-    /// A split of a non-blocking parent does not block (as in NCCL), and neither does one whose child is to be non-blocking.
+    /// The making of a non-blocking parent's child does not block (as in NCCL), and neither does one whose child is to be non-blocking.
     pub(crate) fn blocking(&self) -> bool {
         self.parent.config.blocking && self.handle.config.blocking
     }
 
-    /// Marks the parent as at work, for a split that ends in the background.
+    /// Marks the parent as at work, for a making that ends in the background.
     pub(crate) fn begin(&self) {
         self.parent.begin();
     }
@@ -143,11 +151,11 @@ impl SplitInto {
     }
 }
 
-impl Operation for SplitInto {
+impl Operation for ChildInto {
     fn poll(&mut self) -> Result<Poll> {
-        match self.split.poll() {
+        match self.child.poll() {
             Ok(Poll::Done) => {
-                if let Some(comm) = self.split.joined() {
+                if let Some(comm) = self.child.joined() {
                     self.handle.set_comm(Ok(comm));
                     self.out.write(handle::insert(self.handle.clone())?);
                 }
@@ -156,14 +164,14 @@ impl Operation for SplitInto {
             }
             Ok(blocked) => Ok(blocked),
             Err(error) => {
-                self.finish(Err(error.clone().within(&self.split.describe())));
+                self.finish(Err(error.clone().within(&self.child.describe())));
                 Err(error)
             }
         }
     }
 
     fn comm(&self) -> Option<&Arc<Comm>> {
-        self.split.comm()
+        self.child.comm()
     }
 
     /// The parent's: nobody has the child's handle yet.
@@ -172,14 +180,14 @@ impl Operation for SplitInto {
     }
 
     fn describe(&self) -> String {
-        self.split.describe()
+        self.child.describe()
     }
 }
 
-impl Drop for SplitInto {
+impl Drop for ChildInto {
     fn drop(&mut self) {
         if !self.done {
-            let error = self.split.for_parent(ended(self.split.comm())).within(&self.split.describe());
+            let error = self.child.for_parent(ended(self.child.comm())).within(&self.child.describe());
             self.finish(Err(error));
         }
     }

@@ -13,6 +13,7 @@ use crate::join::{Join, Source};
 use crate::operation::{Operation, Poll};
 use crate::process::ProcessId;
 use crate::segment::{self, SLOTS};
+use crate::setup::Child;
 use crate::types::*;
 
 /// What a rank of the parent asks for.
@@ -71,11 +72,6 @@ impl Split {
         })
     }
 
-    /// The new communicator, once done; none for a rank without colour.
-    pub(crate) fn joined(&self) -> Option<Arc<Comm>> {
-        self.join.as_ref().and_then(Join::joined)
-    }
-
     /// Data of `rank`'s slot of the step `back` steps before this one.
     fn slot<T>(&self, rank: usize, back: u64) -> *mut T {
         self.parent.segment.data(rank, ((self.parent.step() - back) % SLOTS as u64) as usize).cast()
@@ -112,7 +108,7 @@ impl Split {
                     return Err(Error::new(offer.code, message));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
-                let source = Source::Split { owner: offer.owner, fd: offer.fd, token: offer.token };
+                let source = Source::Child { owner: offer.owner, fd: offer.fd, token: offer.token };
                 self.join = Some(Join::new(
                     source,
                     self.members.len() as u32,
@@ -123,16 +119,6 @@ impl Split {
             }
         }
         Ok(())
-    }
-
-    /// An error of the new communicator as the parent's ranks are to hear it. A dead member fails both, and what the others say of it there
-    /// ("gave up joining") is not what happened.
-    pub(crate) fn for_parent(&self, error: Error) -> Error {
-        if let Err(error) = self.check_parent() {
-            return error;
-        }
-        let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
-        error.by(lost)
     }
 
     /// Fails when the parent has. Its other ranks may be ahead and miss this one, which waits for members that do not come.
@@ -154,6 +140,21 @@ impl Split {
             }
             Err(error) => Offer { code: error.code(), owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] },
         }
+    }
+}
+
+impl Child for Split {
+    fn joined(&self) -> Option<Arc<Comm>> {
+        self.join.as_ref().and_then(Join::joined)
+    }
+
+    /// A dead member fails both, and what the others say of it in the child ("gave up joining") is not what happened.
+    fn for_parent(&self, error: Error) -> Error {
+        if let Err(error) = self.check_parent() {
+            return error;
+        }
+        let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
+        error.by(lost)
     }
 }
 

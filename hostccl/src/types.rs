@@ -63,6 +63,10 @@ pub const ncclScalarHostImmediate: ncclScalarResidence_t = 1;
 
 /// Colour of `ncclCommSplit` for a rank that takes part in the call but in no new communicator.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
+/// Flag of `ncclCommShrink`: nothing is under way on the parent.
+pub const NCCL_SHRINK_DEFAULT: c_int = 0;
+/// Flag of `ncclCommShrink`: ends what is under way on the parent, which may have failed.
+pub const NCCL_SHRINK_ABORT: c_int = 1;
 /// The value of an integer field of [`ncclConfig_t`] that the caller did not set.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// The magic number of [`ncclConfig_t`].

@@ -45,12 +45,15 @@ impl Idle {
             self.since = None;
             return Ok(());
         }
-        for wait in waits {
+        // Those that the communicator's end ends.
+        let ended = || waits.iter().filter(|wait| !matches!(wait.blocker, Blocker::Offer(_)));
+        for wait in ended() {
             wait.comm.check().map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        let set = *self.set.get_or_insert_with(|| waits.iter().filter_map(|wait| wait.comm.patience()).min());
-        let patience = set.or_else(timeout).or_else(|| waits.iter().filter_map(|wait| wait.patience).min());
+        let set = *self.set.get_or_insert_with(|| ended().filter_map(|wait| wait.comm.patience()).min());
+        let patience = set.or_else(timeout).or_else(|| ended().filter_map(|wait| wait.patience).min());
+        let patience = patience.filter(|_| ended().next().is_some());
         let joining = waits.iter().any(|wait| wait.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
         if let Some(patience) = patience {
@@ -61,12 +64,12 @@ impl Idle {
             self.since = None;
             return Ok(());
         }
-        for wait in waits {
+        for wait in ended() {
             let checked = wait.comm.check_peers(Some((wait.blocker, wait.seen)));
             checked.map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         match patience {
-            Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(waits, patience)),
+            Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(ended(), patience)),
             _ => Ok(()),
         }
     }
@@ -89,8 +92,8 @@ fn sleep(waits: &[Waiting<'_>], slice: Duration) {
 }
 
 /// Ends the communicators that have waited for too long.
-fn expired(waits: &[Waiting<'_>], timeout: Duration) -> Error {
-    let errors = waits.iter().map(|wait| wait.comm.expire(wait.blocker, timeout));
+fn expired<'a>(waits: impl Iterator<Item = &'a Waiting<'a>>, timeout: Duration) -> Error {
+    let errors = waits.map(|wait| wait.comm.expire(wait.blocker, timeout));
     errors.collect::<Vec<_>>().swap_remove(0)
 }
 
@@ -178,7 +181,7 @@ impl Courtesy {
 }
 
 /// `HOSTCCL_TIMEOUT_MS`: how long a wait without any progress may last; unset or 0: forever.
-fn timeout() -> Option<Duration> {
+pub(crate) fn timeout() -> Option<Duration> {
     static TIMEOUT: OnceLock<Option<Duration>> = OnceLock::new();
     *TIMEOUT.get_or_init(|| {
         let millis = std::env::var("HOSTCCL_TIMEOUT_MS").ok()?.trim().parse().ok()?;

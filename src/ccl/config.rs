@@ -1,9 +1,8 @@
 //! `ncclConfig_t` as bytes: the caller's copied by its own size field, ours built field by field.
 //!
-//! The struct grows at its tail from release to release and its C tag changes, so it is never declared as a type here.
-//! Offsets (nccl.h 2.18 to 2.32): 0 size, 8 magic, 12 version, 16 blocking, 20 cgaClusterSize, 24 minCTAs, 28 maxCTAs,
-//! 32 netName, 40 splitShare, 44 trafficClass, 48 commName (2.27). An integer is unset at `INT_MIN`, a pointer at NULL; a
-//! library copies the smaller of its own and the given size and takes defaults for what `version` did not know.
+//! The struct grows at its tail from release to release and its C tag changes, so it is never declared as a type here. An integer is unset at
+//! `INT_MIN`, a pointer at NULL; a library copies the smaller of its own and the given size and takes defaults for what `version` did not
+//! know.
 
 use std::ffi::{CStr, c_void};
 
@@ -19,10 +18,26 @@ const VERSION_WITH_SPLIT_SHARE: u32 = 21_800;
 /// No release is near this; more means that the size field is garbage.
 const MAX_SIZE: usize = 4096;
 
+/// The integers after the head, as nccl.h calls them: where each lies and since which release. tests/nccl/wheel.c holds this beside NVIDIA's headers.
+const INTEGERS: [(&str, usize, u32); 10] = [
+    ("blocking", 16, 21_400),
+    ("cgaClusterSize", 20, 21_700),
+    ("minCTAs", 24, 21_700),
+    ("maxCTAs", 28, 21_700),
+    ("splitShare", 40, 21_800),
+    ("trafficClass", 44, 22_600),
+    ("collnetEnable", 56, 22_700),
+    ("CTAPolicy", 60, 22_700),
+    ("shrinkShare", 64, 22_700),
+    ("nvlsCTAs", 68, 22_700),
+];
+/// The pointers.
+const POINTERS: [(&str, usize, u32); 2] = [("netName", 32, 21_700), ("commName", 48, 22_700)];
+
 const AT_MAGIC: usize = 8;
 const AT_VERSION: usize = 12;
-const AT_BLOCKING: usize = 16;
-const AT_COMM_NAME: usize = 48;
+const AT_BLOCKING: usize = INTEGERS[0].1;
+const AT_COMM_NAME: usize = POINTERS[1].1;
 
 /// An `ncclConfig_t` to hand to a communicator library.
 #[derive(Debug, Clone)]
@@ -41,7 +56,7 @@ impl CommConfig {
         let version = u32::try_from(library_version).unwrap_or(0).clamp(VERSION_WITH_SPLIT_SHARE, VERSION_WITH_NAME);
         let version = if version < VERSION_WITH_NAME { VERSION_WITH_SPLIT_SHARE } else { version };
         config.put(AT_VERSION, &version.to_ne_bytes());
-        for at in [16, 20, 24, 28, 40, 44, 56, 60, 64, 68] {
+        for (_, at, _) in INTEGERS {
             config.put(at, &UNSET.to_ne_bytes());
         }
         config
@@ -93,13 +108,21 @@ impl CommConfig {
     /// A digest of the fields that must be the same on all ranks: all but the pointers, which differ by process.
     pub fn digest(&self) -> u64 {
         let bytes = self.words.iter().flat_map(|word| word.to_ne_bytes()).enumerate();
-        let shared = bytes.filter(|(at, _)| !(32..40).contains(at) && !(AT_COMM_NAME..AT_COMM_NAME + 8).contains(at));
+        let is_pointer = |at: usize| POINTERS.iter().any(|(_, first, _)| (*first..first + 8).contains(&at));
+        let shared = bytes.filter(|(at, _)| !is_pointer(*at));
         Fnv1a::default().bytes(shared.map(|(_, byte)| byte)).value()
     }
 
-    /// Whether the caller set `blocking`.
-    pub fn says_blocking(&self) -> bool {
-        self.size() >= AT_BLOCKING + 4 && self.int(AT_BLOCKING) != UNSET
+    /// The same config, blocking unless the caller said otherwise.
+    #[must_use]
+    pub fn blocking_by_default(self) -> CommConfig {
+        let is_set = self.size() >= AT_BLOCKING + 4 && self.int(AT_BLOCKING) != UNSET;
+        if is_set { self } else { self.blocking(true) }
+    }
+
+    /// Whether calls wait: what is unset does.
+    pub fn is_blocking(&self) -> bool {
+        self.int(AT_BLOCKING) != 0
     }
 
     fn size(&self) -> usize {

@@ -1,47 +1,65 @@
-//! The CUDA driver, as far as communicators need it: is it there, how many devices, which one is mine.
+//! Which CUDA device this process uses, as far as communicators need to know.
 //!
 //! NCCL must not be called without a working driver: without one a failed initialisation leaves some releases' thread
 //! state broken. So this runs before any communicator of device type cuda is made.
 
-use cudarc::driver::{DriverError, result, sys};
-
+use super::cuda::{Context, Driver, dotted};
 use crate::error::{Error, Result, Status};
 
+/// The device that a thread's communicators are made on.
+#[derive(Debug)]
+pub struct Device {
+    /// Its number in this process, for messages.
+    pub number: usize,
+    /// How many this process sees.
+    pub count: usize,
+    /// Its identity, where the driver tells it: of no other device, nor part of one, anywhere.
+    pub uuid: Option<String>,
+    context: Context,
+}
+
+impl Device {
+    /// Makes it current on the calling thread unless one is: a thread of the program that has chosen none would make communicators on device 0.
+    pub fn select_unless_chosen(&self) -> Result<()> {
+        let driver = Driver::get()?;
+        if driver.current()?.is_none() { driver.set_current(self.context) } else { Ok(()) }
+    }
+}
+
 /// Makes a device current on this thread unless one is: local rank modulo the number of devices, as PyTorch chooses.
-pub fn select_device(local_rank: usize) -> Result<()> {
-    // SAFETY: only looks whether libcuda can be opened.
-    if !unsafe { sys::is_culib_present() } {
+///
+/// Refuses what PyTorch's DeviceMesh refuses: more ranks than this host has devices, and not a multiple of them. Hosts differ then, or some of
+/// their devices are left out, and a mesh's inner dimensions would not stay inside a host.
+pub fn select_device(local_rank: usize, world_size: usize) -> Result<Device> {
+    let driver = Driver::get()?;
+    let count = driver.count()?;
+    if count == 0 {
+        let message = "the CUDA driver sees 0 devices; is CUDA_VISIBLE_DEVICES empty?";
+        return Err(Error::new(Status::Device, message));
+    }
+    if world_size > count && world_size % count != 0 {
         return Err(Error::new(
             Status::Device,
-            "no CUDA driver: libcuda.so.1 is not installed on this machine; use device type cpu, or install the driver",
+            format!(
+                "uneven hardware: {world_size} ranks are not the same number on each host, where this one has {count} devices; start as many on each, or let CUDA_VISIBLE_DEVICES show only those that are used"
+            ),
         ));
     }
-    result::init().map_err(|error| driver_error("cuInit", error))?;
-    let current = result::ctx::get_current().map_err(|error| driver_error("cuCtxGetCurrent", error))?;
-    if current.is_some() {
-        return Ok(());
-    }
-    let count = result::device::get_count().map_err(|error| driver_error("cuDeviceGetCount", error))?;
-    if count < 1 {
-        return Err(Error::new(Status::Device, "the CUDA driver sees 0 devices; is CUDA_VISIBLE_DEVICES empty?"));
-    }
-    let ordinal = i32::try_from(local_rank % count as usize).unwrap_or(0);
-    let device = result::device::get(ordinal).map_err(|error| driver_error("cuDeviceGet", error))?;
-    // SAFETY: `device` came from the driver a line above; the primary context is retained for the process's life, which
-    // is what the runtime API does too.
-    let context = unsafe { result::primary_ctx::retain(device) }
-        .map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
-    // SAFETY: the context was just retained and is never released.
-    unsafe { result::ctx::set_current(context) }.map_err(|error| driver_error("cuCtxSetCurrent", error))
+    let (device, context) = match driver.current()? {
+        Some(context) => (driver.current_device()?, context),
+        None => {
+            let device = driver.device(local_rank % count)?;
+            let context = driver.primary_context(device)?;
+            driver.set_current(context)?;
+            (device, context)
+        }
+    };
+    Ok(Device { number: usize::try_from(device).unwrap_or(0), count, uuid: driver.uuid(device), context })
 }
 
 /// The device that is current on a thread, to make it current on another one.
-pub struct CurrentDevice(Option<sys::CUcontext>);
-
-// SAFETY: a context belongs to the process; the driver takes it on any thread.
-unsafe impl Send for CurrentDevice {}
-// SAFETY: as above.
-unsafe impl Sync for CurrentDevice {}
+#[derive(Debug)]
+pub struct CurrentDevice(Option<Context>);
 
 impl CurrentDevice {
     /// Where no device is involved.
@@ -49,29 +67,22 @@ impl CurrentDevice {
 
     /// The calling thread's.
     pub(super) fn of_this_thread() -> Result<CurrentDevice> {
-        // SAFETY: only looks whether libcuda can be opened.
-        if !unsafe { sys::is_culib_present() } {
-            return Ok(CurrentDevice::NONE);
-        }
-        result::ctx::get_current().map(CurrentDevice).map_err(|error| driver_error("cuCtxGetCurrent", error))
+        // A library that works without this driver (RCCL) has devices that are not this module's.
+        Driver::get().map_or(Ok(CurrentDevice::NONE), |driver| driver.current().map(CurrentDevice))
     }
 
     /// Makes it current on the calling thread.
     pub fn select(&self) -> Result<()> {
-        let Some(context) = self.0 else { return Ok(()) };
-        // SAFETY: the context is current on a thread that is inside a call of this library meanwhile.
-        unsafe { result::ctx::set_current(context) }.map_err(|error| driver_error("cuCtxSetCurrent", error))
+        self.0.map_or(Ok(()), |context| Driver::get()?.set_current(context))
     }
 }
 
 /// Whether there is a driver that sees at least one device.
 pub fn has_device() -> bool {
-    // SAFETY: only looks whether libcuda can be opened.
-    let present = unsafe { sys::is_culib_present() };
-    present && result::init().is_ok() && result::device::get_count().is_ok_and(|count| count > 0)
+    Driver::get().and_then(Driver::count).is_ok_and(|count| count > 0)
 }
 
-fn driver_error(call: &str, error: DriverError) -> Error {
-    let code = error.0 as i32;
-    Error::new(Status::Device, format!("{call} gives {code} ({error})")).with_device_error(code)
+/// The CUDA release that the driver supports, for messages; `None` without a driver.
+pub(super) fn supported() -> Option<String> {
+    Driver::get().and_then(Driver::version).ok().map(dotted)
 }

@@ -1,11 +1,12 @@
 //! One communicator library: its name, its version and its functions, with results turned into errors that carry them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 
 use libloading::os::unix::Library as Handle;
 
 use super::config::CommConfig;
-use super::driver::CurrentDevice;
+use super::driver::{CurrentDevice, supported};
 use super::types::{NcclResult, UniqueId, result};
 use crate::error::{Error, Result, Status};
 
@@ -32,9 +33,10 @@ impl RawComm {
 
 /// The signatures of nccl.h, by field. `Option` is for what some release or implementation lacks.
 pub(super) struct Functions {
-    pub(super) get_version: unsafe extern "C" fn(*mut c_int) -> NcclResult,
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
     pub(super) init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut c_void) -> NcclResult,
+    pub(super) init_rank_scalable:
+        Option<unsafe extern "C" fn(*mut RawComm, c_int, c_int, c_int, *mut UniqueId, *mut c_void) -> NcclResult>,
     pub(super) split: Option<unsafe extern "C" fn(RawComm, c_int, c_int, *mut RawComm, *mut c_void) -> NcclResult>,
     pub(super) finalize: Option<unsafe extern "C" fn(RawComm) -> NcclResult>,
     pub(super) destroy: unsafe extern "C" fn(RawComm) -> NcclResult,
@@ -77,20 +79,24 @@ pub struct Library {
     name: String,
     version: i32,
     pub(super) functions: Functions,
-    /// How a symbol's address is found later on; `None` in the embedded engine.
-    handle: Option<Handle>,
+    /// How a symbol's address is found later on; `None` in the embedded engine. Never closed: NCCL leaves threads behind that run its code, one for
+    /// each id that nobody used.
+    handle: Option<ManuallyDrop<Handle>>,
 }
+
+/// `ncclGetVersion` of the oldest release that has the core, and of the first whose failed initialisation may leave its thread inside a group.
+const OLDEST: i32 = 21_400;
+const LEAVES_GROUPS_OPEN: i32 = 22_300;
 
 impl Library {
     /// Fills the table through `lookup` (a symbol's address by name, as dlsym). The core must be there: `ncclGetVersion`,
     /// `ncclGetUniqueId`, `ncclCommInitRankConfig` (2.14), destroy, abort, the queries, five collectives, send, recv and groups.
-    pub(super) fn from_lookup(
-        name: &str,
-        handle: Option<Handle>,
-        lookup: impl Fn(&str) -> Option<*const c_void>,
-    ) -> Result<Library> {
-        let missing = |symbol: &str| {
-            Error::new(Status::Library, format!("{name} has no symbol {symbol}: it is not NCCL 2.14 or later"))
+    pub(super) fn from_lookup(name: &str, lookup: impl Fn(&str) -> Option<*const c_void>) -> Result<Library> {
+        let mut version = 0;
+        let missing = |symbol: &str, version| {
+            let is =
+                if version == 0 { "it is not NCCL".to_owned() } else { format!("it says NCCL {}", dotted(version)) };
+            Error::new(Status::Library, format!("{name} has no symbol {symbol}: {is}"))
         };
         macro_rules! symbol {
             ($name:literal) => {
@@ -99,13 +105,25 @@ impl Library {
                 lookup($name).filter(|address| !address.is_null()).map(|address| unsafe { std::mem::transmute(address) })
             };
             ($name:literal, core) => {
-                symbol!($name).ok_or_else(|| missing($name))?
+                symbol!($name).ok_or_else(|| missing($name, version))?
             };
         }
+        let get_version: unsafe extern "C" fn(*mut c_int) -> NcclResult = symbol!("ncclGetVersion", core);
+        // SAFETY: the out-parameter is a valid int.
+        let code = unsafe { get_version(&mut version) };
+        if code != result::SUCCESS {
+            return Err(
+                Error::new(Status::Library, format!("ncclGetVersion of {name} gives {code}")).with_ccl_result(code)
+            );
+        }
+        if version < OLDEST {
+            let (this, oldest) = (dotted(version), dotted(OLDEST));
+            return Err(Error::new(Status::Library, format!("{name} is NCCL {this}, older than {oldest}")));
+        }
         let functions = Functions {
-            get_version: symbol!("ncclGetVersion", core),
             get_unique_id: symbol!("ncclGetUniqueId", core),
             init_rank_config: symbol!("ncclCommInitRankConfig", core),
+            init_rank_scalable: symbol!("ncclCommInitRankScalable"),
             split: symbol!("ncclCommSplit"),
             finalize: symbol!("ncclCommFinalize"),
             destroy: symbol!("ncclCommDestroy", core),
@@ -128,20 +146,12 @@ impl Library {
             host_lost_rank: symbol!("hostcclCommLostRank"),
             host_set_timeout: symbol!("hostcclCommSetTimeout"),
         };
-        let mut version = 0;
-        // SAFETY: the out-parameter is a valid int.
-        let code = unsafe { (functions.get_version)(&mut version) };
-        if code != result::SUCCESS {
-            return Err(
-                Error::new(Status::Library, format!("ncclGetVersion of {name} gives {code}")).with_ccl_result(code)
-            );
-        }
-        Ok(Library { name: name.to_owned(), version, functions, handle })
+        Ok(Library { name: name.to_owned(), version, functions, handle: None })
     }
 
     /// The same library, holding the loader's handle so that it stays loaded and later lookups work.
     pub(super) fn keep(mut self, handle: Handle) -> Library {
-        self.handle = Some(handle);
+        self.handle = Some(ManuallyDrop::new(handle));
         self
     }
 
@@ -155,9 +165,34 @@ impl Library {
         self.version
     }
 
+    /// What it is in messages: "libnccl.so.2 (NCCL 2.27.7)".
+    pub fn label(&self) -> String {
+        format!("{} ({})", self.name, self.release())
+    }
+
+    /// Its release, which must be the same on all ranks: "NCCL 2.27.7".
+    pub fn release(&self) -> String {
+        format!("NCCL {}", dotted(self.version))
+    }
+
+    /// Whether it is AMD's, whose devices the program chooses itself (hipSetDevice).
+    pub fn is_rccl(&self) -> bool {
+        self.name.rsplit('/').next().is_some_and(|file| file.starts_with("librccl"))
+    }
+
     /// Whether this is our host engine, embedded or as libhostccl.so: host memory, no device, no streams.
     pub fn is_host_engine(&self) -> bool {
         self.functions.host_lost_rank.is_some()
+    }
+
+    /// Whether operations are put on a stream. Then those of a non-blocking communicator may return before they are there.
+    pub fn has_streams(&self) -> bool {
+        !self.is_host_engine()
+    }
+
+    /// Whether ranks can meet by more than one id: `ncclCommInitRankScalable` (2.23). The host engine has it, but one id serves all.
+    pub fn takes_several_ids(&self) -> bool {
+        self.functions.init_rank_scalable.is_some() && !self.is_host_engine()
     }
 
     /// Whether child communicators can be split off a parent.
@@ -196,19 +231,44 @@ impl Library {
         if !self.is_host_engine() {
             return;
         }
-        if let Ok(comm) = self.init_rank(1, id, 0, &mut config) {
+        if let Ok(comm) = self.init_rank(1, &[*id], 0, &mut config) {
             let _ = self.abort(comm);
         }
     }
 
-    /// Starts `ncclCommInitRankConfig`; with a non-blocking config the communicator is ready when
-    /// [`poll`](Library::poll) says so.
-    pub fn init_rank(&self, size: usize, id: &UniqueId, rank: usize, config: &mut CommConfig) -> Result<RawComm> {
+    /// Starts `ncclCommInitRankConfig`, or with several ids `ncclCommInitRankScalable`; with a non-blocking config the communicator is ready
+    /// when [`poll`](Library::poll) says so.
+    pub fn init_rank(&self, size: usize, ids: &[UniqueId], rank: usize, config: &mut CommConfig) -> Result<RawComm> {
         let mut comm = RawComm::NULL;
-        // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which copies it.
-        let code =
-            unsafe { (self.functions.init_rank_config)(&mut comm, int(size), *id, int(rank), config.as_mut_ptr()) };
-        self.check("ncclCommInitRankConfig", RawComm::NULL, code).map(|()| comm)
+        let (size, rank, count) = (int(size), int(rank), int(ids.len()));
+        match (ids, self.functions.init_rank_scalable) {
+            ([id], _) => {
+                // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which copies it.
+                let code =
+                    unsafe { (self.functions.init_rank_config)(&mut comm, size, *id, rank, config.as_mut_ptr()) };
+                self.started("ncclCommInitRankConfig", comm, code)
+            }
+            (ids, Some(init)) => {
+                let mut ids = ids.to_vec();
+                // SAFETY: as above; the ids are `count`, and the call copies them.
+                let code = unsafe { init(&mut comm, size, rank, count, ids.as_mut_ptr(), config.as_mut_ptr()) };
+                self.started("ncclCommInitRankScalable", comm, code)
+            }
+            _ => Err(Error::internal(format!("{} was given {count} ids", self.label()))),
+        }
+    }
+
+    /// The communicator whose making began with `code`; nothing of it where that is an error.
+    fn started(&self, call: &str, comm: RawComm, code: NcclResult) -> Result<RawComm> {
+        let Err(error) = self.check(call, RawComm::NULL, code) else { return Ok(comm) };
+        if !comm.is_null() {
+            let _ = self.abort(comm);
+        } else if code == result::UNHANDLED_CUDA_ERROR && !self.is_host_engine() && self.version >= LEAVES_GROUPS_OPEN {
+            // Where it cannot ask for the current device it returns from inside its own group, and what this thread does next would only be
+            // put off. Without such a group this is one more refused call.
+            let _ = self.group_end();
+        }
+        Err(error)
     }
 
     /// Starts `ncclCommSplit` of a parent with nothing outstanding. The child's handle is written to `child` by the time
@@ -225,7 +285,7 @@ impl Library {
         config: &mut CommConfig,
     ) -> Result<()> {
         let Some(split) = self.functions.split else {
-            return Err(Error::unsupported(format!("{} (version {}) has no ncclCommSplit", self.name, self.version)));
+            return Err(Error::unsupported(format!("{} has no ncclCommSplit", self.label())));
         };
         // SAFETY: the parent is live (its owner calls), `child` is a valid out-parameter that the caller keeps in place.
         let code = unsafe { split(parent, color, key, child, config.as_mut_ptr()) };
@@ -322,12 +382,18 @@ impl Library {
             None => String::new(),
         };
         let detail = if detail.is_empty() { detail } else { format!(": {detail}") };
+        // The usual reason is a driver that is older than the runtime NCCL was built with.
+        let driver = match code {
+            result::UNHANDLED_CUDA_ERROR if !self.is_host_engine() => supported(),
+            _ => None,
+        };
+        let driver = driver.map_or_else(String::new, |version| format!("; the driver supports CUDA {version}"));
         let status = match code {
             result::REMOTE_ERROR => Status::PeerLost,
             result::TIMEOUT => Status::Timeout,
             _ => Status::Ccl,
         };
-        Err(Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}", self.name))
+        Err(Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}{driver}", self.name))
             .with_ccl_result(code))
     }
 }
@@ -336,6 +402,12 @@ impl std::fmt::Debug for Library {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Library").field("name", &self.name).field("version", &self.version).finish_non_exhaustive()
     }
+}
+
+/// `ncclGetVersion`'s number as people write it: 22707 is 2.27.7, and 2803 (before 2.9) is 2.8.3.
+fn dotted(version: i32) -> String {
+    let unit = if version < 10_000 { 1000 } else { 10_000 };
+    format!("{}.{}.{}", version / unit, version % unit / 100, version % 100)
 }
 
 fn int(value: usize) -> c_int {
@@ -350,4 +422,14 @@ unsafe fn text(string: *const c_char) -> String {
     }
     // SAFETY: not NULL, and the caller's contract.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dotted;
+
+    #[test]
+    fn versions_are_written_as_nccl_writes_them() {
+        assert_eq!([2803, 21_003, 21_400, 23_203].map(dotted), ["2.8.3", "2.10.3", "2.14.0", "2.32.3"]);
+    }
 }

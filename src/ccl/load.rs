@@ -1,19 +1,25 @@
 //! Which communicator library serves a device type, and how it is found.
 //!
-//! cpu: the library that the caller names, else the embedded host engine (also when `DM_CCL_LIBRARY` names a library that is
-//! not a host engine, because a GPU job may set that variable for its cuda meshes). cuda: the library that the caller
-//! names, else `DM_CCL_LIBRARY`, else a copy that is in the process already, else the usual names.
+//! The library that the caller names, else the one that `DM_CCL_LIBRARY` names: a path, a name for the dynamic loader, or `python` for the
+//! wheel of a Python environment. Where nobody names one: on cuda a copy that is in this process already (a communicator is valid only in the copy
+//! that made it), else the usual names; on cpu the embedded host engine, also when `DM_CCL_LIBRARY` names a library that is not a host engine,
+//! because a GPU job may set that variable for its cuda meshes.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
+use libloading::os::unix;
 use once_cell::sync::OnceCell;
 
 use super::library::Library;
+use super::wheel;
 use crate::error::{Error, Result, Status};
 
 /// The environment variable that names a library with NCCL's C API.
 pub const LIBRARY_VARIABLE: &str = "DM_CCL_LIBRARY";
+
+/// Instead of a path: the NCCL wheel of a Python environment.
+const PYTHON: &str = "python";
 
 /// What wheels and distributions ship, NVIDIA's and AMD's. The bare libnccl.so is a development link.
 const USUAL_NAMES: [&str; 4] = ["libnccl.so.2", "librccl.so.1", "libnccl.so", "librccl.so"];
@@ -23,67 +29,103 @@ pub fn embedded() -> Result<Arc<Library>> {
     static ENGINE: OnceCell<Arc<Library>> = OnceCell::new();
     ENGINE
         .get_or_try_init(|| {
-            let library = Library::from_lookup("the embedded host engine", None, hostccl::symbol)?;
+            let library = Library::from_lookup("the embedded host engine", hostccl::symbol)?;
             Ok(Arc::new(library))
         })
         .cloned()
 }
 
-/// The library at `path` (a path, or a name for the dynamic loader).
+/// The library at `path`: a path, a name for the dynamic loader, or `python`.
 pub fn open(path: &str) -> Result<Arc<Library>> {
-    open_handle(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
-        .map(Arc::new)
-        .map_err(|why| Error::new(Status::Library, format!("no usable communicator library at {path}: {why}")))
+    let mut search = Search::default();
+    let found = match path {
+        PYTHON => {
+            let (wheels, folders) = wheel::find();
+            if wheels.is_empty() {
+                search.tried.push(format!("{PYTHON} (no {} below {folders})", wheel::INSIDE));
+            }
+            wheels.iter().find_map(|wheel| search.load(&wheel.to_string_lossy()))
+        }
+        path => search.load(path),
+    };
+    found.map(Arc::new).ok_or_else(|| search.failure())
 }
 
 /// The library that makes communicators for `device_type`; `named` is the caller's choice.
 pub fn for_device(device_type: &str, named: Option<&str>) -> Result<Arc<Library>> {
     let variable = std::env::var(LIBRARY_VARIABLE).ok().filter(|value| !value.is_empty());
     match (named, variable, device_type) {
-        (Some(path), _, _) => open(path),
+        (Some(path), _, "cpu") => open(path).and_then(|library| match library.is_host_engine() {
+            true => Ok(library),
+            false => Err(Error::new(
+                Status::Library,
+                format!(
+                    "{} is for devices, and device type cpu needs a library for host memory: leave dm_world_options.ccl_library NULL for the embedded one",
+                    library.label()
+                ),
+            )),
+        }),
         (None, Some(path), "cpu") => match open(&path)? {
             library if library.is_host_engine() => Ok(library),
             _ => embedded(),
         },
         (None, None, "cpu") => embedded(),
+        (Some(path), ..) => open(path),
         (None, Some(path), _) => open(&path),
         (None, None, _) => search(),
     }
 }
 
+/// A copy that is in the process, else the first of the usual names that can be used.
 fn search() -> Result<Arc<Library>> {
-    let mut tried = Vec::new();
-    for name in USUAL_NAMES {
-        // A communicator is valid only in the copy that made it, so a copy that the program loaded itself comes first.
-        if let Ok(library) = open_handle(name, libc::RTLD_NOW | libc::RTLD_NOLOAD) {
-            return Ok(Arc::new(library));
-        }
-    }
-    for name in USUAL_NAMES {
-        match open_handle(name, libc::RTLD_NOW | libc::RTLD_LOCAL) {
-            Ok(library) => return Ok(Arc::new(library)),
-            Err(why) => tried.push(format!("{name} ({why})")),
-        }
-    }
-    Err(Error::new(
-        Status::Library,
-        format!(
-            "no communicator library for device type cuda; tried {}; set {LIBRARY_VARIABLE} or dm_world_options.ccl_library to the path of libnccl.so.2",
-            tried.join(", ")
-        ),
-    ))
+    let mut search = Search::default();
+    let found = USUAL_NAMES.iter().find_map(|name| search.loaded(name));
+    let found = found.or_else(|| USUAL_NAMES.iter().find_map(|name| search.load(name)));
+    found.map(Arc::new).ok_or_else(|| search.failure())
 }
 
-fn open_handle(name: &str, flags: i32) -> std::result::Result<Library, String> {
-    use libloading::os::unix;
+/// What was tried so far, and why it was of no use.
+#[derive(Default)]
+struct Search {
+    tried: Vec<String>,
+}
+
+impl Search {
+    /// The copy of that SONAME that is in this process.
+    fn loaded(&mut self, name: &str) -> Option<Library> {
+        let handle = open_handle(name, libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()?;
+        let used = fill(name, handle);
+        used.map_err(|why| self.tried.push(format!("{name}, which is in this process ({why})"))).ok()
+    }
+
+    fn load(&mut self, name: &str) -> Option<Library> {
+        let used = open_handle(name, libc::RTLD_NOW | libc::RTLD_LOCAL).and_then(|handle| fill(name, handle));
+        used.map_err(|why| self.tried.push(format!("{name} ({why})"))).ok()
+    }
+
+    fn failure(&self) -> Error {
+        Error::new(
+            Status::Library,
+            format!(
+                "no usable communicator library: tried {}; set {LIBRARY_VARIABLE} or dm_world_options.ccl_library to the path of libnccl.so.2 or librccl.so.1, or to {PYTHON}",
+                self.tried.join(", ")
+            ),
+        )
+    }
+}
+
+fn open_handle(name: &str, flags: i32) -> std::result::Result<unix::Library, String> {
     CString::new(name).map_err(|_| "the path contains a NUL byte".to_owned())?;
     // SAFETY: a communicator library's initialisers are run by dlopen as in any program that links it.
-    let handle = unsafe { unix::Library::open(Some(name), flags) }.map_err(|error| one_line(&error))?;
+    unsafe { unix::Library::open(Some(name), flags) }.map_err(|error| one_line(&error))
+}
+
+fn fill(name: &str, handle: unix::Library) -> std::result::Result<Library, String> {
     // SAFETY: the address is only turned into a function pointer of the type nccl.h declares for that name.
     let lookup = |symbol: &str| unsafe {
         handle.get::<*const c_void>(symbol.as_bytes()).ok().map(|address| address.into_raw().cast_const())
     };
-    let found = Library::from_lookup(name, None, lookup).map_err(|error| error.message().to_owned())?;
+    let found = Library::from_lookup(name, lookup).map_err(|error| error.message().to_owned())?;
     Ok(found.keep(handle))
 }
 

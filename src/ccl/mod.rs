@@ -5,14 +5,16 @@
 //! that a newer library invents), and every symbol is optional but the core (see `Library::from_lookup`).
 
 mod config;
+mod cuda;
 mod driver;
 mod library;
 mod load;
 mod operations;
 mod types;
+mod wheel;
 
 pub use config::CommConfig;
-pub use driver::{CurrentDevice, has_device, select_device};
+pub use driver::{CurrentDevice, Device, has_device, select_device};
 pub use library::{Library, RawComm};
 pub use load::{LIBRARY_VARIABLE, embedded, for_device, open};
 pub use types::{DATA_TYPES, NO_COLOR, NcclResult, UniqueId, element_size, result};

@@ -10,6 +10,8 @@ pub mod result {
     use super::NcclResult;
     /// The call succeeded.
     pub const SUCCESS: NcclResult = 0;
+    /// A call of the CUDA runtime failed: no driver, one too old, no memory.
+    pub const UNHANDLED_CUDA_ERROR: NcclResult = 1;
     /// The call was used wrongly, for example ranks made different calls.
     pub const INVALID_USAGE: NcclResult = 5;
     /// A peer failed or has gone.
@@ -32,9 +34,11 @@ pub struct UniqueId {
 }
 
 impl UniqueId {
-    /// An id from the bytes another rank published; `None` unless there are exactly 128.
-    pub fn from_bytes(bytes: &[u8]) -> Option<UniqueId> {
-        Some(UniqueId { bytes: bytes.try_into().ok()? })
+    /// So many ids from the bytes that another rank published; `None` unless they are exactly that long.
+    pub fn list(bytes: &[u8], count: usize) -> Option<Vec<UniqueId>> {
+        let ids: Vec<UniqueId> =
+            bytes.chunks_exact(128).filter_map(|bytes| Some(UniqueId { bytes: bytes.try_into().ok()? })).collect();
+        (bytes.len() == 128 * count).then_some(ids)
     }
 }
 

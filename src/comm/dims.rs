@@ -59,7 +59,7 @@ impl RootComms {
             .filter(|(index, _)| plan.view.dim_size(*index) > 1 && is_shared(&plan.view, plan.view.dim_layout(*index)))
             .map(|(index, _)| plan.view.dim_name(*index))
             .collect();
-        if is_shared(&self.root, &self.root.whole()) {
+        if self.library.as_ref().is_some_and(|library| domain.find_parent(&self.root, library).is_some()) {
             names.push("the root");
         }
         match names.is_empty() {
@@ -73,6 +73,7 @@ impl RootComms {
         let (Some(domain), Some(library)) = (&self.domain, &self.library) else {
             return Ok(());
         };
+        domain.select_device()?;
         let maker = Maker { library, round: Some(round), wait, timeout: self.timeout };
         let holder = plan.part.as_deref().unwrap_or(self);
         for (index, options) in &plan.dims {
@@ -145,33 +146,39 @@ impl RootComms {
         let (name, group) = (view.dim_name(index), communicator.group());
         let place = view.is_member().then(|| view.split_color_key(index)).transpose()?;
         let config = config(maker.library, options.config.as_ref(), &comm_name(name, options));
-        // By a fresh id: what joins all ranks of the root (it needs no parent), what another mesh planned lazily (some of its
-        // groups may exist already, so that not all ranks would take part in a split), and where the library has no split.
-        if view.dim_size(index) == self.root.root_size() || communicator.plan().is_lazy() || !maker.library.can_split()
-        {
-            let meet = |(color, _)| maker.meet(&format!("comm/{name}/{color}"), group, config.blocking(false));
+        // By a fresh id: what joins all ranks of the root (it needs no parent, but takes one that is there where it cannot be that itself), what another
+        // mesh planned lazily (some of its groups may exist already, so that not all ranks would take part in a split), and where the
+        // library has no split.
+        let is_whole = view.dim_size(index) == self.root.root_size();
+        let from_parent =
+            !is_whole || (maker.library.has_streams() && self.known_parent(domain, maker.library).is_some());
+        if !from_parent || communicator.plan().is_lazy() || !maker.library.can_split() {
+            let meet = |(color, _)| maker.meet_for_use(&format!("comm/{name}/{color}"), group, config);
             return place.map(meet).transpose();
         }
         let parent = self.parent(domain, maker)?;
-        let child = if config.says_blocking() { config } else { config.blocking(true) };
-        maker.split(&parent, group, place, child)
+        maker.split(&parent, group, place, config.blocking_by_default())
     }
 
-    /// The communicator over all ranks of the root in row-major order, to split from: shared with whatever joins the same ranks.
+    fn known_parent(&self, domain: &Domain, library: &Library) -> Option<Arc<Communicator>> {
+        let own = self.parent.read().unwrap_or_else(PoisonError::into_inner).clone();
+        own.or_else(|| domain.find_parent(&self.root, library))
+    }
+
+    /// The communicator over all ranks of the root in row-major order, to split from: shared with other roots of the same ranks, and with what
+    /// joins them where that can be split from as well.
     fn parent(&self, domain: &Domain, maker: &Maker<'_>) -> Result<Arc<Communicator>> {
         if let Some(parent) = &*self.parent.read().unwrap_or_else(PoisonError::into_inner) {
             return Ok(Arc::clone(parent));
         }
-        let all = self.root.all_ranks();
-        let key = PartitionKey::of(&all, all.dim_layout(0));
-        let known = domain.find_shared(&all, all.dim_layout(0));
-        let parent = match known.filter(|known| known.state() == State::Ready) {
+        let parent = match self.known_parent(domain, maker.library) {
             Some(known) => known,
             None => {
+                let all = self.root.all_ranks();
+                let key = PartitionKey::of(&all, all.dim_layout(0)).to_split(maker.library);
                 let config = config(maker.library, None, &format!("mesh_{}", self.root.dim_names().join("_")));
-                let library = Arc::clone(domain.library()?);
                 let raw = maker.meet("comm/root", &all, config.blocking(false))?;
-                let parent = Arc::new(Communicator::unmade(library, all, LazyPlan::default()));
+                let parent = Arc::new(Communicator::unmade(Arc::clone(maker.library), all, LazyPlan::default()));
                 parent.set_ready(raw)?;
                 domain.keep(&parent);
                 domain.shared().entry(key).or_insert_with(|| Arc::clone(&parent));

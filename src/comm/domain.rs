@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, State};
 use super::root::RootComms;
-use crate::ccl::{self, Library};
+use crate::ccl::{self, Device, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::{Mesh, RankMap};
-use crate::rendezvous::{JoinOptions, World};
+use crate::rendezvous::{Equipment, JoinOptions, World};
 use crate::wait::{Cancel, Wait};
 
 /// How a process joins a world.
@@ -33,11 +33,23 @@ pub(super) struct PartitionKey {
     root_size: usize,
     ranks: RankMap,
     pairs: Vec<(usize, usize)>,
+    /// Only split from, never handed out (see making.rs).
+    to_split: bool,
 }
 
 impl PartitionKey {
     pub(super) fn of(mesh: &Mesh, dim: &Dim) -> PartitionKey {
-        PartitionKey { root_size: mesh.root_size(), ranks: mesh.rank_map_key().clone(), pairs: dim.pairs().to_vec() }
+        PartitionKey {
+            root_size: mesh.root_size(),
+            ranks: mesh.rank_map_key().clone(),
+            pairs: dim.pairs().to_vec(),
+            to_split: false,
+        }
+    }
+
+    /// The same ranks' communicator that others are split from, where `library` needs one apart from those that are handed out.
+    pub(super) fn to_split(self, library: &Library) -> PartitionKey {
+        PartitionKey { to_split: library.has_streams(), ..self }
     }
 }
 
@@ -45,6 +57,8 @@ impl PartitionKey {
 pub struct Domain {
     world: World,
     library: Option<Arc<Library>>,
+    /// The device of communicators that are made on threads without one.
+    device: Option<Device>,
     shared: Mutex<HashMap<PartitionKey, Arc<Communicator>>>,
     single: OnceCell<Arc<Communicator>>,
     turn: Mutex<bool>,
@@ -70,19 +84,22 @@ impl Domain {
     /// The library is found and, for cuda, a device chosen before anybody is waited for; a rank that fails in that tells the others.
     pub fn join(device_type: &str, options: &DomainOptions) -> Result<Domain> {
         options.join.cancel.check()?;
-        let (world, library) = World::join_with(device_type, &options.join, |local_rank| {
+        let (world, (library, device)) = World::join_with(device_type, &options.join, |local_rank, world_size| {
             if options.join.offline {
-                return Ok(None);
+                return Ok(((None, None), None));
             }
             let library = ccl::for_device(device_type, options.library.as_deref())?;
-            if device_type != "cpu" && !library.is_host_engine() {
-                ccl::select_device(local_rank)?;
+            if library.is_host_engine() {
+                return Ok(((Some(library), None), None));
             }
-            Ok(Some(library))
+            let device = (!library.is_rccl()).then(|| ccl::select_device(local_rank, world_size)).transpose()?;
+            let equipment = Equipment { library: library.release(), device: device.as_ref().and_then(alone_on) };
+            Ok(((Some(library), device), Some(equipment)))
         })?;
         Ok(Domain {
             world,
             library,
+            device,
             shared: Mutex::default(),
             single: OnceCell::new(),
             turn: Mutex::new(false),
@@ -108,6 +125,11 @@ impl Domain {
                 "this world was joined with DM_WORLD_OFFLINE: it has layouts and ranks, but no communicators",
             )
         })
+    }
+
+    /// Makes this world's device the calling thread's, where that has none.
+    pub(super) fn select_device(&self) -> Result<()> {
+        self.device.as_ref().map_or(Ok(()), Device::select_unless_chosen)
     }
 
     /// Returns when every rank of the world has called it. **Collective over the world**.
@@ -219,6 +241,15 @@ impl Domain {
         })
     }
 
+    /// The communicator over all ranks of `root` that others can be split from, if there is one.
+    pub(super) fn find_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
+        let known = match library.has_streams() {
+            true => self.shared().get(&PartitionKey::of(root, &root.whole()).to_split(library)).cloned(),
+            false => self.find_shared(root, &root.whole()),
+        };
+        known.filter(|known| known.state() == State::Ready)
+    }
+
     pub(super) fn shared(&self) -> MutexGuard<'_, HashMap<PartitionKey, Arc<Communicator>>> {
         lock(&self.shared)
     }
@@ -228,6 +259,18 @@ impl Domain {
         self.shared().retain(|_, communicator| !Arc::ptr_eq(communicator, ended));
         lock(&self.living).retain(|communicator| !Arc::ptr_eq(communicator, ended));
     }
+}
+
+/// What no other rank may have as its device, and what to call it; `None` where they may.
+fn alone_on(device: &Device) -> Option<(String, String)> {
+    let name = format!("device {} of {} on this host", device.number, device.count);
+    device.uuid.clone().filter(|_| !may_share_devices()).map(|uuid| (uuid, name))
+}
+
+/// Whether the environment lets NCCL put several ranks on one device.
+fn may_share_devices() -> bool {
+    let is_set = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty() && value != "0");
+    is_set("NCCL_MULTI_RANK_GPU_ENABLE") || is_set("NCCL_HOSTID")
 }
 
 impl Drop for Turn<'_> {

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
+use super::beside::beside;
 use super::communicator::{Communicator, State, blame};
 use super::making::{outcome, report, settle};
 use super::root::{Life, RootComms};
@@ -35,14 +36,11 @@ impl RootComms {
         if self.scope.is_none() {
             self.alive()?;
             self.end(Life::Finalized);
-            return self.destroy(&self.wait(None));
+            return self.destroy(&self.wait(None), &|_| ());
         }
         let (_turn, round, wait) = self.begin(&format!("dm_finalize({})", self.root.dim_names().join(", ")), "")?;
         self.end(Life::Finalized);
-        let destroyed = self.destroy(&wait);
-        if let Err(error) = &destroyed {
-            report(&round, error, &wait);
-        }
+        let destroyed = self.destroy(&wait, &|error| report(&round, error, &wait));
         wait.outcome(outcome(destroyed, round.finish(&wait)))
     }
 
@@ -93,9 +91,9 @@ impl RootComms {
     }
 
     /// Lets go of every communicator, last made first, so that children go before the parent they were split from.
-    fn destroy(&self, wait: &Wait) -> Result<()> {
+    fn destroy(&self, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
         let parts = std::mem::take(&mut *self.parts());
-        let mut outcome = parts.iter().rev().map(|part| part.destroy(wait)).fold(Ok(()), Result::and);
+        let mut outcome = parts.iter().rev().map(|part| part.destroy(wait, tell)).fold(Ok(()), Result::and);
         let parent = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
         let dims = std::mem::take(&mut *self.dims.write().unwrap_or_else(PoisonError::into_inner));
         let held = parent.into_iter().chain(dims.into_iter().map(|known| known.communicator));
@@ -104,27 +102,39 @@ impl RootComms {
                 if let Some(domain) = &self.domain {
                     domain.forget(&communicator);
                 }
-                outcome = outcome.and(retire(&communicator, wait));
+                outcome = outcome.and(retire(&communicator, wait, tell));
             }
         }
         outcome
     }
 }
 
-/// Flushes and destroys one communicator; aborts it when it does not come to rest by the deadline.
-fn retire(communicator: &Communicator, wait: &Wait) -> Result<()> {
+/// Flushes and destroys one communicator; aborts it when it does not come to rest by the deadline. The other ranks are told why first, since for them a
+/// rank that aborts is lost.
+pub(super) fn retire(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
     let Some(raw) = communicator.retire() else {
         return Ok(());
     };
     let library = communicator.library();
     let what = || format!("finalizing the communicator of {}", communicator.label());
-    let flushed = library.finalize(raw).and_then(|()| {
+    let finalized = match library.has_streams() {
+        false => library.finalize(raw),
+        // What is blocking waits for its streams, and so for peers that may have gone.
+        true => {
+            let flushing = Arc::clone(library);
+            let flush = move || flushing.finalize(raw);
+            // While a thread is inside, nothing else may be done with it.
+            beside(library, flush, drop, |is_done| settle(wait, what, is_done)).inspect_err(tell)?
+        }
+    };
+    let flushed = finalized.and_then(|()| {
         let blamed = |error| blame(library, raw, communicator.group(), error);
         settle(wait, what, || library.poll(raw).map_err(blamed))
     });
     match flushed {
-        Ok(()) => library.destroy(raw),
+        Ok(()) => library.destroy(raw).inspect_err(tell),
         Err(error) => {
+            tell(&error);
             let _ = library.abort(raw);
             Err(error)
         }

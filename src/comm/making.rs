@@ -1,8 +1,15 @@
 //! Making raw communicators inside an agreed call: by unique id, by split, always against the deadline.
+//!
+//! What a user gets is blocking: on a non-blocking communicator NCCL's operations return ncclInProgress before they are on the stream, and they may not
+//! be in one group with a blocking one's. But only the making of non-blocking communicators can be ended. So where there are streams, ranks meet in
+//! a non-blocking communicator that nobody sees, and what is handed out is split from it (docs/nccl.md).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::communicator::{Communicator, blame};
+use super::beside::beside;
+use super::communicator::{Communicator, LazyPlan, blame};
+use super::life::retire;
 use super::root::ranks_text;
 use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
@@ -16,9 +23,13 @@ const LOOK_AROUND: Duration = Duration::from_millis(100);
 /// The host engine is given the same deadline and says which ranks did not come: how long its word is waited for.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
+/// So many ranks meet at one id, where a library takes several: NCCL's root of an id serves its ranks one after another, and from 256 on they wait
+/// before they turn to it.
+const RANKS_PER_ID: usize = 128;
+
 /// Makes communicators of one library within one round of agreement.
 pub(super) struct Maker<'a> {
-    pub(super) library: &'a Library,
+    pub(super) library: &'a Arc<Library>,
     /// The agreed call that this happens in; `None` where no other rank takes part.
     pub(super) round: Option<&'a Round>,
     pub(super) wait: &'a Wait,
@@ -27,27 +38,35 @@ pub(super) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id: its rank 0 publishes it under `key`.
+    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under `key`, for their own calls.
+    pub(super) fn meet_for_use(&self, key: &str, group: &Mesh, config: CommConfig) -> Result<RawComm> {
+        if !self.library.has_streams() {
+            return self.meet(key, group, config.blocking(false));
+        }
+        if !self.library.can_split() {
+            return self.meet(key, group, config.blocking_by_default());
+        }
+        let seed = CommConfig::unset(self.library.version()).blocking(false);
+        let raw = self.meet(key, group, seed)?;
+        let seed = Communicator::unmade(Arc::clone(self.library), group.clone(), LazyPlan::default());
+        seed.set_ready(raw)?;
+        let place = i32::try_from(group.local_rank(0)?).unwrap_or(i32::MAX);
+        let made = self.split(&seed, group, Some((0, place)), config.blocking_by_default());
+        let made = made.inspect_err(|_| drop(seed.abort()))?.unwrap_or(RawComm::NULL);
+        retire(&seed, self.wait, &|error| self.tell(error))
+            .map(|()| made)
+            .inspect_err(|_| drop(self.library.abort(made)))
+    }
+
+    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under `key`.
     pub(super) fn meet(&self, key: &str, group: &Mesh, mut config: CommConfig) -> Result<RawComm> {
         let (size, rank) = (group.size(), group.local_rank(0)?);
-        let id = match self.round {
-            Some(round) if rank > 0 => {
-                let first = group.ranks().first().copied().unwrap_or_default();
-                let bytes = round.fetch(key, first, self.wait)?;
-                UniqueId::from_bytes(&bytes).ok_or_else(|| {
-                    Error::store(format!("the unique id under {key} has {} bytes instead of 128", bytes.len()))
-                })?
-            }
-            round => {
-                let id = self.library.unique_id()?;
-                if let Some(round) = round.filter(|_| size > 1) {
-                    round.publish(key, &id.bytes, self.wait).inspect_err(|_| self.library.discard(&id))?;
-                }
-                id
-            }
-        };
+        let ids = self.ids(key, group, rank)?;
         let what = || format!("making communicator {key} of ranks {}", world_ranks(group));
-        let comm = self.library.init_rank(size, &id, rank, &mut config)?;
+        if size > 1 && config.is_blocking() {
+            return self.meet_blocking(what, size, ids[0], rank, config);
+        }
+        let comm = self.library.init_rank(size, &ids, rank, &mut config)?;
         // Only the host engine heeds it; where it refuses, the polling still ends at the deadline.
         let _ = self.library.set_timeout(comm, self.millis_left());
         let explain = |error: Error| match group.ranks().first() {
@@ -59,6 +78,59 @@ impl Maker<'_> {
         };
         self.settle(comm, what, explain)?;
         Ok(comm)
+    }
+
+    /// The ids by which the ranks of `group` meet: one, or where many ranks would crowd at it and the library takes several, one for every so many.
+    /// The first of those makes it. All get the same list from rank 0.
+    fn ids(&self, key: &str, group: &Mesh, rank: usize) -> Result<Vec<UniqueId>> {
+        let size = group.size();
+        let count = if self.library.takes_several_ids() { size.div_ceil(RANKS_PER_ID) } else { 1 };
+        let maker = |index: usize| index * (size / count) + index.min(size % count);
+        let world_rank = |position: usize| group.ranks().get(position).copied().unwrap_or_default();
+        let Some(round) = self.round.filter(|_| size > 1) else {
+            return Ok(vec![self.library.unique_id()?]);
+        };
+        let (first, mine) = (rank == 0, (0..count).find(|index| maker(*index) == rank));
+        let made = mine.map(|_| self.library.unique_id()).transpose()?;
+        let publish = |key: &str, id: &UniqueId, value: &[u8]| {
+            round.publish(key, value, self.wait).inspect_err(|_| self.library.discard(id))
+        };
+        if let (Some(id), Some(index), false) = (&made, mine, first) {
+            publish(&format!("{key}/id{index}"), id, &id.bytes)?;
+        }
+        let bytes = match made.filter(|_| first) {
+            Some(id) => {
+                let mut all = id.bytes.to_vec();
+                for index in 1..count {
+                    all.extend(round.fetch(&format!("{key}/id{index}"), world_rank(maker(index)), self.wait)?);
+                }
+                publish(key, &id, &all)?;
+                all
+            }
+            None => round.fetch(key, world_rank(0), self.wait)?,
+        };
+        UniqueId::list(&bytes, count).ok_or_else(|| {
+            Error::store(format!(
+                "the {count} unique ids under {key} have {} bytes instead of {}",
+                bytes.len(),
+                128 * count
+            ))
+        })
+    }
+
+    /// A blocking communicator, from a library without split. Nothing ends its making once it has begun.
+    fn meet_blocking(
+        &self,
+        what: impl Fn() -> String,
+        size: usize,
+        id: UniqueId,
+        rank: usize,
+        mut config: CommConfig,
+    ) -> Result<RawComm> {
+        let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
+        let make = move || library.init_rank(size, &[id], rank, &mut config);
+        let too_late = move |made| drop(ending.abort(made));
+        beside(self.library, make, too_late, |is_done| self.poll(what, is_done))?
     }
 
     /// The child of `parent` that joins the ranks of `group`: those which say the same colour, ordered by key. A rank without a colour takes part
@@ -143,9 +215,9 @@ impl Maker<'_> {
         })
     }
 
-    /// Says who was lost before this rank aborts what it was making: the others would take that for the reason.
+    /// Says what happened before this rank aborts what it was making: the others would take that for the reason.
     fn tell(&self, error: &Error) {
-        if let Some(round) = self.round.filter(|_| error.status() == Status::PeerLost) {
+        if let Some(round) = self.round.filter(|_| matches!(error.status(), Status::PeerLost | Status::Ccl)) {
             report(round, error, self.wait);
         }
     }

@@ -5,6 +5,7 @@
 //! - [`RootComms`]: what a root mesh owns: its dimensions' communicators, its agreement scope, its life (abort, finalize).
 //! - [`View`] and [`DimComms`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh` handle names.
 
+mod beside;
 mod communicator;
 mod dims;
 mod domain;

@@ -254,9 +254,7 @@ impl View {
     /// The address of a function of that library.
     pub fn symbol(&self, name: &str) -> Result<*const c_void> {
         let library = self.library()?;
-        library.symbol(name).ok_or_else(|| {
-            Error::not_found(format!("{} (version {}) has no symbol {name}", library.name(), library.version()))
-        })
+        library.symbol(name).ok_or_else(|| Error::not_found(format!("{} has no symbol {name}", library.label())))
     }
 
     fn carry_out(&self, call: &str, plan: &Plan) -> Result<()> {
@@ -293,6 +291,7 @@ impl View {
 
     fn make_now(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
         let domain = self.root.domain.as_ref().ok_or_else(|| unplanned(&self.mesh, 0))?;
+        domain.select_device()?;
         let (library, plan, group) = (communicator.library(), communicator.plan(), communicator.group());
         let name = plan.comm_name.as_deref().unwrap_or(dim);
         let wait = self.root.wait(None);
@@ -318,7 +317,7 @@ impl View {
                 let position = group.local_rank(0)?;
                 let scope = communicator.scope(|| domain.world().subscope(scope, group.ranks().into(), position))?;
                 let round = wait.outcome(scope.agree(&format!("dm_get_comm(dim={dim})"), &wait))?;
-                let made = maker(Some(&round)).meet("comm/lazy", group, config.blocking(false));
+                let made = maker(Some(&round)).meet_for_use("comm/lazy", group, config);
                 if let Err(error) = &made {
                     report(&round, error, &wait);
                 }

@@ -8,13 +8,13 @@ use super::arguments::{list, names, optional_text, short_list};
 use super::errors::{null, out};
 use super::guard::guard;
 use super::handles::Table;
-use super::options::read_init_options;
+use super::options::{InitOptions, read_init_options};
 use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
 use super::world;
 use crate::ccl::{self, RawComm};
 use crate::comm::{DimComms, Domain, RootComms, View};
 use crate::error::{Error, Result};
-use crate::mesh::{Mesh, MeshSpec};
+use crate::mesh::{Mesh, MeshSpec, MeshText};
 
 /// What the quick questions need, read in place without a lock.
 pub(super) struct Quick {
@@ -58,20 +58,7 @@ pub unsafe extern "C" fn dm_init(
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let asked = unsafe { Asked::read(device_type, shape, ndim, dim_names, options)? };
-        if asked.options.own_comms {
-            return Err(Error::invalid("DM_INIT_OWN_COMMS is for dm_from_comms; dm_init always owns what it makes"));
-        }
-        let domain = match &asked.domain {
-            Some(domain) => Arc::clone(domain),
-            // What can be refused without the world is refused before this process joins one.
-            None => {
-                asked.check()?;
-                world::default_world(asked.device_type)?
-            }
-        };
-        let mesh = asked.mesh(domain.world().size(), domain.world().rank())?;
-        let root = RootComms::create(&domain, mesh, &asked.options.mesh)?;
-        give(View::of_root(root), mesh_out)
+        asked.create(mesh_out)
     })
 }
 
@@ -131,16 +118,16 @@ pub unsafe extern "C" fn dm_from_comms(
 /// Ranks are 32-bit, so this is as large as any world gets.
 const MAX_WORLD: usize = i32::MAX as usize;
 
-/// The arguments that both constructors have.
-struct Asked<'a> {
+/// What all constructors are asked for.
+pub(super) struct Asked<'a> {
     device_type: &'static str,
     shape: &'a [usize],
     names: Option<Vec<&'a str>>,
-    /// NULL or as many ranks as the shape says: not read before the shape is known to fit the world.
-    ranks: *const i32,
+    /// What has ranks of its own: a text. Otherwise they are the options'.
+    text: Option<&'a MeshText>,
     /// The world that the caller gave.
     domain: Option<Arc<Domain>>,
-    options: super::options::InitOptions,
+    options: InitOptions,
 }
 
 impl<'a> Asked<'a> {
@@ -162,6 +149,24 @@ impl<'a> Asked<'a> {
                 read_init_options(options, ndim)?,
             )
         };
+        Asked::of(device_type, shape, names, options)
+    }
+
+    /// What a text says, with options that were read for its dimensions.
+    pub(super) fn of_text(text: &'a MeshText, options: InitOptions) -> Result<Asked<'a>> {
+        if !options.ranks.is_null() {
+            return Err(Error::invalid("options.ranks is not NULL, but the ranks are those of the text"));
+        }
+        let asked = Asked::of(Some(text.device_type()), text.shape(), Some(text.names()), options)?;
+        Ok(Asked { text: Some(text), ..asked })
+    }
+
+    fn of(
+        device_type: Option<&str>,
+        shape: &'a [usize],
+        names: Option<Vec<&'a str>>,
+        options: InitOptions,
+    ) -> Result<Asked<'a>> {
         let domain = if options.world.is_null() { None } else { Some(world::find(options.world)?) };
         let device_type = match (&domain, device_type) {
             (Some(domain), None) => world::device(Some(domain.world().device_type()))?,
@@ -173,7 +178,25 @@ impl<'a> Asked<'a> {
                 "device_type is {device_type}, but options.world was joined for device type {theirs}"
             )));
         }
-        Ok(Asked { device_type, shape, names, ranks: options.ranks, domain, options })
+        Ok(Asked { device_type, shape, names, text: None, domain, options })
+    }
+
+    /// Makes the mesh with its communicators, and gives it to the caller.
+    pub(super) fn create(&self, mesh_out: NonNull<*mut dm_mesh>) -> Result<()> {
+        if self.options.own_comms {
+            return Err(Error::invalid("DM_INIT_OWN_COMMS is for dm_from_comms; a mesh always owns what it makes"));
+        }
+        let domain = match &self.domain {
+            Some(domain) => Arc::clone(domain),
+            // What can be refused without the world is refused before this process joins one.
+            None => {
+                self.check()?;
+                world::default_world(self.device_type)?
+            }
+        };
+        let mesh = self.mesh(domain.world().size(), domain.world().rank())?;
+        let root = RootComms::create(&domain, mesh, &self.options.mesh)?;
+        give(View::of_root(root), mesh_out)
     }
 
     /// What can be said without a world, and without reading the ranks.
@@ -182,13 +205,16 @@ impl<'a> Asked<'a> {
     }
 
     fn mesh(&self, world_size: usize, rank: usize) -> Result<Mesh> {
+        if let Some(text) = self.text {
+            return text.mesh(world_size, rank);
+        }
         let spec = self.spec(world_size, rank);
         let mesh = Mesh::new(&spec)?;
-        if self.ranks.is_null() {
+        if self.options.ranks.is_null() {
             return Ok(mesh);
         }
         // SAFETY: the shape fits the world, and the caller vouches for as many ranks as it has.
-        let ranks = unsafe { list("options.ranks", self.ranks, mesh.size())? };
+        let ranks = unsafe { list("options.ranks", self.options.ranks, mesh.size())? };
         Mesh::new(&MeshSpec { ranks: Some(ranks), ..spec })
     }
 
@@ -211,11 +237,11 @@ impl<'a> Asked<'a> {
             }
             position = position * size + coordinate;
         }
-        if self.ranks.is_null() {
+        if self.options.ranks.is_null() {
             return Ok(position);
         }
         // SAFETY: the communicators show that the mesh has this shape, and the caller vouches for as many ranks.
-        let ranks = unsafe { list("options.ranks", self.ranks, whole.size())? };
+        let ranks = unsafe { list("options.ranks", self.options.ranks, whole.size())? };
         Ok(ranks.get(position).and_then(|rank| usize::try_from(*rank).ok()).unwrap_or(MAX_WORLD))
     }
 }

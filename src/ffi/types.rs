@@ -140,8 +140,9 @@ pub struct dm_world_options {
     pub timeout_ms: i64,
     /// Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or "file:///path".
     pub init_method: *const c_char,
-    /// A communicator library with NCCL's C API, by path or SONAME. NULL: the one that the environment variable
-    /// DM_CCL_LIBRARY names, else the usual names on cuda (libnccl.so.2, librccl.so.1) and the embedded host engine on cpu.
+    /// A communicator library with NCCL's C API, by path or SONAME; "python": the NCCL wheel of the active Python environment. NULL: the one
+    /// that the environment variable DM_CCL_LIBRARY names in the same way, else on cuda a copy that is in this process already or the usual
+    /// names (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
     pub ccl_library: *const c_char,
     /// NULL: the store that init_method names; else the caller's own.
     pub store: *const dm_store_callbacks,

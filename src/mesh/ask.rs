@@ -40,6 +40,11 @@ impl Mesh {
         &self.dims[index].dim
     }
 
+    /// The root's position at coordinate zero.
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
     /// The size of a dimension in ranks.
     pub fn dim_size(&self, index: usize) -> usize {
         self.dims[index].dim.size()

@@ -12,7 +12,9 @@ mod ask;
 mod describe;
 mod rank_map;
 mod root;
+mod text;
 mod view;
 
 pub(crate) use rank_map::RankMap;
 pub use root::{Mesh, MeshSpec};
+pub use text::MeshText;

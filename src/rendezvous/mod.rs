@@ -6,6 +6,7 @@
 //! - [`Scope`], [`Round`]: the agreement before (and at the end of) every collective call of the library.
 
 mod agreement;
+mod equipment;
 mod handshake;
 mod hosts;
 pub mod launcher;
@@ -14,5 +15,6 @@ pub mod store;
 mod world;
 
 pub use agreement::{Round, Scope};
+pub use equipment::Equipment;
 pub use hosts::HostIdentity;
 pub use world::{DEFAULT_TIMEOUT, JoinOptions, World};

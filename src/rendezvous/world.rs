@@ -9,6 +9,7 @@ use std::time::Duration;
 use once_cell::sync::Lazy;
 
 use super::agreement::{Members, Party, Scope};
+use super::equipment::{self, Equipment};
 use super::handshake::{self, Host};
 use super::hosts::{self, listens};
 use super::launcher::{Place, detect, given};
@@ -67,22 +68,25 @@ impl World {
     /// Finds out who this process is, reaches the store and agrees with the other ranks on world size, device type and library version.
     /// **Collective over the world** unless offline.
     pub fn join(device_type: &str, options: &JoinOptions) -> Result<World> {
-        World::join_with(device_type, options, |_| Ok(())).map(|(world, ())| world)
+        World::join_with(device_type, options, |_, _| Ok(((), None))).map(|(world, ())| world)
     }
 
-    /// The same, with what this process needs for it (given its rank in the host), which is prepared before anybody is waited for. A rank that
-    /// fails in that tells the others, so that they do not wait for it.
+    /// The same, with what this process needs for it (given its rank in the host and the world's size), which is prepared before anybody is
+    /// waited for, and what of it the other ranks must know. A rank that fails in that tells the others, so that they do not wait for it.
     pub fn join_with<T>(
         device_type: &str,
         options: &JoinOptions,
-        prepare: impl FnOnce(usize) -> Result<T>,
+        prepare: impl FnOnce(usize, usize) -> Result<(T, Option<Equipment>)>,
     ) -> Result<(World, T)> {
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let place = place(options, &method)?;
         let mut world =
             World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
-        let prepared = prepare(world.place.local_rank);
+        let (prepared, equipment) = match prepare(world.place.local_rank, world.place.size) {
+            Ok((prepared, equipment)) => (Ok(prepared), equipment),
+            Err(error) => (Err(error), None),
+        };
         if options.offline {
             return Ok((world, prepared?));
         }
@@ -91,7 +95,7 @@ impl World {
         let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
         let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, host)| {
             world.session = Some(session);
-            let agree = || world.agree_on_join(failure.as_ref(), &wait);
+            let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
             match host {
                 Some(host) => host.while_others_come(&wait, agree),
                 None => agree(),
@@ -237,7 +241,7 @@ impl World {
     }
 
     /// `failure`: why this rank cannot take part after all.
-    fn agree_on_join(&self, failure: Option<&Error>, wait: &Wait) -> Result<()> {
+    fn agree_on_join(&self, failure: Option<&Error>, equipment: Option<&Equipment>, wait: &Wait) -> Result<()> {
         let session = self.session()?;
         let Place { rank, size, .. } = self.place;
         if size == 1 {
@@ -258,12 +262,14 @@ impl World {
             Some(failure) => session.scope.agree_in_vain(&call, failure, wait)?,
             None => session.scope.agree(&call, wait)?,
         };
-        let outcome = match failure {
-            Some(failure) => Err(failure.clone()),
-            None if self.device_type == "cpu" => {
-                hosts::share_one(&round, &*session.store, &session.prefix, (rank, size), wait)
+        let store = &*session.store;
+        let outcome = match (failure, equipment) {
+            (Some(failure), _) => Err(failure.clone()),
+            (None, Some(mine)) => equipment::check(&round, store, &session.prefix, rank, mine, wait),
+            (None, None) if self.device_type == "cpu" => {
+                hosts::share_one(&round, store, &session.prefix, (rank, size), wait)
             }
-            None => Ok(()),
+            (None, None) => Ok(()),
         };
         if let Err(error) = &outcome {
             round.fail(error, wait);

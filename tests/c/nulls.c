@@ -44,6 +44,8 @@ static void making(const dm_mesh *mesh, ncclComm_t comm)
   NO("comms[1]", dm_from_comms("cpu", ones, 2, names, no_comm, NULL, &made));
   NO("mesh_out", dm_from_comms("cpu", ones, 2, names, comms, NULL, NULL));
 
+  NO("text", dm_deserialize(NULL, NULL, &made));
+  NO("mesh_out", dm_deserialize("{}", NULL, NULL));
   NO_HANDLE(dm_slice(NULL, names, 2, &made));
   NO("dim_names", dm_slice(mesh, NULL, 2, &made));
   NO("dim_names[1]", dm_slice(mesh, holes, 2, &made));
@@ -100,6 +102,7 @@ static void asking(const dm_mesh *mesh)
   NO_HANDLE(dm_equal(mesh, NULL, &equal));
   NO_HANDLE(dm_hash(NULL, &hash));
   NO_HANDLE(dm_describe(NULL, text, sizeof text, &length));
+  NO_HANDLE(dm_serialize(NULL, text, sizeof text, &length));
   CHECK(length == 77);
 
   NO("len_out", dm_shape(mesh, sizes, 2, NULL));
@@ -113,6 +116,7 @@ static void asking(const dm_mesh *mesh)
   NO("equal_out", dm_equal(mesh, mesh, NULL));
   NO("hash_out", dm_hash(mesh, NULL));
   NO("len_out", dm_describe(mesh, text, sizeof text, NULL));
+  NO("len_out", dm_serialize(mesh, text, sizeof text, NULL));
   NO("info_out", dm_last_error_info(NULL));
 
   /* A buffer that is not there, however large it is said to be: the length comes out all the same. */
@@ -130,6 +134,9 @@ static void asking(const dm_mesh *mesh)
   CHECK(length == 1);
   NO("text", dm_describe(mesh, NULL, 64, &length));
   CHECK(length == strlen("DeviceMesh((dp=1, tp=1), 'cpu', stride=((), ()))") + 1);
+
+  NO("text", dm_serialize(mesh, NULL, 1024, &length));
+  CHECK(length > 64 && length < 1024);
 
   /* dim NULL stands for the only dimension; this mesh has two. */
   const char *two = "2 dimensions";

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::check_out;
+use crate::comm::Comm;
 use crate::config::Config;
 use crate::error::{self, Error, Result};
 use crate::group::{self, Task};
@@ -11,7 +12,8 @@ use crate::handle::{self, Handle};
 use crate::id::Id;
 use crate::join::{Join, Source};
 use crate::segment::MAX_RANKS;
-use crate::setup::{Init, SplitInto};
+use crate::setup::{Child, ChildInto, Init};
+use crate::shrink::Shrink;
 use crate::split::Split;
 use crate::types::*;
 
@@ -132,18 +134,68 @@ pub(crate) unsafe fn ncclCommSplit(
         if color < 0 && color != NCCL_SPLIT_NOCOLOR {
             return Err(Error::argument(format!("color {color} is neither >= 0 nor NCCL_SPLIT_NOCOLOR (-1)")));
         }
-        let parent = handle::find(comm)?;
-        let on = parent.ready()?.clone();
-        // The parent's name describes the parent only.
-        let inherited = Config { name: None, ..parent.config.clone() };
         // SAFETY: the caller's contract.
-        let config = unsafe { Config::read(config, &inherited) }?;
-        let name = config.name.clone().unwrap_or_else(|| format!("{}/{color}", on.name));
-        let handle = Arc::new(Handle::new(0, 0, parent.device, config));
-        let split = Split::new(on.clone(), color, key, name, handle.aborted.clone())?;
-        // SAFETY: not NULL, and valid by the caller's contract.
-        Ok(vec![Task::Split(unsafe { SplitInto::new(split, parent, on, handle, new_comm) })])
+        unsafe {
+            child_of(comm, new_comm, config, &format!("{color}"), |on, name, handle| {
+                Ok(Box::new(Split::new(on, color, key, name, handle.aborted.clone())?))
+            })
+        }
     })
+}
+
+pub(crate) unsafe fn ncclCommShrink(
+    comm: ncclComm_t,
+    excluded: *mut c_int,
+    excluded_count: c_int,
+    new_comm: *mut ncclComm_t,
+    config: *mut ncclConfig_t,
+    flags: c_int,
+) -> Result<ncclResult_t> {
+    group::submit(|| {
+        check_out("new_comm", new_comm)?;
+        if flags & !NCCL_SHRINK_ABORT != 0 {
+            return Err(Error::argument(format!("flags {flags:#x}: there are NCCL_SHRINK_DEFAULT (0) and _ABORT (1)")));
+        }
+        let count = usize::try_from(excluded_count).ok().filter(|count| *count > 0 && !excluded.is_null());
+        let Some(count) = count else {
+            return Err(Error::argument(format!(
+                "{excluded_count} excluded ranks at {excluded:p}: at least one is needed"
+            )));
+        };
+        // SAFETY: the caller's contract: as many ranks lie there.
+        let excluded = unsafe { std::slice::from_raw_parts(excluded, count) }.to_vec();
+        let abort = flags & NCCL_SHRINK_ABORT != 0;
+        // SAFETY: the caller's contract.
+        unsafe {
+            child_of(comm, new_comm, config, "shrunk", |on, name, handle| {
+                Ok(Box::new(Shrink::new(on, &excluded, abort, name, handle.aborted.clone())?))
+            })
+        }
+    })
+}
+
+/// The making of a communicator of ranks of `comm`, as a task.
+///
+/// # Safety
+/// `new_comm` stays valid until the call is over; `config` is NULL or as NCCL says.
+unsafe fn child_of(
+    comm: ncclComm_t,
+    new_comm: *mut ncclComm_t,
+    config: *const ncclConfig_t,
+    suffix: &str,
+    make: impl FnOnce(Arc<Comm>, String, &Handle) -> Result<Box<dyn Child>>,
+) -> Result<Vec<Task>> {
+    let parent = handle::find(comm)?;
+    let on = parent.ready()?.clone();
+    // The parent's name describes the parent only.
+    let inherited = Config { name: None, ..parent.config.clone() };
+    // SAFETY: the caller's contract.
+    let config = unsafe { Config::read(config, &inherited) }?;
+    let name = config.name.clone().unwrap_or_else(|| format!("{}/{suffix}", on.name));
+    let handle = Arc::new(Handle::new(0, 0, parent.device, config));
+    let child = make(on.clone(), name, &handle)?;
+    // SAFETY: not NULL, and valid by the caller's contract.
+    Ok(vec![Task::Child(unsafe { ChildInto::new(child, parent, on, handle, new_comm) })])
 }
 
 pub(crate) unsafe fn ncclCommFinalize(comm: ncclComm_t) -> Result<ncclResult_t> {

@@ -46,8 +46,21 @@ pub(crate) struct Seat {
     pub(crate) start: AtomicU64,
     /// 1 once the rank has freed its communicator.
     pub(crate) left: AtomicU32,
+    /// Where this rank has put the segment of a communicator that it has shrunk this one to.
+    pub(crate) offer: Offer,
     /// The steps this rank has ended, on a line of its own.
     pub(crate) step: Event,
+}
+
+/// A new segment held open by the rank whose seat this lies in, for those that shrink the communicator with it.
+#[repr(C)]
+pub(crate) struct Offer {
+    pub(crate) fd: AtomicI32,
+    /// Of the ranks that are left out; 0 when it is withdrawn.
+    pub(crate) digest: AtomicU64,
+    pub(crate) token: [AtomicU64; 2],
+    /// How many offers there were; set last.
+    pub(crate) number: Event,
 }
 
 /// The counters of one ordered pair of ranks, in bytes, wrapping.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! header        magic, token, number of ranks, the error that ended it, arrivals, barrier     one page
-//! seats         who sits at each rank: process, state, steps taken                           128 bytes a rank
+//! seats         who sits at each rank: process, state, steps taken, offers                   256 bytes a rank
 //! descriptors   what each rank does in a step: SLOTS lines a rank
 //! slots         SLOTS staging areas a rank
 //! channels      two counters for each ordered pair of ranks
@@ -21,7 +21,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-pub(crate) use self::header::{Channel, Header, Seat};
+pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
 /// Changes whenever the layout does: ranks built from different versions refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 2;
+pub(crate) const LAYOUT_VERSION: u32 = 3;
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 const NAME: &CStr = c"hostccl";
 

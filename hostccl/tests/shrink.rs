@@ -1,0 +1,202 @@
+//! `ncclCommShrink`: the ranks that are left go on, whatever has become of the others and of the communicator.
+
+mod common;
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use common::*;
+use hostccl::types::*;
+use hostccl::*;
+
+/// The communicator without those ranks, or how the call ended.
+fn shrink(comm: &Comm, excluded: &[c_int], flags: c_int) -> Result<Comm, (ncclResult_t, String)> {
+    let mut list = excluded.to_vec();
+    let mut shrunk = std::ptr::dangling_mut();
+    // SAFETY: a list as long as its count, and a place for the communicator.
+    let result =
+        unsafe { ncclCommShrink(**comm, list.as_mut_ptr(), list.len() as c_int, &raw mut shrunk, null_mut(), flags) };
+    match result {
+        0 => Ok(Comm(shrunk)),
+        _ => Err((result, last_error())),
+    }
+}
+
+#[test]
+fn the_ranks_left_are_numbered_in_their_order_and_the_parent_goes_on() {
+    ranks(6, |comm, rank| {
+        for excluded in [&[1, 3][..], &[0], &[5, 4, 3, 2, 1], &[3, 3, 0]] {
+            if !excluded.contains(&(rank as c_int)) {
+                let left: Vec<i64> = (0..6).filter(|rank| !excluded.contains(&(*rank as c_int))).collect();
+                let shrunk = shrink(comm, excluded, NCCL_SHRINK_DEFAULT).unwrap();
+                assert_eq!(shrunk.rank(), left.iter().position(|other| *other == rank as i64).unwrap());
+                assert_eq!(gather(&shrunk, rank as i64), left);
+            }
+        }
+        assert_eq!(sum(comm, 1), 6);
+    });
+}
+
+#[test]
+fn a_communicator_whose_rank_aborted_shrinks_and_its_blocked_calls_end() {
+    let aborted = Barrier::new(4);
+    ranks(4, |comm, rank| {
+        assert_eq!(sum(comm, 1), 4);
+        if rank == 2 {
+            // SAFETY: a live token; its Comm destroys nothing after this.
+            ok(unsafe { ncclCommAbort(**comm) });
+            aborted.wait();
+            return;
+        }
+        aborted.wait();
+        let (result, message) = shrink(comm, &[2], NCCL_SHRINK_DEFAULT).err().unwrap();
+        assert_eq!(result, ncclRemoteError, "{message}");
+        let mut total = 0i64;
+        let (from, to) = ((&raw const total).cast(), (&raw mut total).cast());
+        // SAFETY: one element each.
+        let blocked = unsafe { ncclAllReduce(from, to, 1, 4, 0, **comm, null_mut()) };
+        assert_eq!(blocked, ncclRemoteError);
+        let shrunk = shrink(comm, &[2], NCCL_SHRINK_ABORT).unwrap();
+        assert_eq!(sum(&shrunk, 10), 30);
+        // And once more, from what came of it.
+        if rank != 0 {
+            let pair = shrink(&shrunk, &[0], NCCL_SHRINK_DEFAULT).unwrap();
+            assert_eq!(gather(&pair, rank as i64), [1, 3]);
+        }
+    });
+}
+
+#[test]
+fn a_call_that_is_blocked_in_the_parent_is_ended_by_shrinking_with_abort() {
+    ranks(3, |comm, rank| {
+        if rank == 0 {
+            // The others never come to this one.
+            let mut total = 0i64;
+            let (from, to) = ((&raw const total).cast(), (&raw mut total).cast());
+            // SAFETY: one element each.
+            assert_eq!(unsafe { ncclAllReduce(from, to, 1, 4, 0, **comm, null_mut()) }, ncclRemoteError);
+            assert!(last_error().contains("shrinks"), "{}", last_error());
+            return;
+        }
+        let shrunk = shrink(comm, &[0], NCCL_SHRINK_ABORT).unwrap();
+        assert_eq!(sum(&shrunk, 1), 2);
+    });
+}
+
+#[test]
+fn ranks_that_exclude_different_ones_do_not_meet() {
+    ranks(4, |comm, rank| {
+        // SAFETY: a live token.
+        ok(unsafe { hostcclCommSetTimeout(**comm, 500) });
+        let excluded = match rank {
+            0 => 3,
+            1 => 2,
+            _ => return,
+        };
+        let (result, message) = shrink(comm, &[excluded], NCCL_SHRINK_DEFAULT).err().unwrap();
+        assert!([ncclTimeout, ncclRemoteError].contains(&result), "{message}");
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_waited_for_no_longer_than_allowed() {
+    ranks(3, |comm, rank| {
+        if rank == 1 {
+            // SAFETY: a live token.
+            ok(unsafe { hostcclCommSetTimeout(**comm, 300) });
+            let began = Instant::now();
+            let (result, message) = shrink(comm, &[2], NCCL_SHRINK_DEFAULT).err().unwrap();
+            assert_eq!(result, ncclTimeout, "{message}");
+            assert!(message.contains("rank 0 did not come"), "{message}");
+            assert!(began.elapsed() >= Duration::from_millis(300));
+            // SAFETY: as above.
+            ok(unsafe { hostcclCommSetTimeout(**comm, 0) });
+        }
+        // Rank 0 is still there, and so is the parent.
+        assert_eq!(sum(comm, 1), 3);
+    });
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_their_values() {
+    ranks(2, |comm, rank| {
+        let refuse = |excluded: &[c_int], flags: c_int, value: &str| {
+            let (result, message) = shrink(comm, excluded, flags).err().unwrap();
+            assert_eq!(result, ncclInvalidArgument, "{message}");
+            assert!(message.contains(value), "{message}");
+        };
+        refuse(&[], 0, "0 excluded");
+        refuse(&[2], 0, "2 is not in 0..2");
+        refuse(&[-1], 0, "-1");
+        refuse(&[rank as c_int], 0, &format!("rank {rank} calls"));
+        refuse(&[1 - rank as c_int], 6, "0x6");
+        assert_eq!(sum(comm, 1), 2);
+    });
+}
+
+#[test]
+fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
+    let id = unique_id();
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let mut config = non_blocking();
+                let mut comm = null_mut();
+                // SAFETY: a place for the communicator, a whole configuration.
+                unsafe { ncclCommInitRankConfig(&raw mut comm, 3, id, rank, &raw mut config) };
+                let comm = Comm(comm);
+                settle(&comm);
+                if rank == 1 {
+                    return;
+                }
+                let (mut list, mut shrunk) = ([1], null_mut());
+                // SAFETY: one rank listed, and a place that stays until the parent is done.
+                let started = unsafe {
+                    ncclCommShrink(*comm, list.as_mut_ptr(), 1, &raw mut shrunk, null_mut(), NCCL_SHRINK_ABORT)
+                };
+                assert_eq!(started, ncclInProgress);
+                let began = Instant::now();
+                let mut status = ncclInProgress;
+                while status == ncclInProgress && began.elapsed() < DEADLINE {
+                    // SAFETY: a live token and a place for the answer.
+                    unsafe { ncclCommGetAsyncError(*comm, &raw mut status) };
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // The parent has ended with the calls that were under way, and the child is there.
+                assert_eq!(status, ncclRemoteError);
+                let shrunk = Comm(shrunk);
+                settle(&shrunk);
+                assert_eq!(gather(&shrunk, i64::from(rank)), [0, 2]);
+            });
+        }
+    });
+}
+
+fn non_blocking() -> ncclConfig_t {
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: NCCL_CONFIG_MAGIC,
+        version: 22_707,
+        blocking: 0,
+        cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+        minCTAs: NCCL_CONFIG_UNDEF_INT,
+        maxCTAs: NCCL_CONFIG_UNDEF_INT,
+        netName: std::ptr::null(),
+        splitShare: NCCL_CONFIG_UNDEF_INT,
+        trafficClass: NCCL_CONFIG_UNDEF_INT,
+        commName: std::ptr::null(),
+    }
+}
+
+fn settle(comm: &Comm) {
+    let began = Instant::now();
+    let mut status = ncclInProgress;
+    while status == ncclInProgress && began.elapsed() < DEADLINE {
+        // SAFETY: a live token and a place for the answer.
+        ok(unsafe { ncclCommGetAsyncError(**comm, &raw mut status) });
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(status, ncclSuccess, "{}", last_error());
+}

@@ -1,0 +1,85 @@
+/* A libcuda.so.1 without a device, as far as choosing one goes. Environment: CUDA_COUNT devices (8), CUDA_VERSION (12020), CUDA_INIT, what cuInit
+ * gives (only on rank CUDA_INIT_RANK, where that is set). Built with -DLACKS_UUID it is one that does not tell identities. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static __thread void *current;
+
+static int number_from(const char *name, int otherwise)
+{
+  const char *text = getenv(name);
+  return text == NULL || *text == '\0' ? otherwise : atoi(text);
+}
+
+int cuInit(unsigned flags)
+{
+  const int rank = number_from("RANK", 0);
+  if (flags != 0) return 1;
+  return number_from("CUDA_INIT_RANK", rank) == rank ? number_from("CUDA_INIT", 0) : 0;
+}
+
+int cuDriverGetVersion(int *version)
+{
+  *version = number_from("CUDA_VERSION", 12020);
+  return 0;
+}
+
+int cuDeviceGetCount(int *count)
+{
+  *count = number_from("CUDA_COUNT", 8);
+  return 0;
+}
+
+int cuDeviceGet(int *device, int number)
+{
+  if (number < 0 || number >= number_from("CUDA_COUNT", 8)) return 101;
+  *device = number;
+  return 0;
+}
+
+#ifndef LACKS_UUID
+int cuDeviceGetUuid(char uuid[16], int device)
+{
+  memset(uuid, 0, 16);
+  snprintf(uuid, 16, "device %d", device);
+  return 0;
+}
+#endif
+
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+  *context = (void *)(size_t)(0x1000 + device);
+  return 0;
+}
+
+int cuCtxGetCurrent(void **context)
+{
+  *context = current;
+  return 0;
+}
+
+int cuCtxSetCurrent(void *context)
+{
+  current = context;
+  return 0;
+}
+
+int cuCtxGetDevice(int *device)
+{
+  if (current == NULL) return 201;
+  *device = (int)(size_t)current - 0x1000;
+  return 0;
+}
+
+int cuGetErrorName(int code, const char **name)
+{
+  *name = code == 100 ? "CUDA_ERROR_NO_DEVICE" : code == 999 ? "CUDA_ERROR_UNKNOWN" : "CUDA_ERROR";
+  return 0;
+}
+
+int cuGetErrorString(int code, const char **text)
+{
+  *text = code == 100 ? "no CUDA-capable device is detected" : "an error";
+  return 0;
+}

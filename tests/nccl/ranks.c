@@ -1,0 +1,256 @@
+/* One rank of a job of device type cuda over the recorder; see tests/test_nccl.py, which reads what the recorder wrote. The argument is what to do. */
+#include "check.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+static dm_world *world;
+static int32_t rank, size;
+static dm_init_options options = DM_INIT_OPTIONS_INIT;
+static const size_t kCube[] = {2, 2, 2};
+static const char *const kNames[] = {"pp", "dp", "tp"};
+static void (*note)(const char *text);
+static int (*living)(void);
+
+static dm_mesh *made(const size_t *shape, size_t ndim, const char *const *names)
+{
+  dm_mesh *mesh = NULL;
+  REQUIRE(dm_init("cuda", shape, ndim, names, &options, &mesh));
+  if (note == NULL) {
+    REQUIRE(dm_get_proc(mesh, "recorder_note", (void **)&note));
+    REQUIRE(dm_get_proc(mesh, "recorder_living", (void **)&living));
+  }
+  return mesh;
+}
+
+static float sum_along(const dm_mesh *mesh, const char *dim)
+{
+  float mine = 1, sum = 0;
+  OK(dm_all_reduce(mesh, dim, &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  return sum;
+}
+
+static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)
+{
+  ncclComm_t comm = NULL;
+  OK(dm_get_comm(mesh, dim, &comm));
+  return comm;
+}
+
+/* Everything that makes, shares and ends communicators, in one order. */
+static void path(void)
+{
+  const size_t ones[] = {8, 1}, halves[] = {2, 2};
+  const char *two[] = {"dp", "tp"}, *back[] = {"a", "b"}, *line[] = {"all", "one"};
+  dm_mesh *cube = made(kCube, 3, kNames), *view = NULL, *flat = NULL, *again = NULL, *split = NULL;
+  note("cube");
+  CHECK(comm_of(cube, "pp") != comm_of(cube, "dp") && comm_of(cube, "dp") != comm_of(cube, "tp"));
+  CHECK(sum_along(cube, "pp") == 2 && sum_along(cube, "tp") == 2);
+  REQUIRE(dm_slice(cube, two, 2, &view));
+  CHECK(comm_of(view, "tp") == comm_of(cube, "tp"));
+  note("flatten");
+  REQUIRE(dm_flatten(view, "dt", NULL, &flat));
+  CHECK(sum_along(flat, "dt") == 4);
+  note("flatten again");
+  REQUIRE(dm_flatten(view, "dt", NULL, &again));
+  CHECK(comm_of(flat, "dt") == comm_of(again, "dt"));
+  note("unflatten");
+  REQUIRE(dm_unflatten(flat, "dt", halves, back, 2, NULL, &split));
+  CHECK(comm_of(split, "a") == comm_of(cube, "dp") && comm_of(split, "b") == comm_of(cube, "tp"));
+
+  note("second");
+  dm_mesh *second = made(kCube, 3, kNames);
+  CHECK(comm_of(second, "dp") == comm_of(cube, "dp"));
+  note("own");
+  dm_dim_options own[3] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
+  own[1].flags = DM_DIM_OWN_COMM;
+  options.dim_options = own;
+  dm_mesh *third = made(kCube, 3, kNames);
+  options.dim_options = NULL;
+  CHECK(comm_of(third, "dp") != comm_of(cube, "dp") && comm_of(third, "tp") == comm_of(cube, "tp"));
+
+  note("line");
+  dm_mesh *world_line = made(ones, 2, line);
+  CHECK(sum_along(world_line, "all") == 8);
+  note("one");
+  CHECK(sum_along(world_line, "one") == 1);
+  note("lazy");
+  options.flags = DM_INIT_LAZY;
+  const size_t wide[] = {4, 2};
+  const char *lazily[] = {"x", "y"};
+  dm_mesh *lazy = made(wide, 2, lazily);
+  options.flags = 0;
+  note("lazy first use");
+  CHECK(sum_along(lazy, "x") == 4);
+  CHECK(comm_of(lazy, "y") == comm_of(cube, "tp"));
+
+  note("adopt");
+  const char *only[] = {"mine"};
+  const size_t four[] = {4};
+  ncclComm_t borrowed = comm_of(flat, "dt");
+  dm_init_options none = DM_INIT_OPTIONS_INIT;
+  dm_mesh *adopted = NULL;
+  setenv("DM_CCL_LIBRARY", getenv("RECORDER"), 1);
+  REQUIRE(dm_from_comms("cuda", four, 1, only, &borrowed, &none, &adopted));
+  CHECK(sum_along(adopted, "mine") == 4);
+  note("leave adopted");
+  OK(dm_finalize(adopted));
+
+  note("finalize second");
+  OK(dm_finalize(second));
+  note("finalize third");
+  OK(dm_finalize(third));
+  note("finalize lazy");
+  OK(dm_finalize(lazy));
+  note("finalize line");
+  OK(dm_finalize(world_line));
+  note("finalize cube");
+  OK(dm_finalize(cube));
+  note("abort");
+  dm_mesh *doomed = made(kCube, 3, kNames);
+  note("abort now");
+  OK(dm_abort(doomed));
+  OK(dm_abort(doomed));
+  GIVES(DM_STATUS_ABORTED, dm_check(doomed, "tp"));
+  OK(dm_world_barrier(world, 0));
+  note("after");
+  CHECK(living() == 1); /* that of this rank alone stays with the world */
+  dm_mesh *meshes[] = {cube, view, flat, again, split, second, third, world_line, lazy, adopted, doomed};
+  for (size_t index = 0; index < sizeof meshes / sizeof *meshes; ++index) dm_free(meshes[index]);
+}
+
+/* One mesh, which may fail: what came of it goes to the standard output, and nothing of it may be left. */
+static void attempt(void)
+{
+  dm_mesh *mesh = NULL, *flat = NULL;
+  dm_status status = dm_init("cuda", kCube, 3, kNames, &options, &mesh);
+  printf("init %s %s\n", dm_status_name(status), status == DM_STATUS_OK ? "" : dm_last_error());
+  if (status == DM_STATUS_OK) {
+    REQUIRE(dm_get_proc(mesh, "recorder_living", (void **)&living));
+    int is_summed = 0;
+    const dm_status flattened = dm_flatten(mesh, "all", NULL, &flat);
+    printf("flatten %s %s\n", dm_status_name(flattened), flattened == DM_STATUS_OK ? "" : dm_last_error());
+    if (flattened == DM_STATUS_OK) {
+      float mine = 1, sum = 0;
+      const dm_status summed = dm_all_reduce(flat, "all", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL);
+      printf("sum %s %s\n", dm_status_name(summed), summed == DM_STATUS_OK ? "" : dm_last_error());
+      CHECK(summed != DM_STATUS_OK || sum == 8);
+      is_summed = summed == DM_STATUS_OK;
+    }
+    /* Where an operation has failed, the others of its ranks wait for it until somebody ends it. */
+    const dm_status finalized = flattened != DM_STATUS_OK || is_summed ? dm_finalize(mesh) : DM_STATUS_ABORTED;
+    printf("finalize %s %s\n", dm_status_name(finalized), finalized == DM_STATUS_OK ? "" : dm_last_error());
+    if (finalized != DM_STATUS_OK) OK(dm_abort(mesh));
+  }
+  dm_free(flat);
+  dm_free(mesh);
+  /* A world whose mesh failed still makes one, and a mesh gives the recorder's own word on what lives. */
+  unsetenv("RECORDER_FAIL");
+  mesh = made(kCube, 3, kNames);
+  const int now = living();
+  OK(dm_finalize(mesh));
+  printf("left %d of %d\n", living(), now);
+  dm_free(mesh);
+}
+
+/* What there is to a library and a device before any communicator. */
+static void chosen(void)
+{
+  const size_t line[] = {(size_t)size};
+  dm_mesh *mesh = made(line, 1, NULL);
+  CHECK(sum_along(mesh, NULL) == (float)size);
+  OK(dm_finalize(mesh));
+  dm_free(mesh);
+}
+
+/* A rank does not come out of ncclCommFinalize: none waits for it longer than it may. */
+static void stuck(void)
+{
+  options.timeout_ms = 1500;
+  dm_mesh *mesh = made(kCube, 3, kNames);
+  const double began = seconds_now();
+  const dm_status status = dm_finalize(mesh);
+  printf("finalize %s %s\n", dm_status_name(status), dm_last_error());
+  CHECK(seconds_now() - began < 1.5 * 1.1 + 0.5);
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  OK(dm_abort(mesh));
+  dm_free(mesh);
+}
+
+static void *on_a_thread(void *nothing)
+{
+  chosen();
+  return nothing;
+}
+
+/* As a program that has chosen its device before. */
+static void choose_device(int number)
+{
+  void *context = NULL, *driver = dlopen("libcuda.so.1", RTLD_NOW);
+  int (*retain)(void **, int) = NULL, (*set)(void *) = NULL;
+  CHECK(driver != NULL);
+  if (driver == NULL) return;
+  *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
+  *(void **)&set = dlsym(driver, "cuCtxSetCurrent");
+  CHECK(retain(&context, number) == 0 && set(context) == 0);
+}
+
+/* What a caller may hand to dm_from_comms by mistake. */
+static void adopt(void)
+{
+  const size_t one[] = {1}, two[] = {2};
+  const char *names[] = {"mine"};
+  dm_init_options none = DM_INIT_OPTIONS_INIT;
+  dm_mesh *mesh = made(one, 1, names), *adopted = NULL;
+  ncclResult_t (*get_id)(ncclUniqueId *) = NULL;
+  ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *) = NULL;
+  ncclResult_t (*destroy)(ncclComm_t) = NULL;
+  REQUIRE(dm_get_proc(mesh, "ncclGetUniqueId", (void **)&get_id));
+  REQUIRE(dm_get_proc(mesh, "ncclCommInitRankConfig", (void **)&init));
+  REQUIRE(dm_get_proc(mesh, "ncclCommDestroy", (void **)&destroy));
+  setenv("DM_CCL_LIBRARY", getenv("RECORDER"), 1);
+  ncclUniqueId id;
+  ncclComm_t comm = NULL;
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "comms[0]", dm_from_comms("cuda", one, 1, names, &comm, &none, &adopted));
+  CHECK(get_id(&id) == ncclSuccess && init(&comm, 1, id, 0, NULL) == ncclSuccess);
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "has 1 ranks", dm_from_comms("cuda", two, 1, names, &comm, &none, &adopted));
+  CHECK(destroy(comm) == ncclSuccess);
+  note("destroyed");
+  FAILS(DM_STATUS_CCL, "gives 4", dm_from_comms("cuda", one, 1, names, &comm, &none, &adopted));
+  CHECK(adopted == NULL);
+  OK(dm_finalize(mesh));
+  dm_free(mesh);
+}
+
+int main(int count, char **arguments)
+{
+  const char *what = count > 1 ? arguments[1] : "";
+  dm_world_options join = DM_WORLD_OPTIONS_INIT;
+  join.timeout_ms = 30000;
+  join.ccl_library = getenv("RECORDER");
+  if (strcmp(what, "current") == 0) choose_device(7 - atoi(getenv("RANK")));
+  const double began = seconds_now();
+  const dm_status joined = dm_world_init("cuda", &join, &world);
+  if (joined != DM_STATUS_OK) {
+    dm_error_info info = {sizeof info, DM_STATUS_OK, 0, 0, 0, NULL};
+    OK(dm_last_error_info(&info));
+    printf("joined %s device_error=%d: %s\n", dm_status_name(joined), info.device_error, info.message);
+    CHECK(seconds_now() - began < 15);
+    return finish();
+  }
+  REQUIRE(dm_world_rank(world, &rank));
+  REQUIRE(dm_world_size(world, &size));
+  options.world = world;
+  options.timeout_ms = 30000;
+  if (strcmp(what, "path") == 0) path();
+  if (strcmp(what, "attempt") == 0) attempt();
+  if (strcmp(what, "thread") == 0) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, on_a_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+  }
+  if (strcmp(what, "adopt") == 0) adopt();
+  if (strcmp(what, "stuck") == 0) stuck();
+  if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();
+  dm_world_free(world);
+  return finish();
+}

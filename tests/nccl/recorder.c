@@ -1,0 +1,382 @@
+/* A library with NCCL's C API that writes down every call on communicators and hands it on to libhostccl, as tests/test_nccl.py builds and loads
+ * it in NCCL's place. It keeps NCCL's rules: a call on a communicator that is still in progress, or has ended, is a mark in the log, and what a split of a
+ * non-blocking parent makes stays NULL until the parent has settled.
+ *
+ * Environment, read at each use: RECORDER_HOST, the path of libhostccl.so; RECORDER_LOG, a folder for one file per rank; RECORDER_VERSION (and
+ * RECORDER_VERSION_<rank>), what ncclGetVersion says; RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL,
+ * "rank call code": which call of which rank (-1: every one) fails with what; RECORDER_STUCK, the rank whose
+ * ncclCommFinalize does not return. Built with -DLACKS_SPLIT and so on, it lacks that function. */
+#include <hostccl.h>
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+struct ncclComm {
+  int number, blocking;
+  ncclComm_t real;
+  enum { kLives, kDestroyed, kAborted } state;
+  double until;           /* in progress so long */
+  ncclResult_t failed;    /* its asynchronous error */
+  struct ncclComm *child; /* of a split under way */
+  ncclComm_t *place;      /* where that goes */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static FILE *file;
+static int comms, living, calls;
+
+static void *real(const char *name)
+{
+  static void *host;
+  if (host == NULL) host = dlopen(getenv("RECORDER_HOST"), RTLD_NOW | RTLD_LOCAL);
+  void *function = host == NULL ? NULL : dlsym(host, name);
+  if (function == NULL) {
+    fprintf(stderr, "recorder: %s\n", dlerror());
+    abort();
+  }
+  return function;
+}
+
+/* real(ncclCommSplit)(...) with its own type. */
+#define REAL(name) ((__typeof__(&name))real(#name))
+
+static int number_from(const char *name, int otherwise)
+{
+  const char *text = getenv(name);
+  return text == NULL || *text == '\0' ? otherwise : atoi(text);
+}
+
+static double now(void)
+{
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static double later(void)
+{
+  return now() + 1e-3 * number_from("RECORDER_SLOW", 0);
+}
+
+__attribute__((format(printf, 1, 2))) static void note(const char *format, ...)
+{
+  va_list arguments;
+  va_start(arguments, format);
+  pthread_mutex_lock(&lock);
+  if (file == NULL && getenv("RECORDER_LOG") != NULL) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%d", getenv("RECORDER_LOG"), number_from("RANK", 0));
+    file = fopen(path, "a");
+    if (file != NULL) setvbuf(file, NULL, _IOLBF, 0);
+  }
+  if (file != NULL) {
+    vfprintf(file, format, arguments);
+    fputc('\n', file);
+  }
+  pthread_mutex_unlock(&lock);
+  va_end(arguments);
+}
+
+/* The test's own word in the log. */
+void recorder_note(const char *text);
+void recorder_note(const char *text)
+{
+  note("# %s", text);
+}
+
+/* Communicators that were made and have not ended. */
+int recorder_living(void);
+int recorder_living(void)
+{
+  return __atomic_load_n(&living, __ATOMIC_SEQ_CST);
+}
+
+/* What RECORDER_FAIL wants of this call, the n-th of this process that may fail. */
+static ncclResult_t told_to(const char *call)
+{
+  int rank = -2, which = 0, code = 0;
+  const int number = __atomic_add_fetch(&calls, 1, __ATOMIC_SEQ_CST);
+  const char *wish = getenv("RECORDER_FAIL");
+  if (wish == NULL || sscanf(wish, "%d %d %d", &rank, &which, &code) != 3) return ncclSuccess;
+  if (which != number || (rank != -1 && rank != number_from("RANK", 0))) return ncclSuccess;
+  note("failing %s with %d", call, code);
+  return (ncclResult_t)code;
+}
+
+static int device(void)
+{
+  int (*current)(int *) = NULL, number = -1;
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (driver != NULL) *(void **)&current = dlsym(driver, "cuCtxGetDevice");
+  if (current == NULL || current(&number) != 0) number = -1;
+  if (driver != NULL) dlclose(driver);
+  return number;
+}
+
+static struct ncclComm *made(int blocking)
+{
+  struct ncclComm *comm = calloc(1, sizeof *comm);
+  comm->blocking = blocking;
+  comm->until = blocking ? 0 : later();
+  comm->number = __atomic_add_fetch(&comms, 1, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&living, 1, __ATOMIC_SEQ_CST);
+  return comm;
+}
+
+/* The caller's configuration as any release lays it out. */
+static int wants_blocking(const ncclConfig_t *config)
+{
+  if (config == NULL) return 1;
+  if (config->magic != 0xcafebeef || config->size < 20) note("bad config: size %zu, magic %x", config->size, config->magic);
+  return config->blocking != 0;
+}
+
+static const char *name_of(const ncclConfig_t *config)
+{
+  const int named = config != NULL && config->size >= 56 && config->version >= NCCL_VERSION(2, 27, 0) && config->commName != NULL;
+  return named ? config->commName : "-";
+}
+
+static ncclResult_t poll_comm(struct ncclComm *comm)
+{
+  ncclResult_t state = ncclSuccess, asked;
+  if (comm->failed != ncclSuccess) return comm->failed;
+  asked = REAL(ncclCommGetAsyncError)(comm->real, &state);
+  if (asked != ncclSuccess) state = asked;
+  if (state == ncclSuccess && comm->child != NULL && comm->child->real != NULL) {
+    asked = REAL(ncclCommGetAsyncError)(comm->child->real, &state);
+    if (asked != ncclSuccess) state = asked;
+  }
+  if (state == ncclSuccess && now() < comm->until) state = ncclInProgress;
+  if (state == ncclSuccess && comm->child != NULL) {
+    *comm->place = comm->child;
+    comm->child = NULL;
+  }
+  return state;
+}
+
+/* Whether a call may be made on it: it lives, and nothing is in progress. */
+static ncclResult_t usable(struct ncclComm *comm, const char *call)
+{
+  if (comm == NULL) {
+    note("NULL in %s", call);
+    return ncclInvalidArgument;
+  }
+  if (comm->state != kLives) {
+    note("STALE %s c%d", call, comm->number);
+    return ncclInvalidArgument;
+  }
+  if (!comm->blocking && poll_comm(comm) == ncclInProgress) {
+    note("BUSY %s c%d", call, comm->number);
+    return ncclInvalidArgument;
+  }
+  return comm->failed;
+}
+
+ncclResult_t ncclGetVersion(int *version)
+{
+  char mine[64];
+  snprintf(mine, sizeof mine, "RECORDER_VERSION_%d", number_from("RANK", 0));
+  *version = number_from(mine, number_from("RECORDER_VERSION", NCCL_VERSION_CODE));
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+  const ncclResult_t told = told_to("id");
+  note("id");
+  return told != ncclSuccess ? told : REAL(ncclGetUniqueId)(id);
+}
+
+static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int rank, ncclConfig_t *config, int ids)
+{
+  const int blocking = wants_blocking(config);
+  ncclConfig_t host = NCCL_CONFIG_INITIALIZER;
+  ncclComm_t comm = NULL;
+  ncclResult_t code = told_to("init");
+  host.blocking = blocking;
+  if (code == ncclSuccess) code = REAL(ncclCommInitRankConfig)(&comm, size, *id, rank, &host);
+  if (code != ncclSuccess && code != ncclInProgress) {
+    note("init size=%d rank=%d failed=%d", size, rank, code);
+    return code;
+  }
+  *out = made(blocking);
+  (*out)->real = comm;
+  note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids, name_of(config), device());
+  return blocking ? ncclSuccess : ncclInProgress;
+}
+
+#ifndef LACKS_INIT_CONFIG
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
+{
+  return begin(out, size, &id, rank, config, 1);
+}
+#endif
+
+#ifndef LACKS_SCALABLE
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int ids, ncclUniqueId *id, ncclConfig_t *config)
+{
+  for (int one = 0; one < ids; ++one) {
+    for (int other = 0; other < one; ++other) {
+      if (memcmp(&id[one], &id[other], sizeof *id) == 0) note("id %d is id %d", one, other);
+    }
+  }
+  return begin(out, size, id, rank, config, ids);
+}
+#endif
+
+#ifndef LACKS_SPLIT
+ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *out, ncclConfig_t *config)
+{
+  ncclResult_t code = usable(parent, "split");
+  ncclConfig_t host = NCCL_CONFIG_INITIALIZER;
+  ncclComm_t nobody = NULL;
+  const int blocking = wants_blocking(config);
+  if (code != ncclSuccess) return code;
+  host.blocking = parent->blocking;
+  *out = NULL;
+  code = told_to("split");
+  if (code != ncclSuccess) {
+    note("split c%d color=%d key=%d failed=%d", parent->number, color, key, code);
+    return code;
+  }
+  /* The host engine writes the new handle when it is there. */
+  struct ncclComm *comm = color < 0 ? NULL : made(blocking);
+  code = REAL(ncclCommSplit)(parent->real, color, key, comm == NULL ? &nobody : &comm->real, &host);
+  if (code != ncclSuccess && code != ncclInProgress) {
+    if (comm != NULL) __atomic_sub_fetch(&living, 1, __ATOMIC_SEQ_CST);
+    note("split c%d color=%d key=%d failed=%d", parent->number, color, key, code);
+    return code;
+  }
+  note("split c%d color=%d key=%d blocking=%d name=%s -> c%d", parent->number, color, key, blocking, name_of(config), comm == NULL ? 0 : comm->number);
+  if (parent->blocking) {
+    *out = comm;
+    return ncclSuccess;
+  }
+  parent->child = comm;
+  parent->place = out;
+  parent->until = later();
+  return ncclInProgress;
+}
+#endif
+
+#ifndef LACKS_FINALIZE
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+  ncclResult_t code = usable(comm, "finalize");
+  if (code == ncclSuccess) code = told_to("finalize");
+  if (code != ncclSuccess) return code;
+  note("finalize c%d", comm->number);
+  /* A blocking communicator waits for its work, which may wait for a peer that has gone. */
+  if (comm->blocking && number_from("RECORDER_STUCK", -1) == number_from("RANK", 0)) sleep(60);
+  if (!comm->blocking) comm->until = later();
+  code = REAL(ncclCommFinalize)(comm->real);
+  return code == ncclSuccess && !comm->blocking ? ncclInProgress : code;
+}
+#endif
+
+static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm_t), const char *call)
+{
+  if (comm == NULL) return ncclSuccess;
+  if (comm->state != kLives) {
+    note("STALE %s c%d", call, comm->number);
+    return ncclInvalidArgument;
+  }
+  comm->state = state;
+  note("%s c%d", call, comm->number);
+  struct ncclComm *child = comm->child;
+  const ncclResult_t code = how(comm->real);
+  if (child != NULL) {
+    note("with it c%d, which was not there yet", child->number);
+    if (child->real != NULL) REAL(ncclCommAbort)(child->real);
+    __atomic_sub_fetch(&living, 1, __ATOMIC_SEQ_CST);
+  }
+  __atomic_sub_fetch(&living, 1, __ATOMIC_SEQ_CST);
+  return code;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+  return end(comm, kDestroyed, REAL(ncclCommDestroy), "destroy");
+}
+
+#ifndef LACKS_ABORT
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+  return end(comm, kAborted, REAL(ncclCommAbort), "abort");
+}
+#endif
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
+{
+  if (comm == NULL || comm->state != kLives) {
+    note("STALE poll c%d", comm == NULL ? 0 : comm->number);
+    return ncclInvalidArgument;
+  }
+  *state = poll_comm(comm);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(ncclComm_t comm, int *count)
+{
+  const ncclResult_t code = usable(comm, "count");
+  return code != ncclSuccess ? code : REAL(ncclCommCount)(comm->real, count);
+}
+
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank)
+{
+  const ncclResult_t code = usable(comm, "rank");
+  return code != ncclSuccess ? code : REAL(ncclCommUserRank)(comm->real, rank);
+}
+
+const char *ncclGetErrorString(ncclResult_t result)
+{
+  return (int)result > ncclTimeout ? "unknown result code" : REAL(ncclGetErrorString)(result);
+}
+
+const char *ncclGetLastError(ncclComm_t comm)
+{
+  return REAL(ncclGetLastError)(comm == NULL || comm->state != kLives ? NULL : comm->real);
+}
+
+/* An operation on a communicator whose calls return before the work is on the stream is an error that only a device would show. */
+#define OPERATION(name, parameters, arguments) \
+  ncclResult_t name parameters \
+  { \
+    ncclResult_t code = usable(comm, #name); \
+    if (code == ncclSuccess) code = told_to(#name); \
+    if (code != ncclSuccess) return code; \
+    note(#name " c%d%s", comm->number, comm->blocking ? "" : " NONBLOCKING"); \
+    return REAL(name) arguments; \
+  }
+
+OPERATION(ncclAllReduce, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream),
+          (send, recv, count, type, op, comm->real, stream))
+OPERATION(ncclReduce, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream),
+          (send, recv, count, type, op, root, comm->real, stream))
+OPERATION(ncclBroadcast, (const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream),
+          (send, recv, count, type, root, comm->real, stream))
+OPERATION(ncclAllGather, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream),
+          (send, recv, count, type, comm->real, stream))
+OPERATION(ncclReduceScatter, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream),
+          (send, recv, count, type, op, comm->real, stream))
+OPERATION(ncclSend, (const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream),
+          (send, count, type, peer, comm->real, stream))
+OPERATION(ncclRecv, (void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream),
+          (recv, count, type, peer, comm->real, stream))
+
+ncclResult_t ncclGroupStart(void)
+{
+  return REAL(ncclGroupStart)();
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+  return REAL(ncclGroupEnd)();
+}

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Another language reads and writes the text of a mesh from the format's description alone: Python's json, against dm_ranks and dm_equal."""
+
+import ctypes
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
+LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
+OFFLINE = 1
+
+lib = ctypes.CDLL(str(LIBRARY / "libdevicemesh.so"))
+lib.dm_last_error.restype = ctypes.c_char_p
+
+
+class WorldOptions(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("flags", ctypes.c_uint32), ("world_size", ctypes.c_int32), ("rank", ctypes.c_int32),
+                ("local_rank", ctypes.c_int32), ("timeout_ms", ctypes.c_int64), ("init_method", ctypes.c_char_p),
+                ("ccl_library", ctypes.c_char_p), ("store", ctypes.c_void_p)]
+
+
+class InitOptions(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("flags", ctypes.c_uint32), ("world", ctypes.c_void_p),
+                ("ranks", ctypes.POINTER(ctypes.c_int32)), ("dim_options", ctypes.c_void_p), ("timeout_ms", ctypes.c_int64)]
+
+
+def check(status):
+    assert status == 0, lib.dm_last_error().decode()
+
+
+def names_of(names):
+    return (ctypes.c_char_p * len(names))(*[name.encode() for name in names])
+
+
+def world_options(size, rank):
+    options = WorldOptions(ctypes.sizeof(WorldOptions), OFFLINE, size, rank)
+    world = ctypes.c_void_p()
+    check(lib.dm_world_init(b"cuda", ctypes.byref(options), ctypes.byref(world)))
+    return InitOptions(ctypes.sizeof(InitOptions), 0, world)
+
+
+def mesh_of(options, shape, names, ranks=None):
+    options = InitOptions(options.struct_size, 0, options.world, (ctypes.c_int32 * len(ranks))(*ranks) if ranks else None)
+    mesh = ctypes.c_void_p()
+    check(lib.dm_init(None, (ctypes.c_size_t * len(shape))(*shape), ctypes.c_size_t(len(shape)), names_of(names), ctypes.byref(options),
+                      ctypes.byref(mesh)))
+    return mesh
+
+
+def view(function, mesh, *arguments):
+    made = ctypes.c_void_p()
+    check(function(mesh, *arguments, ctypes.byref(made)))
+    return made
+
+
+def sliced(mesh, *names):
+    return view(lib.dm_slice, mesh, names_of(names), ctypes.c_size_t(len(names)))
+
+
+def text_of(mesh):
+    length = ctypes.c_size_t()
+    assert lib.dm_serialize(mesh, None, ctypes.c_size_t(0), ctypes.byref(length)) == 5  # DM_STATUS_BUFFER_TOO_SMALL
+    text = ctypes.create_string_buffer(length.value)
+    check(lib.dm_serialize(mesh, text, length, ctypes.byref(length)))
+    return text.value.decode()
+
+
+def ranks_of(mesh):
+    length = ctypes.c_size_t()
+    lib.dm_ranks(mesh, None, ctypes.c_size_t(0), ctypes.byref(length))
+    ranks = (ctypes.c_int32 * length.value)()
+    check(lib.dm_ranks(mesh, ranks, length, ctypes.byref(length)))
+    return list(ranks)
+
+
+def read(text):
+    """The ranks that a text says, row-major."""
+    mesh = json.loads(text)
+    assert mesh["devicemesh"] == 1
+    listed = [first + index * (step[0] if step else 1) for first, count, *step in mesh["ranks"] for index in range(count)]
+    pairs = [pair for dimension in mesh["layout"] for pair in dimension]
+    digits = itertools.product(*[range(size) for size, _ in pairs])
+    return [listed[mesh["base"] + sum(digit * stride for digit, (_, stride) in zip(number, pairs))] for number in digits]
+
+
+def write(shape, names, ranks):
+    """The plainest text there is: each rank a run, each dimension a pair, and the spaces of json.dumps."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return json.dumps({"ranks": [[rank, 1] for rank in ranks], "layout": [[pair] for pair in zip(shape, strides)], "base": 0,
+                       "shape": shape, "names": names, "device_type": "cuda", "devicemesh": 1}, indent=2)
+
+
+def main():
+    options = world_options(30, 17)
+    shape, names = (2, 3, 4), ["dp", "cp", "tp"]
+    dealt = [(7 * index + 3) % 29 for index in range(24)]
+    assert 17 in dealt
+    views = []
+    for ranks in (None, dealt):
+        mesh = mesh_of(options, shape, names, ranks)
+        turned = sliced(mesh, "tp", "dp")
+        flat = view(lib.dm_flatten, turned, b"flat", None)
+        halves = view(lib.dm_unflatten, flat, b"flat", (ctypes.c_size_t * 2)(2, 4), names_of(["far", "near"]), ctypes.c_size_t(2), None)
+        copy = view(lib.dm_submesh, mesh, names_of(["cp"]), ctypes.c_size_t(1), ctypes.c_size_t(5))
+        views += [mesh, turned, flat, halves, copy, sliced(mesh, "cp"), sliced(mesh)]
+    for mesh in views:
+        text, ranks = text_of(mesh), ranks_of(mesh)
+        assert read(text) == ranks, (text, ranks)
+        said = json.loads(text)
+        ours = write(said["shape"], said["names"], ranks)
+        for text in (text, ours):
+            again = ctypes.c_void_p()
+            check(lib.dm_deserialize(text.encode(), ctypes.byref(options), ctypes.byref(again)))
+            equal = ctypes.c_bool()
+            check(lib.dm_equal(mesh, again, ctypes.byref(equal)))
+            assert equal.value, text
+            assert read(text_of(again)) == ranks
+    million = text_of(mesh_of(world_options(1 << 20, 777777), (64, 32, 64, 8), ["pp", "dp", "cp", "tp"]))
+    assert len(million) < 200 and read(million) == list(range(1 << 20)), million
+    print(f"{len(views)} views through json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
