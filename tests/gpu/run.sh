@@ -13,6 +13,7 @@ usage: tests/gpu/run.sh [options]
   --dry-run           without a GPU: the host engine on host memory, the same programs
   --dry-run=driver    the same, but by the GPU's way: a stand-in for the CUDA driver, libhostccl.so in NCCL's place
   --nccl PATH         the libnccl.so.2 to use
+  --set NAME=VALUE    one more environment variable for all ranks (may be given again)
 TEXT
 }
 
@@ -22,7 +23,7 @@ build=${DM_GPU_BUILD:-$root/target/gpu}
 cases=(collectives meshes hsdp_tp abort kill adopt lazy config cost overhead torch multirank sanitizer)
 command_line="tests/gpu/run.sh $*"
 
-mode=gpu ranks="1 2 4 8" deadline=120 budget=0 out=$build/results only=() nccl=${DM_CCL_LIBRARY:-}
+mode=gpu ranks="1 2 4 8" deadline=120 budget=0 out=$build/results only=() nccl=${DM_CCL_LIBRARY:-} more=()
 while (($#)); do
   case $1 in
     --ranks) ranks=${2:?} && shift ;;
@@ -31,6 +32,7 @@ while (($#)); do
     --budget) budget=${2:?} && shift ;;
     --out) out=${2:?} && shift ;;
     --nccl) nccl=${2:?} && shift ;;
+    --set) more+=("${2:?}") && shift ;;
     --dry-run) mode=host ;;
     --dry-run=driver) mode=driver ;;
     --list) printf '%s\n' "${cases[@]}" && exit ;;
@@ -102,7 +104,7 @@ fi
 # Several ranks on one GPU: NCCL refuses that on one host, so every process says that it is another host (which NCCL_HOSTID is for), and they talk through
 # sockets on the loopback. Few blocks, because the processes take turns on the GPU. The library says what it warns of, in the log.
 nccl_settings=(NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MNNVL_ENABLE=0 NCCL_CUMEM_ENABLE=0
-  NCCL_RAS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_DEBUG=WARN)
+  NCCL_RAS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_DEBUG=WARN ${more+"${more[@]}"})
 # shellcheck disable=SC2016  # for the rank's own shell
 as_own_host=(bash -c 'export NCCL_HOSTID="r$RANK"; exec "$@"' rank)
 
