@@ -103,6 +103,11 @@ def bad_cases():
     assert "exit code 124" in text and "why it failed" in text and "0 lines like «^survivor" in text, text
     assert not alive(build), alive(build)
 
+    # A budget ends it too, and that is no failure of the case.
+    verdicts, text = suite("--dry-run", "--ranks", "2 4", "--budget", "2", "--only", "meshes", build=build, code=1)
+    assert verdicts == [("skip", "meshes", "2"), ("skip", "meshes", "4")] and "budget" in text, text
+    assert not alive(build), alive(build)
+
     # Ended from outside: it takes its ranks with it.
     process = subprocess.Popen(["bash", str(RUN), "--dry-run", "--ranks", "2", "--only", "meshes", "--out", str(build / "ended")],
                                env=environment(build), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -8,7 +8,7 @@ usage: tests/gpu/run.sh [options]
   --ranks "1 2 4 8"   numbers of ranks
   --only NAME         only this case (may be given again); --list names them
   --deadline SECONDS  each case is ended after so long (120; some have more, in proportion)
-  --budget SECONDS    no case begins after so long; those left are skipped
+  --budget SECONDS    all together; what does not fit is skipped
   --out DIR           where results.md and log.txt go (target/gpu/results)
   --dry-run           without a GPU: the host engine on host memory, the same programs
   --dry-run=driver    the same, but by the GPU's way: a stand-in for the CUDA driver, libhostccl.so in NCCL's place
@@ -21,7 +21,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=${DM_GPU_BUILD:-$root/target/gpu}
 cases=(collectives meshes hsdp_tp abort kill adopt lazy config cost overhead torch multirank sanitizer)
-command_line="tests/gpu/run.sh $*"
+command_line="tests/gpu/run.sh ${*@Q}"
 
 mode=gpu ranks="1 2 4 8" deadline=120 budget=0 out=$build/results only=() nccl=${DM_CCL_LIBRARY:-} more=()
 while (($#)); do
@@ -108,14 +108,46 @@ nccl_settings=(NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_NVLS
 # shellcheck disable=SC2016  # for the rank's own shell
 as_own_host=(bash -c 'export NCCL_HOSTID="r$RANK"; exec "$@"' rank)
 
-# ---- cases ----
+# ---- results and cases ----
 
-passed=0 failed=0 skipped=0 began_all=$SECONDS
+passed=0 failed=0 skipped=0 torch=none began_all=$SECONDS
+
+machine="$(uname -m), $(nproc) cores, Linux $(uname -r); device: $(value DEVICE)"
+driver_version="$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) (CUDA $(version_text "$(value CUDA_DRIVER_VERSION)"))"
+
+# Written anew after every case, so that something is there also when this is ended from outside.
+results() {
+  {
+    case $mode in
+      gpu) echo "## $(value DEVICE), $(date -u +%Y-%m-%d)" ;;
+      *) echo "## Dry run, $(date -u +%Y-%m-%d): nothing here ran on a GPU" ;;
+    esac
+    echo
+    echo "- machine: $machine"
+    ((has_gpu != 0)) || echo "- driver: $driver_version"
+    echo "- communicator library: $nccl, version $(version_text "${nccl_version:-0}"); PyTorch: $torch"
+    echo "- libdevicemesh: commit $(cat "$build/commit")"
+    echo "- command: \`$command_line\`"
+    echo "- each rank's environment: \`${nccl_settings[*]} NCCL_HOSTID=r\$RANK\`"
+    echo
+    echo "$passed passed, $failed failed, $skipped skipped."
+    echo
+    echo "| case | verdict | s | |"
+    echo "|---|---|---|---|"
+    cat "$table"
+    echo
+    echo "| ranks | figure | value |"
+    echo "|---|---|---|"
+    cat "$figures"
+  } >"$out/results.md"
+}
+
 verdict() { # ok|FAIL|skip, label, seconds, text
   local text=${4:-}
   case $1 in ok) ((++passed)) ;; FAIL) ((++failed)) ;; *) ((++skipped)) ;; esac
   printf '%-4s %s (%s s)%s\n' "$1" "$2" "$3" "${text:+: $text}"
   printf '| %s | %s | %s | %s |\n' "$2" "$1" "$3" "${text//|/\\|}" >>"$table"
+  results
 }
 
 wanted() { [[ -z ${only+x} || ${#only[@]} -eq 0 || " ${only[*]} " == *" $1 "* ]]; }
@@ -123,11 +155,12 @@ wanted() { [[ -z ${only+x} || ${#only[@]} -eq 0 || " ${only[*]} " == *" $1 "* ]]
 # Runs one case: CASE RANKS SECONDS COMMAND... Variables that the caller may set: settings (more of the environment), launch (what goes before the
 # command), expect (the exit code), lines (so many lines like `pattern` must have come).
 check() {
-  local case=$1 count=$2 limit=$3 label="$1 x$2" began ended code=0 text='' output
+  local case=$1 count=$2 limit=$3 label="$1 x$2" left=$((budget - SECONDS + began_all)) began ended code=0 text='' output
   shift 3
   wanted "$case" || return 0
   if [[ -n $why ]]; then verdict skip "$label" 0 "$why" && return; fi
-  if ((budget > 0 && SECONDS - began_all >= budget)); then verdict skip "$label" 0 "the budget of $budget s is used up" && return; fi
+  if ((budget > 0 && left <= 0)); then verdict skip "$label" 0 "the budget of $budget s is used up" && return; fi
+  ((budget == 0 || limit <= left)) || limit=$left
   output=$(mktemp)
   began=$(date +%s.%N)
   # The tool's own time-out ends the ranks in order; the outer one is for the tool itself.
@@ -138,7 +171,8 @@ check() {
   running=
   ended=$(awk -v from="$began" -v to="$(date +%s.%N)" 'BEGIN { printf "%.1f", to - from }')
   { printf '==== %s: exit code %s after %s s: %s\n' "$label" "$code" "$ended" "$*" && cat "$output"; } >>"$log"
-  if ((code == 77)); then text=$(sed -n 's/^WHY=//p' "$output" | head -n 1)
+  if ((code == 124 && limit == left)); then text="ended with the budget of $budget s" code=77
+  elif ((code == 77)); then text=$(sed -n 's/^WHY=//p' "$output" | head -n 1)
   elif ((code != ${expect:-0})); then text="exit code $code instead of ${expect:-0}; $(grep -v '^FIGURE' "$output" | tail -n 3 | tr '\n' ' ')"
   elif [[ -n ${pattern:-} ]] && (($(grep -c "$pattern" "$output") != ${lines:-0})); then
     text="$(grep -c "$pattern" "$output") lines like «$pattern» instead of ${lines:-0}"
@@ -160,7 +194,6 @@ each() { # CASE "LEAST MOST" FACTOR COMMAND...: for the numbers of ranks within 
   done
 }
 
-torch=none
 launch=("${as_own_host[@]}")
 each collectives "1 8" 1 "$build/collectives"
 each meshes "1 8" 1 "$build/meshes"
@@ -211,31 +244,8 @@ if wanted sanitizer; then
   fi
 fi
 
-# ---- results ----
+# ---- the end ----
 
-{
-  case $mode in
-    gpu) echo "## $(value DEVICE), $(date -u +%Y-%m-%d)" ;;
-    *) echo "## Dry run, $(date -u +%Y-%m-%d): nothing here ran on a GPU" ;;
-  esac
-  echo
-  echo "- machine: $(uname -m), $(nproc) cores, Linux $(uname -r); device: $(value DEVICE), $(value DEVICES) seen"
-  echo "- driver: $(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true) (CUDA $(version_text "$(value CUDA_DRIVER_VERSION)"))"
-  echo "- communicator library: $nccl, version $(version_text "${nccl_version:-0}"); PyTorch: $torch"
-  echo "- libdevicemesh: commit $(cat "$build/commit")"
-  echo "- command: \`$command_line\`"
-  echo "- each rank's environment: \`${nccl_settings[*]} NCCL_HOSTID=r\$RANK\`"
-  echo
-  echo "$passed passed, $failed failed, $skipped skipped."
-  echo
-  echo "| case | verdict | s | |"
-  echo "|---|---|---|---|"
-  cat "$table"
-  echo
-  echo "| ranks | figure | value |"
-  echo "|---|---|---|"
-  cat "$figures"
-} >"$out/results.md"
 echo "results: $out/results.md, output of all: $log"
 echo "$passed passed, $failed failed, $skipped skipped"
 ((failed == 0 && passed > 0))

@@ -67,6 +67,12 @@ def main():
     if DEVICE == "cuda" and not torch.cuda.is_available():
         print(f"WHY=PyTorch {torch.__version__} sees no GPU")
         return 77
+    if DEVICE == "cuda":
+        # PyTorch's communicators are valid in PyTorch's copy of NCCL only, which need not be the one that run.sh found.
+        with open("/proc/self/maps") as maps:
+            loaded = sorted({line.split()[-1] for line in maps if "/libnccl.so" in line})
+        if loaded:
+            os.environ["DM_CCL_LIBRARY"] = loaded[0]
     dm = Library(os.environ["DM_LIBRARY"])
     shape, names = {2: ((2,), ("tp",)), 4: ((2, 2), ("dp", "tp"))}.get(SIZE, ((2, 2, SIZE // 4), ("dp", "cp", "tp")))
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()) if DEVICE == "cuda" else torch.device("cpu")
