@@ -153,7 +153,7 @@ verdict() { # ok|FAIL|skip, label, seconds, text
 wanted() { [[ -z ${only+x} || ${#only[@]} -eq 0 || " ${only[*]} " == *" $1 "* ]]; }
 
 # Runs one case: CASE RANKS SECONDS COMMAND... Variables that the caller may set: settings (more of the environment), launch (what goes before the
-# command), expect (the exit code), lines (so many lines like `pattern` must have come).
+# command), expect (the exit code), grace (how long the others may go on after the first failure), lines (so many lines like `pattern` must have come).
 check() {
   local case=$1 count=$2 limit=$3 label="$1 x$2" left=$((budget - SECONDS + began_all)) began ended code=0 text='' output
   shift 3
@@ -165,7 +165,7 @@ check() {
   began=$(date +%s.%N)
   # The tool's own time-out ends the ranks in order; the outer one is for the tool itself.
   env "${nccl_settings[@]}" ${settings[@]+"${settings[@]}"} timeout --kill-after=15 $((limit + 30)) \
-    "$build/devicemesh" run -n "$count" --timeout "$limit" --grace-period 30 -- ${launch[@]+"${launch[@]}"} "$@" >"$output" 2>&1 </dev/null &
+    "$build/devicemesh" run -n "$count" --timeout "$limit" --grace-period "${grace:-15}" -- ${launch[@]+"${launch[@]}"} "$@" >"$output" 2>&1 </dev/null &
   running=$!
   wait "$running" || code=$?
   running=
@@ -205,7 +205,7 @@ for n in $ranks; do
 done
 each abort "2 8" 1 "$build/abort"
 for n in $ranks; do
-  ((n < 2)) || expect=137 pattern='^survivor [0-9]* fine$' lines=$((n - 1)) check kill "$n" "$deadline" "$build/kill"
+  ((n < 2)) || grace=60 expect=137 pattern='^survivor [0-9]* fine$' lines=$((n - 1)) check kill "$n" "$deadline" "$build/kill"
 done
 each adopt "1 8" 1 "$build/adopt"
 each lazy "1 8" 1 "$build/meshes" lazy
