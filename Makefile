@@ -14,9 +14,12 @@ help:
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
+	@echo "make pictures  draw docs/pictures and the outputs in docs/mesh.md anew"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
 	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
+	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
+	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -47,6 +50,15 @@ check:
 bench-store:
 	$(PYTHON) benches/store_start.py $(ARGS)
 
+# A mesh's calls through the C ABI and PyTorch's, in turn (DM_BENCH_PYTHON names an interpreter that has it).
+bench-mesh:
+	$(PYTHON) benches/mesh.py $(ARGS)
+
+# Instructions per call, under valgrind, against tests/instructions.json; `make test` does it too.
+instructions:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/test_instructions.py $(ARGS)
+
 # libFuzzer on what takes foreign bytes: FUZZ=frame (the store's frame decoder) or mesh_text; SECONDS=60. Needs no nightly toolchain.
 SECONDS ?= 60
 FUZZ ?= frame
@@ -60,6 +72,10 @@ RUNS ?= 600
 soak:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/soak/run.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
+
+pictures:
+	$(CARGO) build --release --quiet
+	$(PYTHON) tests/test_mesh_page.py --update
 
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
@@ -86,4 +102,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test test-nccl soak interop check header examples fuzz clean bench-store
+.PHONY: help build demo test test-nccl soak interop check header examples fuzz clean bench-store bench-mesh instructions pictures

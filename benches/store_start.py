@@ -11,7 +11,6 @@ import ctypes
 import fcntl
 import json
 import os
-import platform
 import socket
 import statistics
 import struct
@@ -20,9 +19,8 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests/interop"))
-import pytorch  # noqa: E402
+from common import built, in_turn, interpreter, machine, today
+
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 
@@ -105,26 +103,16 @@ def main():
     parser.add_argument("--ours-only", action="store_true", help="without PyTorch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    built = subprocess.run(["cargo", "bench", "--no-run", "--bench", "store_start", "--message-format=json"], cwd=ROOT, check=True,
-                           stdout=subprocess.PIPE, text=True)
-    messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
-    bench = next(message["executable"] for message in messages
-                 if message.get("target", {}).get("name") == "store_start" and message.get("executable"))
-    python = None if options.ours_only else pytorch.interpreter()
-    if python is None and not options.ours_only:
-        print("no PyTorch here (DM_INTEROP_PYTHON names an interpreter that has it): ours alone")
+    bench, python = built("store_start"), interpreter(not options.ours_only)
     alone = own_network()
     servers = {"ours": [bench, "serve"]}
     if python:
         servers["torch"] = [python, "-c", TORCH_SERVER]
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
-    report = {"machine": f"{os.cpu_count()} x {model}, Linux {platform.release()}", "date": time.strftime("%Y-%m-%d"), "sizes": {}}
+    report = {"machine": machine(), "date": today(), "sizes": {}}
     for ranks in options.ranks:
         results = {name: [] for name in servers}
         for round_number in range(options.rounds):
-            # Interleaved, and each goes first as often as the other.
-            order = list(servers.items())
-            for name, command in order if round_number % 2 == 0 else reversed(order):
+            for name, command in in_turn(servers.items(), round_number):
                 results[name].append(one_run(command, bench, ranks, options.processes, round_number))
         report["sizes"][ranks] = results
     if options.json:

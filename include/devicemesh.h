@@ -511,6 +511,25 @@ dm_status dm_world_barrier(const struct dm_world *world,
                            int64_t timeout_ms);
 
 /**
+ * Where every rank of the world is, as dm_plan_ranks wants it: world_size paths in rank order.
+ *
+ * Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the name of its host, the same for all containers of one
+ * machine. Ranks may give what they know; for a plan all paths should have the same levels. *locations_out is borrowed from the world: valid until
+ * dm_world_free.
+ *
+ * ```c
+ * dm_world_locations(world, NULL, &locations);
+ * dm_plan_ranks(locations, world_size, shape, ndim, NULL, ranks, NULL, 0, NULL);
+ * ```
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes), DM_STATUS_UNSUPPORTED (an offline world), and those of
+ * dm_world_barrier.
+ */
+dm_status dm_world_locations(const struct dm_world *world,
+                             const char *location,
+                             const char *const **locations_out);
+
+/**
  * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
  * and aborts all its root meshes, as dm_abort does.
  *
@@ -951,7 +970,7 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the closest domains of the machine.
  *
  * Local, no communication; the same on every rank that asks with the same arguments. locations has world_size paths, of each world rank, far to near:
- * "rack1/host3/nvl0". Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count within the domain around them: host3 of rack1 is not host3 of
+ * "rack1/host3/nvl0" (dm_world_locations gathers them). Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count within the domain around them: host3 of rack1 is not host3 of
  * rack2. Ranks may have equal paths. A path that ends early, or is empty, puts its rank into a domain without a name at the levels
  * below, with the others of which that is so. shape has ndim sizes whose product n is at most world_size: with fewer ranks than the world has, the
  * plan also says which ones. ranks_out has n elements, row-major.
@@ -1000,7 +1019,8 @@ dm_status dm_plan_ranks(const char *const *locations,
  * dimension of size 1 gives the one communicator of this rank alone, made at the first such call.
  *
  * Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process, whatever handles are freed; never destroyed by the
- * caller. It is valid only in the library that made it: call it through dm_get_proc. Takes no lock; a few nanoseconds.
+ * caller. It is valid only in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
+ * says otherwise: operations are on the stream when they return. Takes no lock; a few nanoseconds.
  *
  * Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_INVALID_ARGUMENT.
@@ -1222,6 +1242,28 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
  */
 dm_status dm_finalize(const struct dm_mesh *mesh);
+
+/**
+ * The mesh without those indices along dim that hold a lost rank, for going on after a rank has died: whole replicas go, their other ranks too.
+ *
+ * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get a handle that answers DM_STATUS_NOT_MEMBER. mesh
+ * has all ranks of its root (a view of some of them is refused). lost_ranks are num_lost world ranks of it, at least one, the same set on every rank; dim NULL
+ * is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
+ *
+ * It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are blocked in any of its views return, and every view answers
+ * DM_STATUS_ABORTED. May therefore be called from any thread, and after dm_abort, but not after dm_finalize. When it fails (another rank died meanwhile, ranks
+ * named different lost ones), call it again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's and no
+ * dm_dim_options. The caller frees the handle with dm_free.
+ *
+ * The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
+ * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
+ * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_shrink(const struct dm_mesh *mesh,
+                    const char *dim,
+                    const int32_t *lost_ranks,
+                    size_t num_lost,
+                    struct dm_mesh **mesh_out);
 
 /**
  * Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of that name. mesh NULL removes the name.

@@ -21,6 +21,9 @@ unsafe impl Send for RawComm {}
 // SAFETY: as above.
 unsafe impl Sync for RawComm {}
 
+/// `NCCL_SHRINK_ABORT`.
+const SHRINK_ABORT: c_int = 1;
+
 impl RawComm {
     /// No communicator.
     pub const NULL: RawComm = RawComm(std::ptr::null_mut());
@@ -38,6 +41,8 @@ pub(super) struct Functions {
     pub(super) init_rank_scalable:
         Option<unsafe extern "C" fn(*mut RawComm, c_int, c_int, c_int, *mut UniqueId, *mut c_void) -> NcclResult>,
     pub(super) split: Option<unsafe extern "C" fn(RawComm, c_int, c_int, *mut RawComm, *mut c_void) -> NcclResult>,
+    pub(super) shrink:
+        Option<unsafe extern "C" fn(RawComm, *mut c_int, c_int, *mut RawComm, *mut c_void, c_int) -> NcclResult>,
     pub(super) finalize: Option<unsafe extern "C" fn(RawComm) -> NcclResult>,
     pub(super) destroy: unsafe extern "C" fn(RawComm) -> NcclResult,
     pub(super) abort: unsafe extern "C" fn(RawComm) -> NcclResult,
@@ -125,6 +130,7 @@ impl Library {
             init_rank_config: symbol!("ncclCommInitRankConfig", core),
             init_rank_scalable: symbol!("ncclCommInitRankScalable"),
             split: symbol!("ncclCommSplit"),
+            shrink: symbol!("ncclCommShrink"),
             finalize: symbol!("ncclCommFinalize"),
             destroy: symbol!("ncclCommDestroy", core),
             abort: symbol!("ncclCommAbort", core),
@@ -198,6 +204,17 @@ impl Library {
     /// Whether child communicators can be split off a parent.
     pub fn can_split(&self) -> bool {
         self.functions.split.is_some()
+    }
+
+    /// Whether a communicator can go on without some of its ranks; else what to do instead.
+    pub fn check_can_shrink(&self) -> Result<()> {
+        match self.functions.shrink {
+            Some(_) => Ok(()),
+            None => Err(Error::unsupported(format!(
+                "{} (version {}) has no ncclCommShrink, which NCCL has from 2.27 on: end the mesh (dm_abort), join a new world of the ranks that are left, and make the mesh there",
+                self.name, self.version
+            ))),
+        }
     }
 
     /// The calling thread's device, for another thread that makes a communicator in its place.
@@ -290,6 +307,27 @@ impl Library {
         // SAFETY: the parent is live (its owner calls), `child` is a valid out-parameter that the caller keeps in place.
         let code = unsafe { split(parent, color, key, child, config.as_mut_ptr()) };
         self.check("ncclCommSplit", parent, code)
+    }
+
+    /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: what is under way on the parent ends, and the ranks that are not `excluded` get a child. Its
+    /// handle is written as by [`split`](Library::split), after which the parent can only be aborted.
+    ///
+    /// # Safety
+    /// As for [`split`](Library::split).
+    pub unsafe fn shrink(
+        &self,
+        parent: RawComm,
+        excluded: &mut [i32],
+        child: *mut RawComm,
+        config: &mut CommConfig,
+    ) -> Result<()> {
+        self.check_can_shrink()?;
+        let Some(shrink) = self.functions.shrink else { return Ok(()) };
+        let count = int(excluded.len());
+        // SAFETY: the parent is live (its owner calls), the list has that many ranks (NCCL sorts it in place and copies it), and `child` is a valid
+        // out-parameter that the caller keeps in place.
+        let code = unsafe { shrink(parent, excluded.as_mut_ptr(), count, child, config.as_mut_ptr(), SHRINK_ABORT) };
+        self.check("ncclCommShrink", parent, code)
     }
 
     /// `ncclCommGetAsyncError`: `Ok(true)` when nothing is in progress any more, `Ok(false)` while something is.

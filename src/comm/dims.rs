@@ -24,6 +24,15 @@ pub(super) struct Plan {
     pub(super) dims: Vec<(usize, DimOptions)>,
     /// Where `view` is a range of the root's ranks: what owns the range's communicators.
     pub(super) part: Option<Arc<RootComms>>,
+    /// Of which communicator that over all ranks is to be made, instead of a new id.
+    pub(super) shrinking: Option<Shrinking>,
+}
+
+/// A communicator over more ranks, some of them lost.
+pub(super) struct Shrinking {
+    pub(super) parent: Arc<Communicator>,
+    /// By their ranks in it.
+    pub(super) excluded: Vec<i32>,
 }
 
 impl RootComms {
@@ -76,6 +85,9 @@ impl RootComms {
         domain.select_device()?;
         let maker = Maker { library, round: Some(round), wait, timeout: self.timeout };
         let holder = plan.part.as_deref().unwrap_or(self);
+        if let Some(from) = &plan.shrinking {
+            self.take_shrunk(domain, &maker, from)?;
+        }
         for (index, options) in &plan.dims {
             // The same dimension under the same name keeps the communicator that it has.
             if holder.has_dim(plan.view.dim_name(*index), plan.view.dim_layout(*index)) {
@@ -160,7 +172,8 @@ impl RootComms {
         maker.split(&parent, group, place, config.blocking_by_default())
     }
 
-    fn known_parent(&self, domain: &Domain, library: &Library) -> Option<Arc<Communicator>> {
+    /// The one that dimensions can be split from, where there is one already.
+    pub(super) fn known_parent(&self, domain: &Domain, library: &Library) -> Option<Arc<Communicator>> {
         let own = self.parent.read().unwrap_or_else(PoisonError::into_inner).clone();
         own.or_else(|| domain.find_parent(&self.root, library))
     }
@@ -171,23 +184,33 @@ impl RootComms {
         if let Some(parent) = &*self.parent.read().unwrap_or_else(PoisonError::into_inner) {
             return Ok(Arc::clone(parent));
         }
+        let all = self.root.all_ranks();
+        let key = PartitionKey::of(&all, all.dim_layout(0)).for_splits(maker.library);
         let parent = match self.known_parent(domain, maker.library) {
             Some(known) => known,
             None => {
-                let all = self.root.all_ranks();
-                let key = PartitionKey::of(&all, all.dim_layout(0)).to_split(maker.library);
                 let config = config(maker.library, None, &format!("mesh_{}", self.root.dim_names().join("_")));
                 let raw = maker.meet("comm/root", &all, config.blocking(false))?;
                 let parent = Arc::new(Communicator::unmade(Arc::clone(maker.library), all, LazyPlan::default()));
                 parent.set_ready(raw)?;
-                domain.keep(&parent);
-                domain.shared().entry(key).or_insert_with(|| Arc::clone(&parent));
                 parent
             }
         };
+        Ok(self.keep_parent(domain, key, parent))
+    }
+
+    /// Notes the communicator over all ranks of the root, and that others may share it.
+    pub(super) fn keep_parent(
+        &self,
+        domain: &Domain,
+        key: PartitionKey,
+        parent: Arc<Communicator>,
+    ) -> Arc<Communicator> {
+        domain.keep(&parent);
+        domain.shared().entry(key).or_insert_with(|| Arc::clone(&parent));
         parent.add_user();
         *self.parent.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&parent));
-        Ok(parent)
+        parent
     }
 
     fn note(&self, name: &str, view: &Mesh, index: usize, communicator: &Arc<Communicator>) {

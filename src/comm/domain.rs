@@ -1,5 +1,6 @@
 //! The communicators of one world: its library, what its meshes share, and whose turn it is to make a collective call.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -49,7 +50,7 @@ impl PartitionKey {
     }
 
     /// The same ranks' communicator that others are split from, where `library` needs one apart from those that are handed out.
-    pub(super) fn to_split(self, library: &Library) -> PartitionKey {
+    pub(super) fn for_splits(self, library: &Library) -> PartitionKey {
         PartitionKey { to_split: library.has_streams(), ..self }
     }
 }
@@ -74,6 +75,7 @@ pub struct Domain {
     /// What was made and has not ended, also where no mesh holds it any more: raw pointers may be in use.
     living: Mutex<Vec<Arc<Communicator>>>,
     single_turn: Mutex<()>,
+    kept: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
 /// The right to make one collective call of the world; given back when dropped.
@@ -111,6 +113,7 @@ impl Domain {
             roots: Mutex::default(),
             living: Mutex::default(),
             single_turn: Mutex::default(),
+            kept: Mutex::default(),
         })
     }
 
@@ -140,6 +143,19 @@ impl Domain {
         let wait = Wait { cancel: self.cancel.clone(), ..Wait::after(timeout) };
         let _turn = self.take_turn(&wait)?;
         wait.outcome(self.world.barrier_by(&wait))
+    }
+
+    /// Where every rank is, by rank. **Collective over the world**.
+    pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
+        self.alive()?;
+        let wait = Wait { cancel: self.cancel.clone(), ..Wait::after(self.world.timeout()) };
+        let _turn = self.take_turn(&wait)?;
+        wait.outcome(self.world.locations(mine, &wait))
+    }
+
+    /// Keeps something for as long as the world.
+    pub fn keep_forever(&self, thing: Box<dyn Any + Send + Sync>) {
+        lock(&self.kept).push(thing);
     }
 
     /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, all communicators. Local, from any thread; takes no lock
@@ -244,7 +260,7 @@ impl Domain {
     /// The communicator over all ranks of `root` that others can be split from, if there is one.
     pub(super) fn find_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
         let known = match library.has_streams() {
-            true => self.shared().get(&PartitionKey::of(root, &root.whole()).to_split(library)).cloned(),
+            true => self.shared().get(&PartitionKey::of(root, &root.whole()).for_splits(library)).cloned(),
             false => self.find_shared(root, &root.whole()),
         };
         known.filter(|known| known.state() == State::Ready)

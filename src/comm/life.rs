@@ -14,7 +14,20 @@ impl RootComms {
     /// either. Local, from any thread, takes no lock that a blocked call holds. Communicators that another root mesh shares
     /// end for that one as well; adopted ones are left to their owner unless the library was to destroy them.
     pub fn abort(&self) -> Result<()> {
-        let ended = self.give_up();
+        self.give_up();
+        self.abort_communicators(|_| true)
+    }
+
+    /// From now on this root is aborted on this rank. Gives its communicators, which are still to be.
+    pub(super) fn give_up(&self) -> Vec<Arc<Communicator>> {
+        self.end(Life::Aborted);
+        self.cancel.raise();
+        self.own_communicators()
+    }
+
+    /// Aborts those communicators of this root and its ranges.
+    pub(super) fn abort_communicators(&self, which: impl Fn(&Arc<Communicator>) -> bool) -> Result<()> {
+        let ended: Vec<_> = self.own_communicators().into_iter().filter(which).collect();
         let outcome = abort_all(&ended);
         if let Some(domain) = &self.domain {
             ended.iter().for_each(|communicator| domain.forget(communicator));
@@ -22,15 +35,12 @@ impl RootComms {
         outcome
     }
 
-    /// From now on this root is aborted on this rank; its communicators are left to be.
-    pub(super) fn give_up(&self) -> Vec<Arc<Communicator>> {
-        self.end(Life::Aborted);
-        self.cancel.raise();
-        // The single-rank one serves every mesh of the world, and never blocks.
-        let is_own = |communicator: &Arc<Communicator>| {
-            !self.domain.as_ref().is_some_and(|domain| domain.is_single(communicator))
+    /// Without the single-rank one, which serves every mesh of the world and never blocks.
+    fn own_communicators(&self) -> Vec<Arc<Communicator>> {
+        let single = |communicator: &Arc<Communicator>| {
+            self.domain.as_ref().is_some_and(|domain| domain.is_single(communicator))
         };
-        self.communicators().into_iter().filter(is_own).collect()
+        self.communicators().into_iter().filter(|communicator| !single(communicator)).collect()
     }
 
     /// Waits for the outstanding work of all ranks and destroys the communicators that no other root mesh shares.

@@ -143,27 +143,16 @@ impl Maker<'_> {
         mut config: CommConfig,
     ) -> Result<Option<RawComm>> {
         let (color, key) = place.unwrap_or((NO_COLOR, 0));
-        let raw = parent.ready()?;
         let what = || format!("splitting off the communicator of ranks {}", world_ranks(group));
-        parent.limit(self.millis_left())?;
-        // The library may write the handle from its own thread until the parent has settled: if that never happens, what
-        // it writes to must stay.
-        let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
-        // SAFETY: it was made just now and is never freed before the library is done with it.
-        let started = unsafe { self.library.split(raw, color, key, child, &mut config) };
-        started.map_err(|error| parent.explain(raw, error))?;
-        if let Err(error) = self.poll(what, || parent.poll()) {
-            self.tell(&error);
-            let _ = parent.abort();
-            if self.library.is_host_engine() {
-                // The child may have come to be before the parent failed. Its engine is done with both.
-                // SAFETY: it is still there, and nobody writes to it any more.
-                let child = unsafe { child.read_volatile() };
-                let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
-            }
+        let (child, outcome) = self.child(parent, what, |raw, child| {
+            // SAFETY: `child` says what it is for.
+            unsafe { self.library.split(raw, color, key, child, &mut config) }
+        })?;
+        if let Err(error) = outcome {
+            self.give_up(parent, child);
             return Err(error);
         }
-        // SAFETY: `child` came from a box above, and the settled library does not write to it any more.
+        // SAFETY: it came from a box, and the settled library does not write to it any more.
         let child = *unsafe { Box::from_raw(child) };
         if place.is_none() && child.is_null() {
             return parent.limit(millis(self.timeout)).map(|()| None);
@@ -181,6 +170,67 @@ impl Maker<'_> {
             return Err(error);
         }
         Ok(Some(child))
+    }
+
+    /// The child of `parent` that joins the ranks of `group`: those which are not `excluded`, by their ranks in the parent. What is under way on the
+    /// parent ends; it is of no further use.
+    pub(super) fn shrink(
+        &self,
+        parent: &Communicator,
+        group: &Mesh,
+        excluded: &[i32],
+        mut config: CommConfig,
+    ) -> Result<RawComm> {
+        let mut excluded = excluded.to_vec();
+        let what = || format!("shrinking a communicator to ranks {}", world_ranks(group));
+        let (child, outcome) = self.child(parent, what, |raw, child| {
+            // SAFETY: `child` says what it is for.
+            unsafe { self.library.shrink(raw, &mut excluded, child, &mut config) }
+        })?;
+        // SAFETY: it is still there. The parent has failed, most likely, and says so once it is done: whether its child has come to be is what counts.
+        let made = unsafe { child.read_volatile() };
+        match outcome {
+            _ if !made.is_null() => {
+                self.settle(made, what, |error| blame(self.library, made, group, error)).map(|()| made)
+            }
+            Ok(()) => {
+                Err(Error::new(Status::Ccl, format!("ncclCommShrink of {} left no communicator", self.library.name())))
+            }
+            Err(error) => {
+                self.give_up(parent, child);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a parent whose child did not come to be in time, or came to be for nothing.
+    fn give_up(&self, parent: &Communicator, child: *mut RawComm) {
+        let _ = parent.abort();
+        if self.library.is_host_engine() {
+            // The child may have come to be before the parent failed. Its engine is done with both.
+            // SAFETY: it is still there, and nobody writes to it any more.
+            let child = unsafe { child.read_volatile() };
+            let _ = if child.is_null() { Ok(()) } else { self.library.abort(child) };
+        }
+    }
+
+    /// Starts the making of a child and waits until the parent has settled: where the child's handle is (on the heap, never freed unless the caller
+    /// does so, because the library may write to it at any time until the parent has settled), and how the waiting ended.
+    fn child(
+        &self,
+        parent: &Communicator,
+        what: impl Fn() -> String,
+        start: impl FnOnce(RawComm, *mut RawComm) -> Result<()>,
+    ) -> Result<(*mut RawComm, Result<()>)> {
+        let raw = parent.ready()?;
+        parent.limit(self.millis_left())?;
+        let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
+        start(raw, child).map_err(|error| parent.explain(raw, error))?;
+        let outcome = self.poll(what, || parent.poll());
+        if let Err(error) = &outcome {
+            self.tell(error);
+        }
+        Ok((child, outcome))
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails; `explain` says more of its own failure.

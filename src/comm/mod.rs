@@ -14,6 +14,7 @@ mod making;
 mod operations;
 mod options;
 mod root;
+mod shrink;
 mod view;
 
 pub use communicator::Communicator;

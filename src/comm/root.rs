@@ -1,6 +1,6 @@
 //! A root mesh's communicators: made together with the mesh, extended by flatten and unflatten.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ pub(super) enum Life {
     Alive = 0,
     Aborted = 1,
     Finalized = 2,
+    /// Its ranks go on with another mesh.
+    Shrunk = 3,
 }
 
 /// A root mesh's [`Life`], shared with everything that must stop when it ends.
@@ -66,6 +68,8 @@ pub struct RootComms {
     upper: Weak<RootComms>,
     /// The ranges of this one's ranks, which end with it.
     pub(super) parts: Mutex<Vec<Arc<RootComms>>>,
+    /// How often this rank has asked for what is left of it.
+    pub(super) shrinkings: AtomicU64,
 }
 
 impl RootComms {
@@ -88,6 +92,7 @@ impl RootComms {
             life: LifeFlag::new(),
             upper: Weak::new(),
             parts: Mutex::default(),
+            shrinkings: AtomicU64::new(0),
         };
         if world.is_offline() {
             return Ok(Arc::new(root));
@@ -98,7 +103,7 @@ impl RootComms {
         let _turn = domain.take_turn(&wait)?;
         let call = format!("dm_init({}{})", call_text(&root.root), options.agreed());
         let wanted: Vec<(usize, DimOptions)> = (0..root.root.ndim()).map(|index| (index, options.dim(index))).collect();
-        let plan = Plan { view: root.root.clone(), dims: wanted, part: None };
+        let plan = Plan { view: root.root.clone(), dims: wanted, part: None, shrinking: None };
         // Ranks outside the mesh do not know what its ranks share.
         let detail = if root.root.root_size() == world.size() { root.sharing(&plan) } else { String::new() };
         let round = wait.outcome(world.scope()?.agree_in_detail(&call, &detail, &wait))?;
@@ -161,6 +166,7 @@ impl RootComms {
             life: LifeFlag::new(),
             upper: Weak::new(),
             parts: Mutex::default(),
+            shrinkings: AtomicU64::new(0),
         };
         if let Some(domain) = root.domain.clone().filter(|domain| !domain.world().is_offline()) {
             root.scope = Some(root.own_scope(&domain)?);
@@ -189,6 +195,7 @@ impl RootComms {
             life: Arc::clone(&self.life),
             upper: Arc::downgrade(self),
             parts: Mutex::default(),
+            shrinkings: AtomicU64::new(0),
         };
         if let Some(domain) = self.domain.as_ref().filter(|_| part.root.is_member()) {
             part.scope = Some(part.own_scope(domain)?);
@@ -196,6 +203,35 @@ impl RootComms {
         let part = Arc::new(part);
         self.parts().push(Arc::clone(&part));
         Ok(part)
+    }
+
+    /// What goes on after `other` with some of its ranks, without communicators yet.
+    pub(super) fn shrunk_from(
+        other: &RootComms,
+        domain: &Arc<Domain>,
+        mesh: Mesh,
+        id: String,
+    ) -> Result<Arc<RootComms>> {
+        let mut root = RootComms {
+            domain: Some(Arc::clone(domain)),
+            library: other.library.clone(),
+            root: mesh,
+            scope: None,
+            cancel: domain.cancel(),
+            dims: RwLock::default(),
+            parent: RwLock::default(),
+            lazy: other.lazy,
+            timeout: other.timeout,
+            id,
+            life: LifeFlag::new(),
+            upper: Weak::new(),
+            parts: Mutex::default(),
+            shrinkings: AtomicU64::new(0),
+        };
+        if root.root.is_member() {
+            root.scope = Some(root.own_scope(domain)?);
+        }
+        Ok(Arc::new(root))
     }
 
     /// Forgets a range whose making failed.
@@ -221,7 +257,8 @@ impl RootComms {
         match self.life.0.load(Ordering::SeqCst) {
             0 => Life::Alive,
             1 => Life::Aborted,
-            _ => Life::Finalized,
+            2 => Life::Finalized,
+            _ => Life::Shrunk,
         }
     }
 
@@ -239,6 +276,10 @@ impl RootComms {
             Life::Alive => self.cancel.check(),
             Life::Aborted => Err(Error::aborted(format!("{} was aborted by dm_abort", self.root.describe()))),
             Life::Finalized => Err(Error::aborted(format!("{} was finalized by dm_finalize", self.root.describe()))),
+            Life::Shrunk => Err(Error::aborted(format!(
+                "{} was ended by dm_shrink: go on with the mesh that it gave",
+                self.root.describe()
+            ))),
         }
     }
 

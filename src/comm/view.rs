@@ -37,7 +37,7 @@ impl DimComms {
 pub struct View {
     mesh: Mesh,
     /// Whose positions the dimensions are of: the root mesh, or a range of its ranks.
-    space: Arc<RootComms>,
+    pub(super) space: Arc<RootComms>,
     root: Arc<RootComms>,
     comms: Arc<DimComms>,
 }
@@ -56,7 +56,7 @@ impl View {
     }
 
     /// Another view of the same positions.
-    fn with(&self, mesh: Mesh) -> View {
+    pub(super) fn with(&self, mesh: Mesh) -> View {
         View::new(mesh, Arc::clone(&self.space), Arc::clone(&self.root))
     }
 
@@ -91,7 +91,7 @@ impl View {
     pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
         self.root.alive()?;
         let flat = self.mesh.flatten(name)?;
-        let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())], part: None };
+        let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())], part: None, shrinking: None };
         let exists = flat.is_known() && plan.is_known(&self.space);
         if !(exists || self.root.is_offline()) {
             let call = format!(
@@ -139,7 +139,7 @@ impl View {
             let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
             let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
             let call = format!("{call}, sizes=({}), names=({}){suffix})", sizes.join(", "), names.join(", "));
-            self.carry_out(&call, &Plan { view: mesh.clone(), dims, part: None })?;
+            self.carry_out(&call, &Plan { view: mesh.clone(), dims, part: None, shrinking: None })?;
         }
         Ok(self.with(mesh))
     }
@@ -161,7 +161,7 @@ impl View {
         // All of the indices: there is nothing to make, but all ranks agree on that.
         let whole = cut.same_root(&along);
         let dims = if whole { Vec::new() } else { vec![(index, DimOptions::default())] };
-        let mut plan = Plan { view: cut.clone(), dims, part: None };
+        let mut plan = Plan { view: cut.clone(), dims, part: None, shrinking: None };
         let (_turn, round, wait) = self.begin(&call, &plan)?;
         if whole {
             return self.space.carry_out(&plan, round, &wait).map(|()| self.with(cut));

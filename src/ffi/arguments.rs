@@ -1,6 +1,7 @@
 //! Reading what C passes and writing what it gets back.
 
 use std::ffi::{CStr, c_char};
+use std::fmt::Display;
 use std::time::Duration;
 
 use super::errors::{null, out};
@@ -16,7 +17,7 @@ const MAX_LIST: usize = 1 << 16;
 ///
 /// # Safety
 /// `string` is NULL or NUL-terminated and lives as long as the result is used.
-pub(super) unsafe fn text<'a>(what: &str, string: *const c_char) -> Result<&'a str> {
+pub(super) unsafe fn text<'a>(what: impl Display + Copy, string: *const c_char) -> Result<&'a str> {
     // SAFETY: the caller's contract.
     unsafe { optional_text(what, string)? }.ok_or_else(|| null(what))
 }
@@ -25,7 +26,7 @@ pub(super) unsafe fn text<'a>(what: &str, string: *const c_char) -> Result<&'a s
 ///
 /// # Safety
 /// As [`text`].
-pub(super) unsafe fn optional_text<'a>(what: &str, string: *const c_char) -> Result<Option<&'a str>> {
+pub(super) unsafe fn optional_text<'a>(what: impl Display, string: *const c_char) -> Result<Option<&'a str>> {
     if string.is_null() {
         return Ok(None);
     }
@@ -75,7 +76,7 @@ pub(super) unsafe fn names<'a>(what: &str, names: *const *const c_char, count: u
     // SAFETY: the caller's contract.
     let names = unsafe { short_list(what, names, count)? };
     // SAFETY: the caller's contract.
-    names.iter().enumerate().map(|(index, name)| unsafe { text(&format!("{what}[{index}]"), *name) }).collect()
+    names.iter().enumerate().map(|(index, name)| unsafe { text(format_args!("{what}[{index}]"), *name) }).collect()
 }
 
 /// A struct of the C contract that begins with its size and grows only at its end.

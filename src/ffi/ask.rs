@@ -43,7 +43,7 @@ pub unsafe extern "C" fn dm_shape(
     len_out: *mut usize,
 ) -> dm_status {
     guard(|| {
-        let shape = find(mesh)?.mesh().shape();
+        let shape = MESHES.with(mesh as usize, |quick| quick.mesh.shape())?;
         // SAFETY: the caller's contract.
         unsafe { give_list("sizes", &shape, sizes, capacity, len_out) }
     })
@@ -61,14 +61,10 @@ pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_
         let size_out = out("size_out", size_out)?;
         // SAFETY: the caller's contract.
         let dim = unsafe { optional_text("dim", dim)? };
-        let view = find(mesh)?;
-        let size = match dim {
-            None => view.mesh().size(),
-            Some(dim) => {
-                let (mesh, index) = view.mesh().along(Some(dim))?;
-                mesh.dim_size(index)
-            }
-        };
+        let size = MESHES.with(mesh as usize, |quick| match dim {
+            None => Ok(quick.mesh.size()),
+            Some(dim) => quick.mesh.along(Some(dim)).map(|(mesh, index)| mesh.dim_size(index)),
+        })??;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { size_out.write(size) };
         Ok(())
@@ -105,7 +101,7 @@ pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_c
         let rank_out = out("rank_out", rank_out)?;
         // SAFETY: the caller's contract.
         let rank = MESHES.with(mesh as usize, |quick| match unsafe { quick.index(dim) } {
-            Some(index) => quick.mesh.local_rank(index),
+            Some(index) => quick.coordinate.get(index).map_or_else(|| quick.mesh.local_rank(index), |rank| Ok(*rank)),
             None => {
                 // SAFETY: the caller's contract.
                 let (view, index) = quick.mesh.along(unsafe { dim_text(dim)? })?;
@@ -133,9 +129,11 @@ pub unsafe extern "C" fn dm_get_coordinate(
     len_out: *mut usize,
 ) -> dm_status {
     guard(|| {
-        let mine = find(mesh)?.mesh().coordinate()?;
-        // SAFETY: the caller's contract.
-        unsafe { give_list("coordinate", &mine, coordinate, capacity, len_out) }
+        MESHES.with(mesh as usize, |quick| match quick.mesh.is_member() {
+            // SAFETY: the caller's contract.
+            true => unsafe { give_list("coordinate", &quick.coordinate, coordinate, capacity, len_out) },
+            false => quick.mesh.coordinate().map(drop),
+        })?
     })
 }
 
@@ -220,7 +218,7 @@ pub unsafe extern "C" fn dm_replica_groups(
 pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_out: *mut bool) -> dm_status {
     guard(|| {
         let equal_out = out("equal_out", equal_out)?;
-        let equal = find(a)?.mesh().equals(find(b)?.mesh());
+        let equal = MESHES.with(a as usize, |a| MESHES.with(b as usize, |b| a.mesh.equals(&b.mesh)))??;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { equal_out.write(equal) };
         Ok(())
@@ -237,7 +235,7 @@ pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_ou
 pub unsafe extern "C" fn dm_hash(mesh: *const dm_mesh, hash_out: *mut u64) -> dm_status {
     guard(|| {
         let hash_out = out("hash_out", hash_out)?;
-        let hash = find(mesh)?.mesh().hash();
+        let hash = MESHES.with(mesh as usize, |quick| quick.mesh.hash())?;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { hash_out.write(hash) };
         Ok(())
@@ -259,7 +257,7 @@ pub unsafe extern "C" fn dm_describe(
     len_out: *mut usize,
 ) -> dm_status {
     guard(|| {
-        let description = find(mesh)?.mesh().describe();
+        let description = MESHES.with(mesh as usize, |quick| quick.mesh.describe())?;
         // SAFETY: the caller's contract.
         unsafe { give_text("text", &description, text, capacity, len_out) }
     })

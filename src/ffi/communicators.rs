@@ -18,7 +18,8 @@ use crate::error::Result;
 /// dimension of size 1 gives the one communicator of this rank alone, made at the first such call.
 ///
 /// Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process, whatever handles are freed; never destroyed by the
-/// caller. It is valid only in the library that made it: call it through dm_get_proc. Takes no lock; a few nanoseconds.
+/// caller. It is valid only in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
+/// says otherwise: operations are on the stream when they return. Takes no lock; a few nanoseconds.
 ///
 /// Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_INVALID_ARGUMENT.

@@ -1,6 +1,7 @@
 //! Errors and versions.
 
 use std::ffi::c_char;
+use std::fmt::Display;
 
 use super::arguments::write_struct;
 use super::guard::{NO_ERROR, guard, with_last};
@@ -93,7 +94,7 @@ const fn number(digits: &str) -> u32 {
     value
 }
 
-pub(super) fn null(what: &str) -> Error {
+pub(super) fn null(what: impl Display) -> Error {
     Error::invalid(format!("{what} is NULL"))
 }
 

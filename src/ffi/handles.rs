@@ -7,9 +7,9 @@
 
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crossbeam_epoch::{self as epoch, Atomic, Owned};
+use crossbeam_epoch::{self as epoch, Atomic, Owned, Shared};
 
 use crate::error::{Error, Result, Status};
 
@@ -24,17 +24,21 @@ const MASK: usize = (1 << SLOT_BITS) - 1;
 const FIRST_CHUNK: usize = 64;
 const CHUNKS: usize = (SLOT_BITS - FIRST_CHUNK.trailing_zeros() + 1) as usize;
 
-/// What a handle names: `F` is read in place without a lock, `T` is cloned out.
+/// What a handle names: `F` is read in place, `T` is shared out; neither takes a lock.
 struct Entry<F, T> {
     token: usize,
     fast: F,
+    value: Weak<T>,
     /// Taken when the handle is freed, so that what it owns goes at once; the entry itself is memory that readers may still look at.
-    value: Mutex<Option<Arc<T>>>,
+    owner: Mutex<Option<Arc<T>>>,
 }
 
 struct Slot<F, T> {
     entry: Atomic<Entry<F, T>>,
 }
+
+/// An entry, its slot, and what the slot holds.
+type Found<'t, 'g, F, T> = (&'g Entry<F, T>, &'t Slot<F, T>, Shared<'g, Entry<F, T>>);
 
 /// Free slots with their next generation, and how many slots were ever used.
 struct Free {
@@ -75,8 +79,8 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
             None => return Err(Error::internal(format!("{} handles of kind {} are alive", MASK + 1, self.noun))),
         };
         let token = self.kind << KIND_SHIFT | generation << SLOT_BITS | slot;
-        let entry = Owned::new(Entry { token, fast, value: Mutex::new(Some(value)) });
-        self.place(slot).entry.store(entry, Release);
+        let entry = Entry { token, fast, value: Arc::downgrade(&value), owner: Mutex::new(Some(value)) };
+        self.place(slot).entry.store(Owned::new(entry), Release);
         Ok(token)
     }
 
@@ -85,7 +89,7 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
     pub(super) fn with<R>(&self, token: usize, look: impl FnOnce(&F) -> R) -> Result<R> {
         let guard = epoch::pin();
         match self.entry(token, &guard) {
-            Some(entry) => Ok(look(&entry.fast)),
+            Some((entry, ..)) => Ok(look(&entry.fast)),
             None => Err(self.unknown(token)),
         }
     }
@@ -93,33 +97,32 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
     /// What a handle names.
     pub(super) fn get(&self, token: usize) -> Result<Arc<T>> {
         let guard = epoch::pin();
-        let entry = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
-        let value = entry.value.lock().unwrap_or_else(PoisonError::into_inner);
-        value.clone().ok_or_else(|| self.unknown(token))
+        let value = self.entry(token, &guard).and_then(|(entry, ..)| entry.value.upgrade());
+        value.ok_or_else(|| self.unknown(token))
     }
 
     /// Ends a handle and gives what it named to the caller, outside of any lock.
     pub(super) fn remove(&self, token: usize) -> Result<Arc<T>> {
         let guard = epoch::pin();
-        let entry = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
-        let value = entry.value.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Whoever took the value ends the handle; anybody else came second.
-        let value = value.ok_or_else(|| self.unknown(token))?;
-        let slot = token & MASK;
-        let entry = self.place(slot).entry.swap(epoch::Shared::null(), AcqRel, &guard);
-        // SAFETY: the entry was unlinked just now, by the one thread that took its value, so nobody reaches it any more who was
-        // not pinned before.
-        unsafe { guard.defer_destroy(entry) };
+        let (entry, place, shared) = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
+        // Whoever unlinks the entry ends the handle; anybody else came second. It cannot be another entry at the same address: this one's
+        // memory is not used again while this thread is pinned.
+        let unlinked = place.entry.compare_exchange(shared, Shared::null(), AcqRel, Acquire, &guard);
+        unlinked.map_err(|_| self.unknown(token))?;
+        let value = entry.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // SAFETY: the entry was unlinked just now, by this thread alone, so nobody reaches it any more who was not pinned before.
+        unsafe { guard.defer_destroy(shared) };
         let generation = (token >> SLOT_BITS & MASK) + 1;
         if generation <= MASK {
-            self.free.lock().unwrap_or_else(PoisonError::into_inner).slots.push((slot, generation));
+            self.free.lock().unwrap_or_else(PoisonError::into_inner).slots.push((token & MASK, generation));
         }
         guard.flush();
-        Ok(value)
+        value.ok_or_else(|| self.unknown(token))
     }
 
+    /// The entry of a live handle.
     #[inline]
-    fn entry<'g>(&self, token: usize, guard: &'g epoch::Guard) -> Option<&'g Entry<F, T>> {
+    fn entry<'g>(&self, token: usize, guard: &'g epoch::Guard) -> Option<Found<'_, 'g, F, T>> {
         if token >> KIND_SHIFT != self.kind {
             return None;
         }
@@ -130,9 +133,10 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
         }
         // SAFETY: a chunk is allocated whole and never freed, and `at` is within it by the construction of `locate`.
         let slot = unsafe { &*slots.add(at) };
+        let shared = slot.entry.load(Acquire, guard);
         // SAFETY: entries are destroyed only after every thread that was pinned at their unlinking is unpinned.
-        let entry = unsafe { slot.entry.load(Acquire, guard).as_ref() }?;
-        (entry.token == token).then_some(entry)
+        let entry = unsafe { shared.as_ref() }?;
+        (entry.token == token).then_some((entry, slot, shared))
     }
 
     /// The slot, with its chunk allocated. Called with the lock of `free` held, or for a slot that is in use.
@@ -190,6 +194,38 @@ mod tests {
         assert_eq!(table.get(first).unwrap_err().status(), Status::InvalidHandle);
         assert_eq!(table.remove(first).unwrap_err().status(), Status::InvalidHandle);
         assert_eq!(*table.get(second).unwrap(), "second");
+    }
+
+    #[test]
+    fn a_freed_handle_is_dead_though_what_it_named_lives_on() {
+        let table = table();
+        let value = Arc::new("kept".to_owned());
+        let token = table.insert(1, Arc::clone(&value)).unwrap();
+        assert!(Arc::ptr_eq(&table.get(token).unwrap(), &value));
+        drop(table.remove(token).unwrap());
+        assert_eq!(table.get(token).unwrap_err().status(), Status::InvalidHandle);
+        assert_eq!(Arc::strong_count(&value), 1, "the handle's own share is gone at once");
+    }
+
+    #[test]
+    fn of_threads_that_free_one_handle_one_ends_it() {
+        let table = table();
+        let start = std::sync::Barrier::new(3);
+        for round in 0..500 {
+            let token = table.insert(round, Arc::new(round.to_string())).unwrap();
+            let ended = std::thread::scope(|scope| {
+                let end = || {
+                    start.wait();
+                    let ended = table.remove(token).is_ok();
+                    // Whoever came second finds it dead, not half freed.
+                    (ended, table.get(token).is_err() && table.with(token, |_| ()).is_err())
+                };
+                let threads: Vec<_> = (0..3).map(|_| scope.spawn(end)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+            });
+            assert_eq!(ended.iter().filter(|(ended, _)| *ended).count(), 1);
+            assert!(ended.iter().all(|(_, dead)| *dead));
+        }
     }
 
     #[test]

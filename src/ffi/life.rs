@@ -2,10 +2,14 @@
 
 use std::ffi::c_char;
 
+use super::arguments::list;
+use super::ask::dim_text;
 use super::communicators::view_along;
+use super::errors::out;
 use super::guard::guard;
-use super::make::find;
+use super::make::{find, give};
 use super::types::{dm_mesh, dm_status};
+use crate::error::Error;
 
 /// The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
 ///
@@ -44,4 +48,42 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_finalize(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().finalize())
+}
+
+/// The mesh without those indices along dim that hold a lost rank, for going on after a rank has died: whole replicas go, their other ranks too.
+///
+/// Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get a handle that answers DM_STATUS_NOT_MEMBER. mesh
+/// has all ranks of its root (a view of some of them is refused). lost_ranks are num_lost world ranks of it, at least one, the same set on every rank; dim NULL
+/// is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
+///
+/// It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are blocked in any of its views return, and every view answers
+/// DM_STATUS_ABORTED. May therefore be called from any thread, and after dm_abort, but not after dm_finalize. When it fails (another rank died meanwhile, ranks
+/// named different lost ones), call it again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's and no
+/// dm_dim_options. The caller frees the handle with dm_free.
+///
+/// The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
+/// DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
+/// DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; lost_ranks is NULL or has num_lost elements; mesh_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_shrink(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    lost_ranks: *const i32,
+    num_lost: usize,
+    mesh_out: *mut *mut dm_mesh,
+) -> dm_status {
+    guard(|| {
+        let mesh_out = out("mesh_out", mesh_out)?;
+        let view = find(mesh)?;
+        let size = view.mesh().size();
+        if num_lost > size {
+            return Err(Error::invalid(format!("num_lost is {num_lost}, but the mesh has {size} ranks")));
+        }
+        // SAFETY: the caller's contract.
+        let (dim, lost) = unsafe { (dim_text(dim)?, list("lost_ranks", lost_ranks, num_lost)?) };
+        give(view.shrink(dim, lost)?, mesh_out)
+    })
 }

@@ -21,6 +21,8 @@ pub(super) struct Quick {
     pub(super) mesh: Mesh,
     pub(super) comms: Arc<DimComms>,
     pub(super) names: Vec<CString>,
+    /// This rank's; empty where it is not in the view.
+    pub(super) coordinate: Vec<usize>,
 }
 
 pub(super) static MESHES: Table<Quick, View> = Table::new(0xd35e, "dm_mesh");
@@ -97,7 +99,7 @@ pub unsafe extern "C" fn dm_from_comms(
             return Err(Error::invalid("dm_from_comms needs at least one dimension, got ndim 0"));
         }
         if let Some(index) = comms.iter().position(|comm| comm.is_null()) {
-            return Err(null(&format!("comms[{index}]")));
+            return Err(null(format_args!("comms[{index}]")));
         }
         let domain = asked.domain.clone();
         let library = match &domain {
@@ -258,7 +260,8 @@ pub(super) fn give(view: View, mesh_out: NonNull<*mut dm_mesh>) -> Result<()> {
 pub(super) fn handle(view: Arc<View>) -> Result<usize> {
     let mesh = view.mesh().clone();
     let names = mesh.dim_names().iter().map(|name| CString::new(*name).unwrap_or_default()).collect();
-    MESHES.insert(Quick { mesh, comms: Arc::clone(view.dim_comms()), names }, view)
+    let coordinate = if mesh.is_member() { mesh.coordinate()? } else { Vec::new() };
+    MESHES.insert(Quick { mesh, comms: Arc::clone(view.dim_comms()), names, coordinate }, view)
 }
 
 /// What a mesh handle names.

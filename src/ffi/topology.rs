@@ -13,7 +13,7 @@ use crate::topology::plan;
 /// A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the closest domains of the machine.
 ///
 /// Local, no communication; the same on every rank that asks with the same arguments. locations has world_size paths, of each world rank, far to near:
-/// "rack1/host3/nvl0". Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count within the domain around them: host3 of rack1 is not host3 of
+/// "rack1/host3/nvl0" (dm_world_locations gathers them). Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count within the domain around them: host3 of rack1 is not host3 of
 /// rack2. Ranks may have equal paths. A path that ends early, or is empty, puts its rank into a domain without a name at the levels
 /// below, with the others of which that is so. shape has ndim sizes whose product n is at most world_size: with fewer ranks than the world has, the
 /// plan also says which ones. ranks_out has n elements, row-major.
@@ -105,7 +105,7 @@ unsafe fn paths<'a>(locations: &[*const c_char]) -> Result<Vec<&'a str>> {
         // SAFETY: the caller's contract.
         match unsafe { optional_text("path", *path) } {
             Ok(Some(path)) => Ok(path),
-            Ok(None) => Err(null(&format!("locations[{rank}]"))),
+            Ok(None) => Err(null(format_args!("locations[{rank}]"))),
             Err(error) => Err(error.within(&format!("locations[{rank}]"))),
         }
     };

@@ -1,6 +1,6 @@
 //! The world: joining it and asking it.
 
-use std::ffi::c_char;
+use std::ffi::{CString, c_char};
 use std::sync::Arc;
 
 use once_cell::sync::{Lazy, OnceCell};
@@ -105,6 +105,54 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
         find(world)?.barrier(timeout)
     })
 }
+
+/// Where every rank of the world is, as dm_plan_ranks wants it: world_size paths in rank order.
+///
+/// Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the name of its host, the same for all containers of one
+/// machine. Ranks may give what they know; for a plan all paths should have the same levels. *locations_out is borrowed from the world: valid until
+/// dm_world_free.
+///
+/// ```c
+/// dm_world_locations(world, NULL, &locations);
+/// dm_plan_ranks(locations, world_size, shape, ndim, NULL, ranks, NULL, 0, NULL);
+/// ```
+///
+/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes), DM_STATUS_UNSUPPORTED (an offline world), and those of
+/// dm_world_barrier.
+///
+/// # Safety
+/// location is NULL or NUL-terminated; locations_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_world_locations(
+    world: *const dm_world,
+    location: *const c_char,
+    locations_out: *mut *const *const c_char,
+) -> dm_status {
+    guard(|| {
+        let locations_out = out("locations_out", locations_out)?;
+        // SAFETY: the caller's contract.
+        let location = unsafe { optional_text("location", location)? };
+        let domain = find(world)?;
+        let texts: Vec<CString> =
+            domain.locations(location)?.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect();
+        let pointers: Vec<Borrowed> = texts.iter().map(|text| Borrowed(text.as_ptr())).collect();
+        // The strings and the list stay where they are when their owners move.
+        let first = pointers.as_ptr().cast();
+        domain.keep_forever(Box::new((texts, pointers)));
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { locations_out.write(first) };
+        Ok(())
+    })
+}
+
+/// A string that the world holds.
+#[repr(transparent)]
+struct Borrowed(#[allow(dead_code, reason = "C reads it")] *const c_char);
+
+// SAFETY: the string is never changed, and lives as long as the list that holds this.
+unsafe impl Send for Borrowed {}
+// SAFETY: as above.
+unsafe impl Sync for Borrowed {}
 
 /// Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
 /// and aborts all its root meshes, as dm_abort does.

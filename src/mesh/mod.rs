@@ -14,6 +14,7 @@ mod rank_map;
 mod root;
 mod text;
 mod view;
+mod without;
 
 pub(crate) use rank_map::RankMap;
 pub use root::{Mesh, MeshSpec};

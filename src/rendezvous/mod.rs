@@ -10,6 +10,7 @@ mod equipment;
 mod handshake;
 mod hosts;
 pub mod launcher;
+mod locations;
 mod losses;
 pub mod store;
 mod world;

@@ -1,11 +1,13 @@
 //! The tool `devicemesh`.
 //!
-//! Exit codes: 0 when all went well, that of the first rank that failed (128 + signal when a signal ended it), 124 when `--timeout` passed,
-//! 126 or 127 when the program could not be started, 2 for a wrong command line, 1 for everything else.
+//! Exit codes of `run`: 0 when all went well, that of the first rank that failed (128 + signal when a signal ended it), 124 when `--timeout` passed,
+//! 126 or 127 when the program could not be started, 2 for a wrong command line, 1 for everything else. Of `show`: 0, 2 for a wrong
+//! command line and for what does not fit together in it, 1 when the output cannot be written.
 
 mod output;
 mod ranks;
 mod run;
+mod show;
 mod signals;
 
 use std::process::ExitCode;
@@ -23,16 +25,27 @@ struct Arguments {
 enum Command {
     /// Start local ranks of a program, with the environment that torchrun gives, and end all when one fails
     Run(run::Options),
+    /// Show a mesh: its ranks, the groups of each dimension and the hosts they cross, as text or as a picture
+    ///
+    /// Examples:
+    ///   devicemesh show 2,2,2 dp,cp,tp --rank 3 --hosts 2x4
+    ///   devicemesh show 2,2,2 dp,cp,tp --flatten dp,cp=dpcp --slice dpcp,tp --svg -o mesh.svg
+    ///
+    /// Exit codes: 0; 2 for a wrong command line and for what does not fit together in it; 1 when the output cannot be written.
+    #[command(verbatim_doc_comment)]
+    Show(show::Options),
 }
 
 fn main() -> ExitCode {
-    match Arguments::parse().command {
-        Command::Run(options) => match run::run(&options) {
-            Ok(code) => ExitCode::from(code),
-            Err(failure) => {
-                eprintln!("devicemesh run: {}", failure.message);
-                ExitCode::from(failure.code)
-            }
-        },
+    let (name, done) = match Arguments::parse().command {
+        Command::Run(options) => ("run", run::run(&options)),
+        Command::Show(options) => ("show", show::show(&options)),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("devicemesh {name}: {}", failure.message);
+            ExitCode::from(failure.code)
+        }
     }
 }

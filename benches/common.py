@@ -1,0 +1,49 @@
+"""What the benchmarks that run beside PyTorch share."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/interop"))
+import pytorch  # noqa: E402
+
+
+def built(bench):
+    """The program of one of Cargo.toml's benches, built in release with the libraries beside it."""
+    built = subprocess.run(["cargo", "bench", "--no-run", "--bench", bench, "--message-format=json"], cwd=ROOT, check=True,
+                           stdout=subprocess.PIPE, text=True)
+    messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    return next(message["executable"] for message in messages
+                if message.get("target", {}).get("name") == bench and message.get("executable"))
+
+
+def interpreter(wanted=True):
+    """A Python with PyTorch: of DM_BENCH_PYTHON, else as tests/interop/pytorch.py finds or makes it; None, and a line that says so, where there is none."""
+    if not wanted:
+        return None
+    if "DM_BENCH_PYTHON" in os.environ:
+        os.environ["DM_INTEROP_PYTHON"] = os.environ["DM_BENCH_PYTHON"]
+    python = pytorch.interpreter()
+    if python is None:
+        print("no PyTorch here (DM_BENCH_PYTHON names an interpreter that has it): ours alone")
+    return python
+
+
+def machine():
+    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    return f"{os.cpu_count()} x {model}, Linux {platform.release()}"
+
+
+def today():
+    return time.strftime("%Y-%m-%d")
+
+
+def in_turn(contestants, round_number):
+    """The contestants in an order in which each goes first as often as last."""
+    order = list(contestants)
+    return order if round_number % 2 == 0 else order[::-1]

@@ -1,0 +1,204 @@
+//! What `devicemesh show` is asked for: the values on its command line.
+
+use std::str::FromStr;
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+/// "2,2,2"
+#[derive(Debug, Clone)]
+pub struct Sizes(pub Vec<usize>);
+
+/// "dp,cp,tp"
+#[derive(Debug, Clone)]
+pub struct Names(pub Vec<String>);
+
+/// "7,5,3,1"
+#[derive(Debug, Clone)]
+pub struct Ranks(pub Vec<i32>);
+
+/// "1,100"
+#[derive(Debug, Clone)]
+pub struct Weights(pub Vec<u32>);
+
+/// "2x4": two hosts of four ranks
+#[derive(Debug, Clone, Copy)]
+pub struct HostSizes {
+    pub hosts: usize,
+    pub each: usize,
+}
+
+/// What is done to the mesh, in the order of the command line.
+#[derive(Debug, Clone)]
+pub enum Operation {
+    Slice(Vec<String>),
+    Flatten { dims: Vec<String>, name: Option<String> },
+    Unflatten { dim: String, sizes: Vec<usize>, names: Vec<String> },
+    Range { dim: String, start: usize, len: usize, step: usize },
+    Reshape { sizes: Vec<usize>, names: Vec<String> },
+}
+
+/// All of them.
+#[derive(Debug, Clone, Default)]
+pub struct Operations(pub Vec<Operation>);
+
+fn numbers<T: FromStr>(text: &str, separator: char, what: &str, example: &str) -> Result<Vec<T>, String> {
+    let number =
+        |part: &str| part.trim().parse().map_err(|_| format!("{part:?} is not a {what}; write it like {example}"));
+    text.split(separator).map(number).collect()
+}
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sizes, String> {
+        numbers(text, ',', "size", "2,2,2").map(Sizes)
+    }
+}
+
+impl FromStr for Ranks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ranks, String> {
+        numbers(text, ',', "rank", "7,5,3,1").map(Ranks)
+    }
+}
+
+impl FromStr for Weights {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Weights, String> {
+        numbers(text, ',', "weight", "1,100").map(Weights)
+    }
+}
+
+impl FromStr for Names {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Names, String> {
+        text.split(',').map(name).collect::<Result<_, _>>().map(Names)
+    }
+}
+
+impl FromStr for HostSizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<HostSizes, String> {
+        let sizes: Vec<usize> = numbers(text, 'x', "number of hosts or of ranks on each", "2x4")?;
+        let [hosts, each] = sizes[..] else {
+            return Err("write it like 2x4: two hosts of four ranks".to_owned());
+        };
+        match hosts > 0 && each > 0 && hosts.checked_mul(each).is_some() {
+            true => Ok(HostSizes { hosts, each }),
+            false => Err("there is at least 1 host with 1 rank, and no more ranks than a number can count".to_owned()),
+        }
+    }
+}
+
+/// A name that a terminal and an XML file can show: one that moves the cursor or turns the text round would lie.
+pub fn name(text: &str) -> Result<String, String> {
+    let unfit = |c: &char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
+    };
+    match text.chars().find(unfit) {
+        Some(unfit) => Err(format!("the name {text:?} has the control character {unfit:?}; leave it out")),
+        None => Ok(text.to_owned()),
+    }
+}
+
+fn names(text: &str) -> Result<Vec<String>, String> {
+    text.parse::<Names>().map(|names| names.0)
+}
+
+fn slice(text: &str) -> Result<Operation, String> {
+    names(text).map(Operation::Slice)
+}
+
+fn flatten(text: &str) -> Result<Operation, String> {
+    let (dims, flat) = match text.split_once('=') {
+        Some((dims, flat)) => (dims, Some(name(flat)?)),
+        None => (text, None),
+    };
+    Ok(Operation::Flatten { dims: names(dims)?, name: flat })
+}
+
+fn unflatten(text: &str) -> Result<Operation, String> {
+    let (dim, parts) = text.split_once('=').ok_or("write it like tp=2x4:node,chip")?;
+    let (sizes, names) = sizes_and_names(parts, "tp=2x4:node,chip")?;
+    Ok(Operation::Unflatten { dim: name(dim)?, sizes, names })
+}
+
+fn reshape(text: &str) -> Result<Operation, String> {
+    let (sizes, names) = sizes_and_names(text, "2x4x2:edp,ep,etp")?;
+    Ok(Operation::Reshape { sizes, names })
+}
+
+fn sizes_and_names(text: &str, example: &str) -> Result<(Vec<usize>, Vec<String>), String> {
+    let (sizes, parts) = text.split_once(':').ok_or(format!("write it like {example}"))?;
+    Ok((numbers(sizes, 'x', "size", example)?, names(parts)?))
+}
+
+fn range(text: &str) -> Result<Operation, String> {
+    let form = "write it like pp=0:2, which is 2 indices from 0 on, or pp=0:2:4, every fourth of them";
+    let (dim, range) = text.split_once('=').ok_or(form)?;
+    let (start, len, step) = match numbers(range, ':', "number", "pp=0:2")?[..] {
+        [start, len] => (start, len, 1),
+        [start, len, step] => (start, len, step),
+        _ => return Err(form.to_owned()),
+    };
+    Ok(Operation::Range { dim: name(dim)?, start, len, step })
+}
+
+type Parse = fn(&str) -> Result<Operation, String>;
+
+/// Option, the form of its value, help, and how it is read.
+const OPERATIONS: [(&str, &str, &str, Parse); 5] = [
+    (
+        "slice",
+        "NAMES",
+        "The view of these dimensions that holds the rank, in the order given: cp,dp is the transposed view",
+        slice,
+    ),
+    (
+        "flatten",
+        "NAMES[=NAME]",
+        "One more dimension out of several, as dp,cp=dpcp; slices can name it from then on",
+        flatten,
+    ),
+    ("unflatten", "NAME=SIZES:NAMES", "One dimension as several, as tp=2x4:node,chip", unflatten),
+    ("range", "NAME=START:LEN[:STEP]", "LEN indices of a dimension from START on, every STEP-th, as pp=0:2", range),
+    ("reshape", "SIZES:NAMES", "All ranks of the view under another shape, as 2x4x2:edp,ep,etp", reshape),
+];
+
+// By hand, because the order of different options counts: clap keeps it in the indices of the values.
+impl FromArgMatches for Operations {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Operations, clap::Error> {
+        let mut found: Vec<(usize, Operation)> = Vec::new();
+        for (id, ..) in OPERATIONS {
+            let indices = matches.indices_of(id).into_iter().flatten();
+            let values = matches.get_many::<Operation>(id).into_iter().flatten();
+            found.extend(indices.zip(values.cloned()));
+        }
+        found.sort_by_key(|(index, _)| *index);
+        Ok(Operations(found.into_iter().map(|(_, operation)| operation).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Operations::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for Operations {
+    fn augment_args(command: Command) -> Command {
+        OPERATIONS.into_iter().fold(command, |command, (id, value, help, parse)| {
+            let option =
+                Arg::new(id).long(id).value_name(value).help(help).help_heading("Operations, in the order given");
+            command.arg(option.action(ArgAction::Append).value_parser(parse))
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Operations::augment_args(command)
+    }
+}

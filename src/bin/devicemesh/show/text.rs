@@ -1,0 +1,147 @@
+//! The table and the grid of ranks for a terminal, in colour or without.
+
+use super::blocks::blocks;
+use super::view::{Axis, MAX_DRAWN, View, list};
+
+/// Characters that a line may have where it can be helped.
+pub const WIDTH: usize = 100;
+/// Ranks of a group that are listed.
+pub const MEMBERS: usize = 8;
+/// Characters of a name.
+const NAME: usize = 32;
+/// The picture's colours among the terminal's 256.
+const COLOURS: [u8; 8] = [110, 209, 79, 222, 217, 149, 117, 142];
+
+/// Writes with escape sequences, or without.
+#[derive(Clone, Copy)]
+pub struct Style {
+    pub colour: bool,
+}
+
+impl Style {
+    pub fn bold(self, text: &str) -> String {
+        self.sequence("1", text)
+    }
+
+    pub fn dim(self, text: &str) -> String {
+        self.sequence("2", text)
+    }
+
+    /// On the colour of a group.
+    pub fn group(self, group: usize, text: &str) -> String {
+        self.sequence(&format!("38;5;16;48;5;{}", COLOURS[group % COLOURS.len()]), text)
+    }
+
+    fn sequence(self, codes: &str, text: &str) -> String {
+        match self.colour {
+            true => format!("\x1b[{codes}m{text}\x1b[0m"),
+            false => text.to_owned(),
+        }
+    }
+}
+
+/// Everything; the grid is coloured by the groups along `axis`.
+pub fn text(view: &View, axis: Option<&Axis>, style: Style) -> String {
+    let mut out = format!("{}\n{}\n", style.bold(&view.describe), view.summary());
+    out.extend(view.plan_text().map(|text| text + "\n"));
+    out += &table(view, style);
+    if view.grid.ranks.len() <= MAX_DRAWN {
+        out += &blocks(view, axis, style);
+    }
+    out
+}
+
+/// One group as "{0, 4}".
+pub fn group_text(view: &View, axis: &Axis, group: usize) -> String {
+    format!("{{{}}}", list(view.members(axis, group), MEMBERS, ", "))
+}
+
+/// What the groups of a dimension cross: "no", "2 of 4".
+pub fn crossing_text(view: &View, axis: &Axis) -> Option<String> {
+    view.crossing(axis).map(|crossing| match crossing {
+        0 => "no".to_owned(),
+        crossing => format!("{crossing} of {}", view.groups(axis)),
+    })
+}
+
+/// A name, cut with "…" where it is long.
+pub fn short(name: &str, most: usize) -> String {
+    match name.chars().count() <= most {
+        true => name.to_owned(),
+        false => name.chars().take(most - 1).chain(['…']).collect(),
+    }
+}
+
+fn table(view: &View, style: Style) -> String {
+    if view.axes.is_empty() {
+        return String::new();
+    }
+    let mut heads = vec!["dimension", "size", "stride", "groups"];
+    if view.hosts.is_some() {
+        heads.push("across hosts");
+    }
+    let row = |axis: &Axis| {
+        let mut row =
+            vec![short(&axis.name, NAME), axis.size.to_string(), axis.stride(), view.groups(axis).to_string()];
+        row.extend(crossing_text(view, axis));
+        row
+    };
+    let rows: Vec<Vec<String>> = view.axes.iter().map(row).collect();
+    let length = |text: &str| text.chars().count();
+    let width = |column: usize| rows.iter().map(|row| length(&row[column])).max().unwrap_or(0).max(heads[column].len());
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    let line = |cells: &[&str]| {
+        let mut line = String::new();
+        for (column, cell) in cells.iter().enumerate() {
+            let space = " ".repeat(widths[column] - length(cell));
+            // Names to the left, numbers to the right.
+            line += &if column == 0 { format!("{cell}{space}  ") } else { format!("{space}{cell}  ") };
+        }
+        line
+    };
+    let mut out = format!("\n{}\n", style.dim(&(line(&heads) + "ranks of the groups")));
+    let taken = widths.iter().sum::<usize>() + 2 * widths.len();
+    for (axis, row) in view.axes.iter().zip(&rows) {
+        let cells: Vec<&str> = row.iter().map(String::as_str).collect();
+        out += &format!("{}{}\n", line(&cells), groups(view, axis, WIDTH.saturating_sub(taken), style));
+    }
+    if view.chosen.is_some() {
+        out += &style.dim(&format!("* the groups of rank {}", view.rank));
+        out.push('\n');
+    }
+    out
+}
+
+/// As many groups as fit, and always that of the chosen rank.
+fn groups(view: &View, axis: &Axis, width: usize, style: Style) -> String {
+    let (all, chosen) = (view.groups(axis), view.chosen_group(axis));
+    let mut parts = Vec::new();
+    let (mut used, mut shown) = (0, 0);
+    let add = |group: usize| {
+        let mark = if chosen == Some(group) { "*" } else { "" };
+        let text = group_text(view, axis, group);
+        let length = text.len() + mark.len() + 1;
+        (length, format!("{mark}{}", style.group(group, &text)))
+    };
+    for group in 0..all {
+        let (length, text) = add(group);
+        if group > 0 && used + length > width {
+            break;
+        }
+        used += length;
+        shown = group + 1;
+        parts.push(text);
+    }
+    let mut left = all - shown;
+    if let Some(chosen) = chosen.filter(|chosen| *chosen >= shown) {
+        if chosen > shown {
+            parts.push("...".to_owned());
+        }
+        parts.push(add(chosen).1);
+        left -= 1;
+    }
+    if left > 0 {
+        parts.push(format!("... {left} more"));
+    }
+    parts.join(" ")
+}

@@ -1,0 +1,69 @@
+//! A mesh without some of its ranks.
+
+use super::root::{Mesh, MeshSpec};
+use crate::error::{Error, Result};
+
+impl Mesh {
+    /// The root mesh of what is left of this view, which has all ranks of its root, when all ranks at those indices of dimension `index` go that
+    /// hold one of the lost ranks: whole replicas. For a world of `world_size` ranks.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["dp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[4, 2], names: Some(&names), ranks: None, world_size: 8, rank: 6 };
+    /// let mesh = Mesh::new(&spec).unwrap();
+    /// let left = mesh.without(0, &[5], 8).unwrap(); // rank 5 is in replica 2, with rank 4
+    /// assert_eq!((left.shape(), left.ranks()), (vec![3, 2], vec![0, 1, 2, 3, 6, 7]));
+    /// assert_eq!(left.coordinate().unwrap(), [2, 0]);
+    /// assert!(mesh.without(0, &[6], 8).is_err()); // this rank itself
+    /// assert!(mesh.without(1, &[0, 1], 8).is_err()); // nothing would be left
+    /// ```
+    pub fn without(&self, index: usize, lost: &[i32], world_size: usize) -> Result<Mesh> {
+        let name = self.dim_name(index);
+        if lost.is_empty() {
+            return Err(Error::invalid(format!(
+                "no rank of {} is lost: there is nothing to leave out",
+                self.describe()
+            )));
+        }
+        if self.size() != self.root_size() {
+            return Err(Error::invalid(format!(
+                "{} has {} of the {} ranks of {}: leave out replicas of a view that has them all",
+                self.describe(),
+                self.size(),
+                self.root_size(),
+                self.space().describe()
+            )));
+        }
+        if lost.contains(&self.rank()) && self.is_member() {
+            return Err(Error::invalid(format!("rank {} is this one, which is not lost", self.rank())));
+        }
+        let mut gone = vec![false; self.dim_size(index)];
+        for rank in lost {
+            let coordinate = self.coordinate_of(*rank).map_err(|error| Error::invalid(error.message()))?;
+            gone[coordinate[index]] = true;
+        }
+        let left = gone.iter().filter(|gone| !**gone).count();
+        if left == 0 {
+            return Err(Error::invalid(format!(
+                "each index of dimension {name} of {} holds a lost rank",
+                self.describe()
+            )));
+        }
+        // Row-major, the index changes every `inner` ranks.
+        let inner: usize = self.shape()[index + 1..].iter().product();
+        let kept = |(at, rank): (usize, i32)| (!gone[at / inner % gone.len()]).then_some(rank);
+        let ranks: Vec<i32> = self.ranks().into_iter().enumerate().filter_map(kept).collect();
+        let mut shape = self.shape();
+        shape[index] = left;
+        let names = self.dim_names();
+        Mesh::new(&MeshSpec {
+            device_type: self.device_type(),
+            shape: &shape,
+            names: self.dims.iter().any(|dim| dim.named).then_some(&names),
+            ranks: Some(&ranks),
+            world_size,
+            rank: self.rank() as usize,
+        })
+    }
+}

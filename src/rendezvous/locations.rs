@@ -1,0 +1,98 @@
+//! Where the ranks of a world are: each says it, rank 0 puts it together, all read that.
+
+use std::collections::HashMap;
+
+use super::agreement::Round;
+use super::hosts::HostIdentity;
+use super::world::World;
+use crate::error::{Error, Result};
+use crate::wait::Wait;
+
+/// The longest location that a rank may give, in bytes: all of them travel in one value of the store.
+const LONGEST: usize = 4096;
+
+impl World {
+    /// The location of every rank: what it gave, or its host. **Collective over the world**; two store operations per rank, and one more of rank 0 for each.
+    pub fn locations(&self, mine: Option<&str>, wait: &Wait) -> Result<Vec<String>> {
+        if let Some(mine) = mine.filter(|mine| mine.len() > LONGEST) {
+            return Err(Error::invalid(format!("the location has {} bytes; it has at most {LONGEST}", mine.len())));
+        }
+        let said = mine.map_or_else(|| Said::Nothing(HostIdentity::here()).encode(), |mine| Said::Path(mine).encode());
+        let round = self.scope()?.agree("dm_world_locations()", wait)?;
+        let all = self.exchange(&round, said, wait).inspect_err(|error| round.fail(error, wait))?;
+        round.finish(wait)?;
+        let locations: Vec<String> = all.split('\0').map(str::to_owned).collect();
+        match locations.len() == self.size() {
+            true => Ok(locations),
+            false => {
+                Err(Error::store(format!("rank 0 published {} locations for {} ranks", locations.len(), self.size())))
+            }
+        }
+    }
+
+    fn exchange(&self, round: &Round, said: String, wait: &Wait) -> Result<String> {
+        let (rank, size) = (self.rank(), self.size());
+        let key = |rank: usize| format!("location/{rank}");
+        if rank > 0 {
+            round.publish(&key(rank), said.as_bytes(), wait)?;
+            return Ok(String::from_utf8_lossy(&round.fetch("locations", 0, wait)?).into_owned());
+        }
+        let others = (1..size).map(|rank| round.fetch(&key(rank), rank as i32, wait));
+        let others: Vec<Vec<u8>> = others.collect::<Result<_>>()?;
+        let others = others.iter().map(|said| String::from_utf8_lossy(said).into_owned());
+        let all: Vec<String> = std::iter::once(said).chain(others).collect();
+        let text = resolve(&all).join("\0");
+        if size > 1 {
+            round.publish("locations", text.as_bytes(), wait)?;
+        }
+        Ok(text)
+    }
+}
+
+/// What a rank says of its place.
+enum Said<'a> {
+    Path(&'a str),
+    Nothing(HostIdentity),
+}
+
+impl Said<'_> {
+    fn encode(&self) -> String {
+        match self {
+            Said::Path(path) => format!("={path}"),
+            Said::Nothing(host) => format!("@{}", host.line()),
+        }
+    }
+}
+
+/// The paths that were said, and for ranks that said none the name of their host: one name for each running kernel, however its containers are called.
+fn resolve(said: &[String]) -> Vec<String> {
+    let mut names: HashMap<&str, String> = HashMap::new();
+    let mut taken: HashMap<&str, usize> = HashMap::new();
+    said.iter()
+        .map(|said| {
+            let Some(line) = said.strip_prefix('@') else { return said[1.min(said.len())..].to_owned() };
+            let mut parts = line.split(' ');
+            let (host, boot) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            let key = if boot.is_empty() { host } else { boot };
+            let name = names.entry(key).or_insert_with(|| {
+                let times = taken.entry(host).or_default();
+                *times += 1;
+                // A slash would be a level.
+                let host = host.replace('/', "_");
+                if *times == 1 { host } else { format!("{host}#{times}") }
+            });
+            name.clone()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_told_apart_by_their_kernel_and_called_by_name() {
+        let said = ["@a 1 p", "@b 2 p", "=rack1/c", "@a 3 p", "@pod 1 q", "@a/x  p"].map(str::to_owned);
+        assert_eq!(resolve(&said), ["a", "b", "rack1/c", "a#2", "a", "a_x"]);
+    }
+}
