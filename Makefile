@@ -87,11 +87,16 @@ pictures:
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
-examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
+examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
 
 $(RELEASE)/libdevicemesh.so: $(shell find src hostccl -name '*.rs') Cargo.toml build.rs
 	$(CARGO) build --release
 	@touch $@
+
+# For a GPU; building it needs nothing of CUDA (examples/device_cuda.h).
+$(EXAMPLES)/hsdp_tp_cuda: examples/hsdp_tp.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
+	@mkdir -p $(EXAMPLES)
+	$(CXX) -std=c++17 -O3 -Wall -Wextra -DDM_EXAMPLE_CUDA -DDM_EXAMPLE_DATA='"$(CURDIR)/examples/data/digits.csv"' $< $(LINK) -ldl -o $@
 
 $(EXAMPLES)/%: examples/%.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
 	@mkdir -p $(EXAMPLES)
