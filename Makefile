@@ -12,6 +12,7 @@ help:
 	@echo "make test-nccl  four releases of the real NCCL through the loader (fetches 1.1 GB)"
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
+	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make pictures  draw docs/pictures and the outputs in docs/mesh.md anew"
@@ -31,6 +32,11 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+# A wheel for every Python 3; its tag says the oldest glibc that it runs on.
+wheel:
+	@mkdir -p target/wheelhouse
+	$(PYTHON) bindings/python/build_wheel.py target/wheelhouse
 
 # NVIDIA's own NCCL, four releases (1.1 GB, fetched once), and the recorder in its place.
 test-nccl:
@@ -109,4 +115,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test test-nccl soak interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi
+.PHONY: help build demo test test-nccl soak interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel

@@ -203,9 +203,9 @@ def torch_environment():
     return {"DM_LIBRARY": str(suite.RELEASE / "libdevicemesh.so"), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
-def torchrun(*arguments, script, **environment):
+def torchrun(*arguments, script, timeout=170, **environment):
     command = [torch(), "-m", "torch.distributed.run", "--monitor-interval", "0.5", *arguments, HERE / script]
-    return run(command, env={**torch_environment(), **environment}, timeout=170)
+    return run(command, env={**torch_environment(), **environment}, timeout=timeout)
 
 
 def two_agents(script, **environment):
@@ -228,6 +228,22 @@ SIDE = "side by side fine: rank"
 @case("torchrun --standalone, PyTorch (gloo) and libdevicemesh in each of 4 ranks")
 def standalone():
     fine(torchrun("--standalone", "--nproc-per-node", 4, script="side_by_side.py"), 4, SIDE)
+
+
+@case("the programs of PyTorch's DeviceMesh tutorial beside the Python package, 8 ranks")
+def tutorial():
+    # Eight processes that import PyTorch: minutes on a machine that is busy.
+    output = torchrun("--standalone", "--nproc-per-node", 8, script="tutorial.py", timeout=400, PYTHONPATH=str(ROOT / "bindings/python"))
+    fine(output, 8, "tutorial fine: rank")
+
+
+@case("PyTorch's NCCL communicator adopted through its pointer by the Python package, a rank per GPU")
+def adopted():
+    count = int(run([torch(), "-c", "import torch; print(torch.cuda.device_count())"]).split()[-1])
+    if count == 0:
+        raise Skip("no GPU here")
+    output = torchrun("--standalone", "--nproc-per-node", count, script="../gpu/torch_adopt.py", PYTHONPATH=str(ROOT / "bindings/python"))
+    fine(output, count, "adopted fine: rank")
 
 
 @case("torchrun with a static rendezvous, both in each of 4 ranks")

@@ -1,0 +1,127 @@
+"""The build backend (PEP 517, PEP 660): cargo builds the library and the tool at the root of the repository, a zip file carries them.
+
+It needs nothing but Python and cargo, so an installation without a network works. The wheel is for every Python 3, since nothing is compiled against
+one, and its platform tag says the oldest glibc that the binaries run on.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+NATIVE = ("libdevicemesh.so", "devicemesh")
+
+
+def native(into: Path) -> list[Path]:
+    """Builds the library and the tool, and copies them without their debug sections."""
+    subprocess.run(["cargo", "build", "--release", "--locked", "--package", "devicemesh"], cwd=ROOT, check=True)
+    release = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    made = []
+    for name in NATIVE:
+        copy = into / name
+        shutil.copy(ROOT / release / name, copy)
+        if shutil.which("strip"):
+            subprocess.run(["strip", "--strip-debug", copy], check=True)
+        made.append(copy)
+    return made
+
+
+def tag(binaries: list[Path]) -> str:
+    """manylinux_2_N for the newest symbol version of glibc that a binary asks for (PEP 600), or this machine's own platform."""
+    machine = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    if not machine.startswith("linux_") or platform.libc_ver()[0] != "glibc":
+        return machine
+    # The names stand in the dynamic string table; elsewhere in a file such bytes could only make the tag more careful.
+    versions = {
+        (int(major), int(minor)) for binary in binaries for major, minor in re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", binary.read_bytes())}
+    # manylinux has no profile before 2.5 (PEP 513).
+    major, minor = max(versions | {(2, 5)})
+    return f"manylinux_{major}_{minor}_{machine[len('linux_'):]}"
+
+
+def version() -> str:
+    found = re.search(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.M)
+    assert found, "Cargo.toml has the version"
+    return found.group(1)
+
+
+def metadata() -> dict[str, str]:
+    """The files of the .dist-info folder, but for RECORD and WHEEL."""
+    project = (HERE / "pyproject.toml").read_text()
+    summary = re.search(r'^description = "(.+)"', project, re.M)
+    scripts = re.search(r"^\[project.scripts\]\n((?:\w.*\n)+)", project, re.M)
+    assert summary and scripts, "pyproject.toml has a description and a script"
+    head = (
+        f"Metadata-Version: 2.1\nName: devicemesh\nVersion: {version()}\nSummary: {summary.group(1)}\nLicense: Apache-2.0 OR MIT\n"
+        "Requires-Python: >=3.9\nProvides-Extra: numpy\nRequires-Dist: numpy; extra == 'numpy'\nDescription-Content-Type: text/markdown\n")
+    return {
+        "METADATA": head + "\n" + (HERE / "README.md").read_text(),
+        "entry_points.txt": "[console_scripts]\n" + scripts.group(1).replace('"', ""),
+        **{f"licenses/{name}": (ROOT / name).read_text() for name in ("LICENSE-APACHE", "LICENSE-MIT")},
+    }
+
+
+def write(folder: str, files: dict[str, bytes | Path], platform_tag: str) -> str:
+    """The wheel. The same files give the same bytes."""
+    info = f"devicemesh-{version()}.dist-info"
+    files = {**files, **{f"{info}/{name}": text.encode() for name, text in metadata().items()}}
+    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: devicemesh\nRoot-Is-Purelib: false\nTag: py3-none-{platform_tag}\n".encode()
+    name = f"devicemesh-{version()}-py3-none-{platform_tag}.whl"
+    record = []
+    with zipfile.ZipFile(Path(folder) / name, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path, content in files.items():
+            data = content.read_bytes() if isinstance(content, Path) else content
+            program = isinstance(content, Path) and os.access(content, os.X_OK)
+            entry = zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0))
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, (0o100755 if program else 0o100644) << 16
+            wheel.writestr(entry, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+            record.append(f"{path},sha256={digest},{len(data)}")
+        wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD", (1980, 1, 1, 0, 0, 0)), "\n".join([*record, f"{info}/RECORD,,", ""]))
+    return name
+
+
+def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
+    return []
+
+
+def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:
+    package = HERE / "devicemesh"
+    sources = sorted([*package.glob("*.py"), package / "py.typed"])
+    with tempfile.TemporaryDirectory() as folder:
+        binaries = native(Path(folder))
+        files: dict[str, bytes | Path] = {f"devicemesh/{path.name}": path.read_bytes() for path in sources}
+        files.update({f"devicemesh/_native/{path.name}": path for path in binaries})
+        return write(wheel_directory, files, tag(binaries))
+
+
+def get_requires_for_build_editable(config_settings: object = None) -> list[str]:
+    return []
+
+
+def build_editable(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:
+    """The package where it lies; it finds the library in the checkout's target/release."""
+    with tempfile.TemporaryDirectory() as folder:
+        platform_tag = tag(native(Path(folder)))
+    return write(wheel_directory, {"devicemesh.pth": f"{HERE}\n".encode()}, platform_tag)
+
+
+def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
+    raise RuntimeError("the library's source is the whole repository: install from a checkout of it, or a wheel")
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(Path(sys.argv[1]) / build_wheel(sys.argv[1]))

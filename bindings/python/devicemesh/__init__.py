@@ -1,0 +1,35 @@
+"""PyTorch's DeviceMesh without PyTorch: a communicator for every dimension of a mesh of ranks.
+
+    from devicemesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    mesh.get_group("tp").all_reduce(gradients)
+
+The C library underneath, libdevicemesh, is documented in include/devicemesh.h of its repository; every function of it is reachable here.
+
+Threads: everything may be called from several threads. Forks: a forked child must not use a mesh or world of its parent (the communicators are the
+parent's; multiprocessing's "spawn" is the way), and may make its own.
+"""
+
+from . import errors
+from ._library import last_error, status_name
+from ._library import version as _version
+from .communicator import Communicator, Group
+from .constants import DType, ReduceOp
+from .current import get_current_mesh
+from .errors import *  # noqa: F403
+from .mesh import DeviceMesh, deserialize, init_device_mesh, lookup, unregister
+from .options import DimOptions
+from .planning import RankPlan, plan_ranks
+from .sharding import Placement, Replicate, Shard, local_shard
+from .stores import Store, TorchStore
+from .world import World, abort_default_worlds
+
+__version__ = _version()
+__all__ = [
+    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
+    "World",
+    "abort_default_worlds", "deserialize", "get_current_mesh", "init_device_mesh", "last_error", "local_shard", "lookup", "plan_ranks", "status_name",
+    "unregister",
+]
+__all__ += errors.__all__

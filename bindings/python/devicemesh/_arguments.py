@@ -1,0 +1,66 @@
+"""The arguments of a mesh as C takes them."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from datetime import timedelta
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+from . import _declarations as declarations
+from ._library import milliseconds, ranks, sizes, texts
+from .errors import InvalidArgumentError
+from .options import DimOptionsLike, dim_options
+from .world import World
+
+Timeout = Union[None, float, timedelta]
+
+
+def as_tuple(names: Union[str, Sequence[str]]) -> Sequence[str]:
+    return (names,) if isinstance(names, str) else names
+
+
+def labels(names: Optional[Sequence[str]], ndim: int) -> Any:
+    if names is None:
+        return None
+    array = texts("mesh_dim_names", names)
+    if len(array) != ndim:
+        raise InvalidArgumentError(f"mesh_dim_names has {len(array)} names for {ndim} dimensions")
+    return array
+
+
+def split(mesh_sizes: Sequence[int], names: Sequence[str], wishes: DimOptionsLike) -> Tuple[Any, Any, Any]:
+    lengths = sizes("mesh_sizes", mesh_sizes)
+    return lengths, labels(names, len(lengths)), dim_options(wishes, len(lengths), names)
+
+
+def as_many(shape: Sequence[int], numbers: Optional[Sequence[int]]) -> None:
+    """The library reads as many ranks as the shape has places."""
+    count = 1
+    for length in shape:
+        count *= length
+    if numbers is not None and len(numbers) != count:
+        raise InvalidArgumentError(f"ranks has {len(numbers)} elements, but the shape {tuple(shape)} has {count} places")
+
+
+def init_options(
+    world: Optional[World], numbers: Optional[Sequence[int]], ndim: int, names: Optional[Sequence[str]], timeout: Timeout, wishes: DimOptionsLike
+) -> Tuple[Any, Any]:
+    """dm_init_options, and what its pointers point to."""
+    places = None if numbers is None else ranks("ranks", numbers)
+    each = dim_options(wishes, ndim, names)
+    return declarations.InitOptions(
+        struct_size=ctypes.sizeof(declarations.InitOptions), world=None if world is None else world._handle, ranks=places, dim_options=each,
+        timeout_ms=milliseconds(timeout)), (places, each)
+
+
+def nested(mesh: Any) -> Tuple[Tuple[int, ...], List[int]]:
+    """The shape and the elements of nested lists or of an array."""
+    if hasattr(mesh, "tolist"):
+        mesh = mesh.tolist()
+    if not isinstance(mesh, (list, tuple, range)):
+        return (), [operator.index(mesh)]
+    parts = [nested(part) for part in mesh]
+    if any(shape != parts[0][0] for shape, _ in parts):
+        raise InvalidArgumentError("mesh is ragged: its rows have different lengths")
+    return (len(parts), *(parts[0][0] if parts else ())), [number for _, flat in parts for number in flat]

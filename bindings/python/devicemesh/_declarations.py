@@ -1,0 +1,129 @@
+"""include/devicemesh.h in ctypes' words: structs, flags and the signature of every function.
+
+tests/test_header.py holds this against the header, so a function that is added there is missed here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any, Dict, List, Tuple
+
+WORLD_OFFLINE = 1
+DIM_OWN_COMM = 1
+INIT_LAZY = 1
+INIT_OWN_COMMS = 2
+REPLICATE = 0
+SHARD = 1
+
+
+class ErrorInfo(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("status", c_int32), ("ccl_result", c_int32), ("device_error", c_int32), ("os_error", c_int32),
+        ("message", c_char_p)]
+
+
+StoreSet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t)
+StoreGet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t, POINTER(c_size_t), c_int64)
+StoreAdd = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_int64, POINTER(c_int64))
+StoreDrop = ctypes.CFUNCTYPE(None, c_void_p)
+
+
+class StoreCallbacks(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("user_data", c_void_p), ("set", StoreSet), ("get", StoreGet), ("add", StoreAdd), ("drop", StoreDrop)]
+
+
+class WorldOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("rank", c_int32), ("local_rank", c_int32),
+        ("timeout_ms", c_int64), ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks))]
+
+
+class DimOptions(Structure):
+    _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("nccl_config", c_void_p), ("comm_name", c_char_p)]
+
+
+class InitOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("flags", c_uint32), ("world", c_void_p), ("ranks", POINTER(c_int32)),
+        ("dim_options", POINTER(DimOptions)), ("timeout_ms", c_int64)]
+
+
+class Placement(Structure):
+    _fields_ = [("kind", c_int32), ("tensor_dim", c_int32), ("order", c_int32)]
+
+
+STATUS = c_int32
+HANDLE = c_void_p
+TEXT = c_char_p
+NAMES = POINTER(c_char_p)
+SIZES = POINTER(c_size_t)
+RANKS = POINTER(c_int32)
+HANDLE_OUT = POINTER(c_void_p)
+MEMORY = c_void_p
+
+# A function's result and its arguments.
+FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
+    "dm_status_name": (TEXT, [STATUS]),
+    "dm_last_error": (TEXT, []),
+    "dm_last_error_info": (STATUS, [POINTER(ErrorInfo)]),
+    "dm_version": (c_uint32, []),
+    "dm_world_init": (STATUS, [TEXT, POINTER(WorldOptions), HANDLE_OUT]),
+    "dm_world_rank": (STATUS, [HANDLE, POINTER(c_int32)]),
+    "dm_world_size": (STATUS, [HANDLE, POINTER(c_int32)]),
+    "dm_world_barrier": (STATUS, [HANDLE, c_int64]),
+    "dm_world_locations": (STATUS, [HANDLE, TEXT, POINTER(NAMES)]),
+    "dm_world_abort": (STATUS, [HANDLE]),
+    "dm_world_free": (None, [HANDLE]),
+    "dm_init": (STATUS, [TEXT, SIZES, c_size_t, NAMES, POINTER(InitOptions), HANDLE_OUT]),
+    "dm_from_comms": (STATUS, [TEXT, SIZES, c_size_t, NAMES, POINTER(c_void_p), POINTER(InitOptions), HANDLE_OUT]),
+    "dm_serialize": (STATUS, [HANDLE, TEXT, c_size_t, SIZES]),
+    "dm_deserialize": (STATUS, [TEXT, POINTER(InitOptions), HANDLE_OUT]),
+    "dm_slice": (STATUS, [HANDLE, NAMES, c_size_t, HANDLE_OUT]),
+    "dm_flatten": (STATUS, [HANDLE, TEXT, POINTER(DimOptions), HANDLE_OUT]),
+    "dm_unflatten": (STATUS, [HANDLE, TEXT, SIZES, NAMES, c_size_t, POINTER(DimOptions), HANDLE_OUT]),
+    "dm_reshape": (STATUS, [HANDLE, SIZES, NAMES, c_size_t, POINTER(DimOptions), HANDLE_OUT]),
+    "dm_slice_range": (STATUS, [HANDLE, TEXT, c_size_t, c_size_t, c_size_t, HANDLE_OUT]),
+    "dm_shrink": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, HANDLE_OUT]),
+    "dm_concatenate": (STATUS, [POINTER(c_void_p), c_size_t, HANDLE_OUT]),
+    "dm_root": (STATUS, [HANDLE, HANDLE_OUT]),
+    "dm_submesh_count": (STATUS, [HANDLE, NAMES, c_size_t, SIZES]),
+    "dm_submesh": (STATUS, [HANDLE, NAMES, c_size_t, c_size_t, HANDLE_OUT]),
+    "dm_clone": (STATUS, [HANDLE, HANDLE_OUT]),
+    "dm_free": (None, [HANDLE]),
+    "dm_ndim": (c_size_t, [HANDLE]),
+    "dm_dim_name": (TEXT, [HANDLE, c_size_t]),
+    "dm_shape": (STATUS, [HANDLE, SIZES, c_size_t, SIZES]),
+    "dm_size": (STATUS, [HANDLE, TEXT, SIZES]),
+    "dm_rank": (STATUS, [HANDLE, RANKS]),
+    "dm_get_local_rank": (STATUS, [HANDLE, TEXT, RANKS]),
+    "dm_get_coordinate": (STATUS, [HANDLE, SIZES, c_size_t, SIZES]),
+    "dm_ranks": (STATUS, [HANDLE, RANKS, c_size_t, SIZES]),
+    "dm_group_ranks": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, SIZES]),
+    "dm_replica_groups": (STATUS, [HANDLE, TEXT, POINTER(c_int64), c_size_t, SIZES]),
+    "dm_equal": (STATUS, [HANDLE, HANDLE, POINTER(c_bool)]),
+    "dm_hash": (STATUS, [HANDLE, POINTER(c_uint64)]),
+    "dm_describe": (STATUS, [HANDLE, TEXT, c_size_t, SIZES]),
+    "dm_translate_rank": (STATUS, [HANDLE, TEXT, c_int32, RANKS]),
+    "dm_neighbor": (STATUS, [HANDLE, TEXT, c_int64, c_bool, RANKS]),
+    "dm_local_shard": (STATUS, [HANDLE, POINTER(Placement), SIZES, c_size_t, c_int32, SIZES, SIZES]),
+    "dm_plan_ranks": (STATUS, [NAMES, c_size_t, SIZES, c_size_t, POINTER(c_uint32), RANKS, TEXT, c_size_t, SIZES]),
+    "dm_get_comm": (STATUS, [HANDLE, TEXT, HANDLE_OUT]),
+    "dm_get_proc": (STATUS, [HANDLE, TEXT, HANDLE_OUT]),
+    "dm_all_reduce": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
+    "dm_reduce": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, c_int32, MEMORY]),
+    "dm_broadcast": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
+    "dm_all_gather": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, MEMORY]),
+    "dm_reduce_scatter": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
+    "dm_all_to_all": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, MEMORY]),
+    "dm_send": (STATUS, [HANDLE, TEXT, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
+    "dm_recv": (STATUS, [HANDLE, TEXT, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
+    "dm_group_start": (STATUS, [HANDLE]),
+    "dm_group_end": (STATUS, [HANDLE]),
+    "dm_check": (STATUS, [HANDLE, TEXT]),
+    "dm_abort": (STATUS, [HANDLE]),
+    "dm_finalize": (STATUS, [HANDLE]),
+    "dm_register": (STATUS, [HANDLE, TEXT]),
+    "dm_lookup": (STATUS, [TEXT, HANDLE_OUT]),
+}

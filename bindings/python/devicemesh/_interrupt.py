@@ -1,0 +1,135 @@
+"""Ctrl-C ends a call that is blocked in the library.
+
+Python runs signal handlers on the main thread between bytecodes, so not while that thread is inside a C function. But Python's own C handler writes the
+signal's number to the wakeup descriptor at once. For the time of a call on the main thread that descriptor is ours; a watching thread reads it, and ends the
+call that is blocked by aborting its mesh or world. The call returns, and Python raises KeyboardInterrupt as ever. No call moves to another thread, and
+what was there before (an event loop's descriptor) gets its bytes and is put back.
+
+A handler of the program's own may not want to raise (many only note that the job should stop after this step), so then the first signal leaves the call
+alone and a second one during the same call ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any, Callable, Optional, Tuple, TypeVar
+
+# A call that ends by itself within this time of the signal leaves the mesh alive.
+GRACE = 0.1
+
+Result = TypeVar("Result")
+End = Callable[[], Any]
+
+
+class Watch:
+    """The wakeup descriptor and the thread that reads it. One for the process, made by the first call that may block."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = socket.socketpair()
+        self.writer.setblocking(False)
+        self.descriptor = self.writer.fileno()
+        # What is blocked now on the main thread: a new tuple for each call, so that its identity tells calls apart.
+        self.blocked: Optional[Tuple[End]] = None
+        self.previous = -1
+        threading.Thread(target=self.read, name="devicemesh Ctrl-C", daemon=True).start()
+
+    def read(self) -> None:
+        warned: Optional[Tuple[End]] = None
+        while True:
+            numbers = self.reader.recv(256)
+            if not numbers:
+                return
+            if self.previous >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(self.previous, numbers)
+            blocked = self.blocked
+            if blocked is None or signal.SIGINT not in numbers:
+                continue
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler or warned is blocked or numbers.count(signal.SIGINT) > 1:
+                time.sleep(GRACE)
+                if self.blocked is blocked:
+                    with contextlib.suppress(Exception):  # the call itself says what went wrong
+                        blocked[0]()
+            warned = blocked
+
+
+watch: Optional[Watch] = None
+main_thread = threading.main_thread().ident
+
+
+def forget() -> None:
+    """After a fork: the watching thread did not come along, and the sockets are the parent's."""
+    global watch, main_thread
+    if watch is not None:
+        watch.reader.close()
+        watch.writer.close()
+    watch, main_thread = None, threading.main_thread().ident
+
+
+os.register_at_fork(after_in_child=forget)
+
+
+def call(end: End, function: Callable[..., int], *arguments: Any) -> int:
+    """function(*arguments), a call of the library that may block; Ctrl-C ends it through end()."""
+    global watch
+    if threading.get_ident() != main_thread:
+        return function(*arguments)
+    if watch is None:
+        watch = Watch()
+    here = watch
+    try:
+        previous = signal.set_wakeup_fd(here.descriptor, warn_on_full_buffer=False)
+    except ValueError:  # a subinterpreter, where Python's signals do not come
+        return function(*arguments)
+    # Ours already: Ctrl-C came between the two lines here, and what was there before is still to be put back.
+    if previous != here.descriptor:
+        here.previous = previous
+    here.blocked = (end,)
+    try:
+        return function(*arguments)
+    finally:
+        here.blocked = None
+        signal.set_wakeup_fd(here.previous)
+
+
+def apart(work: Callable[[], Result], undo: Callable[[Result], Any]) -> Result:
+    """work() where nothing can end it from outside: on a thread of its own, for which the main thread waits in a way that Ctrl-C ends.
+
+    What an abandoned one makes later is undone.
+    """
+    if threading.get_ident() != main_thread:
+        return work()
+    lock, done = threading.Lock(), threading.Event()
+    made: list[Result] = []
+    failed: list[BaseException] = []
+    abandoned = False
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            failed.append(error)
+        else:
+            with lock:
+                if abandoned:
+                    undo(result)
+                made.append(result)
+        done.set()
+
+    threading.Thread(target=run, name="devicemesh join", daemon=True).start()
+    try:
+        done.wait()
+    except BaseException:
+        with lock:
+            abandoned = True
+            if made:
+                undo(made[0])
+        raise
+    if failed:
+        raise failed[0]
+    return made[0]

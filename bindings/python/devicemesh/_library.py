@@ -1,0 +1,171 @@
+"""Finds the C library, declares its functions, and turns what they answer into Python's values and exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple, Union
+
+from . import _declarations as declarations
+from .errors import BY_STATUS, DeviceMeshError, InvalidArgumentError
+
+HERE = Path(__file__).resolve().parent
+SONAME = "libdevicemesh.so.0.1"
+# Below 1.0 a minor version may change the ABI, so this binding is for one of them.
+VERSIONS = range(100, 200)
+BUFFER_TOO_SMALL = 5
+
+
+def candidates() -> Iterator[str]:
+    """Where the library may be, best first: what DM_LIBRARY names, the wheel's own, the checkout's this file lies in, the system's."""
+    named = os.environ.get("DM_LIBRARY")
+    if named:
+        yield named
+        return
+    for path in (HERE / "_native/libdevicemesh.so", HERE.parents[2] / "target/release/libdevicemesh.so"):
+        if path.exists():
+            yield str(path)
+    yield SONAME
+
+
+def load() -> Tuple[ctypes.CDLL, str]:
+    """The library with every function declared, and where it was found."""
+    tried: List[str] = []
+    for name in candidates():
+        try:
+            found = ctypes.CDLL(name)
+            version = int(found.dm_version())
+        except (OSError, AttributeError) as error:
+            tried.append(f"{name} ({error})")
+            continue
+        if version not in VERSIONS:
+            tried.append(f"{name} (version {version}, this package is for {VERSIONS.start} to {VERSIONS.stop - 1})")
+            continue
+        for function, (result, arguments) in declarations.FUNCTIONS.items():
+            declared = getattr(found, function)
+            declared.restype, declared.argtypes = result, arguments
+        return found, name
+    raise ImportError(f"no libdevicemesh: tried {', '.join(tried)}; DM_LIBRARY can name it")
+
+
+library, PATH = load()
+
+
+def version() -> str:
+    """The version of the loaded library, for example "0.1.0"."""
+    number = int(library.dm_version())
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def status_name(status: int) -> str:
+    """The C name of a status: 7 is "DM_STATUS_TIMEOUT"."""
+    name: bytes = library.dm_status_name(int32("status", status))
+    return name.decode()
+
+
+def last_error() -> str:
+    """What this thread's last failing call said, or "" when none has failed; for calls made beside this package, through raw handles."""
+    message: bytes = library.dm_last_error()
+    return message.decode(errors="replace")
+
+
+def exception(status: int) -> DeviceMeshError:
+    """The exception for a status that a call of this thread has just returned."""
+    info = declarations.ErrorInfo(struct_size=ctypes.sizeof(declarations.ErrorInfo))
+    library.dm_last_error_info(ctypes.byref(info))
+    kind = BY_STATUS.get(status, DeviceMeshError)
+    error = kind((info.message or b"").decode(errors="replace"))
+    error.status, error.ccl_result, error.device_error, error.os_error = status, info.ccl_result, info.device_error, info.os_error
+    return error
+
+
+def check(status: int) -> None:
+    """Raises what went wrong, if something did."""
+    if status:
+        raise exception(status)
+
+
+def text(what: str, value: str) -> bytes:
+    """A string as C takes it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a {type(value).__name__}, not a str")
+    if "\0" in value:
+        raise InvalidArgumentError(f"{what} {value!r} has a NUL in it")
+    return value.encode()
+
+
+def optional_text(what: str, value: Optional[str]) -> Optional[bytes]:
+    return None if value is None else text(what, value)
+
+
+def texts(what: str, values: Iterable[str]) -> Any:
+    """A C array of strings."""
+    if isinstance(values, str):
+        raise TypeError(f"{what} is one str, {values!r}; a tuple of them was expected")
+    encoded = [text(what, value) for value in values]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def within(what: str, value: Any, low: int, high: int) -> int:
+    """An integer that fits its C type, which ctypes would cut to size without a word."""
+    number = operator.index(value)
+    if not low <= number <= high:
+        raise InvalidArgumentError(f"{what} is {number}, not {low} to {high}")
+    return number
+
+
+def int32(what: str, value: Any) -> int:
+    return within(what, value, -(2**31), 2**31 - 1)
+
+
+def size(what: str, value: Any) -> int:
+    return within(what, value, 0, 2**63 - 1)
+
+
+def sizes(what: str, values: Iterable[Any]) -> Any:
+    """A C array of size_t."""
+    numbers = [size(what, value) for value in values]
+    return (ctypes.c_size_t * len(numbers))(*numbers)
+
+
+def ranks(what: str, values: Iterable[Any]) -> Any:
+    """A C array of int32_t."""
+    numbers = [int32(what, value) for value in values]
+    return (ctypes.c_int32 * len(numbers))(*numbers)
+
+
+def milliseconds(timeout: Union[None, float, timedelta]) -> int:
+    """A timeout in seconds, or as PyTorch takes it; None is the default, which is 0 in C."""
+    if timeout is None:
+        return 0
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not 0 < seconds < 2**53:
+        raise InvalidArgumentError(f"timeout is {seconds} seconds; give more than 0, or None for the default")
+    return max(1, round(seconds * 1000))
+
+
+def listed(element: Any, ask: Callable[[Any, int, Any], int], guess: int = 16) -> List[Any]:
+    """A list out of the library: ask(buffer, capacity, length_out), once more when it was longer than expected."""
+    length = ctypes.c_size_t()
+    while True:
+        buffer = (element * guess)()
+        status = ask(buffer, guess, ctypes.byref(length))
+        if status != BUFFER_TOO_SMALL:
+            check(status)
+            return list(buffer[: length.value])
+        guess = length.value
+
+
+def string(ask: Callable[[Any, int, Any], int]) -> str:
+    """A string out of the library, likewise."""
+    length, capacity = ctypes.c_size_t(), 256
+    while True:
+        buffer = ctypes.create_string_buffer(capacity)
+        status = ask(buffer, capacity, ctypes.byref(length))
+        if status != BUFFER_TOO_SMALL:
+            check(status)
+            return buffer.value.decode()
+        capacity = length.value

@@ -1,0 +1,167 @@
+"""What can be asked of a mesh without talking to any other rank."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import re
+import weakref
+from ctypes import byref
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
+
+from ._library import check, int32, library, listed, string
+from ._library import text as as_text
+from .errors import InvalidHandleError, NotMemberError
+from .sharding import Placement, local_shard
+from .world import World
+
+if TYPE_CHECKING:
+    import numpy
+    import numpy.typing
+
+__all__ = ["Dim", "MeshQueries"]
+
+Dim = Union[None, int, str]
+DEVICE = re.compile(r"'([^']*)', stride=[^']*$")
+
+
+class MeshQueries:
+    """A handle of the library's and what it says of itself; DeviceMesh adds what makes meshes, moves data and ends them."""
+
+    def __init__(self, handle: int, world: Optional[World]) -> None:
+        self._handle = handle
+        self._world = world
+        self._free: "weakref.finalize[Any, Any]" = weakref.finalize(self, library.dm_free, handle)
+        self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_shape(handle, *out))))
+        self._names: Tuple[str, ...] = tuple(library.dm_dim_name(handle, index).decode() for index in range(len(self._shape)))
+        # The text says two things that no other function does: the device type, and whether the names were given.
+        printed = repr(self)
+        self._named = bool(self._shape) and not printed.startswith(f"DeviceMesh({self._shape!r}, '")
+        found = DEVICE.search(printed)
+        self._device_type = found.group(1) if found else ""
+
+    @property
+    def device_type(self) -> str:
+        """ "cuda" or "cpu"."""
+        return self._device_type
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """The sizes of the dimensions."""
+        return self._shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return int(library.dm_ndim(self._handle)) if self._free.alive else len(self._shape)
+
+    @property
+    def mesh_dim_names(self) -> Optional[Tuple[str, ...]]:
+        """The names of the dimensions; None for a mesh without names."""
+        return self._names if self._named else None
+
+    @property
+    def world(self) -> Optional[World]:
+        """The world it was made in; None for the process's default world."""
+        return self._world
+
+    @property
+    def ranks(self) -> Tuple[int, ...]:
+        """The world ranks, row-major."""
+        count = self.size()
+        return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_ranks(self._handle, *out)), count))
+
+    @property
+    def mesh(self) -> "numpy.typing.NDArray[numpy.int32]":
+        """The world ranks as a numpy array in the mesh's shape."""
+        try:
+            import numpy
+        except ImportError as error:
+            raise ImportError("DeviceMesh.mesh is a numpy array, and numpy is not installed; DeviceMesh.ranks and .shape say the same") from error
+        return numpy.array(self.ranks, dtype=numpy.int32).reshape(self._shape)
+
+    def size(self, mesh_dim: Dim = None) -> int:
+        """The number of ranks, of the mesh or along one dimension."""
+        answer = ctypes.c_size_t()
+        check(library.dm_size(self._handle, self._dim(mesh_dim), byref(answer)))
+        return answer.value
+
+    def get_rank(self) -> int:
+        """This process's rank in the world."""
+        answer = ctypes.c_int32()
+        check(library.dm_rank(self._handle, byref(answer)))
+        return answer.value
+
+    def get_local_rank(self, mesh_dim: Dim = None) -> int:
+        """This rank's coordinate along a dimension, which is its rank in that dimension's group. ``mesh_dim`` may be left out of a 1-D mesh."""
+        answer = ctypes.c_int32()
+        check(library.dm_get_local_rank(self._handle, self._dim(mesh_dim), byref(answer)))
+        return answer.value
+
+    def get_coordinate(self) -> Optional[Tuple[int, ...]]:
+        """This rank's place, one number per dimension; None when it is not in the mesh."""
+        try:
+            return tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_get_coordinate(self._handle, *out))))
+        except NotMemberError:
+            return None
+
+    def group_ranks(self, mesh_dim: Dim = None) -> Tuple[int, ...]:
+        """The world ranks of this rank's group along a dimension."""
+        dim = self._dim(mesh_dim)
+        return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_group_ranks(self._handle, dim, *out))))
+
+    def replica_groups(self, mesh_dim: Dim = None) -> List[List[int]]:
+        """All groups along a dimension, as XLA wants them; every rank of the root mesh is in one."""
+        dim = self._dim(mesh_dim)
+        flat = listed(ctypes.c_int64, lambda *out: int(library.dm_replica_groups(self._handle, dim, *out)))
+        length = self.size(self._names[0] if mesh_dim is None else mesh_dim)
+        return [flat[start : start + length] for start in range(0, len(flat), length)]
+
+    def translate_rank(self, mesh_dim: Dim, local_rank: int) -> int:
+        """The world rank of member local_rank of this rank's group along a dimension."""
+        answer = ctypes.c_int32()
+        check(library.dm_translate_rank(self._handle, self._dim(mesh_dim), int32("local_rank", local_rank), byref(answer)))
+        return answer.value
+
+    def neighbor(self, mesh_dim: Dim, offset: int, *, wrap: bool = False) -> Optional[int]:
+        """The world rank offset steps along a dimension: 1 is the next stage of a pipeline, -1 the one before. Past the edge None, or around it."""
+        answer = ctypes.c_int32()
+        check(library.dm_neighbor(self._handle, self._dim(mesh_dim), operator.index(offset), wrap, byref(answer)))
+        return None if answer.value < 0 else answer.value
+
+    def local_shard(
+        self, tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
+    ) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+        """The shape and the offsets of a rank's block of a tensor; see devicemesh.local_shard."""
+        return local_shard(self, tensor_shape, placements, rank)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, MeshQueries):
+            return NotImplemented
+        answer = ctypes.c_bool()
+        check(library.dm_equal(self._handle, other._handle, byref(answer)))
+        return answer.value
+
+    def __hash__(self) -> int:
+        answer = ctypes.c_uint64()
+        check(library.dm_hash(self._handle, byref(answer)))
+        return hash(answer.value)
+
+    def __repr__(self) -> str:
+        try:
+            return string(lambda *out: int(library.dm_describe(self._handle, *out)))
+        except InvalidHandleError:
+            return "DeviceMesh(closed)"
+
+    def _dim(self, mesh_dim: Dim) -> Optional[bytes]:
+        """A dimension as C takes it: a name. Indices may count from the end."""
+        if mesh_dim is None:
+            return None
+        if isinstance(mesh_dim, str):
+            return as_text("mesh_dim", mesh_dim)
+        index = operator.index(mesh_dim)
+        if not -len(self._names) <= index < len(self._names):
+            raise IndexError(f"mesh dimension {index} is out of range: the mesh has {len(self._names)}")
+        return self._names[index].encode()

@@ -1,0 +1,226 @@
+"""The memory behind an array of any library, without copying: the buffer protocol, DLPack, __cuda_array_interface__, __array_interface__."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from typing import Any, Optional, Sequence, Tuple
+
+from .constants import SIZES, SUPPORTED, DType
+from .errors import InvalidArgumentError
+
+__all__ = ["Memory", "memory"]
+
+
+class PyBuffer(Structure):
+    """Py_buffer of the buffer protocol (PEP 3118), part of the stable ABI since Python 3.11 and unchanged since 3.0."""
+
+    _fields_ = [
+        ("buf", c_void_p), ("obj", c_void_p), ("len", c_ssize_t), ("itemsize", c_ssize_t), ("readonly", c_int), ("ndim", c_int),
+        ("format", c_char_p), ("shape", POINTER(c_ssize_t)), ("strides", POINTER(c_ssize_t)), ("suboffsets", POINTER(c_ssize_t)),
+        ("internal", c_void_p)]
+
+
+class DLTensor(Structure):
+    """DLTensor of dlpack.h; device and dtype are structs there, laid out as here."""
+
+    _fields_ = [
+        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8), ("bits", c_uint8),
+        ("lanes", c_uint16), ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)), ("byte_offset", c_uint64)]
+
+
+class DLManagedTensorVersioned(Structure):
+    _fields_ = [
+        ("major", c_uint32), ("minor", c_uint32), ("manager_ctx", c_void_p), ("deleter", c_void_p), ("flags", c_uint64), ("tensor", DLTensor)]
+
+
+PYBUF_STRIDED_WITH_FORMAT = 0x10 | 0x08 | 0x04
+DLPACK_READ_ONLY = 1
+HOST, CUDA = "cpu", "cuda"
+# kDLCPU, kDLCUDAHost, kDLROCMHost; kDLCUDA, kDLROCM; kDLCUDAManaged is both.
+DLPACK_DEVICES = {1: HOST, 3: HOST, 11: HOST, 2: CUDA, 10: CUDA, 13: "managed"}
+DLPACK_TYPES = {
+    (0, 8): DType.INT8, (1, 8): DType.UINT8, (0, 32): DType.INT32, (1, 32): DType.UINT32, (0, 64): DType.INT64, (1, 64): DType.UINT64,
+    (2, 16): DType.FLOAT16, (2, 32): DType.FLOAT32, (2, 64): DType.FLOAT64, (4, 16): DType.BFLOAT16}
+KINDS = {
+    ("i", 1): DType.INT8, ("u", 1): DType.UINT8, ("i", 4): DType.INT32, ("u", 4): DType.UINT32, ("i", 8): DType.INT64, ("u", 8): DType.UINT64,
+    ("f", 2): DType.FLOAT16, ("f", 4): DType.FLOAT32, ("f", 8): DType.FLOAT64}
+# The struct module's letters; how wide one is, its buffer says.
+LETTERS = {**dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u"), **dict.fromkeys("efd", "f")}
+FORMATS = {(letter.encode(), size): kind for letter, of in LETTERS.items() for (is_of, size), kind in KINDS.items() if is_of == of}
+
+_python = ctypes.pythonapi
+_is_buffer = _python.PyObject_CheckBuffer
+_is_buffer.argtypes, _is_buffer.restype = [ctypes.py_object], c_int
+_get_buffer = _python.PyObject_GetBuffer
+_get_buffer.argtypes, _get_buffer.restype = [ctypes.py_object, POINTER(PyBuffer), c_int], c_int
+_release_buffer = _python.PyBuffer_Release
+_release_buffer.argtypes, _release_buffer.restype = [POINTER(PyBuffer)], None
+_capsule_pointer = _python.PyCapsule_GetPointer
+_capsule_pointer.argtypes, _capsule_pointer.restype = [ctypes.py_object, c_char_p], c_void_p
+_capsule_is = _python.PyCapsule_IsValid
+_capsule_is.argtypes, _capsule_is.restype = [ctypes.py_object, c_char_p], c_int
+_byref = ctypes.byref
+
+
+class Memory:
+    """Contiguous elements somewhere: an address that is good until release()."""
+
+    __slots__ = ("address", "count", "dtype", "readonly", "device", "kept", "view")
+
+    def __init__(self, address: int, count: int, dtype: int, readonly: bool, device: str, kept: Any = None, view: Any = None) -> None:
+        self.address, self.count, self.dtype, self.readonly, self.device = address, count, dtype, readonly, device
+        # What must live as long: the object, or the capsule whose destructor calls the producer's deleter.
+        self.kept, self.view = kept, view
+
+    def release(self) -> None:
+        """Gives the buffer back: its owner may move or resize it from here on."""
+        view, self.view, self.kept = self.view, None, None
+        if view is not None:
+            _release_buffer(_byref(view))
+
+    def __del__(self) -> None:
+        self.release()
+
+    def part(self, index: int, count: int) -> int:
+        """The address of block index of count elements."""
+        return self.address + index * count * SIZES[self.dtype]
+
+
+def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
+    """The memory of array; what names it in errors."""
+    if _is_buffer(array):
+        try:
+            return _from_buffer(array, what)
+        except (ValueError, BufferError) as error:
+            # Some have elements that the protocol cannot say (bfloat16 of numpy and jax), or lie on a device (jax): there may be another way.
+            if isinstance(error, InvalidArgumentError):
+                raise
+            if hasattr(array, "__array_interface__"):
+                return _from_array_interface(array, what, HOST)
+            if not hasattr(array, "__dlpack__"):
+                raise
+    if hasattr(array, "__dlpack__"):
+        return _from_dlpack(array, what, stream)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _from_array_interface(array, what, CUDA, stream)
+    raise TypeError(
+        f"{what} is a {type(array).__name__}, which has neither the buffer protocol nor __dlpack__ nor __cuda_array_interface__")
+
+
+def _from_buffer(array: Any, what: str) -> Memory:
+    view = PyBuffer()
+    _get_buffer(array, _byref(view), PYBUF_STRIDED_WITH_FORMAT)
+    try:
+        itemsize, count = view.itemsize, view.len // view.itemsize if view.itemsize else 0
+        letter = view.format
+        kind = FORMATS.get((letter, itemsize))
+        if kind is None:
+            kind = _odd_format(letter, itemsize, what)
+        ndim = view.ndim
+        if ndim > 1 or (ndim == 1 and count > 1 and view.strides and view.strides[0] != itemsize):
+            _contiguous(what, view.shape[:ndim], view.strides[:ndim] if view.strides else None, itemsize)
+        return Memory(view.buf or 0, count, kind, view.readonly != 0, HOST, array, view)
+    except BaseException:
+        _release_buffer(_byref(view))
+        raise
+
+
+def _odd_format(letter: Optional[bytes], itemsize: int, what: str) -> DType:
+    """A format that says more than one letter, or that we do not take."""
+    text = (letter or b"B").decode()
+    if text[0] == ">" and itemsize > 1 or text[0] == "!" and itemsize > 1:
+        raise TypeError(f"{what} has big-endian elements (format {text!r}); this machine is little-endian")
+    found = FORMATS.get((text.lstrip("@=<>!").encode(), itemsize))
+    if found is None:
+        raise TypeError(f"{what} has elements of format {text!r} ({itemsize} bytes); supported are {SUPPORTED}")
+    return found
+
+
+def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]], unit: int) -> int:
+    """Checks that elements lie row-major without gaps; strides are in the same unit as unit is one element's. Their number."""
+    count, expected = 1, unit
+    packed = True
+    if strides is not None:
+        for length, stride in zip(reversed(shape), reversed(strides)):
+            packed = packed and (length == 1 or stride == expected)
+            expected *= length
+    for length in shape:
+        count *= length
+    if not packed and count > 0 and strides is not None:
+        elements = tuple(stride // unit for stride in strides)
+        raise InvalidArgumentError(
+            f"{what} is not contiguous: shape {tuple(shape)} has strides {elements} in elements; make a contiguous copy of it first")
+    return count
+
+
+def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
+    device_type, device_id = array.__dlpack_device__()
+    device = DLPACK_DEVICES.get(int(device_type))
+    if device is None:
+        raise InvalidArgumentError(f"{what} lies on DLPack device type {int(device_type)}; cpu and cuda are supported")
+    # On a device the producer lets this stream wait for its own work; 1 is DLPack's word for the default stream.
+    options = {} if device == HOST else {"stream": stream or 1}
+    try:
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0), **options)
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = array.__dlpack__(**options)
+    except (RuntimeError, ValueError, BufferError) as error:
+        raise InvalidArgumentError(f"{what}: its __dlpack__ says: {error}") from error
+    # The capsule stays unused in DLPack's sense: its own destructor calls the deleter when we let go of it.
+    readonly = False
+    if _capsule_is(capsule, b"dltensor_versioned"):
+        managed = DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        if managed.major != 1:
+            raise InvalidArgumentError(f"{what} comes in DLPack {managed.major}.{managed.minor}; 1.x is understood")
+        tensor, readonly = managed.tensor, bool(managed.flags & DLPACK_READ_ONLY)
+    elif _capsule_is(capsule, b"dltensor"):
+        tensor = DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    else:
+        raise TypeError(f"{what}: __dlpack__ of {type(array).__name__} gave no DLPack capsule")
+    kind = DLPACK_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if kind is None:
+        raise TypeError(f"{what} has elements of {_name(array, (tensor.code, tensor.bits))}; supported are {SUPPORTED}")
+    ndim = tensor.ndim
+    count = _contiguous(what, tensor.shape[:ndim], tensor.strides[:ndim] if tensor.strides else None, 1)
+    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly, device, (array, capsule))
+
+
+def _name(array: Any, code: Tuple[int, int]) -> str:
+    return f"type {getattr(array, 'dtype', f'DLPack code {code[0]}, {code[1]} bits')}"
+
+
+def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -> Memory:
+    interface = array.__cuda_array_interface__ if device == CUDA else array.__array_interface__
+    described: str = interface["typestr"]
+    # What follows the size is a unit of time, which no kind of ours has.
+    order, letter, size = described[0], described[1], int(described[2:]) if described[2:].isdigit() else 0
+    name = str(getattr(array, "dtype", ""))
+    kind = DType.BFLOAT16 if name == "bfloat16" and size == 2 else KINDS.get((letter, size))
+    if kind is None or (order == ">" and size > 1):
+        raise TypeError(f"{what} has elements of type {name or described}; supported are {SUPPORTED}")
+    waits_for = interface.get("stream")
+    if waits_for is not None and waits_for not in (stream, stream or 1):
+        raise InvalidArgumentError(f"{what} is being written on stream {waits_for}: pass stream={waits_for}, or synchronise first")
+    shape: Tuple[int, ...] = tuple(interface["shape"])
+    count = _contiguous(what, shape, interface.get("strides"), size)
+    address, readonly = interface["data"]
+    return Memory(int(address or 0), count, kind, bool(readonly), device, array)
+
+
+def stream_handle(stream: Any) -> int:
+    """A cudaStream_t: of an integer, torch.cuda.Stream, cupy's Stream or an object with __cuda_stream__; None is the default stream."""
+    if stream is None:
+        return 0
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        _, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    return operator.index(stream)
+
+

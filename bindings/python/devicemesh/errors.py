@@ -1,0 +1,124 @@
+"""One exception class per status of the C library, each also the built-in class that a Python programmer would catch.
+
+Every one carries the library's message, its status and the codes of the layers below.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Type
+
+__all__ = [
+    "AbortedError", "BufferTooSmallError", "CclError", "DeviceError", "DeviceMeshError", "InternalError", "InvalidArgumentError",
+    "InvalidHandleError", "LibraryError", "MeshTimeoutError", "MismatchError", "NotFoundError", "NotMemberError", "PeerLostError",
+    "StoreError", "UnsupportedError",
+]
+
+
+class DeviceMeshError(RuntimeError):
+    """What a call of the library failed with; its subclasses say in which way.
+
+    ``status`` is the DM_STATUS_ number of the class. ``ccl_result`` (ncclResult_t), ``device_error`` (CUresult) and ``os_error`` (errno) are the codes of
+    the layers below, 0 where those were not involved.
+    """
+
+    status: int = 0
+    ccl_result: int = 0
+    device_error: int = 0
+    os_error: int = 0
+
+    def __str__(self) -> str:
+        # KeyError and OSError print their arguments in ways of their own.
+        return str(self.args[0]) if self.args else ""
+
+
+class InvalidArgumentError(DeviceMeshError, ValueError):
+    """An argument is out of range, repeated or contradicts another."""
+
+    status = 1
+
+
+class InvalidHandleError(DeviceMeshError):
+    """The mesh or world was closed already."""
+
+    status = 2
+
+
+class NotFoundError(DeviceMeshError, KeyError):
+    """No dimension, symbol or registered mesh of that name."""
+
+    status = 3
+
+
+class NotMemberError(DeviceMeshError):
+    """The calling rank is not part of this mesh."""
+
+    status = 4
+
+
+class BufferTooSmallError(DeviceMeshError):
+    """The answer is longer than the buffer for it."""
+
+    status = 5
+
+
+class MismatchError(DeviceMeshError):
+    """Ranks disagree about a collective call; the message says which rank asked for what."""
+
+    status = 6
+
+
+class MeshTimeoutError(DeviceMeshError, TimeoutError):
+    """A deadline passed; the message names the ranks that never came."""
+
+    status = 7
+
+
+class StoreError(DeviceMeshError):
+    """The rendezvous store is unreachable, broke the protocol or refused us."""
+
+    status = 8
+
+
+class CclError(DeviceMeshError):
+    """The communicator library failed; ``ccl_result`` has its code."""
+
+    status = 9
+
+
+class DeviceError(DeviceMeshError):
+    """The device driver failed; ``device_error`` has its code."""
+
+    status = 10
+
+
+class LibraryError(DeviceMeshError):
+    """No usable communicator library; the message lists what was tried."""
+
+    status = 11
+
+
+class UnsupportedError(DeviceMeshError, NotImplementedError):
+    """Not available for this device type, world or library version; the message says what to do instead."""
+
+    status = 12
+
+
+class AbortedError(DeviceMeshError):
+    """The mesh was aborted or finalized, or its world aborted."""
+
+    status = 13
+
+
+class PeerLostError(DeviceMeshError):
+    """A rank died or left; the message names it where known."""
+
+    status = 14
+
+
+class InternalError(DeviceMeshError):
+    """A bug in the library (a caught panic)."""
+
+    status = 15
+
+
+BY_STATUS: Dict[int, Type[DeviceMeshError]] = {kind.status: kind for kind in DeviceMeshError.__subclasses__()}

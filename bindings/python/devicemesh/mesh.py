@@ -1,0 +1,355 @@
+"""DeviceMesh: PyTorch's, over the C library."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import weakref
+from ctypes import byref
+from functools import partial
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+from . import _declarations as declarations
+from . import _interrupt as interrupt
+from ._arguments import Timeout, as_many, as_tuple, init_options, labels, nested, split
+from ._library import check, library, optional_text, ranks, sizes, string, texts
+from ._library import text as as_text
+from ._queries import Dim, MeshQueries
+from .communicator import Communicator, Group, adopted_handle
+from .current import stack
+from .errors import DeviceMeshError, InvalidArgumentError
+from .options import DimOptions, DimOptionsLike
+from .world import World, abort_default_worlds
+
+__all__ = ["DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
+
+# Every mesh of this process, by handle, for those that are unpickled.
+alive: "weakref.WeakValueDictionary[int, DeviceMesh]" = weakref.WeakValueDictionary()
+
+
+class DeviceMesh(MeshQueries):
+    """One rank's view of an n-dimensional array of ranks, with a communicator for every dimension: PyTorch's DeviceMesh.
+
+    Collective over the world, also for ranks outside a mesh that is smaller than it. Before any communicator is made the ranks agree that they all asked
+    for the same; who asked for something else is named in a MismatchError.
+
+    Args:
+        device_type: "cuda" or "cpu"; None is the world's, or what this machine has.
+        mesh: world ranks, nested in lists or as an array: ``[[0, 1], [2, 3]]``.
+        mesh_dim_names: a name per dimension. Without names they are dim_0, dim_1 ... where one is asked for.
+        world: None is the process's default world, joined from the launcher's environment.
+        lazy: make a dimension's communicator at its first use.
+        timeout: how long each collective call of the mesh may take, in seconds or as a timedelta; None is as long as the world's.
+        dim_options: wishes for the communicators, a DimOptions per dimension or a dict of them by name or index.
+    """
+
+    def __init__(
+        self,
+        device_type: Optional[str],
+        mesh: Any,
+        *,
+        mesh_dim_names: Optional[Sequence[str]] = None,
+        world: Optional[World] = None,
+        lazy: bool = False,
+        timeout: Timeout = None,
+        dim_options: DimOptionsLike = None,
+    ) -> None:
+        shape, numbers = nested(mesh)
+        self._init(device_type, shape, numbers, mesh_dim_names, world, lazy, timeout, dim_options)
+
+    def _init(
+        self, device_type: Optional[str], shape: Sequence[int], numbers: Optional[Sequence[int]], names: Optional[Sequence[str]],
+        world: Optional[World], lazy: bool, timeout: Timeout, wishes: DimOptionsLike,
+    ) -> None:
+        lengths, names_array = sizes("mesh_shape", shape), labels(names, len(shape))
+        options, _kept = init_options(world, numbers, len(lengths), names, timeout, wishes)
+        options.flags = declarations.INIT_LAZY if lazy else 0
+        as_many(shape, numbers)
+        handle = ctypes.c_void_p()
+        check(interrupt.call(
+            _world_end(world), library.dm_init, optional_text("device_type", device_type), lengths, len(lengths), names_array, byref(options), byref(handle)))
+        self._adopt(handle, world)
+
+    def _adopt(self, handle: ctypes.c_void_p, world: Optional[World]) -> None:
+        number = handle.value or 0
+        super().__init__(number, world)
+        self._end = partial(library.dm_abort, number)
+        # What from_group was given, which must outlive the mesh.
+        self._adopted_groups: List[Any] = []
+        self._groups: Dict[str, Communicator] = {}
+        alive[number] = self
+
+    def _view(self, function: Any, *arguments: Any) -> "DeviceMesh":
+        """A mesh that function(arguments, mesh_out) makes of this one."""
+        handle = ctypes.c_void_p()
+        check(interrupt.call(self._end, function, *arguments, byref(handle)))
+        return _adopted(handle, self._world)
+
+    # --- groups ---
+
+    def get_group(self, mesh_dim: Dim = None) -> Communicator:
+        """The communicator of this rank's group along a dimension, by name (of a flattened one too) or index; of the only one of a 1-D mesh."""
+        dim = self._dim(mesh_dim)
+        if dim is None:
+            self.get_local_rank()  # says what is wrong when there is not one dimension
+        name = self._names[0] if dim is None else dim.decode()
+        found = self._groups.get(name)
+        if found is None:
+            found = self._groups.setdefault(name, Communicator(self, name))
+        return found
+
+    def get_all_groups(self) -> List[Communicator]:
+        """The communicators of all dimensions, in order."""
+        return [self.get_group(name) for name in self._names]
+
+    def group(self) -> Group:
+        """``with mesh.group():`` runs the operations of its body together, so that no order of sends and receives blocks."""
+        return Group(self)
+
+    def get_proc(self, symbol: str) -> int:
+        """The address of the function of that name ("ncclAllReduce") in the library that made the communicators."""
+        answer = ctypes.c_void_p()
+        check(library.dm_get_proc(self._handle, as_text("symbol", symbol), byref(answer)))
+        return answer.value or 0
+
+    # --- views ---
+
+    def __getitem__(self, mesh_dim_names: Union[str, Tuple[str, ...]]) -> "DeviceMesh":
+        """A view of the named dimensions, in the order given: ``mesh["dp"]``, ``mesh["dp", "cp"]``. Local; it shares the communicators."""
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if names == self._names and self._free.alive:
+            return self
+        array = texts("mesh_dim_names", names)
+        return self._view(library.dm_slice, self._handle, array, len(array))
+
+    def flatten(self, mesh_dim_name: Optional[str] = None, *, options: Optional[DimOptions] = None) -> "DeviceMesh":
+        """One dimension out of all of this view's. Collective over the root mesh. The name defaults to the dimensions' names joined with "_"."""
+        struct = None if options is None else byref(options.struct())
+        return self._view(library.dm_flatten, self._handle, optional_text("mesh_dim_name", mesh_dim_name), struct)
+
+    def unflatten(
+        self, dim: Union[int, str], mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None
+    ) -> "DeviceMesh":
+        """The view with one dimension replaced by several, whose sizes multiply to its size. Collective over the root mesh."""
+        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
+        return self._view(library.dm_unflatten, self._handle, self._dim(dim), lengths, array, len(lengths), wishes)
+
+    def reshape(self, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None) -> "DeviceMesh":
+        """All ranks of this view under another shape. Collective over the root mesh. A name that exists already must mean the same groups."""
+        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
+        return self._view(library.dm_reshape, self._handle, lengths, array, len(lengths), wishes)
+
+    def slice_range(self, dim: Dim, indices: Union[range, slice]) -> "DeviceMesh":
+        """The view with a dimension restricted to some of its indices: ``mesh.slice_range("pp", range(2, 4))``. Collective over the root mesh, also for
+        the ranks at other indices, whose handle raises NotMemberError where membership matters."""
+        if isinstance(indices, slice):
+            indices = range(self.size(self._names[0] if dim is None else dim))[indices]
+        if indices.step < 0 or (len(indices) and indices[0] < 0):
+            raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
+        return self._view(library.dm_slice_range, self._handle, self._dim(dim), indices.start if len(indices) else 0, len(indices), indices.step)
+
+    def shrink(self, mesh_dim: Dim, lost_ranks: Sequence[int]) -> "DeviceMesh":
+        """The mesh without those indices along a dimension that hold a lost rank, for going on after a rank has died: whole replicas go. Ends this mesh.
+
+        Collective over the ranks that are not lost, also those whose replica goes; they get a mesh that they are not in. When it fails because another rank died
+        meanwhile, call it again on the same mesh.
+        """
+        lost, handle = ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
+        # The mesh ends at once, so only the world can end the call.
+        check(interrupt.call(_world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost), byref(handle)))
+        return _adopted(handle, self._world)
+
+    @staticmethod
+    def concatenate(meshes: Sequence["DeviceMesh"]) -> "DeviceMesh":
+        """Views of one root mesh side by side: a view with the dimensions of all of them, in order. Local."""
+        handles = (ctypes.c_void_p * len(meshes))(*(mesh._handle for mesh in meshes))
+        handle = ctypes.c_void_p()
+        check(library.dm_concatenate(handles, len(meshes), byref(handle)))
+        return _adopted(handle, meshes[0]._world)
+
+    def root(self) -> "DeviceMesh":
+        """The mesh that this is a view of."""
+        return self._view(library.dm_root, self._handle)
+
+    def submesh_count(self, mesh_dim_names: Union[str, Sequence[str]]) -> int:
+        """How many parallel copies of the named dimensions there are over the ranks of the root mesh."""
+        array, answer = texts("mesh_dim_names", as_tuple(mesh_dim_names)), ctypes.c_size_t()
+        check(library.dm_submesh_count(self._handle, array, len(array), byref(answer)))
+        return answer.value
+
+    def submeshes(self, mesh_dim_names: Union[str, Sequence[str]]) -> List["DeviceMesh"]:
+        """All of them, ordered by their first rank's place; the one that holds this rank equals mesh[names]."""
+        array = texts("mesh_dim_names", as_tuple(mesh_dim_names))
+        count = self.submesh_count(mesh_dim_names)
+        return [self._view(library.dm_submesh, self._handle, array, len(array), index) for index in range(count)]
+
+    # PyTorch's names for these.
+    _flatten = flatten
+    _unflatten = unflatten
+    _concatenate = concatenate
+    _get_root_mesh = root
+    _get_all_submeshes = submeshes
+
+    @staticmethod
+    def from_group(
+        group: Any,
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Optional[Sequence[str]] = None,
+        world: Optional[World] = None,
+        own: bool = False,
+    ) -> "DeviceMesh":
+        """A mesh over communicators that exist already: one group, or a list with one per dimension. Local.
+
+        A group is a Communicator, the address of an ncclComm_t, or a torch ProcessGroup whose backend is NCCL. ``mesh`` has the ranks (their shape for several
+        groups); a single Communicator or ProcessGroup knows its own. They stay the caller's and must outlive the mesh, unless ``own``. Without a world only
+        local calls and collectives on the mesh work, and its ranks are 0 .. n-1.
+        """
+        groups = list(group) if isinstance(group, (list, tuple)) else [group]
+        if mesh is not None:
+            shape, numbers = nested(mesh)
+        elif len(groups) == 1 and isinstance(groups[0], Communicator):
+            shape, numbers = (groups[0].size,), list(groups[0].ranks)
+        elif len(groups) == 1 and hasattr(groups[0], "_get_backend"):
+            import torch.distributed  # type: ignore[import-not-found, unused-ignore]
+
+            numbers = list(torch.distributed.get_process_group_ranks(groups[0]))
+            shape = (len(numbers),)
+        else:
+            raise InvalidArgumentError("mesh is needed: the ranks of the groups, one dimension per group")
+        if len(shape) != len(groups):
+            raise InvalidArgumentError(f"mesh has {len(shape)} dimensions, but there are {len(groups)} groups")
+        if world is None:
+            world = next((each._mesh._world for each in groups if isinstance(each, Communicator)), None)
+        lengths, array = sizes("mesh", shape), labels(mesh_dim_names, len(shape))
+        options, _kept = init_options(world, numbers if world is not None else None, len(shape), mesh_dim_names, None, None)
+        options.flags = declarations.INIT_OWN_COMMS if own else 0
+        comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
+        handle = ctypes.c_void_p()
+        check(library.dm_from_comms(as_text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
+        made = _adopted(handle, world)
+        made._adopted_groups = groups
+        return made
+
+    # --- life ---
+
+    def __enter__(self) -> "DeviceMesh":
+        """Makes this the thread's current mesh (get_current_mesh)."""
+        stack.meshes.append(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        stack.meshes.pop()
+
+    def check(self, mesh_dim: Dim = None) -> None:
+        """Raises the asynchronous error of a dimension's communicator, if it has one. Does not wait."""
+        check(library.dm_check(self._handle, self._dim(mesh_dim)))
+
+    def abort(self) -> None:
+        """Ends the root mesh on this rank at once: wakes every call that is blocked in any of its views. Local, from any thread."""
+        check(library.dm_abort(self._handle))
+
+    def finalize(self) -> None:
+        """Waits for outstanding work and destroys the communicators of the root mesh. Collective over it; every view raises AbortedError from then on."""
+        check(interrupt.call(self._end, library.dm_finalize, self._handle))
+
+    def close(self) -> None:
+        """Frees the handle; communicators and other views live on. Done by itself when nothing refers to the mesh any more."""
+        self._free()
+
+    def register(self, name: str) -> None:
+        """Keeps the view under a name for lookup() anywhere in this process, other languages included."""
+        check(library.dm_register(self._handle, as_text("name", name)))
+
+    def serialize(self) -> str:
+        """The view as one line of JSON, from which deserialize() makes it again: in a checkpoint, in another job, in another language."""
+        return string(lambda *out: int(library.dm_serialize(self._handle, *out)))
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        # A pickle has the text. Where this process has that view already, unpickling gives it, without communication, as PyTorch's finds its groups by
+        # name; elsewhere it is deserialize() in the default world, which is collective.
+        return _unpickled, (self.serialize(),)
+
+    def __copy__(self) -> "DeviceMesh":
+        return self._view(library.dm_clone, self._handle)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "DeviceMesh":
+        return self.__copy__()
+
+
+def init_device_mesh(
+    device_type: Optional[str],
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Optional[Sequence[str]] = None,
+    ranks: Optional[Sequence[int]] = None,
+    world: Optional[World] = None,
+    lazy: bool = False,
+    timeout: Timeout = None,
+    dim_options: DimOptionsLike = None,
+) -> DeviceMesh:
+    """Makes a mesh: gives every dimension of this rank a ready communicator.
+
+        >>> mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        >>> mesh.get_group("tp").all_reduce(gradients)
+
+    Ranks lie row-major: the last dimension is the fastest. ``ranks`` puts others than 0 .. n-1 there, flat, a RankPlan's for example. The rest is as in
+    DeviceMesh.
+    """
+    made = DeviceMesh.__new__(DeviceMesh)
+    made._init(device_type, tuple(mesh_shape), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
+    return made
+
+
+def deserialize(
+    text: str, *, world: Optional[World] = None, lazy: bool = False, timeout: Timeout = None, dim_options: DimOptionsLike = None
+) -> DeviceMesh:
+    """The mesh that a text of DeviceMesh.serialize says, as a root mesh. Collective over the world, on init_device_mesh's terms: every rank passes a text
+    of the same mesh, or makes that call of init_device_mesh."""
+    ndim, names = 0, None
+    if dim_options is not None:
+        try:
+            said = json.loads(text)
+            ndim, names = len(said["shape"]), said.get("names")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            dim_options = None  # the library says what is wrong with the text
+    options, _kept = init_options(world, None, ndim, names, timeout, dim_options)
+    options.flags = declarations.INIT_LAZY if lazy else 0
+    handle = ctypes.c_void_p()
+    check(interrupt.call(_world_end(world), library.dm_deserialize, as_text("text", text), byref(options), byref(handle)))
+    return _adopted(handle, world)
+
+
+def _unpickled(text: str) -> DeviceMesh:
+    for mesh in list(alive.values()):
+        try:
+            if mesh.serialize() == text:
+                mesh.root()  # raises when it has ended
+                return mesh.__copy__()
+        except DeviceMeshError:
+            continue
+    return deserialize(text)
+
+
+def lookup(name: str) -> DeviceMesh:
+    """The view that was registered under that name, in any language of this process."""
+    handle = ctypes.c_void_p()
+    check(library.dm_lookup(as_text("name", name), byref(handle)))
+    return _adopted(handle, None)
+
+
+def unregister(name: str) -> None:
+    """Forgets the name."""
+    check(library.dm_register(None, as_text("name", name)))
+
+
+def _world_end(world: Optional[World]) -> interrupt.End:
+    """What ends a call that waits for the whole world."""
+    return abort_default_worlds if world is None else world._end
+
+
+def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> DeviceMesh:
+    made = DeviceMesh.__new__(DeviceMesh)
+    made._adopt(handle, world)
+    return made

@@ -1,0 +1,57 @@
+"""Wishes for the communicators of a mesh."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Sequence, Union
+
+from . import _declarations as declarations
+from ._library import optional_text
+from .errors import InvalidArgumentError
+
+__all__ = ["DimOptions"]
+
+
+@dataclass(frozen=True)
+class DimOptions:
+    """Wishes for one dimension's communicator.
+
+    Attributes:
+        own_comm: never share the communicator with a dimension over the same ranks.
+        comm_name: its name in the library's logs; None is "mesh_" and the dimension's name.
+        nccl_config: the address of an ncclConfig_t, 0 for none; copied by the call. The fields other than names must be the same on every rank.
+    """
+
+    own_comm: bool = False
+    comm_name: Optional[str] = None
+    nccl_config: int = 0
+
+    def struct(self) -> Any:
+        """As C takes it."""
+        return declarations.DimOptions(
+            struct_size=ctypes.sizeof(declarations.DimOptions), flags=declarations.DIM_OWN_COMM if self.own_comm else 0,
+            nccl_config=self.nccl_config or None, comm_name=optional_text("comm_name", self.comm_name))
+
+
+DimOptionsLike = Union[None, Sequence[DimOptions], Mapping[Union[int, str], DimOptions]]
+
+
+def dim_options(options: DimOptionsLike, ndim: int, names: Optional[Sequence[str]]) -> Any:
+    """A C array with an element per dimension, of a list or of a dict by index or name; None when there are no wishes."""
+    if options is None:
+        return None
+    if isinstance(options, Mapping):
+        chosen = [DimOptions() for _ in range(ndim)]
+        for key, value in options.items():
+            if isinstance(key, int) and 0 <= key < ndim:
+                chosen[key] = value
+            elif names is not None and key in names:
+                chosen[list(names).index(str(key))] = value
+            else:
+                raise InvalidArgumentError(f"dim_options has the key {key!r}, but the dimensions are {', '.join(names or map(str, range(ndim)))}")
+    else:
+        chosen = list(options)
+        if len(chosen) != ndim:
+            raise InvalidArgumentError(f"dim_options has {len(chosen)} elements for {ndim} dimensions")
+    return (declarations.DimOptions * ndim)(*(option.struct() for option in chosen))

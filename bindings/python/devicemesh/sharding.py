@@ -1,0 +1,68 @@
+"""Which block of a tensor a rank holds: PyTorch's placements and their arithmetic."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional, Sequence, Tuple, Union
+
+from . import _declarations as declarations
+from ._library import check, int32, library, sizes
+from .errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from ._queries import MeshQueries
+
+__all__ = ["Placement", "Replicate", "Shard", "local_shard"]
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """Every rank along the mesh dimension holds the same."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The mesh dimension splits dimension ``dim`` of the tensor.
+
+    Among the mesh dimensions that shard one tensor dimension, a lower ``order`` splits first, equal ones in the order of the mesh; all 0 is PyTorch's.
+    """
+
+    dim: int
+    order: int = 0
+
+
+Placement = Union[Replicate, Shard]
+
+
+def local_shard(
+    mesh: "MeshQueries", tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
+) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    """The shape and the offsets of one rank's block of a tensor, as PyTorch's DTensor answers. Local.
+
+    ``placements`` has one element per dimension of the mesh; ``rank`` is a world rank, this process's by default. On a mesh (fsdp=2, tp=4) rank 6 has
+
+        >>> local_shard(mesh, (16, 8), (Shard(0), Shard(0)))               # fsdp first
+        ((2, 8), (12, 0))
+        >>> local_shard(mesh, (16, 8), (Shard(0, order=1), Shard(0)))      # tp first
+        ((2, 8), (10, 0))
+    """
+    if len(placements) != mesh.ndim:
+        raise InvalidArgumentError(f"{len(placements)} placements for a mesh of {mesh.ndim} dimensions")
+    shape = sizes("tensor_shape", tensor_shape)
+    if rank is not None and int32("rank", rank) < 0:
+        raise InvalidArgumentError(f"rank is {rank}; a world rank is not negative")
+    structs = (declarations.Placement * len(placements))(*(_struct(placement, len(shape)) for placement in placements))
+    local, offset = (ctypes.c_size_t * len(shape))(), (ctypes.c_size_t * len(shape))()
+    check(library.dm_local_shard(mesh._handle, structs, shape, len(shape), -1 if rank is None else rank, local, offset))
+    return tuple(local), tuple(offset)
+
+
+def _struct(placement: Placement, ndim: int) -> declarations.Placement:
+    if isinstance(placement, Replicate):
+        return declarations.Placement(declarations.REPLICATE, 0, 0)
+    if isinstance(placement, Shard):
+        # From the end, as Python counts; what is still negative the library refuses.
+        dim = int32("Shard.dim", placement.dim)
+        return declarations.Placement(declarations.SHARD, dim + ndim if -ndim <= dim < 0 else dim, int32("Shard.order", placement.order))
+    raise TypeError(f"a placement is a {type(placement).__name__}, not Replicate() or Shard(dim)")

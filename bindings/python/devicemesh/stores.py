@@ -1,0 +1,98 @@
+"""A store of the program's own (PyTorch's, JAX's, etcd ...) as the place where the ranks meet."""
+
+from __future__ import annotations
+
+import ctypes
+from datetime import timedelta
+from typing import Any, Dict, Optional, Protocol
+
+from . import _declarations as declarations
+
+__all__ = ["Store", "TorchStore"]
+
+
+class Store(Protocol):
+    """What a key-value service must do. Keys are short printable ASCII, values at most 8 MiB.
+
+    The methods are called from threads of the library, and from several at once. An exception ends the call that needed the store with StoreError.
+    """
+
+    def set(self, key: str, value: bytes) -> None:
+        """Stores value under key, replacing what was there."""
+
+    def get(self, key: str, timeout: float) -> Optional[bytes]:
+        """The value of key, waiting up to timeout seconds for it; None when it did not come."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds amount to the integer under key (0 when there is none), atomically over all ranks; the sum."""
+
+
+class TorchStore:
+    """A torch.distributed.Store (TCPStore, PrefixStore ...) as ours: ``World(store=TorchStore(store), ...)``."""
+
+    def __init__(self, store: Any, prefix: str = "devicemesh/") -> None:
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str, timeout: float) -> Optional[bytes]:
+        try:
+            self._store.wait([self._prefix + key], timedelta(seconds=timeout))
+        except Exception as error:
+            # PyTorch says so with DistStoreError, a RuntimeError; anything else is a store that is gone.
+            if "timeout" in str(error).lower():
+                return None
+            raise
+        return bytes(self._store.get(self._prefix + key))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(self._prefix + key, amount))
+
+
+class Callbacks:
+    """A Store behind the C callbacks. It lives until the library says that the world is gone."""
+
+    alive: Dict[int, "Callbacks"] = {}
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.failure: Optional[BaseException] = None
+        self.struct = declarations.StoreCallbacks(
+            struct_size=ctypes.sizeof(declarations.StoreCallbacks), user_data=None, set=declarations.StoreSet(self._set),
+            get=declarations.StoreGet(self._get), add=declarations.StoreAdd(self._add), drop=declarations.StoreDrop(self._drop))
+
+    def keep(self) -> None:
+        """The world was made: the library uses the callbacks from now on."""
+        Callbacks.alive[id(self)] = self
+
+    def _set(self, _: Any, key: bytes, value: int, length: int) -> int:
+        try:
+            self.store.set(key.decode(), ctypes.string_at(value, length))
+        except BaseException as error:
+            self.failure = error
+            return 1
+        return 0
+
+    def _get(self, _: Any, key: bytes, value: int, capacity: int, length_out: Any, timeout_ms: int) -> int:
+        try:
+            found = self.store.get(key.decode(), timeout_ms / 1000)
+        except BaseException as error:
+            self.failure = error
+            return 1
+        if found is None:
+            return 1
+        length_out[0] = len(found)
+        ctypes.memmove(value, found, min(capacity, len(found)))
+        return 0
+
+    def _add(self, _: Any, key: bytes, amount: int, value_out: Any) -> int:
+        try:
+            value_out[0] = self.store.add(key.decode(), amount)
+        except BaseException as error:
+            self.failure = error
+            return 1
+        return 0
+
+    def _drop(self, _: Any) -> None:
+        Callbacks.alive.pop(id(self), None)

@@ -1,0 +1,143 @@
+"""A process's place in the job."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from datetime import timedelta
+from functools import partial
+from typing import Any, List, Optional, Tuple, Union
+
+from . import _declarations as declarations
+from . import _interrupt as interrupt
+from ._library import check, int32, library, milliseconds, optional_text
+from .errors import InvalidArgumentError
+from .stores import Callbacks, Store
+
+__all__ = ["World", "abort_default_worlds"]
+
+
+class World:
+    """This process's rank, the store where the ranks meet, the device and the communicator library.
+
+    ``init_device_mesh`` joins the default world by itself, from the launcher's environment; make a World for anything else: explicit ranks, several
+    devices in one process, a store of your own, or ``offline=True``: layout and planning for any rank of any world, on one machine.
+
+    Collective over the world, but for an offline one. Without ``world_size`` everything comes from the launcher (torchrun, mpirun, srun, devicemesh run ...).
+
+    Args:
+        device_type: "cuda" or "cpu"; None is what this machine has.
+        world_size, rank: this process's place, instead of the launcher's word; local_rank then is its device's index in the host.
+        init_method: "env://", "tcp://host:port" (rank 0 serves) or "file:///path".
+        timeout: every wait of the library ends by then; seconds or a timedelta. None is ten minutes.
+        ccl_library: a communicator library with NCCL's C API, by path or SONAME; "python" is the NCCL wheel of the active environment.
+        store: where the ranks meet, instead of init_method; TorchStore makes one of PyTorch's.
+        offline: no rendezvous and no communicators.
+    """
+
+    def __init__(
+        self,
+        device_type: Optional[str] = None,
+        *,
+        world_size: Optional[int] = None,
+        rank: Optional[int] = None,
+        local_rank: int = 0,
+        init_method: Optional[str] = None,
+        timeout: Union[None, float, timedelta] = None,
+        ccl_library: Optional[str] = None,
+        store: Optional[Store] = None,
+        offline: bool = False,
+    ) -> None:
+        if (rank is None) != (world_size is None):
+            raise InvalidArgumentError(f"world_size is {world_size} and rank is {rank}: give both or neither")
+        if world_size is not None and int32("world_size", world_size) < 1:
+            raise InvalidArgumentError(f"world_size is {world_size}; a world has at least one rank")
+        callbacks = Callbacks(store) if store is not None else None
+        options = declarations.WorldOptions(
+            struct_size=ctypes.sizeof(declarations.WorldOptions), flags=declarations.WORLD_OFFLINE if offline else 0,
+            world_size=0 if world_size is None else world_size, rank=0 if rank is None else int32("rank", rank),
+            local_rank=int32("local_rank", local_rank), timeout_ms=milliseconds(timeout),
+            init_method=optional_text("init_method", init_method), ccl_library=optional_text("ccl_library", ccl_library))
+        if callbacks is not None:
+            options.store = ctypes.pointer(callbacks.struct)
+        device = optional_text("device_type", device_type)
+
+        def join() -> int:
+            handle = ctypes.c_void_p()
+            if callbacks is not None:
+                callbacks.keep()
+            try:
+                check(library.dm_world_init(device, ctypes.byref(options), ctypes.byref(handle)))
+            except BaseException:
+                # A world that was not made does not drop its callbacks.
+                if callbacks is not None:
+                    callbacks._drop(None)
+                raise
+            return handle.value or 0
+
+        try:
+            # There is no handle yet by which the call could be ended.
+            self._handle = interrupt.apart(join, library.dm_world_free)
+        except Exception as error:
+            if callbacks is not None and callbacks.failure is not None:
+                raise error from callbacks.failure
+            raise
+        # At the interpreter's exit no store in Python may be asked any more.
+        free = library.dm_world_free if callbacks is None else _abort_and_free
+        self._free = weakref.finalize(self, free, self._handle)
+        self._end = partial(library.dm_world_abort, self._handle)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, 0 to size - 1."""
+        answer = ctypes.c_int32()
+        check(library.dm_world_rank(self._handle, ctypes.byref(answer)))
+        return answer.value
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        answer = ctypes.c_int32()
+        check(library.dm_world_size(self._handle, ctypes.byref(answer)))
+        return answer.value
+
+    def barrier(self, timeout: Union[None, float, timedelta] = None) -> None:
+        """Returns when every rank of the world has called it. Collective; it says nothing of work on devices."""
+        check(interrupt.call(self._end, library.dm_world_barrier, self._handle, milliseconds(timeout)))
+
+    def locations(self, location: Optional[str] = None) -> List[str]:
+        """Where every rank is, as plan_ranks wants it. Collective; ``location`` is this rank's, far to near ("rack1/host3/nvl0"), None its host's name."""
+        paths = declarations.NAMES()
+        check(interrupt.call(
+            self._end, library.dm_world_locations, self._handle, optional_text("location", location), ctypes.byref(paths)))
+        return [(paths[rank] or b"").decode() for rank in range(self.size)]
+
+    def abort(self) -> None:
+        """Ends this rank's part in the world at once: wakes every blocked call of it and aborts its meshes. Local, from any thread."""
+        check(library.dm_world_abort(self._handle))
+
+    def close(self) -> None:
+        """Frees the handle; meshes keep what they need of the world. Done by itself when nothing refers to the World any more."""
+        self._free()
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        raise TypeError("a World is one process's place in a running job and cannot be pickled; pickle its meshes")
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size})" if self._free.alive else "World(closed)"
+
+
+def _abort_and_free(handle: int) -> None:
+    library.dm_world_abort(handle)
+    library.dm_world_free(handle)
+
+
+def abort_default_worlds() -> None:
+    """Ends the worlds that init_device_mesh joins by itself, also while one is being joined; this process joins no other then."""
+    check(library.dm_world_abort(None))

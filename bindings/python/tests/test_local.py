@@ -1,0 +1,385 @@
+"""What needs one process: views, answers and refusals in offline worlds, and the memory behind buffers."""
+
+import array
+import copy
+import ctypes
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import unittest
+import weakref
+
+import numpy
+
+import devicemesh
+from devicemesh import (
+    DeviceMesh, DeviceMeshError, DimOptions, DType, InvalidArgumentError, InvalidHandleError, MeshTimeoutError, NotFoundError, NotMemberError,
+    Replicate, Shard, UnsupportedError, World, init_device_mesh)
+from devicemesh import buffers
+
+
+def offline(rank, shape, names=None, world_size=None, device="cpu", **options):
+    size = world_size or int(numpy.prod(shape))
+    return init_device_mesh(device, shape, mesh_dim_names=names, world=World(device, world_size=size, rank=rank, offline=True), **options)
+
+
+class Views(unittest.TestCase):
+    def setUp(self):
+        self.mesh = offline(6, (2, 4), ("dp", "tp"))
+
+    def test_the_shape_of_pytorchs_api(self):
+        mesh = self.mesh
+        self.assertEqual(repr(mesh), "DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1))")
+        self.assertEqual((mesh.shape, mesh.ndim, mesh.size(), mesh.size(0), mesh.size("tp")), ((2, 4), 2, 8, 2, 4))
+        self.assertEqual((mesh.device_type, mesh.mesh_dim_names), ("cpu", ("dp", "tp")))
+        self.assertEqual((mesh.get_rank(), mesh.get_coordinate(), mesh.get_local_rank("tp"), mesh.get_local_rank(-2)), (6, (1, 2), 2, 1))
+        self.assertEqual(mesh.mesh.tolist(), [[0, 1, 2, 3], [4, 5, 6, 7]])
+        self.assertEqual(mesh.mesh.dtype, numpy.int32)
+        self.assertEqual([group.ranks for group in mesh.get_all_groups()], [(2, 6), (4, 5, 6, 7)])
+        group = mesh.get_group("tp")
+        self.assertEqual((group.rank, group.size, group.name, group.mesh), (2, 4, "tp", mesh))
+        self.assertIs(mesh.get_group(1), group)
+        self.assertIs(mesh["dp", "tp"], mesh)
+        self.assertEqual(mesh["tp"].get_group().ranks, (4, 5, 6, 7))
+        self.assertEqual(mesh["tp"].group_ranks(), (4, 5, 6, 7))
+
+    def test_views(self):
+        mesh = self.mesh
+        self.assertEqual(mesh["tp", "dp"].mesh.tolist(), [[0, 4], [1, 5], [2, 6], [3, 7]])
+        self.assertEqual(mesh.flatten().mesh_dim_names, ("dp_tp",))
+        split = mesh.unflatten("tp", (2, 2), ("cp", "tp2"))
+        self.assertEqual((split.shape, split.get_coordinate()), ((2, 2, 2), (1, 1, 0)))
+        self.assertEqual(mesh.unflatten(-1, (2, 2), ("cp", "tp2")), split)
+        self.assertEqual(mesh.reshape((4, 2), ("a", "b")).group_ranks("b"), (6, 7))
+        self.assertEqual(mesh.slice_range("tp", range(2, 4)).mesh.tolist(), [[2, 3], [6, 7]])
+        self.assertEqual(mesh.slice_range("tp", slice(None, None, 2)).ranks, (0, 2, 4, 6))
+        self.assertIsNone(mesh.slice_range("tp", range(0, 2)).get_coordinate())
+        self.assertEqual(DeviceMesh.concatenate([mesh["tp"], mesh["dp"]]), mesh["tp", "dp"])
+        self.assertEqual(mesh["tp"].root(), mesh)
+        self.assertEqual([each.ranks for each in mesh.submeshes("dp")], [(0, 4), (1, 5), (2, 6), (3, 7)])
+        self.assertEqual(mesh.submesh_count(("dp",)), 4)
+        self.assertEqual(mesh.replica_groups("tp"), [[0, 1, 2, 3], [4, 5, 6, 7]])
+        self.assertEqual((mesh.translate_rank("tp", 0), mesh.translate_rank("dp", 0)), (4, 2))
+        self.assertEqual((mesh.neighbor("tp", 1), mesh.neighbor("tp", 2), mesh.neighbor("tp", 2, wrap=True)), (7, None, 4))
+
+    def test_values_hashes_copies_and_pickles(self):
+        same, other = offline(1, (2, 4), ("dp", "tp")), offline(6, (2, 4), ("dp", "cp"))
+        self.assertEqual((self.mesh, hash(self.mesh)), (same, hash(same)))
+        self.assertNotEqual(self.mesh, other)
+        self.assertNotEqual(self.mesh, "a mesh")
+        self.assertEqual(len({self.mesh, same, other}), 2)
+        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh), pickle.loads(pickle.dumps(self.mesh)), pickle.loads(pickle.dumps(self.mesh["tp"]))):
+            self.assertIn(made, (self.mesh, self.mesh["tp"]))
+            self.assertEqual(made.get_rank(), 6)
+        world = World("cpu", world_size=8, rank=3, offline=True)
+        self.assertEqual(devicemesh.deserialize(self.mesh.serialize(), world=world), self.mesh)
+        wishes = {"tp": DimOptions(own_comm=True)}
+        self.assertEqual(devicemesh.deserialize(self.mesh.serialize(), world=world, dim_options=wishes).get_coordinate(), (0, 3))
+        for text in ("", "{}", self.mesh.serialize().replace("tp", "dp")):
+            with self.assertRaises(InvalidArgumentError):
+                devicemesh.deserialize(text, world=world, dim_options=wishes)
+        with self.assertRaisesRegex(TypeError, "pickle its mesh"):
+            pickle.dumps(self.mesh.get_group("tp"))
+        with self.assertRaisesRegex(TypeError, "cannot be pickled"):
+            pickle.dumps(world)
+
+    def test_the_current_mesh_is_the_threads(self):
+        with self.assertRaisesRegex(RuntimeError, "No device mesh is currently active"):
+            devicemesh.get_current_mesh()
+        with self.mesh as outer, self.mesh["tp"] as inner:
+            self.assertIs(devicemesh.get_current_mesh(), inner)
+            self.assertIs(outer, self.mesh)
+        with self.assertRaises(RuntimeError):
+            devicemesh.get_current_mesh()
+
+    def test_names_in_the_process(self):
+        self.mesh["tp"].register("here")
+        self.assertEqual(devicemesh.lookup("here"), self.mesh["tp"])
+        devicemesh.unregister("here")
+        with self.assertRaises(NotFoundError):
+            devicemesh.lookup("here")
+
+    def test_sharding_and_planning(self):
+        mesh = offline(6, (2, 4), ("fsdp", "tp"))
+        self.assertEqual(devicemesh.local_shard(mesh, (16, 8), (Shard(0), Shard(0))), ((2, 8), (12, 0)))
+        self.assertEqual(mesh.local_shard((16, 8), (Shard(0, order=1), Shard(0))), ((2, 8), (10, 0)))
+        self.assertEqual(mesh.local_shard((16, 8), (Replicate(), Shard(-1)), rank=1), ((16, 2), (0, 2)))
+        for shape, placements, rank in (((16,), (Shard(0),), None), ((16,), (Shard(1), Replicate()), None), ((16,), (Shard(-2), Replicate()), None),
+                                        ((-1,), (Shard(0), Replicate()), None), ((16,), (Shard(0), Replicate()), -1)):
+            with self.assertRaises(InvalidArgumentError):
+                mesh.local_shard(shape, placements, rank)
+        with self.assertRaises(NotMemberError):
+            mesh.local_shard((16,), (Shard(0), Replicate()), 8)
+        locations = [f"host{rank % 2}" for rank in range(8)]
+        plan = devicemesh.plan_ranks(locations, (2, 4))
+        self.assertEqual(plan.ranks, (0, 2, 4, 6, 1, 3, 5, 7))
+        self.assertEqual((plan.report["cost"], plan.report["identity_cost"], plan.report["even"]), (64, 256, True))
+        self.assertEqual(offline(2, (2, 4), ("dp", "tp"), ranks=plan.ranks).get_group("tp").ranks, (0, 2, 4, 6))
+        self.assertEqual(len(devicemesh.plan_ranks([f"r{n}/h{n}" for n in range(2048)], (2,) * 11).report["dimensions"]), 11)
+        for arguments in ((locations, (3, 4)), (["a//b"], (1,)), ([], (1,)), (locations, (2, 4), (1,)), (locations, (2, 4), (-1, 1)), (locations, (2**40,))):
+            with self.assertRaises(InvalidArgumentError):
+                devicemesh.plan_ranks(*arguments)
+
+
+class Refusals(unittest.TestCase):
+    def setUp(self):
+        self.mesh = offline(6, (2, 4), ("dp", "tp"))
+
+    def refuses(self, kind, text, ask):
+        with self.assertRaises(kind) as caught:
+            ask()
+        self.assertIn(text, str(caught.exception))
+        return caught.exception
+
+    def test_unknown_dimensions(self):
+        for ask in (lambda: self.mesh["pp"], lambda: self.mesh.get_group("pp"), lambda: self.mesh.size("pp"), lambda: self.mesh["tp", "pp"]):
+            error = self.refuses(KeyError, "pp", ask)
+            self.assertIsInstance(error, NotFoundError)
+            self.assertIn("dp, tp", str(error))
+        for index in (2, -3):
+            self.refuses(IndexError, "the mesh has 2", lambda: self.mesh.get_group(index))
+        self.refuses(TypeError, "float", lambda: self.mesh.get_group(1.5))
+        self.refuses(ValueError, "dimension", lambda: self.mesh.get_group())
+        self.refuses(ValueError, "NUL", lambda: self.mesh.get_group("tp\0"))
+        self.refuses(TypeError, "not a str", lambda: self.mesh[("dp", 1)])
+
+    def test_sizes_names_and_ranks(self):
+        self.refuses(ValueError, "-1", lambda: offline(0, (-1, 2), world_size=8))
+        self.refuses(ValueError, "16", lambda: offline(0, (4, 4), world_size=8))
+        self.refuses(ValueError, "3 names", lambda: offline(0, (2, 4), ("a", "b", "c")))
+        self.refuses(ValueError, "a", lambda: offline(0, (2, 4), ("a", "a")))
+        self.refuses(ValueError, "3 elements", lambda: offline(0, (2, 4), ranks=[0, 1, 2]))
+        self.refuses(ValueError, "rank", lambda: offline(0, (2,), ranks=[2**31, 0], world_size=8))
+        self.refuses(ValueError, "ragged", lambda: DeviceMesh("cpu", [[0, 1], [2]]))
+        self.refuses(ValueError, "cpu:0", lambda: offline(0, (2,), device="cpu:0"))
+        self.refuses(ValueError, "pass cpu", lambda: World("cpu:1"))
+        self.refuses(TypeError, "", lambda: offline(0, (2.5,), world_size=8))
+        self.refuses(TypeError, "one str", lambda: offline(0, (2,), "dp"))
+        self.refuses(ValueError, "dim_options", lambda: offline(0, (2, 4), ("dp", "tp"), dim_options={"pp": DimOptions()}))
+        self.refuses(ValueError, "dim_options", lambda: offline(0, (2, 4), ("dp", "tp"), dim_options=[DimOptions()]))
+        self.refuses(ValueError, "timeout", lambda: offline(0, (2, 4), timeout=-1))
+        self.refuses(ValueError, "give both", lambda: World("cpu", rank=1))
+        self.refuses(ValueError, "ascend", lambda: self.mesh.slice_range("tp", range(3, 0, -1)))
+        self.refuses(ValueError, "4", lambda: self.mesh.slice_range("tp", range(2, 5)))
+        self.refuses(ValueError, "different root", lambda: DeviceMesh.concatenate([self.mesh["dp"], offline(0, (2, 4), ("dp", "tp"))["tp"]]))
+        self.refuses(ValueError, "at least one mesh", lambda: DeviceMesh.concatenate([]))
+
+    def test_closed_and_offline_ones(self):
+        group = self.mesh.get_group("tp")
+        self.refuses(UnsupportedError, "offline", lambda: group.handle)
+        self.refuses(NotImplementedError, "offline", lambda: group.all_reduce(bytearray(4)))
+        self.refuses(UnsupportedError, "offline", lambda: self.mesh.get_proc("ncclAllReduce"))
+        self.mesh.close()
+        self.mesh.close()
+        self.assertEqual(repr(self.mesh), "DeviceMesh(closed)")
+        for ask in (self.mesh.get_rank, self.mesh.flatten, lambda: self.mesh.ranks, lambda: self.mesh["tp"], lambda: self.mesh["dp", "tp"],
+                    lambda: group.all_reduce(bytearray(4)), lambda: self.mesh.get_group("dp"), lambda: hash(self.mesh), self.mesh.abort):
+            self.refuses(InvalidHandleError, "not a live dm_mesh", ask)
+        world = World("cpu", world_size=2, rank=0, offline=True)
+        world.close()
+        self.refuses(InvalidHandleError, "not a live dm_world", lambda: world.rank)
+        self.assertEqual(repr(world), "World(closed)")
+
+    def test_ranks_outside_the_mesh(self):
+        mesh = offline(7, (2, 2), ("dp", "tp"), world_size=8)
+        self.assertIsNone(mesh.get_coordinate())
+        self.refuses(NotMemberError, "rank 7", lambda: mesh.get_group("tp"))
+
+    def test_errors_carry_their_status(self):
+        error = self.refuses(NotFoundError, "pp", lambda: self.mesh["pp"])
+        self.assertEqual((error.status, devicemesh.status_name(error.status), error.ccl_result), (3, "DM_STATUS_NOT_FOUND", 0))
+        self.assertEqual(devicemesh.last_error(), str(error))
+        again = pickle.loads(pickle.dumps(error))
+        self.assertEqual((type(again), str(again), again.status), (NotFoundError, str(error), 3))
+        self.assertTrue(issubclass(MeshTimeoutError, TimeoutError))
+        for kind in devicemesh.errors.BY_STATUS.values():
+            self.assertEqual(str(kind("what went wrong")), "what went wrong")
+            self.assertTrue(issubclass(kind, DeviceMeshError))
+
+
+class OnlyDlpack:
+    """An array that can be had through DLPack alone; it says when its capsule is gone."""
+
+    def __init__(self, values, versioned, device=(1, 0)):
+        self.values, self.versioned, self.device, self.asked = values, versioned, device, []
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        self.asked.append(options)
+        if not self.versioned and "max_version" in options:
+            raise TypeError("an old producer")
+        return self.values.__dlpack__(**{name: value for name, value in options.items() if name != "stream"})
+
+
+class OnCuda:
+    def __init__(self, **changed):
+        self.__cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3, **changed}
+
+
+class Memory(unittest.TestCase):
+    def test_buffers(self):
+        for letter, kind in zip("bBiIqQfd", (0, 1, 2, 3, 4, 5, 7, 8)):
+            values = array.array(letter, [1, 2, 3])
+            found = buffers.memory(values)
+            self.assertEqual((found.address, found.count, found.dtype, found.readonly), (values.buffer_info()[0], 3, kind, False))
+            with self.assertRaises(BufferError):
+                values.append(1)
+            found.release()
+            values.append(1)
+        self.assertTrue(buffers.memory(b"abc").readonly)
+        self.assertEqual(buffers.memory(array.array("l", [1])).dtype, DType.INT64)
+        self.assertEqual(buffers.memory((ctypes.c_float * 3)()).dtype, DType.FLOAT32)
+        self.assertEqual(buffers.memory(ctypes.c_int32(3)).count, 1)
+
+    def test_numpy(self):
+        for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"):
+            values = numpy.zeros((3, 2), name)
+            found = buffers.memory(values)
+            self.assertEqual((found.address, found.count, DType(found.dtype).name.lower()), (values.ctypes.data, 6, name))
+        for shape in ((), (0,), (0, 3), (1, 5), (5, 1)):
+            self.assertEqual(buffers.memory(numpy.zeros(shape)).count, numpy.prod(shape))
+        self.assertEqual(buffers.memory(numpy.zeros((5, 4))[2:3, 1:3]).count, 2)
+        self.assertEqual(buffers.memory(numpy.zeros(7)[::7]).count, 1)
+
+    def test_numpys_bfloat16(self):
+        try:
+            import ml_dtypes
+        except ImportError:
+            self.skipTest("no ml_dtypes here")
+        values = numpy.zeros((2, 3), ml_dtypes.bfloat16)
+        found = buffers.memory(values)
+        self.assertEqual((found.address, found.count, found.dtype), (values.ctypes.data, 6, DType.BFLOAT16))
+        with self.assertRaisesRegex(InvalidArgumentError, r"strides \(1, 3\) in elements"):
+            buffers.memory(values.T)
+        with self.assertRaisesRegex(TypeError, "float8_e4m3fn"):
+            buffers.memory(numpy.zeros(3, ml_dtypes.float8_e4m3fn))
+
+    def test_jax(self):
+        try:
+            import jax.numpy
+        except ImportError:
+            self.skipTest("no jax here")
+        for name in ("float32", "bfloat16", "float16", "int32"):
+            values = jax.numpy.zeros((2, 3), name)
+            found = buffers.memory(values)
+            self.assertEqual((found.address, found.count, DType(found.dtype).name.lower()), (values.unsafe_buffer_pointer(), 6, name))
+            self.assertTrue(found.readonly, "jax's arrays do not change")
+
+    def test_what_is_not_contiguous_or_of_another_type(self):
+        table = numpy.zeros((4, 6), "float32")
+        for values, strides in ((table.T, "(1, 6)"), (table[:, :3], "(6, 1)"), (table[0, ::2], "(2,)"), (table[0, ::-1], "(-1,)")):
+            for shown in (values, OnlyDlpack(values, True), OnlyDlpack(values, False)):
+                with self.assertRaisesRegex(InvalidArgumentError, "not contiguous") as caught:
+                    buffers.memory(shown, "out")
+                self.assertIn(strides, str(caught.exception))
+                self.assertTrue(str(caught.exception).startswith("out "))
+        for name in ("bool", "int16", "uint16", "complex64", ">f4", "S3", "datetime64[s]", "object", "float128"):
+            with self.assertRaises(TypeError, msg=name) as caught:
+                buffers.memory(numpy.zeros(3, name))
+            self.assertIn("big-endian" if name == ">f4" else "bfloat16", str(caught.exception))
+        for other in (3, "text", [1.0], None, object()):
+            with self.assertRaisesRegex(TypeError, "buffer protocol"):
+                buffers.memory(other)
+
+    def test_dlpack(self):
+        for versioned in (True, False):
+            values = numpy.arange(6, dtype="float32").reshape(2, 3)[1:]
+            shown = OnlyDlpack(values, versioned)
+            found = buffers.memory(shown)
+            self.assertEqual((found.address, found.count, found.dtype, found.device), (values.ctypes.data, 3, DType.FLOAT32, "cpu"))
+            held = weakref.ref(values)
+            del values, shown
+            gc.collect()
+            self.assertIsNotNone(held(), "the producer lives as long as its memory is used")
+            found.release()
+            self.assertIsNone(held(), "the capsule's destructor called the deleter")
+        values = numpy.zeros(3)
+        values.flags.writeable = False
+        try:
+            self.assertTrue(buffers.memory(OnlyDlpack(values, True)).readonly)
+        except InvalidArgumentError as error:  # numpy before 2.1, whose DLPack cannot say so
+            self.assertIn("readonly", str(error))
+        with self.assertRaisesRegex(TypeError, "16 bits"):
+            buffers.memory(OnlyDlpack(numpy.zeros(3, "int16"), True))
+        with self.assertRaisesRegex(InvalidArgumentError, "device type 7"):
+            buffers.memory(OnlyDlpack(numpy.zeros(3), True, device=(7, 0)))
+        on_device = OnlyDlpack(numpy.zeros(3), True, device=(2, 0))
+        self.assertEqual(buffers.memory(on_device, stream=77).device, "cuda")
+        self.assertEqual(buffers.memory(on_device).device, "cuda")
+        self.assertEqual(list(dict.fromkeys(asked["stream"] for asked in on_device.asked)), [77, 1], "the producer waits for our stream")
+
+    def test_cuda_array_interface(self):
+        found = buffers.memory(OnCuda())
+        self.assertEqual((found.address, found.count, found.dtype, found.device), (4096, 4, DType.FLOAT32, "cuda"))
+        self.assertTrue(buffers.memory(OnCuda(data=(4096, True))).readonly)
+        with self.assertRaisesRegex(InvalidArgumentError, "not contiguous"):
+            buffers.memory(OnCuda(strides=(8,)))
+        with self.assertRaisesRegex(InvalidArgumentError, "stream=9"):
+            buffers.memory(OnCuda(stream=9))
+        self.assertEqual(buffers.memory(OnCuda(stream=9), stream=9).count, 4)
+        with self.assertRaisesRegex(TypeError, "f16"):
+            buffers.memory(OnCuda(typestr="<f16"))
+
+    def test_streams(self):
+        class Torch:
+            cuda_stream = 5
+
+        class Cuda:
+            def __cuda_stream__(self):
+                return (0, 6)
+
+        self.assertEqual([buffers.stream_handle(each) for each in (None, 3, Torch(), Cuda())], [0, 3, 5, 6])
+        with self.assertRaises(TypeError):
+            buffers.stream_handle("stream")
+
+    def test_the_mesh_says_which_memory(self):
+        on_cpu, on_cuda = offline(0, (2,), ("x",)).get_group(), offline(0, (2,), ("x",), device="cuda").get_group()
+        with self.assertRaisesRegex(InvalidArgumentError, "buffer lies in cuda memory, but the mesh is on cpu"):
+            on_cpu.all_reduce(OnCuda())
+        with self.assertRaisesRegex(InvalidArgumentError, "buffer lies in cpu memory, but the mesh is on cuda"):
+            on_cuda.all_reduce(bytearray(4))
+        with self.assertRaises(UnsupportedError):
+            on_cuda.all_reduce(OnCuda())
+        with self.assertRaisesRegex(InvalidArgumentError, "read-only"):
+            on_cpu.all_reduce(b"abcd")
+        with self.assertRaisesRegex(InvalidArgumentError, "out is read-only"):
+            on_cpu.all_reduce(bytearray(4), b"abcd")
+
+
+class Package(unittest.TestCase):
+    def test_without_numpy_all_but_mesh_works(self):
+        code = (
+            "import sys; sys.modules['numpy'] = None\n"
+            "from devicemesh import *\n"
+            "mesh = init_device_mesh('cpu', (2,), world=World('cpu', world_size=2, rank=1, offline=True))\n"
+            "assert mesh.get_coordinate() == (1,) and mesh.mesh_dim_names is None\n"
+            "try: mesh.mesh\n"
+            "except ImportError as error: assert 'numpy' in str(error)\n"
+            "else: raise AssertionError\n")
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+    def test_a_library_that_is_not_there(self):
+        done = subprocess.run([sys.executable, "-c", "import devicemesh"], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, "DM_LIBRARY": "/nowhere/lib.so"})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("no libdevicemesh: tried /nowhere/lib.so", done.stderr)
+
+    def test_the_tool(self):
+        done = subprocess.run([sys.executable, "-m", "devicemesh", "run", "-n", "2", "--", "sh", "-c", "exit 3"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 3, done.stderr)
+
+    def test_a_fork_makes_its_own(self):
+        offline(0, (2,))  # the parent's watching thread is there
+        child = os.fork()
+        if child == 0:
+            ok = offline(1, (2,), ("x",)).flatten("y").get_coordinate() == (1,)
+            os._exit(0 if ok else 1)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

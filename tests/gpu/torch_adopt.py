@@ -1,0 +1,43 @@
+"""PyTorch's NCCL communicator, adopted through its pointer by the Python package: one process per GPU, under torchrun or devicemesh run.
+
+Tensors go in by DLPack, on PyTorch's current stream, and come out as PyTorch's own all-reduce of the same group leaves them.
+"""
+
+import os
+
+import devicemesh
+import torch
+import torch.distributed as dist
+
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+dist.init_process_group("nccl", device_id=device)
+rank, size = dist.get_rank(), dist.get_world_size()
+
+mesh = devicemesh.DeviceMesh.from_group(dist.group.WORLD, "cuda", mesh_dim_names=("all",))
+group = mesh.get_group("all")
+assert group.handle == dist.group.WORLD._get_backend(device)._comm_ptr(), "it is PyTorch's own communicator"
+assert (group.rank, group.size, group.ranks) == (rank, size, tuple(range(size)))
+for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
+    theirs, ours = (torch.arange(1 << 16, device=device).remainder(7).add(rank).to(dtype) for _ in range(2))
+    dist.all_reduce(theirs)
+    group.all_reduce(ours, stream=torch.cuda.current_stream())
+    assert torch.equal(ours, theirs), (dtype, ours, theirs)
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    gathered = torch.zeros(size, 3, device=device)
+    group.all_gather(torch.full((3,), float(rank), device=device), gathered, stream=stream)
+stream.synchronize()
+assert gathered.tolist() == [[float(each)] * 3 for each in range(size)]
+for text, tensor in (("cpu memory", torch.zeros(3)), ("not contiguous", torch.zeros(3, 4, device=device).t())):
+    try:
+        group.all_reduce(tensor)
+        raise AssertionError(f"{text} was expected")
+    except ValueError as error:
+        assert text in str(error), error
+mesh.close()
+# PyTorch's communicator is still its own to use and to end.
+dist.all_reduce(torch.zeros(1, device=device))
+torch.cuda.synchronize()
+os.write(1, f"adopted fine: rank {rank}\n".encode())
+dist.destroy_process_group()
