@@ -22,6 +22,7 @@ help:
 	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
 	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
 	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
+	@echo "make fuzz-abi fuzz the C ABI, under AddressSanitizer (SECONDS=60)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -77,6 +78,12 @@ FUZZ ?= frame
 fuzz: target/tools/bin/cargo-fuzz
 	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none $(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
 
+# libFuzzer on sequences of C calls, under AddressSanitizer and LeakSanitizer. -Zsanitizer is for nightly compilers: RUSTC_BOOTSTRAP=1 lets the stable
+# one take it, for this build alone. What is found on the way goes into target/, not into the corpus that the tests replay.
+fuzz-abi: target/tools/bin/cargo-fuzz
+	@mkdir -p target/fuzz/corpus-abi
+	RUSTC_BOOTSTRAP=1 PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s address abi target/fuzz/corpus-abi fuzz/corpus/abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
+
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
 
@@ -92,11 +99,16 @@ pictures:
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
-examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
+examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
 
 $(RELEASE)/libdevicemesh.so: $(shell find src hostccl -name '*.rs') Cargo.toml build.rs
 	$(CARGO) build --release
 	@touch $@
+
+# For a GPU; building it needs nothing of CUDA (examples/device_cuda.h).
+$(EXAMPLES)/hsdp_tp_cuda: examples/hsdp_tp.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
+	@mkdir -p $(EXAMPLES)
+	$(CXX) -std=c++17 -O3 -Wall -Wextra -DDM_EXAMPLE_CUDA -DDM_EXAMPLE_DATA='"$(CURDIR)/examples/data/digits.csv"' $< $(LINK) -ldl -o $@
 
 $(EXAMPLES)/%: examples/%.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
 	@mkdir -p $(EXAMPLES)
@@ -109,4 +121,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test test-nccl soak wheel jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures
+.PHONY: help build demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel

@@ -1,148 +1,195 @@
-// The example's device on a GPU: the functions of device_cpu.h as small CUDA kernels (compile with nvcc -x cu -DDM_EXAMPLE_CUDA).
-// The kernels are simple on purpose: the example is about communicators.
+// The example's device on a GPU: the functions of device_cpu.h as small kernels, by the CUDA driver alone. libcuda.so.1 is opened at run time and the kernels
+// are PTX (device_cuda.cu is their source), so that this compiles without CUDA, and the program runs wherever there is a driver.
 #pragma once
 
-#include <cuda_runtime.h>
-#include <nccl.h>
+#include <dlfcn.h>
+#include <hostccl.h>  // NCCL's types; after a real nccl.h it adds nothing
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+
+#include "device_cuda_ptx.h"
 
 namespace device {
 
 constexpr const char *type = "cuda";
 
-inline void check(cudaError_t error, const char *what)
-{
-  if (error != cudaSuccess) {
-    std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+// The functions of the driver that are needed, by their names in libcuda.so.1 (cuda.h maps cuMemAlloc to cuMemAlloc_v2 and so on).
+struct Driver {
+  using Result = int;
+  using Address = std::uint64_t;
+  Result (*init)(unsigned flags);
+  Result (*error_string)(Result error, const char **text);
+  Result (*device_count)(int *count);
+  Result (*device_get)(int *device, int ordinal);
+  Result (*context_retain)(void **context, int device);
+  Result (*context_set)(void *context);
+  Result (*stream_create)(cudaStream_t *stream, unsigned flags);
+  Result (*stream_synchronize)(cudaStream_t stream);
+  Result (*memory_allocate)(Address *address, std::size_t bytes);
+  Result (*memory_free)(Address address);
+  Result (*memory_set)(Address address, unsigned char value, std::size_t count, cudaStream_t stream);
+  Result (*upload)(Address to, const void *from, std::size_t bytes, cudaStream_t stream);
+  Result (*download)(void *to, Address from, std::size_t bytes, cudaStream_t stream);
+  Result (*module_load)(void **module, const void *image);
+  Result (*module_function)(void **function, void *module, const char *name);
+  Result (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                   unsigned shared_bytes, cudaStream_t stream, void **arguments, void **extra);
+
+  cudaStream_t stream = nullptr;
+  void *module = nullptr;
+
+  // Takes the device that LOCAL_RANK says, as dm_world_init does; all ranks may share one.
+  Driver()
+  {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (library == nullptr) fail(dlerror());
+    find(library, "cuInit", init);
+    find(library, "cuGetErrorString", error_string);
+    find(library, "cuDeviceGetCount", device_count);
+    find(library, "cuDeviceGet", device_get);
+    find(library, "cuDevicePrimaryCtxRetain", context_retain);
+    find(library, "cuCtxSetCurrent", context_set);
+    find(library, "cuStreamCreate", stream_create);
+    find(library, "cuStreamSynchronize", stream_synchronize);
+    find(library, "cuMemAlloc_v2", memory_allocate);
+    find(library, "cuMemFree_v2", memory_free);
+    find(library, "cuMemsetD8Async", memory_set);
+    find(library, "cuMemcpyHtoDAsync_v2", upload);
+    find(library, "cuMemcpyDtoHAsync_v2", download);
+    find(library, "cuModuleLoadData", module_load);
+    find(library, "cuModuleGetFunction", module_function);
+    find(library, "cuLaunchKernel", launch);
+
+    int count = 0, device = 0;
+    void *context = nullptr;
+    const char *local_rank = std::getenv("LOCAL_RANK");
+    check(init(0), "cuInit");
+    check(device_count(&count), "cuDeviceGetCount");
+    if (count < 1) fail("the CUDA driver sees no device");
+    check(device_get(&device, (local_rank == nullptr ? 0 : std::atoi(local_rank)) % count), "cuDeviceGet");
+    check(context_retain(&context, device), "cuDevicePrimaryCtxRetain");
+    check(context_set(context), "cuCtxSetCurrent");
+    constexpr unsigned not_after_the_default_stream = 1;
+    check(stream_create(&stream, not_after_the_default_stream), "cuStreamCreate");
+    check(module_load(&module, ptx), "cuModuleLoadData");
+  }
+
+  void check(Result error, const char *what) const
+  {
+    const char *text = nullptr;
+    if (error == 0) return;
+    if (error_string(error, &text) != 0 || text == nullptr) text = "unknown error";
+    std::fprintf(stderr, "%s gives %d: %s\n", what, error, text);
     std::exit(1);
   }
-}
 
-inline cudaStream_t stream()
+  [[noreturn]] static void fail(const char *why)
+  {
+    std::fprintf(stderr, "no CUDA driver: %s\n", why);
+    std::exit(1);
+  }
+
+private:
+  template <class Function> static void find(void *library, const char *name, Function &function)
+  {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    if (function == nullptr) fail(name);
+  }
+};
+
+inline const Driver &driver()
 {
-  static cudaStream_t ours = [] {
-    cudaStream_t made = nullptr;
-    check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    return made;
-  }();
+  static const Driver ours;
   return ours;
 }
 
+inline cudaStream_t stream() { return driver().stream; }
+
+inline Driver::Address address(const void *data) { return reinterpret_cast<Driver::Address>(data); }
+
 inline float *allocate(std::size_t count)
 {
-  float *data = nullptr;
-  check(cudaMalloc(&data, count * sizeof(float) + sizeof(float)), "cudaMalloc");
-  check(cudaMemsetAsync(data, 0, count * sizeof(float), stream()), "cudaMemsetAsync");
-  return data;
+  const Driver &cuda = driver();
+  Driver::Address data = 0;
+  cuda.check(cuda.memory_allocate(&data, (count + 1) * sizeof(float)), "cuMemAlloc");
+  cuda.check(cuda.memory_set(data, 0, count * sizeof(float), stream()), "cuMemsetD8Async");
+  return reinterpret_cast<float *>(data);
 }
 inline void release(float *data)
 {
-  check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
-  check(cudaFree(data), "cudaFree");
+  const Driver &cuda = driver();
+  cuda.check(cuda.stream_synchronize(stream()), "cuStreamSynchronize");
+  cuda.check(cuda.memory_free(address(data)), "cuMemFree");
 }
 inline void upload(float *device, const float *host, std::size_t count)
 {
-  check(cudaMemcpyAsync(device, host, count * sizeof(float), cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  const Driver &cuda = driver();
+  cuda.check(cuda.upload(address(device), host, count * sizeof(float), stream()), "cuMemcpyHtoDAsync");
+  cuda.check(cuda.stream_synchronize(stream()), "cuStreamSynchronize");
 }
 inline void download(float *host, const float *device, std::size_t count)
 {
-  check(cudaMemcpyAsync(host, device, count * sizeof(float), cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  const Driver &cuda = driver();
+  cuda.check(cuda.download(host, address(device), count * sizeof(float), stream()), "cuMemcpyDtoHAsync");
+  cuda.check(cuda.stream_synchronize(stream()), "cuStreamSynchronize");
 }
 
-namespace kernel {
-
-__global__ void matmul(float *out, const float *a, bool ta, const float *b, bool tb, int m, int k, int n)
-{
-  const int at = blockIdx.x * blockDim.x + threadIdx.x;
-  if (at >= m * n) return;
-  const int i = at / n, j = at % n;
-  float sum = 0;
-  for (int p = 0; p < k; ++p) sum += (ta ? a[p * m + i] : a[i * k + p]) * (tb ? b[j * k + p] : b[p * n + j]);
-  out[at] = sum;
-}
-
-__global__ void bias_relu(float *h, const float *bias, int count, int cols)
-{
-  const int at = blockIdx.x * blockDim.x + threadIdx.x;
-  if (at < count) h[at] = fmaxf(0.0f, h[at] + bias[at % cols]);
-}
-
-__global__ void relu_backward(float *dh, const float *h, int count)
-{
-  const int at = blockIdx.x * blockDim.x + threadIdx.x;
-  if (at < count && h[at] <= 0) dh[at] = 0;
-}
-
-__global__ void softmax_cross_entropy(float *logits, const float *bias, const float *labels, int rows, int cols,
-                                      float scale, float *loss, float *hit)
-{
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= rows) return;
-  float *row = logits + i * cols;
-  const int label = static_cast<int>(labels[i]);
-  int best = 0;
-  for (int j = 0; j < cols; ++j) {
-    row[j] += bias[j];
-    if (row[j] > row[best]) best = j;
+// A kernel of device_cuda.cu. Its arguments are passed by their addresses: each must have exactly the type that the kernel declares.
+template <class... Arguments> class Kernel {
+public:
+  explicit Kernel(const char *name)
+  {
+    const Driver &cuda = driver();
+    cuda.check(cuda.module_function(&function_, cuda.module, name), name);
   }
-  const float top = row[best], mine = row[label];
-  float sum = 0;
-  for (int j = 0; j < cols; ++j) sum += expf(row[j] - top);
-  loss[i] = logf(sum) + top - mine;
-  hit[i] = best == label ? 1.0f : 0.0f;
-  for (int j = 0; j < cols; ++j) row[j] = scale * (expf(row[j] - top) / sum - (j == label ? 1.0f : 0.0f));
-}
 
-__global__ void column_sum(float *out, const float *in, int rows, int cols)
-{
-  const int j = blockIdx.x * blockDim.x + threadIdx.x;
-  if (j >= cols) return;
-  float sum = 0;
-  for (int i = 0; i < rows; ++i) sum += in[i * cols + j];
-  out[j] = sum;
-}
+  // One thread for each of `threads` elements; what is over does nothing.
+  void operator()(std::size_t threads, Arguments... arguments) const
+  {
+    constexpr unsigned block = 128;
+    const Driver &cuda = driver();
+    void *addresses[] = {&arguments...};
+    const auto blocks = static_cast<unsigned>((threads + block - 1) / block);
+    cuda.check(cuda.launch(function_, blocks, 1, 1, block, 1, 1, 0, stream(), addresses, nullptr), "cuLaunchKernel");
+  }
 
-__global__ void sgd(float *weights, float *velocity, const float *gradient, int count, float rate, float momentum)
-{
-  const int at = blockIdx.x * blockDim.x + threadIdx.x;
-  if (at >= count) return;
-  velocity[at] = momentum * velocity[at] + gradient[at];
-  weights[at] -= rate * velocity[at];
-}
-
-}  // namespace kernel
-
-inline int blocks(std::size_t count) { return static_cast<int>((count + 127) / 128); }
+private:
+  void *function_ = nullptr;
+};
 
 inline void matmul(float *out, const float *a, bool ta, const float *b, bool tb, int m, int k, int n)
 {
-  kernel::matmul<<<blocks(static_cast<std::size_t>(m) * n), 128, 0, stream()>>>(out, a, ta, b, tb, m, k, n);
+  static const Kernel<float *, const float *, int, const float *, int, int, int, int> kernel("matmul");
+  kernel(static_cast<std::size_t>(m) * n, out, a, ta, b, tb, m, k, n);
 }
 inline void bias_relu(float *h, const float *bias, int rows, int cols)
 {
-  kernel::bias_relu<<<blocks(static_cast<std::size_t>(rows) * cols), 128, 0, stream()>>>(h, bias, rows * cols, cols);
+  static const Kernel<float *, const float *, int, int> kernel("bias_relu");
+  kernel(static_cast<std::size_t>(rows) * cols, h, bias, rows * cols, cols);
 }
 inline void relu_backward(float *dh, const float *h, std::size_t count)
 {
-  kernel::relu_backward<<<blocks(count), 128, 0, stream()>>>(dh, h, static_cast<int>(count));
+  static const Kernel<float *, const float *, int> kernel("relu_backward");
+  kernel(count, dh, h, static_cast<int>(count));
 }
 inline void softmax_cross_entropy(float *logits, const float *bias, const float *labels, int rows, int cols, float scale,
                                   float *loss, float *hit)
 {
-  kernel::softmax_cross_entropy<<<blocks(rows), 128, 0, stream()>>>(logits, bias, labels, rows, cols, scale, loss, hit);
+  static const Kernel<float *, const float *, const float *, int, int, float, float *, float *> kernel("softmax_cross_entropy");
+  kernel(static_cast<std::size_t>(rows), logits, bias, labels, rows, cols, scale, loss, hit);
 }
 inline void column_sum(float *out, const float *in, int rows, int cols)
 {
-  kernel::column_sum<<<blocks(cols), 128, 0, stream()>>>(out, in, rows, cols);
+  static const Kernel<float *, const float *, int, int> kernel("column_sum");
+  kernel(static_cast<std::size_t>(cols), out, in, rows, cols);
 }
 inline void sgd(float *weights, float *velocity, const float *gradient, std::size_t count, float rate, float momentum)
 {
-  kernel::sgd<<<blocks(count), 128, 0, stream()>>>(weights, velocity, gradient, static_cast<int>(count), rate, momentum);
+  static const Kernel<float *, float *, const float *, int, float, float> kernel("sgd");
+  kernel(count, weights, velocity, gradient, static_cast<int>(count), rate, momentum);
 }
 
 }  // namespace device

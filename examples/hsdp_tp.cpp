@@ -11,7 +11,7 @@
 //   data       (replicate, shard) flattened: every rank of it takes its part of each batch; the loss is summed over it
 //
 // The collectives are NCCL's, on the raw communicators: this file is the same for a GPU (device_cuda.h, -DDM_EXAMPLE_CUDA).
-#include <devicemesh.h>
+#include <devicemesh.hpp>
 
 #ifdef DM_EXAMPLE_CUDA
 #include "device_cuda.h"
@@ -25,7 +25,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <numeric>
 #include <random>
@@ -51,54 +50,36 @@ constexpr float kRate = 0.05f, kMomentum = 0.9f;
   std::exit(1);
 }
 
-void require(dm_status status, const char *call)
-{
-  if (status != DM_STATUS_OK) fail(std::string(call) + ": " + dm_status_name(status) + ": " + dm_last_error());
-}
-#define DM(call) require(call, #call)
-
 // ---- the communicators of one dimension, and the library's own functions to use them with ----
 
+// From the library that made the communicators: NCCL on cuda, the embedded engine on cpu.
 struct Nccl {
   decltype(&ncclAllReduce) all_reduce;
   decltype(&ncclAllGather) all_gather;
   decltype(&ncclReduceScatter) reduce_scatter;
   decltype(&ncclGetErrorString) error_string;
 
-  explicit Nccl(const dm_mesh *mesh)
+  explicit Nccl(const dm::Mesh &mesh)
+      : all_reduce(mesh.proc<decltype(all_reduce)>("ncclAllReduce")),
+        all_gather(mesh.proc<decltype(all_gather)>("ncclAllGather")),
+        reduce_scatter(mesh.proc<decltype(reduce_scatter)>("ncclReduceScatter")),
+        error_string(mesh.proc<decltype(error_string)>("ncclGetErrorString"))
   {
-    find(mesh, "ncclAllReduce", all_reduce);
-    find(mesh, "ncclAllGather", all_gather);
-    find(mesh, "ncclReduceScatter", reduce_scatter);
-    find(mesh, "ncclGetErrorString", error_string);
   }
 
   void check(ncclResult_t result, const char *call) const
   {
     if (result != ncclSuccess) fail(std::string(call) + ": " + error_string(result));
   }
-
-private:
-  // From the library that made the communicators: NCCL on cuda, the embedded engine on cpu.
-  template <class Function> static void find(const dm_mesh *mesh, const char *name, Function &function)
-  {
-    void *address = nullptr;
-    DM(dm_get_proc(mesh, name, &address));
-    std::memcpy(&function, &address, sizeof function);
-  }
 };
 
 struct Dimension {
-  ncclComm_t comm = nullptr;
-  int rank = 0, size = 1;
+  ncclComm_t comm;
+  int rank, size;
 
-  Dimension(const dm_mesh *mesh, const char *name)
+  Dimension(const dm::Mesh &mesh, const char *name)
+      : comm(mesh.comm(name)), rank(mesh.local_rank(name)), size(static_cast<int>(mesh.size(name)))
   {
-    std::size_t ranks = 0;
-    DM(dm_get_comm(mesh, name, &comm));
-    DM(dm_get_local_rank(mesh, name, &rank));
-    DM(dm_size(mesh, name, &ranks));
-    size = static_cast<int>(ranks);
   }
 };
 
@@ -177,16 +158,12 @@ struct Result {
   double accuracy = 0;         // on the test images
 };
 
-Result train(const dm_mesh *mesh, const Digits &digits, bool talk)
+Result train(const dm::Mesh &mesh, const Digits &digits, bool talk)
 {
   const Dimension replicate(mesh, "replicate"), shard(mesh, "shard"), tp(mesh, "tp");
 
   // Data is split over (replicate, shard) as one dimension, which gets a communicator of its own.
-  dm_mesh *both = nullptr, *data_mesh = nullptr;
-  const char *names[] = {"replicate", "shard"};
-  DM(dm_slice(mesh, names, 2, &both));
-  DM(dm_flatten(both, "data", nullptr, &data_mesh));
-  const Dimension data(data_mesh, "data");
+  const Dimension data(mesh({"replicate", "shard"}).flatten("data"), "data");
   const Nccl nccl(mesh);
 
   if (kHidden % tp.size != 0) fail("tp=" + std::to_string(tp.size) + " does not divide the 128 hidden units");
@@ -283,41 +260,23 @@ Result train(const dm_mesh *mesh, const Digits &digits, bool talk)
   float correct = 0;
   device::download(&correct, sums.data, 1);
   result.accuracy = correct / tests;
-
-  dm_free(data_mesh);
-  dm_free(both);
   return result;
 }
 
 // ---- what is printed ----
 
-std::string describe(const dm_mesh *mesh)
-{
-  std::size_t length = 0;
-  dm_describe(mesh, nullptr, 0, &length);
-  std::string text(length, '\0');
-  DM(dm_describe(mesh, &text[0], text.size(), &length));
-  text.resize(length - 1);
-  return text;
-}
-
 // The group of every rank along every dimension, from the mesh alone: no communication.
-void print_groups(const dm_mesh *mesh)
+void print_groups(const dm::Mesh &mesh)
 {
-  std::size_t ranks = 0;
-  DM(dm_size(mesh, nullptr, &ranks));
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
+  for (std::size_t rank = 0; rank < mesh.size(); ++rank) {
     std::printf("rank %zu:", rank);
-    for (std::size_t index = 0; index < dm_ndim(mesh); ++index) {
-      const char *name = dm_dim_name(mesh, index);
-      std::size_t size = 0, length = 0;
-      DM(dm_size(mesh, name, &size));
-      std::vector<int64_t> groups(ranks);
-      DM(dm_replica_groups(mesh, name, groups.data(), groups.size(), &length));
-      for (std::size_t first = 0; first < length; first += size)
+    for (const std::string &name : mesh.dim_names()) {
+      const std::size_t size = mesh.size(name);
+      const std::vector<std::int64_t> groups = mesh.replica_groups(name);
+      for (std::size_t first = 0; first < groups.size(); first += size)
         for (std::size_t at = first; at < first + size; ++at)
-          if (groups[at] == static_cast<int64_t>(rank)) {
-            std::printf("  %s {", name);
+          if (groups[at] == static_cast<std::int64_t>(rank)) {
+            std::printf("  %s {", name.c_str());
             for (std::size_t member = first; member < first + size; ++member) std::printf("%s%" PRId64, member > first ? ", " : "", groups[member]);
             std::printf("}");
           }
@@ -329,7 +288,7 @@ void print_groups(const dm_mesh *mesh)
 }  // namespace
 
 int main(int argc, char **argv)
-{
+try {
   bool compare = false;
   std::string path = DM_EXAMPLE_DATA;
   std::vector<std::size_t> shape = {2, 2, 2};
@@ -343,34 +302,27 @@ int main(int argc, char **argv)
   const Digits digits = read_digits(path);
 
   // The two lines: make the mesh; every dimension then has its communicator (Dimension, above).
-  dm_mesh *mesh = nullptr;
-  const char *names[] = {"replicate", "shard", "tp"};
-  DM(dm_init(device::type, shape.data(), shape.size(), names, nullptr, &mesh));
+  const dm::Mesh mesh = dm::init(device::type, {{"replicate", shape[0]}, {"shard", shape[1]}, {"tp", shape[2]}});
 
-  int rank = 0;
-  DM(dm_rank(mesh, &rank));
+  const int rank = mesh.rank();
   if (rank == 0) {
-    std::printf("%s\n", describe(mesh).c_str());
+    std::printf("%s\n", mesh.describe().c_str());
     print_groups(mesh);
   }
   const Result result = train(mesh, digits, rank == 0);
   if (rank == 0) std::printf("test accuracy %.2f %%\n", 100 * result.accuracy);
-  DM(dm_finalize(mesh));
-  dm_free(mesh);
+  mesh.finalize();
 
   bool good = result.accuracy >= 0.95;
   if (!good && rank == 0) std::printf("the accuracy is below 95 %%\n");
   if (compare && rank == 0) {
     // The same training by one process: a world of one rank, the same mesh dimensions, each of size 1.
-    dm_world_options alone = DM_WORLD_OPTIONS_INIT;
+    dm::WorldOptions alone;
     alone.world_size = 1;
-    dm_world *world = nullptr;
-    DM(dm_world_init(device::type, &alone, &world));
-    dm_init_options options = DM_INIT_OPTIONS_INIT;
+    const dm::World world = dm::World::init(device::type, alone);
+    dm::InitOptions options;
     options.world = world;
-    const std::size_t ones[] = {1, 1, 1};
-    dm_mesh *single = nullptr;
-    DM(dm_init(device::type, ones, 3, names, &options, &single));
+    const dm::Mesh single = dm::init({{"replicate", 1}, {"shard", 1}, {"tp", 1}}, options);
     const Result reference = train(single, digits, false);
     double worst = 0;
     for (int epoch = 0; epoch < kEpochs; ++epoch)
@@ -380,9 +332,9 @@ int main(int argc, char **argv)
       std::printf("check: more than 1e-4\n");
       good = false;
     }
-    DM(dm_finalize(single));
-    dm_free(single);
-    dm_world_free(world);
+    single.finalize();
   }
   return good ? 0 : 1;
+} catch (const dm::Error &error) {
+  fail(error.what());
 }

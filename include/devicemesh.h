@@ -1228,7 +1228,8 @@ dm_status dm_check(const struct dm_mesh *mesh,
  *
  * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
  * communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
- * any more. A second abort, or one after dm_finalize, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort.
+ * any more. A second abort, or one after dm_finalize, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
+ * this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 

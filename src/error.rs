@@ -90,11 +90,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error of that class. Line breaks in the message become spaces: messages are one line.
     pub fn new(status: Status, message: impl Into<String>) -> Error {
-        let mut message = message.into();
-        if message.contains(['\n', '\r']) {
-            message = message.split(['\n', '\r']).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-        }
-        Error { status, message, ccl_result: 0, device_error: 0, os_error: 0 }
+        Error { status, message: one_line(message.into()), ccl_result: 0, device_error: 0, os_error: 0 }
     }
 
     /// `DM_STATUS_INVALID_ARGUMENT`.
@@ -166,7 +162,7 @@ impl Error {
     /// The same error with what was being done in front of its message.
     #[must_use]
     pub fn within(mut self, what: &str) -> Error {
-        self.message = format!("{what}: {}", self.message);
+        self.message = one_line(format!("{what}: {}", self.message));
         self
     }
 
@@ -193,6 +189,13 @@ impl Error {
     /// The `errno`, 0 when the operating system was not involved.
     pub fn os_error(&self) -> i32 {
         self.os_error
+    }
+}
+
+fn one_line(message: String) -> String {
+    match message.contains(['\n', '\r']) {
+        true => message.split(['\n', '\r']).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" "),
+        false => message,
     }
 }
 

@@ -1,85 +1,67 @@
-//! Random chains of mesh operations against a model that holds what strides only describe: the list of ranks with named axes.
+//! Random chains of all mesh operations against explicit arrays (model/mod.rs): the same answers, and the same refusals for the same reasons.
+//! What the model can do the mesh must do.
 
+mod model;
+
+use devicemesh::error::Status;
 use devicemesh::mesh::{Mesh, MeshSpec};
+use model::{Root, View};
 use proptest::prelude::*;
+use proptest::sample::Index;
 
-/// A view as an explicit array.
+/// Few names, so that they clash.
+const NAMES: [&str; 7] = ["d0", "d1", "f", "g", "u", "v", ""];
+
+/// A name of the view's dimensions, or any.
 #[derive(Debug, Clone)]
-struct Model {
-    axes: Vec<(String, usize)>,
-    /// World ranks, row-major over the axes.
-    ranks: Vec<i32>,
+enum Name {
+    Own(Index),
+    Any(Index),
 }
 
-impl Model {
-    fn shape(&self) -> Vec<usize> {
-        self.axes.iter().map(|(_, size)| *size).collect()
-    }
-
-    fn coordinate(&self, rank: i32) -> Vec<usize> {
-        let mut index = self.ranks.iter().position(|known| *known == rank).expect("the rank is in the model");
-        let mut coordinate: Vec<usize> = self
-            .axes
-            .iter()
-            .rev()
-            .map(|(_, size)| {
-                let at = index % size;
-                index /= size;
-                at
-            })
-            .collect();
-        coordinate.reverse();
-        coordinate
-    }
-
-    fn at(&self, coordinate: &[usize]) -> i32 {
-        let index = self.axes.iter().zip(coordinate).fold(0, |index, ((_, size), at)| index * size + at);
-        self.ranks[index]
-    }
-
-    /// The copy of these axes, in this order, that holds `rank`.
-    fn pick(&self, axes: &[usize], rank: i32) -> Model {
-        let fixed = self.coordinate(rank);
-        let picked: Vec<(String, usize)> = axes.iter().map(|axis| self.axes[*axis].clone()).collect();
-        let size: usize = picked.iter().map(|(_, size)| size).product();
-        let ranks = (0..size)
-            .map(|mut index| {
-                let mut coordinate = fixed.clone();
-                for axis in axes.iter().rev() {
-                    coordinate[*axis] = index % self.axes[*axis].1;
-                    index /= self.axes[*axis].1;
-                }
-                self.at(&coordinate)
-            })
-            .collect();
-        Model { axes: picked, ranks }
-    }
-
-    fn group(&self, axis: usize, rank: i32) -> Vec<i32> {
-        self.pick(&[axis], rank).ranks
-    }
-}
-
+/// What to do with the views that there are.
 #[derive(Debug, Clone)]
 enum Step {
-    Slice(Vec<prop::sample::Index>),
-    Flatten,
-    Unflatten(prop::sample::Index, usize),
+    Slice(Index, Vec<Name>),
+    Flatten(Index, Option<Index>),
+    /// The first size is what the others leave, where they fit.
+    Unflatten(Index, Name, Vec<usize>, Vec<Index>),
+    Concatenate(Vec<Index>),
+    /// All ranks of a view under another shape.
+    Reshape(Index, Vec<usize>, Vec<Index>),
+    /// Dimension, start, length, step.
+    Range(Index, Name, usize, usize, usize),
+    Submesh(Index, Vec<Name>, Index),
+    Root,
+}
+
+fn names() -> impl Strategy<Value = Vec<Name>> {
+    let name = prop_oneof![3 => any::<Index>().prop_map(Name::Own), 1 => any::<Index>().prop_map(Name::Any)];
+    prop::collection::vec(name, 0..4)
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let index = any::<prop::sample::Index>;
+    let index = any::<Index>;
+    let sizes = || (prop::collection::vec(1..5usize, 0..3), prop::collection::vec(index(), 3));
     let step = prop_oneof![
-        prop::collection::vec(index(), 1..4).prop_map(Step::Slice),
-        Just(Step::Flatten),
-        (index(), 1..6usize).prop_map(|(axis, factor)| Step::Unflatten(axis, factor)),
+        3 => (index(), names()).prop_map(|(view, names)| Step::Slice(view, names)),
+        3 => (index(), prop::option::of(index())).prop_map(|(view, name)| Step::Flatten(view, name)),
+        3 => (index(), index(), sizes()).prop_map(|(view, dim, (sizes, names))| Step::Unflatten(view, Name::Own(dim), sizes, names)),
+        3 => (index(), sizes()).prop_map(|(view, (sizes, names))| Step::Reshape(view, sizes, names)),
+        2 => (index(), index(), 0..3usize, 0..4usize, 0..3usize)
+            .prop_map(|(view, dim, start, len, step)| Step::Range(view, Name::Own(dim), start, len, step)),
+        4 => prop::collection::vec(index(), 0..4).prop_map(Step::Concatenate),
+        2 => (index(), names(), index()).prop_map(|(view, names, copy)| Step::Submesh(view, names, copy)),
+        1 => Just(Step::Root),
     ];
-    prop::collection::vec(step, 0..6)
+    prop::collection::vec(step, 0..10)
 }
 
-/// A shape, whether the ranks are shuffled and by what, a rank, and what to do.
-fn cases() -> impl Strategy<Value = (Vec<usize>, Option<u64>, prop::sample::Index, Vec<Step>)> {
-    (prop::collection::vec(1..5usize, 1..5), prop::option::of(any::<u64>()), any::<prop::sample::Index>(), steps())
+/// A shape, whether the ranks are shuffled and by what, a rank, and ranks of the world beside the mesh.
+fn cases() -> impl Strategy<Value = (Vec<usize>, Option<u64>, Index, usize)> {
+    let shape = prop::collection::vec(prop_oneof![4 => 1..5usize, 1 => Just(6)], 1..5);
+    let shape = shape.prop_filter("small enough to write out", |shape| shape.iter().product::<usize>() <= 64);
+    (shape, prop::option::of(any::<u64>()), any::<Index>(), prop_oneof![2 => Just(0), 1 => 1..4usize])
 }
 
 fn shuffled(size: usize, seed: u64) -> Vec<i32> {
@@ -92,91 +74,220 @@ fn shuffled(size: usize, seed: u64) -> Vec<i32> {
     ranks
 }
 
-fn same(mesh: &Mesh, model: &Model, rank: i32) -> Result<(), TestCaseError> {
-    prop_assert_eq!(mesh.shape(), model.shape());
-    prop_assert_eq!(mesh.ranks(), model.ranks.clone());
-    prop_assert_eq!(mesh.coordinate().unwrap(), model.coordinate(rank));
-    for axis in 0..mesh.ndim() {
-        prop_assert_eq!(mesh.group_ranks(axis).unwrap(), model.group(axis, rank));
-        let place = model.group(axis, rank).iter().position(|known| *known == rank);
-        prop_assert_eq!(Some(mesh.local_rank(axis).unwrap()), place, "local rank is the place in the group");
+/// Every question to a view has the model's answer.
+fn same(mesh: &Mesh, view: &View, root: &Root, world_size: usize) -> Result<(), TestCaseError> {
+    let ranks = root.ranks_of(&view.positions);
+    prop_assert_eq!(mesh.shape(), view.shape());
+    prop_assert_eq!(mesh.dim_names(), view.names());
+    prop_assert_eq!(mesh.ranks(), ranks.clone());
+    prop_assert_eq!(mesh.size(), ranks.len());
+    prop_assert_eq!(mesh.describe(), root.describe(view));
+    prop_assert_eq!(mesh.is_member(), root.is_member(view), "{:?} of {}", ranks, mesh.describe());
+    for rank in -1..=world_size as i32 {
+        let expected = ranks.iter().position(|known| *known == rank).map(|index| view.coordinate(index));
+        prop_assert_eq!(mesh.coordinate_of(rank).ok(), expected, "rank {} of {}", rank, mesh.describe());
     }
+    let mine = root.position.filter(|_| root.is_member(view));
+    for (index, axis) in view.axes.iter().enumerate() {
+        let groups: Vec<i64> = axis.groups.iter().flat_map(|group| root.ranks_of(group)).map(i64::from).collect();
+        prop_assert_eq!(mesh.replica_groups(index), groups);
+        let group = mine.map(|position| root.ranks_of(axis.group(position)));
+        let place = mine.map(|position| axis.coordinate(position));
+        prop_assert_eq!(mesh.group_ranks(index).ok(), group.clone());
+        prop_assert_eq!(mesh.local_rank(index).ok(), place, "local rank is the place in the group");
+        // A colour for each group of the whole root and keys in order, which is what communicators are split by.
+        let split = mine.map(|position| (axis.group(position)[0] as i32, axis.coordinate(position) as i32));
+        prop_assert_eq!(mesh.split_color_key(index).ok(), split);
+        for step in -9..=9i64 {
+            let there = group.as_ref().and_then(|group| group.get(usize::try_from(step).ok()?).copied());
+            let translated = usize::try_from(step).ok().and_then(|step| mesh.translate_rank(index, step).ok());
+            prop_assert_eq!(translated, there);
+            let (Some(group), Some(place)) = (&group, place) else {
+                prop_assert!(mesh.neighbor(index, step, true).is_err() && mesh.neighbor(index, step, false).is_err());
+                continue;
+            };
+            let along = place as i64 + step;
+            let past = usize::try_from(along).ok().and_then(|along| group.get(along).copied());
+            prop_assert_eq!(mesh.neighbor(index, step, false).unwrap(), past);
+            let around = group[along.rem_euclid(group.len() as i64) as usize];
+            prop_assert_eq!(mesh.neighbor(index, step, true).unwrap(), Some(around));
+        }
+    }
+    prop_assert_eq!(
+        mesh.coordinate().ok(),
+        mine.map(|position| view.axes.iter().map(|axis| axis.coordinate(position)).collect())
+    );
     Ok(())
+}
+
+/// The outcome of an operation is the model's: the view, or the status of the refusal.
+fn agree(
+    what: &str,
+    mesh: devicemesh::error::Result<Mesh>,
+    view: Result<View, model::Refused>,
+) -> Result<Option<(Mesh, View)>, TestCaseError> {
+    match (mesh, view) {
+        (Ok(mesh), Ok(view)) => Ok(Some((mesh, view))),
+        (Err(error), Err(status)) => {
+            prop_assert_eq!(error.status(), status, "{}: {}", what, error);
+            prop_assert!(!error.message().contains('\n') && !error.message().is_empty());
+            Ok(None)
+        }
+        (Ok(mesh), Err(status)) => Err(TestCaseError::fail(format!("{what} gives {mesh}, expected {status:?}"))),
+        (Err(error), Ok(view)) => {
+            Err(TestCaseError::fail(format!("{what} is refused ({error}), expected {:?}", view.positions)))
+        }
+    }
+}
+
+/// The sizes with a first one that makes them multiply to `whole`, where they divide it.
+fn filled(inner: &[usize], whole: usize) -> Vec<usize> {
+    let first = whole / inner.iter().product::<usize>();
+    [&[first], inner].concat()
+}
+
+fn resolve<'a>(name: &Name, view: &'a View) -> &'a str {
+    match name {
+        Name::Own(index) if !view.axes.is_empty() => &view.axes[index.index(view.axes.len())].name,
+        Name::Own(index) | Name::Any(index) => NAMES[index.index(NAMES.len())],
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn views_of_views_are_what_the_arrays_say((shape, seed, who, steps) in cases()) {
+    fn operations_in_any_order_are_what_the_arrays_say((shape, seed, who, others) in cases(), steps in steps()) {
         let size: usize = shape.iter().product();
-        let ranks = seed.map(|seed| shuffled(size, seed));
-        let rank = who.index(size) as i32;
+        let world_size = size + others;
+        // A part of the world's ranks, in any order.
+        let ranks = seed.map(|seed| shuffled(world_size, seed)[..size].to_vec());
+        let rank = who.index(world_size) as i32;
         let names: Vec<String> = (0..shape.len()).map(|axis| format!("d{axis}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let spec = MeshSpec { device_type: "cpu", shape: &shape, names: Some(&names), ranks: ranks.as_deref(), world_size: size, rank: rank as usize };
-        let mut mesh = Mesh::new(&spec).unwrap();
-        let axes = names.iter().map(|name| (*name).to_owned()).zip(shape.iter().copied()).collect();
-        let mut model = Model { axes, ranks: ranks.clone().unwrap_or_else(|| (0..size as i32).collect()) };
-        same(&mesh, &model, rank)?;
-        for (number, step) in steps.iter().enumerate() {
-            match step {
-                Step::Slice(picks) => {
-                    let mut axes: Vec<usize> = Vec::new();
-                    for pick in picks {
-                        let axis = pick.index(model.axes.len());
-                        if !axes.contains(&axis) {
-                            axes.push(axis);
+        let spec = MeshSpec { device_type: "cpu", shape: &shape, names: Some(&names), ranks: ranks.as_deref(), world_size, rank: rank as usize };
+        let mesh = Mesh::new(&spec).unwrap();
+        let root = Root::new(&shape, &names, ranks.clone().unwrap_or_else(|| (0..size as i32).collect()), rank);
+        let mut views = vec![(mesh, root.view(), 0)];
+        // Roots, and which one each is a range of.
+        let mut roots = vec![(root, 0)];
+        // Something to put side by side.
+        for name in &names {
+            let sliced = agree("slice", views[0].0.slice(&[name]), roots[0].0.slice(&views[0].1, &[name]))?;
+            views.extend(sliced.map(|(mesh, view)| (mesh, view, 0)));
+        }
+        for step in &steps {
+            let at = |index: &Index| &views[index.index(views.len())];
+            let called = |picks: &[Index]| picks.iter().map(|index| NAMES[index.index(NAMES.len())]).collect::<Vec<_>>();
+            let made = match step {
+                Step::Slice(view, picks) => {
+                    let (mesh, view, of) = at(view);
+                    let names: Vec<&str> = picks.iter().map(|name| resolve(name, view)).collect();
+                    let expected = roots[*of].0.slice(view, &names);
+                    agree(&format!("slice {names:?} of {mesh}"), mesh.slice(&names), expected)?.map(|made| (made, *of))
+                }
+                Step::Flatten(view, name) => {
+                    let (mesh, view, of) = at(view);
+                    let name = name.map(|index| NAMES[index.index(NAMES.len())]);
+                    let flat = mesh.flatten(name);
+                    let flat = flat.and_then(|flat| if flat.equals(mesh) { Ok(flat) } else { flat.publish().map(|()| flat) });
+                    let expected = roots[*of].0.flatten(view, name);
+                    agree(&format!("flatten {mesh} as {name:?}"), flat, expected)?.map(|made| (made, *of))
+                }
+                Step::Unflatten(view, dim, inner, names) => {
+                    let (mesh, view, of) = at(view);
+                    let dim = resolve(dim, view);
+                    let whole = view.axes.iter().find(|axis| axis.name == dim).map_or(0, |axis| axis.size());
+                    let (sizes, names) = (filled(inner, whole), called(&names[..=inner.len()]));
+                    let expected = roots[*of].0.unflatten(view, dim, &sizes, &names);
+                    let what = format!("unflatten {dim} of {mesh} into {sizes:?}, {names:?}");
+                    agree(&what, mesh.unflatten(dim, &sizes, &names), expected)?.map(|made| (made, *of))
+                }
+                Step::Reshape(view, inner, names) => {
+                    let (mesh, view, of) = at(view);
+                    let (sizes, names) = (filled(inner, view.positions.len()), called(&names[..=inner.len()]));
+                    let expected = roots[*of].0.reshape(view, &sizes, &names);
+                    let what = format!("reshape {mesh} to {sizes:?}, {names:?}");
+                    agree(&what, mesh.reshape(&sizes, &names), expected)?.map(|made| (made, *of))
+                }
+                Step::Range(view, dim, start, len, step) => {
+                    let (mesh, view, of) = at(view);
+                    let dim = resolve(dim, view);
+                    let what = format!("{len} indices of {dim} from {start} in steps of {step} of {mesh}");
+                    let cut = mesh.slice_range(dim, *start, *len, *step);
+                    match roots[*of].0.range(view, dim, *start, *len, *step) {
+                        Err(status) => agree(&what, cut, Err(status))?.map(|made| (made, *of)),
+                        Ok(None) => agree(&what, cut, Ok(view.clone()))?.map(|made| (made, *of)),
+                        Ok(Some((root, view))) => {
+                            let from = *of;
+                            roots.push((root, from));
+                            agree(&what, cut, Ok(view))?.map(|made| (made, roots.len() - 1))
                         }
                     }
-                    let names: Vec<&str> = axes.iter().map(|axis| model.axes[*axis].0.as_str()).collect();
-                    mesh = mesh.slice(&names).unwrap();
-                    model = model.pick(&axes, rank);
                 }
-                Step::Flatten => {
-                    let name = format!("f{number}");
-                    mesh = mesh.flatten(Some(&name)).unwrap();
-                    mesh.publish().unwrap();
-                    prop_assert!(mesh.is_known());
-                    model.axes = vec![(name, model.ranks.len())];
+                Step::Concatenate(picks) => {
+                    let picked: Vec<_> = picks.iter().map(at).collect();
+                    let meshes: Vec<&Mesh> = picked.iter().map(|(mesh, ..)| mesh).collect();
+                    let parts: Vec<&View> = picked.iter().map(|(_, view, _)| view).collect();
+                    let of = picked.first().map_or(0, |(.., of)| *of);
+                    let what = meshes.iter().map(|mesh| mesh.describe()).collect::<Vec<_>>().join(", ");
+                    let expected = match picked.iter().all(|(.., other)| *other == of) {
+                        true => roots[of].0.concatenate(&parts),
+                        false => Err(Status::InvalidArgument),
+                    };
+                    agree(&format!("concatenate {what}"), Mesh::concatenate(&meshes), expected)?.map(|made| (made, of))
                 }
-                Step::Unflatten(pick, factor) => {
-                    let axis = pick.index(model.axes.len());
-                    let (name, size) = model.axes[axis].clone();
-                    let (outer, inner) = (format!("o{number}"), format!("i{number}"));
-                    let sizes = [size / factor, *factor];
-                    match mesh.unflatten(&name, &sizes, &[&outer, &inner]) {
-                        Ok(split) => {
-                            prop_assert_eq!(sizes[0] * sizes[1], size);
-                            mesh = split;
-                            model.axes.splice(axis..=axis, [(outer, sizes[0]), (inner, sizes[1])]);
-                        }
-                        // Sizes that do not multiply, or a boundary inside a step of a joined dimension.
-                        Err(error) => prop_assert!(sizes[0] * sizes[1] != size || error.message().contains("do not fit"), "{}", error),
+                Step::Submesh(view, picks, copy) => {
+                    let (mesh, view, of) = at(view);
+                    let names: Vec<&str> = picks.iter().map(|name| resolve(name, view)).collect();
+                    let copies = roots[*of].0.submeshes(view, &names);
+                    let count = mesh.submesh_count(&names);
+                    prop_assert_eq!(count.clone().ok(), copies.as_ref().map(Vec::len).ok());
+                    let index = copy.index(copies.as_ref().map_or(1, Vec::len));
+                    if let Ok(count) = count {
+                        prop_assert!(mesh.submesh(&names, count).is_err());
                     }
+                    let expected = copies.map(|copies| copies[index].clone());
+                    let what = format!("submesh {index} over {names:?} of {mesh}");
+                    agree(&what, mesh.submesh(&names, index), expected)?.map(|made| (made, *of))
+                }
+                Step::Root => Some(((at(&who).0.root(), roots[0].0.view()), 0)),
+            };
+            for at in 1..roots.len() {
+                let outer = roots[roots[at].1].0.clone();
+                roots[at].0.inherit(&outer);
+            }
+            if let Some(((mesh, view), of)) = made {
+                same(&mesh, &view, &roots[of].0, world_size)?;
+                views.push((mesh, view, of));
+            }
+        }
+        // A flattened dimension is asked for by name in every view that holds it, and in no other.
+        for (mesh, view, of) in &views {
+            let root = &roots[*of].0;
+            for name in NAMES {
+                let own = view.axes.iter().find(|axis| axis.name == name).cloned();
+                // A flattened one is a view of its own, which a rank outside has none of.
+                let axis = own.map_or_else(|| root.slice(view, &[name]).map(|slice| slice.axes[0].clone()), Ok);
+                let found = mesh.along(Some(name));
+                prop_assert_eq!(found.is_ok(), axis.is_ok(), "{} along {}: {:?}", mesh, name, found.err());
+                if let (Ok((found, index)), Ok(axis)) = (found, axis) {
+                    let mine = root.position.filter(|_| root.is_member(view));
+                    prop_assert_eq!(found.group_ranks(index).ok(), mine.map(|position| root.ranks_of(axis.group(position))));
+                    prop_assert_eq!(found.dim_size(index), axis.size());
                 }
             }
-            same(&mesh, &model, rank)?;
         }
-        // What split needs: one colour for each group of the whole world, keys in order.
-        for axis in 0..mesh.ndim() {
-            let group = mesh.group_ranks(axis).unwrap();
-            let (color, key) = mesh.split_color_key(axis).unwrap();
-            prop_assert_eq!(key as usize, mesh.local_rank(axis).unwrap());
-            let groups = mesh.replica_groups(axis);
-            let mut everybody = groups.clone();
-            everybody.sort_unstable();
-            prop_assert_eq!(everybody, (0..size as i64).collect::<Vec<_>>(), "each rank is in one group");
-            let rows: Vec<&[i64]> = groups.chunks(mesh.dim_size(axis)).collect();
-            let mine: Vec<i64> = group.iter().map(|rank| i64::from(*rank)).collect();
-            prop_assert!(rows.contains(&&mine[..]), "mine is among them");
-            for other in 0..size {
-                let theirs = Mesh::new(&MeshSpec { rank: other, ..spec }).unwrap();
-                // The same chain seen by another rank is only easy to repeat for a root.
-                if steps.is_empty() {
-                    let (their_color, _) = theirs.split_color_key(axis).unwrap();
-                    prop_assert_eq!(their_color == color, group.contains(&(other as i32)), "equal colours exactly within a group");
-                }
+        // By value: equal exactly when names, sizes and ranks are, however they were made; also to a root that lists the ranks.
+        for (mesh, view, of) in &views {
+            let (ranks, shape, names) = (roots[*of].0.ranks_of(&view.positions), view.shape(), view.names());
+            let listed = Mesh::new(&MeshSpec { shape: &shape, names: Some(&names), ranks: Some(&ranks), ..spec }).unwrap();
+            prop_assert!(mesh.equals(&listed) && listed.equals(mesh), "{} and {}", mesh, listed);
+            prop_assert_eq!(mesh.hash(), listed.hash());
+            for (other, theirs, from) in &views {
+                let equal = names == theirs.names() && shape == theirs.shape() && ranks == roots[*from].0.ranks_of(&theirs.positions);
+                prop_assert_eq!(mesh.equals(other), equal, "{} and {}", mesh, other);
+                prop_assert_eq!(mesh.hash() == other.hash(), equal, "{} and {}", mesh, other);
             }
         }
     }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Runs every test of the project; `make test` calls this. Python 3.9 and its standard library.
 
-Steps: the Rust tests; the C and C++ tests of tests/c and tests/cpp (each C file as C11 and as C++17), with as many ranks as the file's
-first comment says; the scripts tests/test_*.py; the examples; what is exported; the header, alone and beside a real nccl.h; a CMake consumer;
-and at the end that nothing was left in /dev/shm or in the process list. To add a test, add a file.
+Steps: the Rust tests; the C and C++ tests of tests/c and tests/cpp (each C file as C11 and as C++17, each C++ file as it is and with sanitizers),
+with as many ranks as the file's first comment says; the scripts tests/test_*.py; the examples; what is exported; the headers, alone and beside
+a real nccl.h; tests/cpp with each compiler and standard; a CMake consumer; and at the end that nothing was left in /dev/shm or in the process
+list. To add a test, add a file.
 
 A C file may begin with comments:  /* ranks: 1 4 8 */  runs it under `devicemesh run -n N` for each N (absent: one process without a launcher);
-/* static */  also links it to libdevicemesh.a.
+/* static */  also links it to libdevicemesh.a;  /* flags: -fno-exceptions */  adds to the compiler's. A C++ file may, too.
 
 The last line is "N passed, N failed" (", N skipped" may follow).
 """
@@ -33,6 +34,7 @@ CC = os.environ.get("CC", "cc")
 CXX = os.environ.get("CXX", "c++")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 LINK = [f"-L{RELEASE}", "-ldevicemesh", f"-Wl,-rpath,{RELEASE}", "-pthread"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 STATIC = [str(RELEASE / "libdevicemesh.a"), "-pthread", "-ldl", "-lm"]
 # Each pinned. Of NCCL the header and the library are taken, of the others headers.
 CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105", "nvidia-cuda-cccl-cu12==12.9.27"]
@@ -137,17 +139,18 @@ def rust_tests(kind):
 def comments(path):
     head = path.read_text()[:2000]
     ranks = re.search(r"/\* ranks: ([\d ]+)\*/", head)
-    return ([int(count) for count in ranks.group(1).split()] if ranks else [0]), "/* static */" in head
+    flags = re.search(r"/\* flags: (.+?) \*/", head)
+    return ([int(count) for count in ranks.group(1).split()] if ranks else [0]), "/* static */" in head, flags.group(1).split() if flags else []
 
 
 def c_cases(runner, path, is_c):
-    ranks, static = comments(path)
+    ranks, static, flags = comments(path)
     builds = [("c11", [CC, "-std=c11", "-D_GNU_SOURCE"])] if is_c else []
     builds.append(("c++17", [CXX, "-std=c++17", *(["-x", "c++"] if is_c else [])]))
     for standard, compiler in builds:
-        variants = [("", LINK)] + ([(" static", STATIC)] if static else [])
+        variants = [("", LINK)] + ([(" static", STATIC)] if static else []) + ([] if is_c else [(" sanitized", [*LINK, *SANITIZE])])
         for variant, link in variants:
-            build = [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", path, "-x", "none", *link, "-o"]
+            build = [*compiler, "-O1", "-g", *STRICT, *flags, "-Iinclude", "-Itests/c", path, "-x", "none", *link, "-o"]
             stem = f"{path.stem}-{standard}{variant.strip()}"
 
             def build_and_run(count, build=build, stem=stem):
@@ -219,19 +222,44 @@ def exports():
 def compile_headers(runner):
     def compiles(name, text, extra=()):
         def body():
-            for language, compiler in (("c", [CC, "-std=c11"]), ("c++", [CXX, "-std=c++17"])):
+            languages = {"c": [CC, "-std=c11"], "c++": [CXX, "-std=c++17"]}
+            if "devicemesh.hpp" in text:
+                del languages["c"]
+            for language, compiler in languages.items():
                 source = SCRATCH / f"{name.replace(' ', '-')}.{'c' if language == 'c' else 'cpp'}"
                 source.write_text(text + "\nint main(void) { return dm_version() == 0; }\n")
                 run([*compiler, *STRICT, "-Iinclude", *(extra() if callable(extra) else extra), "-c", source, "-o", os.devnull])
         runner.add(f"build header {name}", body)
 
-    ours, host = "#include <devicemesh.h>", "#include <hostccl.h>"
+    ours, cpp, host = "#include <devicemesh.h>", "#include <devicemesh.hpp>", "#include <hostccl.h>"
     compiles("alone", ours)
+    compiles("devicemesh.hpp alone", cpp)
     compiles("before hostccl.h", f"{ours}\n{host}")
     compiles("after hostccl.h", f"{host}\n{ours}")
     real = lambda: [f"-isystem{path}" for path in [nccl_wheel() / "include", *cuda_headers()]]
     compiles("before nccl.h", f"{ours}\n#include <nccl.h>\nncclComm_t comm(ncclComm_t c);", real)
     compiles("after nccl.h", f"#include <nccl.h>\n{ours}\nncclComm_t comm(ncclComm_t c);", real)
+    nccl_call = "auto all_reduce(const dm::Mesh &mesh) { return mesh.proc<decltype(&ncclAllReduce)>(\"ncclAllReduce\"); }"
+    compiles("devicemesh.hpp before nccl.h", f"{cpp}\n#include <nccl.h>\n{nccl_call}", real)
+    halves = "static_assert(dm::DtypeOf<__half>::value == dm::Dtype::float16 && dm::DtypeOf<__nv_bfloat16>::value == dm::Dtype::bfloat16);"
+    compiles("devicemesh.hpp after nccl.h", f"#include <cuda_bf16.h>\n#include <nccl.h>\n{cpp}\n{nccl_call}\n{halves}", real)
+
+
+def cpp_builds(runner):
+    """tests/cpp with each compiler and standard: all that devicemesh.hpp has is compiled, with more warnings than users are likely to ask for."""
+    def compiles(compiler, standard):
+        def body():
+            if not shutil.which(compiler):
+                raise Skip(f"no {compiler} here (Debian: apt-get install clang)")
+            for path in sorted((ROOT / "tests/cpp").glob("*.cpp")):
+                run([compiler, f"-std={standard}", "-fsyntax-only", *STRICT, "-Wshadow", "-Wconversion", "-Wsign-conversion", *comments(path)[2],
+                     "-Iinclude", "-Itests/c", path])
+        runner.add(f"build tests/cpp {compiler} {standard}", body)
+
+    # c++2b: what compilers called C++23 before it was one.
+    for compiler in ("g++", "clang++"):
+        for standard in ("c++17", "c++20", "c++2b"):
+            compiles(compiler, standard)
 
 
 WHEEL_LOCK = threading.Lock()
@@ -366,6 +394,7 @@ def main():
     examples(runner)
     runner.add("build exports and SONAME", exports)
     compile_headers(runner)
+    cpp_builds(runner)
     runner.add("cmake find_package", cmake_consumer)
     if options.list:
         print("\n".join(name for name, _ in runner.cases))

@@ -9,6 +9,7 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 
 use super::communicator::{Communicator, State};
+use super::life::abort_all;
 use super::root::RootComms;
 use crate::ccl::{self, Device, Library};
 use crate::digest::Fnv1a;
@@ -161,15 +162,14 @@ impl Domain {
     /// that a blocked call holds. The other ranks learn of it when they wait for this one.
     pub fn abort(&self) -> Result<()> {
         self.cancel.raise();
-        let mut outcome = Ok(());
         let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
-        for root in roots {
-            outcome = outcome.and(root.abort());
+        let mut ended: Vec<_> = roots.iter().flat_map(|root| root.give_up()).collect();
+        for made in std::mem::take(&mut *lock(&self.living)) {
+            if !ended.iter().any(|known| Arc::ptr_eq(known, &made)) {
+                ended.push(made);
+            }
         }
-        let living = std::mem::take(&mut *lock(&self.living));
-        for communicator in living {
-            outcome = outcome.and(communicator.abort());
-        }
+        let outcome = abort_all(&ended);
         self.shared().clear();
         if !self.announced.swap(true, Ordering::SeqCst) {
             self.world.leave();

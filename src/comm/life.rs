@@ -14,25 +14,33 @@ impl RootComms {
     /// either. Local, from any thread, takes no lock that a blocked call holds. Communicators that another root mesh shares
     /// end for that one as well; adopted ones are left to their owner unless the library was to destroy them.
     pub fn abort(&self) -> Result<()> {
+        self.give_up();
+        self.abort_communicators(|_| true)
+    }
+
+    /// From now on this root is aborted on this rank. Gives its communicators, which are still to be.
+    pub(super) fn give_up(&self) -> Vec<Arc<Communicator>> {
         self.end(Life::Aborted);
         self.cancel.raise();
-        self.abort_communicators(|_| true)
+        self.own_communicators()
     }
 
     /// Aborts those communicators of this root and its ranges.
     pub(super) fn abort_communicators(&self, which: impl Fn(&Arc<Communicator>) -> bool) -> Result<()> {
-        let mut outcome = Ok(());
-        for communicator in self.communicators().iter().filter(|communicator| which(communicator)) {
-            // It serves every mesh of the world, and never blocks.
-            if self.domain.as_ref().is_some_and(|domain| domain.is_single(communicator)) {
-                continue;
-            }
-            outcome = outcome.and(communicator.abort());
-            if let Some(domain) = &self.domain {
-                domain.forget(communicator);
-            }
+        let ended: Vec<_> = self.own_communicators().into_iter().filter(which).collect();
+        let outcome = abort_all(&ended);
+        if let Some(domain) = &self.domain {
+            ended.iter().for_each(|communicator| domain.forget(communicator));
         }
         outcome
+    }
+
+    /// Without the single-rank one, which serves every mesh of the world and never blocks.
+    fn own_communicators(&self) -> Vec<Arc<Communicator>> {
+        let single = |communicator: &Arc<Communicator>| {
+            self.domain.as_ref().is_some_and(|domain| domain.is_single(communicator))
+        };
+        self.communicators().into_iter().filter(|communicator| !single(communicator)).collect()
     }
 
     /// Waits for the outstanding work of all ranks and destroys the communicators that no other root mesh shares.
@@ -112,6 +120,35 @@ impl RootComms {
         }
         outcome
     }
+}
+
+/// Aborts communicators, each on a thread of its own where there are streams. NCCL's abort raises the flag that the communicator's kernels look at, and then waits for
+/// its streams (`commDestroySync`): there its work may lie behind that of another, which only that one's flag ends. And inside a group of the calling thread
+/// NCCL would put it off until the group's end.
+pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
+    std::thread::scope(|scope| {
+        let (mut here, mut threads) = (Vec::new(), Vec::new());
+        for communicator in communicators {
+            let library = communicator.library();
+            if !library.has_streams() || communicator.raw().is_null() {
+                here.push(communicator);
+                continue;
+            }
+            let device = library.current_device();
+            let abort = move || {
+                // Without it the abort is tried all the same.
+                let _ = device.and_then(|device| device.select());
+                communicator.abort()
+            };
+            match std::thread::Builder::new().name("dm-abort".to_owned()).spawn_scoped(scope, abort) {
+                Ok(thread) => threads.push(thread),
+                Err(_) => here.push(communicator),
+            }
+        }
+        let outcome = here.into_iter().map(|communicator| communicator.abort()).fold(Ok(()), Result::and);
+        let panicked = |_| Err(Error::internal("aborting a communicator panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(outcome, Result::and)
+    })
 }
 
 /// Flushes and destroys one communicator; aborts it when it does not come to rest by the deadline. The other ranks are told why first, since for them a

@@ -149,6 +149,7 @@ impl Maker<'_> {
             unsafe { self.library.split(raw, color, key, child, &mut config) }
         })?;
         if let Err(error) = outcome {
+            self.tell(&error);
             self.give_up(parent, child);
             return Err(error);
         }
@@ -191,12 +192,18 @@ impl Maker<'_> {
         let made = unsafe { child.read_volatile() };
         match outcome {
             _ if !made.is_null() => {
+                if self.library.is_host_engine() {
+                    // SAFETY: it came from a box, and an engine that is done with the parent does not write to it any more.
+                    drop(unsafe { Box::from_raw(child) });
+                }
                 self.settle(made, what, |error| blame(self.library, made, group, error)).map(|()| made)
             }
             Ok(()) => {
                 Err(Error::new(Status::Ccl, format!("ncclCommShrink of {} left no communicator", self.library.name())))
             }
+            // Only now is it a failure that others should hear of.
             Err(error) => {
+                self.tell(&error);
                 self.give_up(parent, child);
                 Err(error)
             }
@@ -227,9 +234,6 @@ impl Maker<'_> {
         let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
         start(raw, child).map_err(|error| parent.explain(raw, error))?;
         let outcome = self.poll(what, || parent.poll());
-        if let Err(error) = &outcome {
-            self.tell(error);
-        }
         Ok((child, outcome))
     }
 

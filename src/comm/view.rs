@@ -91,6 +91,10 @@ impl View {
     pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
         self.root.alive()?;
         let flat = self.mesh.flatten(name)?;
+        // A dimension under its own name is itself: there is nothing to make, nor a name to make known.
+        if self.mesh.ndim() == 1 && flat.dim_name(0) == self.mesh.dim_name(0) {
+            return Ok(self.with(flat));
+        }
         let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())], part: None, shrinking: None };
         let exists = flat.is_known() && plan.is_known(&self.space);
         if !(exists || self.root.is_offline()) {
@@ -111,7 +115,7 @@ impl View {
         self.root.alive()?;
         let at = self.mesh.dim_index(dim)?;
         let split = self.mesh.unflatten(dim, sizes, names)?;
-        let call = format!("dm_unflatten(dims=({}), dim={dim}", self.mesh.dim_names().join(", "));
+        let call = || format!("dm_unflatten(dims=({}), dim={dim}", self.mesh.dim_names().join(", "));
         self.replace(call, split, at, sizes, names, options)
     }
 
@@ -119,14 +123,14 @@ impl View {
     pub fn reshape(&self, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
         self.root.alive()?;
         let other = self.mesh.reshape(sizes, names)?;
-        let call = format!("dm_reshape(dims=({})", self.mesh.dim_names().join(", "));
+        let call = || format!("dm_reshape(dims=({})", self.mesh.dim_names().join(", "));
         self.replace(call, other, 0, sizes, names, options)
     }
 
     /// `mesh` with communicators for the new dimensions from index `at`.
     fn replace(
         &self,
-        call: String,
+        call: impl FnOnce() -> String,
         mesh: Mesh,
         at: usize,
         sizes: &[usize],
@@ -138,7 +142,7 @@ impl View {
                 (0..sizes.len()).map(|index| (at + index, options.get(index).cloned().unwrap_or_default())).collect();
             let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
             let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-            let call = format!("{call}, sizes=({}), names=({}){suffix})", sizes.join(", "), names.join(", "));
+            let call = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
             self.carry_out(&call, &Plan { view: mesh.clone(), dims, part: None, shrinking: None })?;
         }
         Ok(self.with(mesh))

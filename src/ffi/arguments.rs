@@ -191,22 +191,37 @@ pub(super) unsafe fn give_list<T: Copy>(
     capacity: usize,
     len_out: *mut usize,
 ) -> Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { check_room(what, values.len(), buffer, capacity, len_out)? };
+    if !values.is_empty() {
+        // SAFETY: `capacity` values are writable and there are no more than that.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), buffer, values.len()) };
+    }
+    Ok(())
+}
+
+/// Gives a list's length to the caller and refuses where the list does not fit: also before it is made, as it can have as many elements
+/// as the world has ranks.
+///
+/// # Safety
+/// As [`give_list`].
+pub(super) unsafe fn check_room<T>(
+    what: &str,
+    len: usize,
+    buffer: *mut T,
+    capacity: usize,
+    len_out: *mut usize,
+) -> Result<()> {
     let len_out = out("len_out", len_out)?;
     // SAFETY: not NULL, and writable by the caller's word.
-    unsafe { len_out.write(values.len()) };
-    if values.len() > capacity {
+    unsafe { len_out.write(len) };
+    if len > capacity {
         return Err(Error::new(
             Status::BufferTooSmall,
-            format!("{what} holds {capacity} elements, but the answer has {}", values.len()),
+            format!("{what} holds {capacity} elements, but the answer has {len}"),
         ));
     }
-    if values.is_empty() {
-        return Ok(());
-    }
-    let buffer = out(what, buffer)?;
-    // SAFETY: `capacity` values are writable and there are no more than that.
-    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), buffer.as_ptr(), values.len()) };
-    Ok(())
+    if len > 0 { out(what, buffer).map(drop) } else { Ok(()) }
 }
 
 /// Gives a string to the caller; the length counts the NUL.

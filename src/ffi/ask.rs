@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::arguments::{give_list, give_text, optional_text};
+use super::arguments::{check_room, give_list, give_text, optional_text};
 use super::errors::out;
 use super::guard::{guard, guard_or};
 use super::make::{MESHES, Quick, find};
@@ -152,9 +152,12 @@ pub unsafe extern "C" fn dm_ranks(
     len_out: *mut usize,
 ) -> dm_status {
     guard(|| {
-        let all = find(mesh)?.mesh().ranks();
+        let view = find(mesh)?;
         // SAFETY: the caller's contract.
-        unsafe { give_list("ranks", &all, ranks, capacity, len_out) }
+        unsafe {
+            check_room("ranks", view.mesh().size(), ranks, capacity, len_out)?;
+            give_list("ranks", &view.mesh().ranks(), ranks, capacity, len_out)
+        }
     })
 }
 
@@ -176,9 +179,13 @@ pub unsafe extern "C" fn dm_group_ranks(
     guard(|| {
         // SAFETY: the caller's contract.
         let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
-        let group = mesh.group_ranks(index)?;
+        // Who is outside has no group, of whatever size.
+        mesh.local_rank(index)?;
         // SAFETY: the caller's contract.
-        unsafe { give_list("ranks", &group, ranks, capacity, len_out) }
+        unsafe {
+            check_room("ranks", mesh.dim_size(index), ranks, capacity, len_out)?;
+            give_list("ranks", &mesh.group_ranks(index)?, ranks, capacity, len_out)
+        }
     })
 }
 
@@ -202,9 +209,11 @@ pub unsafe extern "C" fn dm_replica_groups(
     guard(|| {
         // SAFETY: the caller's contract.
         let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
-        let groups = mesh.replica_groups(index);
         // SAFETY: the caller's contract.
-        unsafe { give_list("ranks", &groups, ranks, capacity, len_out) }
+        unsafe {
+            check_room("ranks", mesh.root_size(), ranks, capacity, len_out)?;
+            give_list("ranks", &mesh.replica_groups(index), ranks, capacity, len_out)
+        }
     })
 }
 

@@ -40,13 +40,15 @@ pub fn row_major(shape: &[usize]) -> Result<Vec<Dim>> {
 /// assert!(!is_disjoint(&[(2, 4), (8, 1)]));   // both move by 4
 /// assert!(!is_disjoint(&[(2, 1), (2, 3)]));   // digits of 2 x 3 and of 3 x 2: their groups would cut across each other
 /// assert!(!is_disjoint(&[(2, 0)]));           // stays where it is
+/// assert!(!is_disjoint(&[(0, 2)]));           // visits nothing
 /// ```
 pub fn is_disjoint(pairs: &[Pair]) -> bool {
-    let mut sorted: Vec<Pair> = pairs.iter().copied().filter(|(size, _)| *size > 1).collect();
+    let mut sorted: Vec<Pair> = pairs.iter().copied().filter(|(size, _)| *size != 1).collect();
     sorted.sort_by_key(|(_, stride)| *stride);
-    // Zero is no multiple of anything, and what ends beyond 2^64 divides nothing.
-    let divides = |inner: &Pair, stride: usize| end(inner).is_some_and(|end| end > 0 && stride % end == 0);
-    sorted.first().is_none_or(|first| first.1 > 0) && sorted.windows(2).all(|two| divides(&two[0], two[1].1))
+    // Zero is no digit, and what ends beyond 2^64 divides nothing.
+    let divides = |inner: &Pair, stride: usize| end(inner).is_some_and(|end| stride % end == 0);
+    sorted.iter().all(|(size, stride)| *size > 0 && *stride > 0)
+        && sorted.windows(2).all(|two| divides(&two[0], two[1].1))
 }
 
 /// Whether every digit of `part` is among the digits of `whole`.
@@ -64,7 +66,7 @@ pub fn covers(whole: &[Pair], part: &[Pair]) -> bool {
 fn covers_pair(whole: &[Pair], part: &Pair) -> Option<()> {
     let last = end(part)?;
     let mut at = part.1;
-    if at == 0 {
+    if at == 0 || last == 0 {
         return None;
     }
     while at < last {

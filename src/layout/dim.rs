@@ -1,5 +1,6 @@
 //! One dimension of a layout.
 
+use super::axis::is_disjoint;
 use crate::error::{Error, Result};
 
 /// `size` steps of `stride` positions.
@@ -28,13 +29,14 @@ pub struct Dim {
 impl Dim {
     /// The dimension that walks these pairs, the last fastest.
     ///
-    /// Refused when a size is 0, when a step of several has stride 0 (it would stay where it is), and when the number of steps or the
-    /// furthest offset is larger than a `usize`.
+    /// Refused when a size is 0, when a step of several has stride 0 (it would stay where it is), when the pairs are no digits of one number
+    /// (two coordinates would be one position, or a position lie at none), and when the number of steps or the furthest offset is larger than a `usize`.
     ///
     /// ```
     /// use devicemesh::layout::Dim;
     /// assert!(Dim::new(&[(0, 1)]).is_err());
     /// assert!(Dim::new(&[(2, 0)]).is_err());
+    /// assert!(Dim::new(&[(2, 1), (2, 1)]).is_err());
     /// assert!(Dim::new(&[(2, usize::MAX), (2, 1)]).is_err());
     /// ```
     pub fn new(pairs: &[Pair]) -> Result<Dim> {
@@ -48,7 +50,10 @@ impl Dim {
             furthest = furthest.and_then(|furthest| furthest.checked_add(span?));
         }
         match (size, furthest) {
-            (Some(_), Some(_)) => Ok(Dim::known(pairs)),
+            (Some(_), Some(_)) if is_disjoint(pairs) => Ok(Dim::known(pairs)),
+            (Some(_), Some(_)) => {
+                Err(Error::invalid(format!("the (size, stride) pairs {pairs:?} are no digits of one number")))
+            }
             _ => Err(Error::invalid(format!("a dimension of (size, stride) {pairs:?} reaches beyond 2^64"))),
         }
     }

@@ -195,15 +195,14 @@ fn dim_names(names: Option<&[&str]>, ndim: usize) -> Result<Vec<Arc<str>>> {
 
 /// Refuses empty and repeated names.
 pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
-    let mut seen = HashSet::new();
-    for (index, name) in names.clone().enumerate() {
-        if name.is_empty() {
-            return Err(Error::invalid(format!("the name of dimension {index} is empty")));
-        }
-        if !seen.insert(name) {
-            let all: Vec<&str> = names.collect();
-            return Err(Error::invalid(format!("dimension name {name} is repeated in ({})", all.join(", "))));
-        }
+    if let Some(index) = names.clone().position(str::is_empty) {
+        return Err(Error::invalid(format!("the name of dimension {index} is empty")));
+    }
+    let mut sorted: Vec<&str> = names.clone().collect();
+    sorted.sort_unstable();
+    if let Some(two) = sorted.windows(2).find(|two| two[0] == two[1]) {
+        let all: Vec<&str> = names.collect();
+        return Err(Error::invalid(format!("dimension name {} is repeated in ({})", two[0], all.join(", "))));
     }
     Ok(())
 }

@@ -224,13 +224,14 @@ impl fmt::Display for MeshText {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "the object of a mesh, with its version under \"devicemesh\"")]
 struct Version {
     devicemesh: u64,
 }
 
 /// The keys of the text, all of them needed.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "the object of a mesh")]
 struct Document {
     #[allow(dead_code, reason = "read as Version before")]
     devicemesh: u64,

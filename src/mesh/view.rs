@@ -205,14 +205,13 @@ impl Mesh {
             return Err(overlapping());
         }
         check_names(dims.iter().map(|named| &*named.name))?;
-        if meshes.iter().all(|mesh| mesh.mine) {
-            return first.view(dims);
+        // Each lies in one parallel copy of all these dimensions: side by side they need to lie in the same one. Those that hold this rank do.
+        let base = base_of(&dims, first.base);
+        if meshes.iter().any(|mesh| base_of(&dims, mesh.base) != base) {
+            return Err(overlapping());
         }
-        // Copies that do not hold this rank still start somewhere: side by side they need one start.
-        match meshes.iter().all(|mesh| mesh.base == first.base) {
-            true => Ok(Mesh { dims: dims.into(), ..(*first).clone() }),
-            false => Err(overlapping()),
-        }
+        let mine = first.root.position.is_some_and(|position| base_of(&dims, position) == base);
+        Ok(Mesh { root: Arc::clone(&first.root), dims: dims.into(), base, mine })
     }
 
     /// How many parallel copies of the named dimensions the root has.
@@ -263,14 +262,15 @@ impl Mesh {
         Ok((dims, rest))
     }
 
-    /// The dimension of that name: this view's, or a flattened one whose digits this view has.
+    /// The dimension of that name: this view's, or a flattened one whose digits this view has, however it cuts its ranks into dimensions.
     fn named(&self, name: &str) -> Result<NamedDim> {
         if let Some(named) = self.dims.iter().find(|named| *named.name == *name) {
             return Ok(named.clone());
         }
-        let mine = pairs_of(&self.dims);
-        let flattened = self.root.flat_dims();
-        let held = |named: &&NamedDim| covers(&mine, named.dim.pairs());
+        let mut mine = pairs_of(&self.dims);
+        mine.sort_unstable_by_key(|pair| std::cmp::Reverse(pair.1));
+        let (mine, flattened) = (Dim::known(&mine), self.root.flat_dims());
+        let held = |named: &&NamedDim| covers(mine.pairs(), named.dim.pairs());
         match flattened.iter().filter(held).find(|named| *named.name == *name) {
             Some(named) => Ok(named.clone()),
             None => {

@@ -177,6 +177,27 @@ static void stuck(void)
   dm_free(mesh);
 }
 
+/* Aborts that can only end together: of one mesh, inside a group too, then of a world with two meshes. */
+static void together(void)
+{
+  dm_mesh *mesh = made(kCube, 3, kNames), *other = NULL;
+  const size_t line[] = {(size_t)size};
+  OK(dm_group_start(mesh));
+  setenv("RECORDER_TOGETHER", "4", 1);
+  OK(dm_abort(mesh));
+  (void)dm_group_end(mesh);
+  dm_free(mesh);
+  unsetenv("RECORDER_TOGETHER");
+  OK(dm_world_barrier(world, 0));
+  mesh = made(kCube, 3, kNames);
+  other = made(line, 1, NULL);
+  OK(dm_world_barrier(world, 0));
+  setenv("RECORDER_TOGETHER", "9", 1);
+  OK(dm_world_abort(world));
+  dm_free(other);
+  dm_free(mesh);
+}
+
 static void *on_a_thread(void *nothing)
 {
   chosen();
@@ -250,6 +271,7 @@ int main(int count, char **arguments)
   }
   if (strcmp(what, "adopt") == 0) adopt();
   if (strcmp(what, "stuck") == 0) stuck();
+  if (strcmp(what, "together") == 0) together();
   if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();
   dm_world_free(world);
   return finish();

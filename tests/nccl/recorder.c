@@ -5,7 +5,7 @@
  * Environment, read at each use: RECORDER_HOST, the path of libhostccl.so; RECORDER_LOG, a folder for one file per rank; RECORDER_VERSION (and
  * RECORDER_VERSION_<rank>), what ncclGetVersion says; RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL,
  * "rank call code": which call of which rank (-1: every one) fails with what; RECORDER_STUCK, the rank whose
- * ncclCommFinalize does not return. Built with -DLACKS_SPLIT and so on, it lacks that function. */
+ * ncclCommFinalize does not return; RECORDER_TOGETHER, how many ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on, it lacks that function. */
 #include <hostccl.h>
 
 #include <dlfcn.h>
@@ -281,6 +281,20 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
 }
 #endif
 
+/* An abort waits for the communicator's stream, where its work lies behind that of others until they are aborted too. */
+static void wait_for_other_aborts(ncclComm_t comm)
+{
+  static int begun;
+  const int together = number_from("RECORDER_TOGETHER", 0);
+  if (together == 0) return;
+  const double until = now() + 10;
+  for (__atomic_add_fetch(&begun, 1, __ATOMIC_SEQ_CST); __atomic_load_n(&begun, __ATOMIC_SEQ_CST) < together; usleep(1000))
+    if (now() > until) {
+      note("ALONE abort c%d", comm->number);
+      return;
+    }
+}
+
 static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm_t), const char *call)
 {
   if (comm == NULL) return ncclSuccess;
@@ -290,6 +304,7 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
   }
   comm->state = state;
   note("%s c%d", call, comm->number);
+  if (state == kAborted) wait_for_other_aborts(comm);
   struct ncclComm *child = comm->child;
   const ncclResult_t code = how(comm->real);
   if (child != NULL) {

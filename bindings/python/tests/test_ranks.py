@@ -4,6 +4,7 @@ import array
 import math
 import os
 import pickle
+import shutil
 import tempfile
 import threading
 import time
@@ -15,8 +16,6 @@ import devicemesh
 from devicemesh import AbortedError, DimOptions, InvalidArgumentError, MeshTimeoutError, MismatchError, NotFoundError, PeerLostError, ReduceOp, World, init_device_mesh
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-# The job's own number, the same on all ranks; a name in the temporary folder is made of it.
-JOB = os.environ["MASTER_PORT"]
 
 
 def two_dimensions():
@@ -29,6 +28,16 @@ class Ranks(unittest.TestCase):
     def setUpClass(cls):
         cls.mesh = init_device_mesh("cpu", two_dimensions(), mesh_dim_names=("dp", "tp"))
         cls.dp, cls.tp = cls.mesh.get_all_groups()
+        # A folder of this run, whose name rank 0 chooses.
+        name = bytearray((tempfile.mkdtemp(prefix="devicemesh-").encode() if RANK == 0 else b"").ljust(1000, b"\0"))
+        cls.mesh.flatten("everybody").get_group().broadcast(name)
+        cls.folder = name.rstrip(b"\0").decode()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.mesh.flatten("done")
+        if RANK == 0:
+            shutil.rmtree(cls.folder, ignore_errors=True)
 
     def test_mesh(self):
         rows, columns = two_dimensions()
@@ -218,9 +227,7 @@ class Ranks(unittest.TestCase):
         if SIZE == 1:
             return
         # In a world of its own: the meshes of one world share communicators, and these end.
-        folder = os.path.join(tempfile.gettempdir(), f"devicemesh-python-{JOB}")
-        os.makedirs(folder, exist_ok=True)
-        world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{folder}/shrinks", timeout=60)
+        world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/shrinks", timeout=60)
         mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)
         with self.assertRaises(NotFoundError):
             mesh["x"].shrink("y", [SIZE - 1])
@@ -237,9 +244,7 @@ class Ranks(unittest.TestCase):
         self.mesh.flatten("after_shrink")
 
     def test_a_world_of_its_own_and_a_store_in_python(self):
-        folder = os.path.join(tempfile.gettempdir(), f"devicemesh-python-{JOB}")
-        os.makedirs(folder, exist_ok=True)
-        with World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{folder}/file", timeout=60) as world:
+        with World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/file", timeout=60) as world:
             self.assertEqual((world.rank, world.size, repr(world)), (RANK, SIZE, f"World(rank={RANK}, size={SIZE})"))
             world.barrier()
             self.assertEqual(world.locations(f"rack{RANK % 2}/host{RANK}"), [f"rack{rank % 2}/host{rank}" for rank in range(SIZE)])
@@ -248,7 +253,7 @@ class Ranks(unittest.TestCase):
             self.assertIs(mesh.flatten("f").world, world)
             mesh.finalize()
         del mesh
-        store = FileStore(os.path.join(folder, "store"))
+        store = FileStore(os.path.join(self.folder, "store"))
         world = World("cpu", world_size=SIZE, rank=RANK, store=store, timeout=60)
         mesh = init_device_mesh("cpu", (SIZE,), world=world)
         value = bytearray([2])

@@ -1,0 +1,1579 @@
+/* libdevicemesh for C++17 and later: devicemesh.h with owners, containers, types and errors. Header-only; needs nothing but the C header.
+ *
+ *     dm::Mesh mesh = dm::init("cuda", {{"replicate", 2}, {"shard", 4}});   // collective: who am I, who are you
+ *     ncclComm_t comm = mesh.comm("shard");                                 // ready for ncclAllGather(..., comm, stream)
+ *
+ * Two styles of errors, one set of functions
+ *   dm::Mesh, dm::World, dm::init ...             give their value, and throw dm::Error.
+ *   dm::nothrow::Mesh, ::World, ::init ...        give a dm::Result of it, shaped like std::expected, and throw nothing but std::bad_alloc.
+ * Without exceptions (-fno-exceptions, or DM_NO_EXCEPTIONS defined before the header) only the second is there, and reading the value of a
+ * Result that has none prints the error and aborts. Below, Returns<T> is T in the first style and Result<T> in the second.
+ *
+ * What a function does, whether it is local or collective, and its errors stand at the C function that is named with it. Threads: as in C,
+ * everything may be called from several threads at once, on the same object too; only moving, assigning and destroying an object need it
+ * for themselves, as ever in C++.
+ *
+ * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a handle that is not live: calls on it give
+ * Status::invalid_handle. Views keep what they need: they may outlive the mesh they came from, and the world. */
+
+#ifndef DEVICEMESH_HPP
+#define DEVICEMESH_HPP
+
+#include "devicemesh.h"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+/* DM_NO_EXCEPTIONS is the one macro of this header: the user's wish, or that the compiler has no exceptions. */
+#if !defined(DM_NO_EXCEPTIONS) && !defined(__cpp_exceptions)
+#define DM_NO_EXCEPTIONS
+#endif
+
+namespace dm {
+
+/* Other names for the linker where the bodies of functions differ, so that both kinds of object files can be in one program. What they hand
+ * to each other are C handles: capi(), release(). */
+#ifdef DM_NO_EXCEPTIONS
+inline namespace no_exceptions {
+#endif
+
+// ---- numbers of the C header ----
+
+/// The outcome of a call: DM_STATUS_. A newer library may give numbers that are not listed.
+enum class Status : dm_status {
+  ok = DM_STATUS_OK,
+  invalid_argument = DM_STATUS_INVALID_ARGUMENT,
+  invalid_handle = DM_STATUS_INVALID_HANDLE,
+  not_found = DM_STATUS_NOT_FOUND,
+  not_member = DM_STATUS_NOT_MEMBER,
+  buffer_too_small = DM_STATUS_BUFFER_TOO_SMALL,
+  mismatch = DM_STATUS_MISMATCH,
+  timeout = DM_STATUS_TIMEOUT,
+  store = DM_STATUS_STORE,
+  ccl = DM_STATUS_CCL,
+  device = DM_STATUS_DEVICE,
+  library = DM_STATUS_LIBRARY,
+  unsupported = DM_STATUS_UNSUPPORTED,
+  aborted = DM_STATUS_ABORTED,
+  peer_lost = DM_STATUS_PEER_LOST,
+  internal = DM_STATUS_INTERNAL,
+};
+
+/// A reduction: DM_SUM and so on, the values of ncclRedOp_t.
+enum class Op : dm_op { sum = DM_SUM, prod = DM_PROD, max = DM_MAX, min = DM_MIN, avg = DM_AVG };
+
+/// The type of a buffer's elements: DM_INT8 and so on, the values of ncclDataType_t.
+enum class Dtype : dm_dtype {
+  int8 = DM_INT8,
+  uint8 = DM_UINT8,
+  int32 = DM_INT32,
+  uint32 = DM_UINT32,
+  int64 = DM_INT64,
+  uint64 = DM_UINT64,
+  float16 = DM_FLOAT16,
+  float32 = DM_FLOAT32,
+  float64 = DM_FLOAT64,
+  bfloat16 = DM_BFLOAT16,
+};
+
+/// The name of a status, for example "DM_STATUS_TIMEOUT". Static; see dm_status_name.
+[[nodiscard]] inline const char *status_name(Status status) noexcept { return dm_status_name(static_cast<dm_status>(status)); }
+
+/// The version of the loaded library: 10000 * major + 100 * minor + patch. See dm_version.
+[[nodiscard]] inline std::uint32_t version() noexcept { return dm_version(); }
+
+// ---- errors ----
+
+/// What went wrong: a status, one line with the values, and the codes of the layers below. It is thrown, or held by a Result.
+class Error : public std::runtime_error {
+public:
+  /// An error with these words; the codes are 0.
+  Error(Status status, const std::string &message) : std::runtime_error(std::string(status_name(status)) + ": " + message), status_(status) {}
+
+  /// What this thread's last failing call of the library says; Status::ok and no message before any. See dm_last_error_info.
+  [[nodiscard]] static Error last()
+  {
+    dm_error_info info = DM_ERROR_INFO_INIT;
+    dm_last_error_info(&info);
+    return last(info.status);
+  }
+
+  /// The same of a call that returned this status.
+  [[nodiscard]] static Error last(dm_status status)
+  {
+    Error error(static_cast<Status>(status), dm_last_error());
+    dm_error_info info = DM_ERROR_INFO_INIT;
+    if (dm_last_error_info(&info) == DM_STATUS_OK) {
+      error.ccl_result_ = info.ccl_result;
+      error.device_error_ = info.device_error;
+      error.os_error_ = info.os_error;
+    }
+    return error;
+  }
+
+  /// The status of the call.
+  [[nodiscard]] Status status() const noexcept { return status_; }
+  /// The communicator library's ncclResult_t, 0 when it was not involved.
+  [[nodiscard]] std::int32_t ccl_result() const noexcept { return ccl_result_; }
+  /// The device driver's code (CUresult), 0 when it was not involved.
+  [[nodiscard]] std::int32_t device_error() const noexcept { return device_error_; }
+  /// The errno, 0 when the operating system was not involved.
+  [[nodiscard]] std::int32_t os_error() const noexcept { return os_error_; }
+  /// The library's line alone; what() has the name of the status before it. Lives as long as the error.
+  [[nodiscard]] const char *message() const noexcept { return what() + std::strlen(status_name(status_)) + 2; }
+
+private:
+  Status status_;
+  std::int32_t ccl_result_ = 0, device_error_ = 0, os_error_ = 0;
+};
+
+namespace detail {
+
+[[noreturn]] inline void raise(const Error &error)
+{
+#ifdef DM_NO_EXCEPTIONS
+  std::fprintf(stderr, "dm::Result without a value: %s\n", error.what());
+  std::abort();
+#else
+  throw error;
+#endif
+}
+
+}  // namespace detail
+
+/// A value or an Error; the members are those of std::expected. Reading the value where there is none throws the Error.
+template <class T> class [[nodiscard]] Result {
+public:
+  using value_type = T;
+  using error_type = Error;
+
+  /// Success.
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+  /// Failure.
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
+
+  /// Whether there is a value. Mind Result<bool>: this is not the value.
+  [[nodiscard]] bool has_value() const noexcept { return state_.index() == 0; }
+  /// The same.
+  [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+
+  /// The value.
+  [[nodiscard]] T &value() & { return require(), *std::get_if<0>(&state_); }
+  /// The value.
+  [[nodiscard]] const T &value() const & { return require(), *std::get_if<0>(&state_); }
+  /// The value, to be moved from.
+  [[nodiscard]] T &&value() && { return require(), std::move(*std::get_if<0>(&state_)); }
+  /// As value().
+  [[nodiscard]] T &operator*() & { return value(); }
+  /// As value().
+  [[nodiscard]] const T &operator*() const & { return value(); }
+  /// As value().
+  [[nodiscard]] T &&operator*() && { return std::move(*this).value(); }
+  /// A member of the value, as value().
+  [[nodiscard]] T *operator->() { return &value(); }
+  /// A member of the value, as value().
+  [[nodiscard]] const T *operator->() const { return &value(); }
+  /// The value, or this one.
+  template <class U> [[nodiscard]] T value_or(U &&otherwise) const &
+  {
+    return has_value() ? value() : static_cast<T>(std::forward<U>(otherwise));
+  }
+  /// The value, moved, or this one.
+  template <class U> [[nodiscard]] T value_or(U &&otherwise) &&
+  {
+    return has_value() ? std::move(*this).value() : static_cast<T>(std::forward<U>(otherwise));
+  }
+
+  /// The error; there must be one.
+  [[nodiscard]] const Error &error() const { return std::get<1>(state_); }
+
+  /// next(value), which is a Result too; the error goes through.
+  template <class Next> auto and_then(Next &&next) && -> std::invoke_result_t<Next, T &&>
+  {
+    if (!has_value()) return error();
+    return std::forward<Next>(next)(std::move(*this).value());
+  }
+  /// A Result of next(value); the error goes through.
+  template <class Next> auto transform(Next &&next) && -> Result<std::invoke_result_t<Next, T &&>>
+  {
+    if (!has_value()) return error();
+    return std::forward<Next>(next)(std::move(*this).value());
+  }
+
+private:
+  void require() const
+  {
+    if (!has_value()) detail::raise(error());
+  }
+
+  std::variant<T, Error> state_;
+};
+
+/// Success without a value, or an Error.
+template <> class [[nodiscard]] Result<void> {
+public:
+  using value_type = void;
+  using error_type = Error;
+
+  /// Success.
+  Result() = default;
+  /// Failure.
+  Result(Error error) : error_(std::move(error)) {}
+
+  /// Whether it is success.
+  [[nodiscard]] bool has_value() const noexcept { return !error_.has_value(); }
+  /// The same.
+  [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
+  /// Throws the error, if there is one.
+  void value() const
+  {
+    if (error_) detail::raise(*error_);
+  }
+  /// As value().
+  void operator*() const { value(); }
+  /// The error; there must be one.
+  [[nodiscard]] const Error &error() const { return error_.value(); }
+
+  /// next(), which is a Result too; the error goes through.
+  template <class Next> auto and_then(Next &&next) const -> std::invoke_result_t<Next>
+  {
+    if (error_) return *error_;
+    return std::forward<Next>(next)();
+  }
+
+private:
+  std::optional<Error> error_;
+};
+
+namespace detail {
+
+#ifndef DM_NO_EXCEPTIONS
+// Functions give the value and throw the error.
+struct Throws {
+  template <class T> using Returns = T;
+  template <class T> [[noreturn]] static T failure(const Error &error) { raise(error); }
+};
+#endif
+
+// Functions give a Result.
+struct Gives {
+  template <class T> using Returns = Result<T>;
+  template <class T> static Result<T> failure(const Error &error) { return Result<T>(error); }
+};
+
+// What the functions of a style are made of: a status becomes a return value.
+template <class Style> struct Calls {
+  template <class T> using Returns = typename Style::template Returns<T>;
+
+  template <class T> static Returns<T> give(dm_status status, T value)
+  {
+    if (status != DM_STATUS_OK) return Style::template failure<T>(Error::last(status));
+    return Returns<T>(std::move(value));
+  }
+
+  static Returns<void> done(dm_status status)
+  {
+    if (status != DM_STATUS_OK) return Style::template failure<void>(Error::last(status));
+    return Returns<void>();
+  }
+
+  // What this header finds by itself.
+  template <class T> static Returns<T> fail(Status status, const std::string &message) { return Style::template failure<T>(Error(status, message)); }
+
+  // A list or a text of a length that the library says: most fit the first time.
+  template <class List, class Query> static dm_status fill(List &list, std::size_t guess, Query query)
+  {
+    std::size_t length = 0;
+    list.resize(guess);
+    dm_status status = query(list.data(), list.size(), &length);
+    if (status == DM_STATUS_BUFFER_TOO_SMALL) {
+      list.resize(length);
+      status = query(list.data(), list.size(), &length);
+    }
+    list.resize(status == DM_STATUS_OK ? length : 0);
+    return status;
+  }
+
+  template <class T, class Query> static Returns<std::vector<T>> list(Query query)
+  {
+    std::vector<T> values;
+    const dm_status status = fill(values, 16, query);
+    return give(status, std::move(values));
+  }
+
+  template <class Query> static Returns<std::string> text(Query query)
+  {
+    std::string value;
+    const dm_status status = fill(value, 256, query);
+    if (!value.empty()) value.pop_back();  // the NUL
+    return give(status, std::move(value));
+  }
+};
+
+}  // namespace detail
+
+// ---- arguments: what braces, strings and containers become ----
+
+/// A view of contiguous elements, from any container with data() and size() (std::vector, std::array, std::span), an array, a pointer and
+/// a length, or braces. It is the same in every standard, so files of C++17 and C++20 go into one program. An argument, not to be kept.
+template <class T> class Span {
+public:
+  using value_type = std::remove_const_t<T>;
+
+  /// No elements.
+  constexpr Span() noexcept = default;
+  /// size elements from data on.
+  constexpr Span(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
+  /// The elements of a container or array.
+  template <class Container, class Element = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>,
+            std::enable_if_t<std::is_convertible_v<Element (*)[], T (*)[]>, int> = 0>
+  constexpr Span(Container &&container) noexcept : data_(std::data(container)), size_(std::size(container))
+  {
+  }
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winit-list-lifetime"  // of an argument the list lives as long as the call
+#endif
+  /// {a, b, c}, where the elements are const.
+  constexpr Span(std::initializer_list<value_type> values) noexcept : data_(values.begin()), size_(values.size()) {}
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
+  /// The first element.
+  [[nodiscard]] constexpr T *data() const noexcept { return data_; }
+  /// The number of elements.
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
+  /// Whether there are none.
+  [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
+  /// The first element.
+  [[nodiscard]] constexpr T *begin() const noexcept { return data_; }
+  /// Past the last element.
+  [[nodiscard]] constexpr T *end() const noexcept { return data_ + size_; }
+  /// An element; index is less than size().
+  [[nodiscard]] constexpr T &operator[](std::size_t index) const { return data_[index]; }
+
+private:
+  T *data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// A string for the library, which wants a NUL at its end: from a C string or std::string without a copy, from a std::string_view with one.
+/// nullptr is C's NULL. An argument, not to be kept.
+///
+/// A NUL within the string becomes bytes that are not UTF-8, so the library refuses the whole instead of taking the part before it.
+class Text {
+public:
+  /// NULL.
+  Text() noexcept = default;
+  /// NULL.
+  Text(std::nullptr_t) noexcept {}
+  /// A C string, or NULL.
+  Text(const char *text) noexcept : given_(text) {}
+  /// The string itself, which must live as long as this.
+  Text(const std::string &text) : given_(text.c_str())
+  {
+    if (text.find('\0') != std::string::npos) keep(text);
+  }
+  /// A copy.
+  Text(std::string_view text) { keep(text); }
+
+  Text(const Text &) = delete;
+  Text &operator=(const Text &) = delete;
+
+  /// The C string, or NULL.
+  [[nodiscard]] const char *c_str() const noexcept { return given_; }
+  /// A copy; of NULL the empty string.
+  [[nodiscard]] std::string string() const { return given_ != nullptr ? given_ : ""; }
+
+private:
+  void keep(std::string_view text)
+  {
+    for (const char byte : text)
+      if (byte == '\0') copy_ += "\xC0\x80";
+      else copy_ += byte;
+    given_ = copy_.c_str();
+  }
+
+  const char *given_ = nullptr;
+  std::string copy_;
+};
+
+/// Strings for the library: {"dp", "tp"}, one string, or a container of what a Text is made of.
+class Texts {
+public:
+  /// None.
+  Texts() = default;
+  /// These.
+  Texts(std::initializer_list<Text> texts) { copy(texts); }
+  /// This one.
+  Texts(const char *text) : Texts({Text(text)}) {}
+  /// This one.
+  Texts(const std::string &text) : Texts({Text(text)}) {}
+  /// This one.
+  Texts(std::string_view text) : Texts({Text(text)}) {}
+  /// Those of a container.
+  template <class Container, class Element = decltype(*std::begin(std::declval<const Container &>())),
+            std::enable_if_t<!std::is_convertible_v<const Container &, std::string_view> && std::is_convertible_v<Element, Text>, int> = 0>
+  Texts(const Container &texts)
+  {
+    copy(texts);
+  }
+
+  Texts(const Texts &) = delete;
+  Texts &operator=(const Texts &) = delete;
+
+  /// The C strings; NULL when there are none.
+  [[nodiscard]] const char *const *data() const noexcept { return pointers_.empty() ? nullptr : pointers_.data(); }
+  /// How many there are.
+  [[nodiscard]] std::size_t size() const noexcept { return pointers_.size(); }
+
+private:
+  template <class Container> void copy(const Container &texts)
+  {
+    for (const auto &text : texts) {
+      const Text &one = text;
+      strings_.push_back(one.string());
+    }
+    for (const std::string &string : strings_) pointers_.push_back(string.c_str());
+  }
+
+  std::vector<std::string> strings_;
+  std::vector<const char *> pointers_;
+};
+
+/// Wishes for one dimension's communicator: dm_dim_options.
+struct DimOptions {
+  /// Never share this dimension's communicator with one over the same ranks (DM_DIM_OWN_COMM).
+  bool own_comm = false;
+  /// nullptr or an ncclConfig_t, copied by the call.
+  const void *nccl_config = nullptr;
+  /// The communicator's name in the library's logs. Empty: "mesh_" and the dimension's name.
+  std::string comm_name = {};
+
+  /// As C has it; borrows from this object.
+  [[nodiscard]] dm_dim_options capi() const noexcept
+  {
+    dm_dim_options options = DM_DIM_OPTIONS_INIT;
+    options.flags = own_comm ? DM_DIM_OWN_COMM : 0;
+    options.nccl_config = nccl_config;
+    options.comm_name = comm_name.empty() ? nullptr : comm_name.c_str();
+    return options;
+  }
+};
+
+/// One dimension of a mesh: its name, its size in ranks, and wishes for its communicator.
+struct Dim {
+  std::string name;
+  std::size_t size;
+  DimOptions options;
+
+  /// {"tp", 8}, or {"tp", 8, options}; the size is of any type of integers.
+  template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
+  Dim(const Text &dim_name, Integer dim_size, DimOptions dim_options = {})
+      : name(dim_name.string()), size(static_cast<std::size_t>(dim_size)), options(std::move(dim_options))
+  {
+  }
+};
+
+/// The dimensions of a mesh, the last one the fastest: {{"dp", 2}, {"tp", 4}}, a std::vector<Dim>, {sizes, names}, or sizes alone, {2, 4}.
+class Dims {
+public:
+  /// No dimension.
+  Dims() = default;
+  /// {{"dp", 2}, {"tp", 4}}
+  Dims(std::initializer_list<Dim> dims) { copy(dims.begin(), dims.size()); }
+  /// A list that was made at run time.
+  Dims(const std::vector<Dim> &dims) { copy(dims.data(), dims.size()); }
+  /// Sizes and as many names; without names the dimensions are dim_0, dim_1 and so on.
+  Dims(Span<const std::size_t> shape, const Texts &names = {}) : sizes_(shape.begin(), shape.end()), options_(shape.size())
+  {
+    for (std::size_t at = 0; at < names.size(); ++at) names_.emplace_back(names.data()[at]);
+    point();
+  }
+  /// {2, 4}
+  Dims(std::initializer_list<std::size_t> shape) : Dims(Span<const std::size_t>(shape)) {}
+
+  Dims(const Dims &) = delete;
+  Dims &operator=(const Dims &) = delete;
+
+  /// The number of dimensions.
+  [[nodiscard]] std::size_t size() const noexcept { return sizes_.size(); }
+  /// Their sizes.
+  [[nodiscard]] const std::size_t *sizes() const noexcept { return sizes_.data(); }
+  /// Their names; NULL when they have none.
+  [[nodiscard]] const char *const *names() const noexcept { return pointers_.empty() ? nullptr : pointers_.data(); }
+  /// Their options.
+  [[nodiscard]] const dm_dim_options *options() const noexcept { return c_options_.data(); }
+
+  /// What C cannot see: names that are not as many as the sizes. Empty when all is well.
+  [[nodiscard]] std::string problem() const
+  {
+    if (names_.empty() || names_.size() == sizes_.size()) return {};
+    return std::to_string(names_.size()) + " names for " + std::to_string(sizes_.size()) + " sizes";
+  }
+
+private:
+  void copy(const Dim *dims, std::size_t count)
+  {
+    for (const Dim *dim = dims; dim != dims + count; ++dim) {
+      sizes_.push_back(dim->size);
+      names_.push_back(Text(dim->name).string());
+      options_.push_back(dim->options);
+    }
+    point();
+  }
+
+  void point()
+  {
+    for (const std::string &name : names_) pointers_.push_back(name.c_str());
+    for (const DimOptions &options : options_) c_options_.push_back(options.capi());
+  }
+
+  std::vector<std::size_t> sizes_;
+  std::vector<std::string> names_;
+  std::vector<DimOptions> options_;
+  std::vector<const char *> pointers_;
+  std::vector<dm_dim_options> c_options_;
+};
+
+/// What a mesh dimension does with a tensor; made by replicate() and shard(). See Mesh::local_shard.
+using Placement = dm_placement;
+
+/// Every rank along the mesh dimension holds the same.
+[[nodiscard]] constexpr Placement replicate() noexcept { return {DM_REPLICATE, 0, 0}; }
+
+/// The mesh dimension splits this dimension of the tensor. Where several do, those of lower order split first.
+[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept { return {DM_SHARD, tensor_dim, order}; }
+
+// ---- the world ----
+
+/// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in. See dm_store_callbacks.
+///
+/// The functions may be called from any thread of this process, and from several at once. Each returns 0 for success; any other number ends the
+/// call that needed it with Status::store and that number in the message. One that throws counts as returning -1.
+class Store {
+public:
+  virtual ~Store() = default;
+  /// Stores value under key, replacing what was there.
+  virtual std::int32_t set(std::string_view key, std::string_view value) = 0;
+  /// Waits up to timeout for key, then writes what it holds to value. Not 0 when the key did not come in time.
+  virtual std::int32_t get(std::string_view key, std::chrono::milliseconds timeout, std::string &value) = 0;
+  /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
+  virtual std::int32_t add(std::string_view key, std::int64_t amount, std::int64_t &sum) = 0;
+};
+
+/// How to join a world: dm_world_options. What is not set is the default.
+struct WorldOptions {
+  /// No rendezvous and no communicators: layout and planning for any rank of any world, on one machine (DM_WORLD_OFFLINE).
+  bool offline = false;
+  /// Number of ranks. 0: rank, world size and local rank come from the launcher's environment.
+  std::int32_t world_size = 0;
+  /// This process's rank, used when world_size is given.
+  std::int32_t rank = 0;
+  /// This process's device index in its host, used when world_size is given.
+  std::int32_t local_rank = 0;
+  /// Every wait of the library ends by then. 0: ten minutes.
+  std::chrono::milliseconds timeout{0};
+  /// "env://" (also when empty), "tcp://host:port" or "file:///path".
+  std::string init_method = {};
+  /// A communicator library by path or SONAME; empty: DM_CCL_LIBRARY, else the usual one of the device type.
+  std::string ccl_library = {};
+  /// The caller's own store; the world holds it until it is gone.
+  std::shared_ptr<Store> store = nullptr;
+};
+
+template <class Style> class BasicWorld;
+template <class Style> class BasicMesh;
+
+/// A world as an argument: borrowed, for the call. Made from a World or a C handle.
+class WorldRef {
+public:
+  /// The process's default world.
+  WorldRef(dm_world *world = nullptr) noexcept : world_(world) {}
+  /// This one.
+  template <class Style> WorldRef(const BasicWorld<Style> &world) noexcept : world_(world.capi()) {}
+  /// The C handle.
+  [[nodiscard]] dm_world *capi() const noexcept { return world_; }
+
+private:
+  dm_world *world_;
+};
+
+/// A mesh as an argument: borrowed, for the call. Made from a Mesh or a C handle.
+class MeshRef {
+public:
+  /// This handle.
+  MeshRef(const dm_mesh *mesh) noexcept : mesh_(mesh) {}
+  /// This one.
+  template <class Style> MeshRef(const BasicMesh<Style> &mesh) noexcept : mesh_(mesh.capi()) {}
+  /// The C handle.
+  [[nodiscard]] const dm_mesh *capi() const noexcept { return mesh_; }
+
+private:
+  const dm_mesh *mesh_;
+};
+
+namespace detail {
+
+// A Store as dm_store_callbacks; user_data is a shared_ptr of its own.
+struct StoreBridge {
+  using Held = std::shared_ptr<Store>;
+
+  static dm_store_callbacks callbacks(Held *held) noexcept
+  {
+    dm_store_callbacks callbacks = DM_STORE_CALLBACKS_INIT;
+    callbacks.user_data = held;
+    callbacks.set = [](void *data, const char *key, const void *value, std::size_t length) -> std::int32_t {
+      return caught([&] { return of(data).set(key, {static_cast<const char *>(value), length}); });
+    };
+    callbacks.get = [](void *data, const char *key, void *value, std::size_t capacity, std::size_t *length_out,
+                       std::int64_t timeout_ms) -> std::int32_t {
+      return caught([&] {
+        std::string found;
+        const std::int32_t result = of(data).get(key, std::chrono::milliseconds(timeout_ms), found);
+        if (result != 0) return result;
+        *length_out = found.size();
+        if (const std::size_t fits = found.size() < capacity ? found.size() : capacity; fits > 0) std::memcpy(value, found.data(), fits);
+        return result;
+      });
+    };
+    callbacks.add = [](void *data, const char *key, std::int64_t amount, std::int64_t *sum) -> std::int32_t {
+      return caught([&] { return of(data).add(key, amount, *sum); });
+    };
+    callbacks.drop = [](void *data) { delete static_cast<Held *>(data); };
+    return callbacks;
+  }
+
+private:
+  static Store &of(void *data) { return **static_cast<Held *>(data); }
+
+  template <class Body> static std::int32_t caught(Body body) noexcept
+  {
+#ifdef DM_NO_EXCEPTIONS
+    return body();
+#else
+    try {
+      return body();
+    } catch (...) {
+      return -1;
+    }
+#endif
+  }
+};
+
+}  // namespace detail
+
+/// This process's place in the job: its rank, the store the ranks meet in, the device, the communicator library. See dm_world.
+template <class Style> class BasicWorld {
+  using Calls = detail::Calls<Style>;
+
+public:
+  /// T, or Result<T>.
+  template <class T> using Returns = typename Style::template Returns<T>;
+
+  /// Empty.
+  BasicWorld() noexcept = default;
+  /// Takes over a C handle.
+  explicit BasicWorld(dm_world *world) noexcept : world_(world) {}
+
+  /// Joins the job. Collective over the world, unless offline. device_type is "cuda", "cpu", or nullptr for what this machine has.
+  /// See dm_world_init.
+  [[nodiscard]] static Returns<BasicWorld> init(const Text &device_type = {}, const WorldOptions &options = {})
+  {
+    const Text init_method(options.init_method), ccl_library(options.ccl_library);
+    std::unique_ptr<std::shared_ptr<Store>> store;
+    dm_store_callbacks callbacks;
+    dm_world_options join = DM_WORLD_OPTIONS_INIT;
+    join.flags = options.offline ? DM_WORLD_OFFLINE : 0;
+    join.world_size = options.world_size;
+    join.rank = options.rank;
+    join.local_rank = options.local_rank;
+    join.timeout_ms = options.timeout.count();
+    join.init_method = options.init_method.empty() ? nullptr : init_method.c_str();
+    join.ccl_library = options.ccl_library.empty() ? nullptr : ccl_library.c_str();
+    if (options.store) {
+      store = std::make_unique<std::shared_ptr<Store>>(options.store);
+      callbacks = detail::StoreBridge::callbacks(store.get());
+      join.store = &callbacks;
+    }
+    dm_world *world = nullptr;
+    const dm_status status = dm_world_init(device_type.c_str(), &join, &world);
+    if (status == DM_STATUS_OK) static_cast<void>(store.release());  // the library drops it when the world is gone
+    return Calls::give(status, BasicWorld(world));
+  }
+
+  /// This process's rank, 0 to size() - 1. Local. See dm_world_rank.
+  [[nodiscard]] Returns<std::int32_t> rank() const
+  {
+    std::int32_t rank = 0;
+    const dm_status status = dm_world_rank(capi(), &rank);
+    return Calls::give(status, rank);
+  }
+
+  /// The number of ranks. Local. See dm_world_size.
+  [[nodiscard]] Returns<std::int32_t> size() const
+  {
+    std::int32_t size = 0;
+    const dm_status status = dm_world_size(capi(), &size);
+    return Calls::give(status, size);
+  }
+
+  /// Returns when every rank of the world has called it. Collective over the world. 0: the world's timeout. See dm_world_barrier.
+  Returns<void> barrier(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_barrier(capi(), timeout.count())); }
+
+  /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world. location is this rank's, "rack1/host3/nvl0";
+  /// nullptr: the name of its host. See dm_world_locations.
+  [[nodiscard]] Returns<std::vector<std::string>> locations(const Text &location = {}) const
+  {
+    std::int32_t ranks = 0;
+    const char *const *paths = nullptr;
+    std::vector<std::string> locations;
+    dm_status status = dm_world_size(capi(), &ranks);
+    if (status == DM_STATUS_OK) status = dm_world_locations(capi(), location.c_str(), &paths);
+    if (status == DM_STATUS_OK) locations.assign(paths, paths + ranks);
+    return Calls::give(status, std::move(locations));
+  }
+
+  /// Ends this rank's part in the world, at once, and wakes its blocked calls. Local, from any thread. See dm_world_abort.
+  Returns<void> abort() const
+  {
+    // NULL would mean the default worlds.
+    if (!world_) return Calls::template fail<void>(Status::invalid_handle, "this World is empty or was moved from");
+    return Calls::done(dm_world_abort(capi()));
+  }
+
+  /// The same for the default worlds, those that init() of a mesh joins by itself. See dm_world_abort.
+  static Returns<void> abort_default() { return Calls::done(dm_world_abort(nullptr)); }
+
+  /// The C handle, borrowed; NULL of an empty one.
+  [[nodiscard]] dm_world *capi() const noexcept { return world_.get(); }
+  /// Gives the C handle away, to be freed with dm_world_free.
+  [[nodiscard]] dm_world *release() noexcept { return world_.release(); }
+
+private:
+  struct Free {
+    void operator()(dm_world *world) const noexcept { dm_world_free(world); }
+  };
+  std::unique_ptr<dm_world, Free> world_;
+};
+
+/// Wishes for a mesh: dm_init_options. What is not set is the default; those of single dimensions are in Dim.
+struct InitOptions {
+  /// Make a dimension's communicator at its first use (DM_INIT_LAZY).
+  bool lazy = false;
+  /// Of from_comms: the library destroys the communicators with the mesh (DM_INIT_OWN_COMMS).
+  bool own_comms = false;
+  /// The default: the process's default world of the device type, joined from the environment at first use.
+  WorldRef world = {};
+  /// Empty: 0 to n - 1; else n distinct world ranks, row-major in the mesh's shape.
+  std::vector<std::int32_t> ranks = {};
+  /// How long each collective call of the mesh may take. 0: as long as the world's.
+  std::chrono::milliseconds timeout{0};
+
+  /// As C has it, without wishes for single dimensions; borrows from this object.
+  [[nodiscard]] dm_init_options capi() const noexcept
+  {
+    dm_init_options options = DM_INIT_OPTIONS_INIT;
+    options.flags = (lazy ? DM_INIT_LAZY : 0u) | (own_comms ? DM_INIT_OWN_COMMS : 0u);
+    options.world = world.capi();
+    options.ranks = ranks.empty() ? nullptr : ranks.data();
+    options.timeout_ms = timeout.count();
+    return options;
+  }
+};
+
+// ---- collectives: what they need to know of buffers ----
+
+/// The Dtype of a C++ type, in its member value. It is there for integers of 1, 4 and 8 bytes, std::byte, float and double, and for CUDA's __half
+/// and __nv_bfloat16 when their headers come before this one. For another type:
+/// template <> struct dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float16; };
+template <class T, class Enable = void> struct DtypeOf {};
+
+template <class T>
+struct DtypeOf<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, bool> && (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8)>> {
+  static constexpr Dtype value = sizeof(T) == 1   ? (std::is_signed_v<T> ? Dtype::int8 : Dtype::uint8)
+                                 : sizeof(T) == 4 ? (std::is_signed_v<T> ? Dtype::int32 : Dtype::uint32)
+                                                  : (std::is_signed_v<T> ? Dtype::int64 : Dtype::uint64);
+};
+template <> struct DtypeOf<std::byte> {
+  static constexpr Dtype value = Dtype::uint8;
+};
+template <> struct DtypeOf<float> {
+  static constexpr Dtype value = Dtype::float32;
+};
+template <> struct DtypeOf<double> {
+  static constexpr Dtype value = Dtype::float64;
+};
+#ifdef __CUDA_FP16_TYPES_EXIST__
+template <> struct DtypeOf<__half> {
+  static constexpr Dtype value = Dtype::float16;
+};
+#endif
+#ifdef __CUDA_BF16_TYPES_EXIST__
+template <> struct DtypeOf<__nv_bfloat16> {
+  static constexpr Dtype value = Dtype::bfloat16;
+};
+#endif
+
+namespace detail {
+
+// The type itself, where it is not to be deduced.
+template <class T> struct Identity {
+  using type = T;
+};
+template <class T> using Same = typename Identity<T>::type;
+
+template <class T, class = void> struct HasDtype : std::false_type {};
+template <class T> struct HasDtype<T, std::void_t<decltype(DtypeOf<T>::value)>> : std::true_type {};
+
+template <class T> constexpr dm_dtype dtype() noexcept
+{
+  static_assert(HasDtype<T>::value, "no dm::Dtype belongs to this element type: specialise dm::DtypeOf for it");
+  return static_cast<dm_dtype>(DtypeOf<T>::value);
+}
+
+// The element of a container, const where it can only be read; no type where there is none.
+template <class Container> using ElementOf = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
+
+// What a collective reads and what it writes, as spans of one type of element.
+template <class Container> using Sent = Span<const std::remove_cv_t<ElementOf<Container>>>;
+template <class Container> using Received = Span<ElementOf<Container>>;
+
+template <class Send, class Recv> constexpr void check_types() noexcept
+{
+  static_assert(!std::is_const_v<ElementOf<Recv>>, "the receiving buffer is const");
+  static_assert(std::is_same_v<std::remove_cv_t<ElementOf<Send>>, ElementOf<Recv>>, "the buffers have different types of elements");
+}
+
+}  // namespace detail
+
+// ---- the mesh ----
+
+/// One rank's block of a tensor: element i of it along dimension d is element offset[d] + i of the tensor.
+struct LocalShard {
+  std::vector<std::size_t> shape, offset;
+};
+
+/// What plan_ranks() found: ranks for InitOptions::ranks, and one line of JSON that says why (dm_plan_ranks describes it).
+struct Plan {
+  std::vector<std::int32_t> ranks;
+  std::string report;
+};
+
+/// One rank's immutable view of a mesh: shape, names, ranks, communicators. See dm_mesh.
+///
+/// Where a function takes dim, a mesh of one dimension may be asked with nullptr.
+template <class Style> class BasicMesh {
+  using Calls = detail::Calls<Style>;
+
+public:
+  /// T, or Result<T>.
+  template <class T> using Returns = typename Style::template Returns<T>;
+
+  // ---- making and owning ----
+
+  /// Empty.
+  BasicMesh() noexcept = default;
+  /// Takes over a C handle.
+  explicit BasicMesh(dm_mesh *mesh) noexcept : mesh_(mesh) {}
+
+  /// Makes a mesh: every dimension of this rank gets a ready communicator. Collective over the world. device_type is "cuda", "cpu", or
+  /// nullptr for that of options.world. See dm_init.
+  [[nodiscard]] static Returns<BasicMesh> init(const Text &device_type, const Dims &dims, const InitOptions &options = {})
+  {
+    return make(dims, options, [&](const dm_init_options &wishes, dm_mesh **mesh) {
+      return dm_init(device_type.c_str(), dims.sizes(), dims.size(), dims.names(), &wishes, mesh);
+    });
+  }
+
+  /// Makes a mesh over communicators that exist, one per dimension, in their order. Local. See dm_from_comms.
+  [[nodiscard]] static Returns<BasicMesh> from_comms(const Text &device_type, const Dims &dims, Span<const ncclComm_t> comms,
+                                                     const InitOptions &options = {})
+  {
+    if (comms.size() != dims.size())
+      return invalid<BasicMesh>(std::to_string(comms.size()) + " communicators for " + std::to_string(dims.size()) + " dimensions");
+    return make(dims, options, [&](const dm_init_options &wishes, dm_mesh **mesh) {
+      return dm_from_comms(device_type.c_str(), dims.sizes(), dims.size(), dims.names(), comms.data(), &wishes, mesh);
+    });
+  }
+
+  /// The mesh that a text of serialize() says. Collective over the world, each rank with a text of the same mesh. dim_options are for the text's
+  /// dimensions, in their order; missing ones are the defaults, and there is nothing for more to apply to. See dm_deserialize.
+  [[nodiscard]] static Returns<BasicMesh> deserialize(const Text &text, const InitOptions &options = {}, Span<const DimOptions> dim_options = {})
+  {
+    dm_init_options wishes = options.capi();
+    std::vector<dm_dim_options> dims;
+    if (!dim_options.empty() && text.c_str() != nullptr) {
+      // C reads one for each dimension; a text has fewer of them than bytes.
+      dims.resize(std::strlen(text.c_str()) + 1, DimOptions().capi());
+      for (std::size_t at = 0; at < dims.size() && at < dim_options.size(); ++at) dims[at] = dim_options[at].capi();
+      wishes.dim_options = dims.data();
+    }
+    return view([&](dm_mesh **mesh) { return dm_deserialize(text.c_str(), &wishes, mesh); });
+  }
+
+  /// The view that was registered under this name in this process. Local. See dm_lookup.
+  [[nodiscard]] static Returns<BasicMesh> lookup(const Text &name)
+  {
+    return view([&](dm_mesh **mesh) { return dm_lookup(name.c_str(), mesh); });
+  }
+
+  /// Another handle of the same view; costs no communicator. Local. See dm_clone.
+  [[nodiscard]] Returns<BasicMesh> clone() const
+  {
+    return view([&](dm_mesh **mesh) { return dm_clone(capi(), mesh); });
+  }
+
+  /// The C handle, borrowed, for what is only in C; NULL of an empty mesh.
+  [[nodiscard]] dm_mesh *capi() const noexcept { return mesh_.get(); }
+  /// Gives the C handle away, to be freed with dm_free.
+  [[nodiscard]] dm_mesh *release() noexcept { return mesh_.release(); }
+
+  // ---- views ----
+
+  /// The view of one dimension, as slice().
+  [[nodiscard]] Returns<BasicMesh> operator[](const Text &dim) const
+  {
+    const char *name = dim.c_str();
+    return view([&](dm_mesh **mesh) { return dm_slice(capi(), &name, 1, mesh); });
+  }
+
+  /// The view of several dimensions, mesh({"dp", "tp"}), as slice().
+  [[nodiscard]] Returns<BasicMesh> operator()(const Texts &dims) const { return slice(dims); }
+
+  /// A view of the named dimensions, in this order; it shares the communicators. Local. See dm_slice.
+  [[nodiscard]] Returns<BasicMesh> slice(const Texts &dims) const
+  {
+    return view([&](dm_mesh **mesh) { return dm_slice(capi(), dims.data(), dims.size(), mesh); });
+  }
+
+  /// One dimension out of all of this view's, with a communicator. Collective over the root mesh. name nullptr joins their names with "_". See
+  /// dm_flatten.
+  [[nodiscard]] Returns<BasicMesh> flatten(const Text &name = {}, const DimOptions &options = {}) const
+  {
+    const dm_dim_options wishes = options.capi();
+    return view([&](dm_mesh **mesh) { return dm_flatten(capi(), name.c_str(), &wishes, mesh); });
+  }
+
+  /// The view with dim replaced by these, whose sizes multiply to its size, each with a communicator. Collective over the root mesh. See
+  /// dm_unflatten.
+  [[nodiscard]] Returns<BasicMesh> unflatten(const Text &dim, const Dims &dims) const
+  {
+    if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
+    return view([&](dm_mesh **mesh) { return dm_unflatten(capi(), dim.c_str(), dims.sizes(), dims.names(), dims.size(), dims.options(), mesh); });
+  }
+
+  /// All ranks of this view under another shape: a second factorisation, each dimension with a communicator. Collective over the root mesh.
+  /// See dm_reshape.
+  [[nodiscard]] Returns<BasicMesh> reshape(const Dims &dims) const
+  {
+    if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
+    return view([&](dm_mesh **mesh) { return dm_reshape(capi(), dims.sizes(), dims.names(), dims.size(), dims.options(), mesh); });
+  }
+
+  /// The view with dim restricted to its indices start, start + step ... (len of them). Collective over the root mesh. See dm_slice_range.
+  [[nodiscard]] Returns<BasicMesh> slice_range(const Text &dim, std::size_t start, std::size_t len, std::size_t step = 1) const
+  {
+    return view([&](dm_mesh **mesh) { return dm_slice_range(capi(), dim.c_str(), start, len, step, mesh); });
+  }
+
+  /// Views of one root mesh side by side, concatenate({a, b}): a view with the dimensions of all of them. Local. See dm_concatenate.
+  [[nodiscard]] static Returns<BasicMesh> concatenate(Span<const MeshRef> meshes)
+  {
+    std::vector<const dm_mesh *> handles;
+    for (const MeshRef &mesh : meshes) handles.push_back(mesh.capi());
+    return view([&](dm_mesh **mesh) { return dm_concatenate(handles.data(), handles.size(), mesh); });
+  }
+
+  /// The same of a std::vector<Mesh> or another container of meshes.
+  template <class Container, std::enable_if_t<std::is_convertible_v<decltype(*std::begin(std::declval<const Container &>())), MeshRef>, int> = 0>
+  [[nodiscard]] static Returns<BasicMesh> concatenate(const Container &meshes)
+  {
+    const std::vector<MeshRef> handles(std::begin(meshes), std::end(meshes));
+    return concatenate(Span<const MeshRef>(handles));
+  }
+
+  /// The mesh that init() made. Local. See dm_root.
+  [[nodiscard]] Returns<BasicMesh> root() const
+  {
+    return view([&](dm_mesh **mesh) { return dm_root(capi(), mesh); });
+  }
+
+  /// How many parallel copies of these dimensions there are over the ranks of the root mesh. Local. See dm_submesh_count.
+  [[nodiscard]] Returns<std::size_t> submesh_count(const Texts &dims) const
+  {
+    std::size_t count = 0;
+    const dm_status status = dm_submesh_count(capi(), dims.data(), dims.size(), &count);
+    return Calls::give(status, count);
+  }
+
+  /// One of these copies, by index. Local. See dm_submesh.
+  [[nodiscard]] Returns<BasicMesh> submesh(const Texts &dims, std::size_t index) const
+  {
+    return view([&](dm_mesh **mesh) { return dm_submesh(capi(), dims.data(), dims.size(), index, mesh); });
+  }
+
+  // ---- questions ----
+
+  /// The number of dimensions. Local. See dm_ndim.
+  [[nodiscard]] Returns<std::size_t> ndim() const
+  {
+    // 0 may also mean that the handle is not live: shape() tells.
+    const std::size_t ndim = dm_ndim(capi());
+    std::size_t length = 0;
+    const dm_status status = ndim > 0 ? DM_STATUS_OK : dm_shape(capi(), nullptr, 0, &length);
+    return Calls::give(status, ndim);
+  }
+
+  /// The name of the dimension at that index. Local. See dm_dim_name.
+  [[nodiscard]] Returns<std::string> dim_name(std::size_t index) const
+  {
+    const char *name = dm_dim_name(capi(), index);
+    if (name != nullptr) return Returns<std::string>(name);
+    std::size_t ndim = 0;
+    const dm_status status = dm_shape(capi(), nullptr, 0, &ndim);
+    if (status != DM_STATUS_OK && status != DM_STATUS_BUFFER_TOO_SMALL) return Calls::give(status, std::string());
+    return invalid<std::string>("index is " + std::to_string(index) + ", the mesh has " + std::to_string(ndim) + " dimensions");
+  }
+
+  /// The names of the dimensions. Local.
+  [[nodiscard]] Returns<std::vector<std::string>> dim_names() const
+  {
+    std::vector<std::string> names;
+    for (std::size_t at = 0; const char *name = dm_dim_name(capi(), at); ++at) names.emplace_back(name);
+    std::size_t length = 0;
+    const dm_status status = names.empty() ? dm_shape(capi(), nullptr, 0, &length) : DM_STATUS_OK;
+    return Calls::give(status, std::move(names));
+  }
+
+  /// The sizes of the dimensions. Local. See dm_shape.
+  [[nodiscard]] Returns<std::vector<std::size_t>> shape() const
+  {
+    return Calls::template list<std::size_t>(
+        [&](std::size_t *sizes, std::size_t capacity, std::size_t *length) { return dm_shape(capi(), sizes, capacity, length); });
+  }
+
+  /// The size of a dimension in ranks; of nullptr the number of ranks of the view. Local. See dm_size.
+  [[nodiscard]] Returns<std::size_t> size(const Text &dim = {}) const
+  {
+    std::size_t size = 0;
+    const dm_status status = dm_size(capi(), dim.c_str(), &size);
+    return Calls::give(status, size);
+  }
+
+  /// This process's rank in the world, whether or not it is in the mesh. Local. See dm_rank.
+  [[nodiscard]] Returns<std::int32_t> rank() const
+  {
+    std::int32_t rank = 0;
+    const dm_status status = dm_rank(capi(), &rank);
+    return Calls::give(status, rank);
+  }
+
+  /// This rank's coordinate along a dimension, which is its rank in the dimension's communicator. Local. See dm_get_local_rank.
+  [[nodiscard]] Returns<std::int32_t> local_rank(const Text &dim = {}) const
+  {
+    std::int32_t rank = 0;
+    const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank);
+    return Calls::give(status, rank);
+  }
+
+  /// This rank's coordinate, one number per dimension. Local. See dm_get_coordinate.
+  [[nodiscard]] Returns<std::vector<std::size_t>> coordinate() const
+  {
+    return Calls::template list<std::size_t>([&](std::size_t *coordinate, std::size_t capacity, std::size_t *length) {
+      return dm_get_coordinate(capi(), coordinate, capacity, length);
+    });
+  }
+
+  /// The world ranks of the view, row-major in its shape. Local. See dm_ranks.
+  [[nodiscard]] Returns<std::vector<std::int32_t>> ranks() const
+  {
+    return Calls::template list<std::int32_t>(
+        [&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) { return dm_ranks(capi(), ranks, capacity, length); });
+  }
+
+  /// The world ranks of this rank's group along a dimension, in the order of its communicator. Local. See dm_group_ranks.
+  [[nodiscard]] Returns<std::vector<std::int32_t>> group_ranks(const Text &dim = {}) const
+  {
+    return Calls::template list<std::int32_t>([&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) {
+      return dm_group_ranks(capi(), dim.c_str(), ranks, capacity, length);
+    });
+  }
+
+  /// All groups along a dimension, as XLA wants them: shape [groups, size(dim)], row-major. Local. See dm_replica_groups.
+  [[nodiscard]] Returns<std::vector<std::int64_t>> replica_groups(const Text &dim = {}) const
+  {
+    return Calls::template list<std::int64_t>([&](std::int64_t *ranks, std::size_t capacity, std::size_t *length) {
+      return dm_replica_groups(capi(), dim.c_str(), ranks, capacity, length);
+    });
+  }
+
+  /// Whether two views have the same ranks, shape, names and device type. Local. See dm_equal; with exceptions there is == too.
+  [[nodiscard]] Returns<bool> equals(MeshRef other) const
+  {
+    bool equal = false;
+    const dm_status status = dm_equal(capi(), other.capi(), &equal);
+    return Calls::give(status, equal);
+  }
+
+  /// A hash of what equals() compares, the same on every rank and machine. Local. See dm_hash; with exceptions there is std::hash too.
+  [[nodiscard]] Returns<std::uint64_t> hash() const
+  {
+    std::uint64_t hash = 0;
+    const dm_status status = dm_hash(capi(), &hash);
+    return Calls::give(status, hash);
+  }
+
+  /// DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)). Local. See dm_describe.
+  [[nodiscard]] Returns<std::string> describe() const
+  {
+    return Calls::text([&](char *text, std::size_t capacity, std::size_t *length) { return dm_describe(capi(), text, capacity, length); });
+  }
+
+  /// The view as one line of JSON, for deserialize() in another run or language. Local. See dm_serialize.
+  [[nodiscard]] Returns<std::string> serialize() const
+  {
+    return Calls::text([&](char *text, std::size_t capacity, std::size_t *length) { return dm_serialize(capi(), text, capacity, length); });
+  }
+
+  /// The world rank of member local_rank of this rank's group along dim. Local. See dm_translate_rank.
+  [[nodiscard]] Returns<std::int32_t> translate_rank(const Text &dim, std::int32_t local_rank) const
+  {
+    std::int32_t rank = 0;
+    const dm_status status = dm_translate_rank(capi(), dim.c_str(), local_rank, &rank);
+    return Calls::give(status, rank);
+  }
+
+  /// The world rank offset steps along dim from this one; nothing past the edge, unless wrap goes round. Local. See dm_neighbor.
+  [[nodiscard]] Returns<std::optional<std::int32_t>> neighbor(const Text &dim, std::int64_t offset, bool wrap = false) const
+  {
+    std::int32_t rank = -1;
+    const dm_status status = dm_neighbor(capi(), dim.c_str(), offset, wrap, &rank);
+    return Calls::give(status, rank < 0 ? std::optional<std::int32_t>() : std::optional<std::int32_t>(rank));
+  }
+
+  /// The block of a tensor that a rank holds (-1: this one), with a placement per mesh dimension: local_shard({dm::shard(0), dm::replicate()},
+  /// {16, 32}). Local. See dm_local_shard.
+  [[nodiscard]] Returns<LocalShard> local_shard(Span<const Placement> placements, Span<const std::size_t> tensor_shape,
+                                                std::int32_t world_rank = -1) const
+  {
+    // C takes as many placements as there are dimensions; of a handle that is not live it says so.
+    if (const std::size_t ndim = dm_ndim(capi()); ndim > 0 && placements.size() != ndim)
+      return invalid<LocalShard>(std::to_string(placements.size()) + " placements for " + std::to_string(ndim) + " dimensions");
+    LocalShard block{std::vector<std::size_t>(tensor_shape.size()), std::vector<std::size_t>(tensor_shape.size())};
+    const dm_status status = dm_local_shard(capi(), placements.data(), tensor_shape.data(), tensor_shape.size(), world_rank, block.shape.data(),
+                                            block.offset.data());
+    return Calls::give(status, std::move(block));
+  }
+
+  // ---- communicators ----
+
+  /// The raw communicator of this rank's group along a dimension, borrowed: it lives until finalize(), abort() or the end of the process.
+  /// Local; of a lazy mesh the first call is collective over the group. See dm_get_comm.
+  [[nodiscard]] Returns<ncclComm_t> comm(const Text &dim = {}) const
+  {
+    ncclComm_t comm = nullptr;
+    const dm_status status = dm_get_comm(capi(), dim.c_str(), &comm);
+    return Calls::give(status, comm);
+  }
+
+  /// A function of the library that made the communicators: mesh.proc<decltype(&ncclAllReduce)>("ncclAllReduce"). Local. See dm_get_proc.
+  template <class Function> [[nodiscard]] Returns<Function> proc(const Text &symbol) const
+  {
+    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");
+    static_assert(sizeof(Function) == sizeof(void *));
+    void *address = nullptr;
+    Function function = nullptr;
+    const dm_status status = dm_get_proc(capi(), symbol.c_str(), &address);
+    std::memcpy(&function, &address, sizeof function);
+    return Calls::give(status, function);
+  }
+
+  /// The asynchronous error of dim's communicator, without waiting; success while it is well. Local. See dm_check.
+  Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
+
+  /// Ends the root mesh on this rank, at once, and wakes every call that is blocked in it. Local, from any thread. See dm_abort.
+  Returns<void> abort() const { return Calls::done(dm_abort(capi())); }
+
+  /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over it. See dm_finalize.
+  Returns<void> finalize() const { return Calls::done(dm_finalize(capi())); }
+
+  /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died: mesh.shrink("dp", {5}). Collective over the
+  /// ranks that are not lost; ends the root mesh, whatever comes of it. See dm_shrink.
+  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks) const
+  {
+    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks.data(), lost_ranks.size(), mesh); });
+  }
+
+  /// Keeps this view under a name, for lookup(). Local. See dm_register.
+  Returns<void> register_as(const Text &name) const
+  {
+    // NULL would mean to remove the name.
+    if (!mesh_) return Calls::template fail<void>(Status::invalid_handle, "this Mesh is empty or was moved from");
+    return Calls::done(dm_register(capi(), name.c_str()));
+  }
+
+  /// Removes a name that register_as() gave. Local. See dm_register.
+  static Returns<void> unregister(const Text &name) { return Calls::done(dm_register(nullptr, name.c_str())); }
+
+  // ---- collectives ----
+  //
+  // Each comes in two forms: over containers, arrays and spans, whose sizes are checked on this rank before anything is sent
+  // (Status::invalid_argument), and over pointers with a count. Memory of the device on cuda, of the host on cpu. The type of the elements gives
+  // the Dtype (DtypeOf). stream is a cudaStream_t on cuda, where the call returns when the work is enqueued; nullptr on cpu. Collective over this
+  // rank's group along dim. A type that is known only at run time: the C functions, on capi().
+
+  /// Reduces over all ranks of dim; recv has as many elements as send, and may be the same. See dm_all_reduce.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> all_reduce(const Text &dim, Send &&send, Recv &&recv, Op op = Op::sum, void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    const S from(send);
+    const R to(recv);
+    if (to.size() != from.size()) return sizes("all_reduce", "recv", to.size(), from.size());
+    return all_reduce(dim, from.data(), to.data(), from.size(), op, stream);
+  }
+  /// The same in place.
+  template <class Buffer, class R = detail::Received<Buffer>>
+  Returns<void> all_reduce(const Text &dim, Buffer &&buffer, Op op = Op::sum, void *stream = nullptr) const
+  {
+    return all_reduce(dim, buffer, buffer, op, stream);
+  }
+  /// The same of count elements.
+  template <class T>
+  Returns<void> all_reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, Op op = Op::sum, void *stream = nullptr) const
+  {
+    return Calls::done(dm_all_reduce(capi(), dim.c_str(), send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), stream));
+  }
+
+  /// Reduces over all ranks of dim to its rank root; recv is looked at there only, and has as many elements as send. See dm_reduce.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> reduce(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, Op op = Op::sum, void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    const S from(send);
+    const R to(recv);
+    std::int32_t rank = 0;
+    if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return Calls::done(status);
+    if (rank == root && to.size() != from.size()) return sizes("reduce", "recv", to.size(), from.size());
+    return reduce(dim, from.data(), to.data(), from.size(), root, op, stream);
+  }
+  /// The same of count elements; recv may be nullptr but on the root.
+  template <class T>
+  Returns<void> reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, std::int32_t root, Op op = Op::sum,
+                       void *stream = nullptr) const
+  {
+    return Calls::done(dm_reduce(capi(), dim.c_str(), send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), root, stream));
+  }
+
+  /// Copies buffer from the rank root of dim to all its ranks, in place. See dm_broadcast.
+  template <class Buffer, class R = detail::Received<Buffer>>
+  Returns<void> broadcast(const Text &dim, Buffer &&buffer, std::int32_t root, void *stream = nullptr) const
+  {
+    return broadcast(dim, buffer, buffer, root, stream);
+  }
+  /// The same from send, which is looked at on the root only, to recv; there they have as many elements.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> broadcast(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    const S from(send);
+    const R to(recv);
+    std::int32_t rank = 0;
+    if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return Calls::done(status);
+    if (rank == root && to.size() != from.size()) return sizes("broadcast", "recv", to.size(), from.size());
+    return broadcast(dim, from.data(), to.data(), to.size(), root, stream);
+  }
+  /// The same of count elements; send may be nullptr but on the root.
+  template <class T>
+  Returns<void> broadcast(const Text &dim, const detail::Same<T> *send, T *recv, std::size_t count, std::int32_t root, void *stream = nullptr) const
+  {
+    return Calls::done(dm_broadcast(capi(), dim.c_str(), send, recv, count, detail::dtype<T>(), root, stream));
+  }
+
+  /// Gathers send of every rank of dim, in rank order, on every rank; recv has send.size() times size(dim) elements. See dm_all_gather.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> all_gather(const Text &dim, Send &&send, Recv &&recv, void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    const S from(send);
+    const R to(recv);
+    std::size_t ranks = 0;
+    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return Calls::done(status);
+    if (to.size() % ranks != 0 || to.size() / ranks != from.size()) return sizes("all_gather", "recv", to.size(), from.size(), "send", ranks);
+    return all_gather(dim, from.data(), to.data(), from.size(), stream);
+  }
+  /// The same of send_count elements of every rank.
+  template <class T>
+  Returns<void> all_gather(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t send_count, void *stream = nullptr) const
+  {
+    return Calls::done(dm_all_gather(capi(), dim.c_str(), send, recv, send_count, detail::dtype<T>(), stream));
+  }
+
+  /// Reduces over all ranks of dim and leaves block i on rank i; send has recv.size() times size(dim) elements. See dm_reduce_scatter.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> reduce_scatter(const Text &dim, Send &&send, Recv &&recv, Op op = Op::sum, void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    const S from(send);
+    const R to(recv);
+    std::size_t ranks = 0;
+    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return Calls::done(status);
+    if (from.size() % ranks != 0 || from.size() / ranks != to.size())
+      return sizes("reduce_scatter", "send", from.size(), to.size(), "recv", ranks);
+    return reduce_scatter(dim, from.data(), to.data(), to.size(), op, stream);
+  }
+  /// The same with blocks of recv_count elements.
+  template <class T>
+  Returns<void> reduce_scatter(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t recv_count, Op op = Op::sum,
+                               void *stream = nullptr) const
+  {
+    return Calls::done(dm_reduce_scatter(capi(), dim.c_str(), send, recv, recv_count, detail::dtype<T>(), static_cast<dm_op>(op), stream));
+  }
+
+  /// Sends block i of send to rank i of dim and receives block i of recv from it; both have as many elements, a multiple of size(dim). See
+  /// dm_all_to_all.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> all_to_all(const Text &dim, Send &&send, Recv &&recv, void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    const S from(send);
+    const R to(recv);
+    std::size_t ranks = 0;
+    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return Calls::done(status);
+    if (to.size() != from.size()) return sizes("all_to_all", "recv", to.size(), from.size());
+    if (from.size() % ranks != 0)
+      return invalid<void>("all_to_all: send has " + std::to_string(from.size()) + " elements, which " + std::to_string(ranks) +
+                           " ranks do not divide");
+    return all_to_all(dim, from.data(), to.data(), from.size() / ranks, stream);
+  }
+  /// The same with blocks of count_per_peer elements.
+  template <class T>
+  Returns<void> all_to_all(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count_per_peer, void *stream = nullptr) const
+  {
+    return Calls::done(dm_all_to_all(capi(), dim.c_str(), send, recv, count_per_peer, detail::dtype<T>(), stream));
+  }
+
+  /// Sends a buffer to the rank peer of dim, which receives it with recv(). See dm_send.
+  template <class Buffer, class S = detail::Sent<Buffer>>
+  Returns<void> send(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
+  {
+    const S from(buffer);
+    return send(dim, from.data(), from.size(), peer, stream);
+  }
+  /// The same of count elements.
+  template <class T> Returns<void> send(const Text &dim, const T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
+  {
+    return Calls::done(dm_send(capi(), dim.c_str(), buffer, count, detail::dtype<T>(), peer, stream));
+  }
+
+  /// Receives a buffer from the rank peer of dim, which sends as many elements with send(). See dm_recv.
+  template <class Buffer, class R = detail::Received<Buffer>>
+  Returns<void> recv(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
+  {
+    const R to(buffer);
+    return recv(dim, to.data(), to.size(), peer, stream);
+  }
+  /// The same of count elements.
+  template <class T> Returns<void> recv(const Text &dim, T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
+  {
+    return Calls::done(dm_recv(capi(), dim.c_str(), buffer, count, detail::dtype<T>(), peer, stream));
+  }
+
+  /// Begins a group: this thread's operations up to group_end() run together. Local. See dm_group_start; group() is safer.
+  Returns<void> group_start() const { return Calls::done(dm_group_start(capi())); }
+
+  /// Ends the group and runs its operations. See dm_group_end.
+  Returns<void> group_end() const { return Calls::done(dm_group_end(capi())); }
+
+  /// Calls operations(), which gives nothing or a Result<void>, within a group: mesh.group([&] { mesh.send(...); mesh.recv(...); }). The group is
+  /// ended however operations() ends; its error comes before that of the end.
+  template <class Operations> Returns<void> group(Operations &&operations) const
+  {
+    struct Open {
+      const dm_mesh *mesh;
+      ~Open()
+      {
+        if (mesh != nullptr) dm_group_end(mesh);
+      }
+      dm_status end() noexcept { return dm_group_end(std::exchange(mesh, nullptr)); }
+    };
+    if (const dm_status status = dm_group_start(capi()); status != DM_STATUS_OK) return Calls::done(status);
+    Open open{capi()};
+    if constexpr (std::is_void_v<std::invoke_result_t<Operations>>) {
+      std::forward<Operations>(operations)();
+    } else {
+      const Result<void> result = std::forward<Operations>(operations)();
+      if (!result) return Style::template failure<void>(result.error());
+    }
+    return Calls::done(open.end());
+  }
+
+private:
+  struct Free {
+    void operator()(dm_mesh *mesh) const noexcept { dm_free(mesh); }
+  };
+
+  template <class T> static Returns<T> invalid(const std::string &message) { return Calls::template fail<T>(Status::invalid_argument, message); }
+
+  // A new handle of what a C function makes.
+  template <class Make> static Returns<BasicMesh> view(Make make)
+  {
+    dm_mesh *mesh = nullptr;
+    const dm_status status = make(&mesh);
+    return Calls::give(status, BasicMesh(mesh));
+  }
+
+  // A root mesh: the options as C has them, and what C cannot check for want of lengths.
+  template <class Make> static Returns<BasicMesh> make(const Dims &dims, const InitOptions &options, Make make)
+  {
+    if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
+    if (!options.ranks.empty() && !holds(options.ranks.size(), dims))
+      return invalid<BasicMesh>("options.ranks has " + std::to_string(options.ranks.size()) + " ranks, not as many as the shape says");
+    dm_init_options wishes = options.capi();
+    wishes.dim_options = dims.size() > 0 ? dims.options() : nullptr;
+    return view([&](dm_mesh **mesh) { return make(wishes, mesh); });
+  }
+
+  // Whether the sizes multiply to count, which is not 0; without multiplying, which could overflow.
+  static bool holds(std::size_t count, const Dims &dims) noexcept
+  {
+    for (std::size_t at = 0; at < dims.size(); ++at) {
+      const std::size_t size = dims.sizes()[at];
+      if (size == 0 || count % size != 0) return false;
+      count /= size;
+    }
+    return count == 1;
+  }
+
+  // The ranks of this rank's group along dim; an error where a collective over dim would have one.
+  dm_status group_size(const Text &dim, std::size_t *size) const noexcept
+  {
+    std::int32_t rank = 0;
+    const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank);
+    return status == DM_STATUS_OK ? dm_size(capi(), dim.c_str(), size) : status;
+  }
+
+  static Returns<void> sizes(const char *call, const char *which, std::size_t size, std::size_t other)
+  {
+    return invalid<void>(std::string(call) + ": " + which + " has " + std::to_string(size) + " elements, send has " + std::to_string(other));
+  }
+
+  static Returns<void> sizes(const char *call, const char *which, std::size_t size, std::size_t other, const char *other_name, std::size_t ranks)
+  {
+    return invalid<void>(std::string(call) + ": " + which + " has " + std::to_string(size) + " elements, not " + std::to_string(ranks) +
+                         " (the ranks of the dimension) times the " + std::to_string(other) + " of " + other_name);
+  }
+
+  std::unique_ptr<dm_mesh, Free> mesh_;
+};
+
+namespace detail {
+
+template <class Style>
+typename Style::template Returns<Plan> plan_ranks(const Texts &locations, Span<const std::size_t> shape, Span<const std::uint32_t> traffic)
+{
+  using Calls = detail::Calls<Style>;
+  if (!traffic.empty() && traffic.size() != shape.size())
+    return Calls::template fail<Plan>(Status::invalid_argument,
+                                      std::to_string(traffic.size()) + " weights of traffic for " + std::to_string(shape.size()) + " dimensions");
+  // A plan has at most as many ranks as there are locations; a larger shape is refused.
+  Plan plan{std::vector<std::int32_t>(locations.size() + 1), {}};
+  const dm_status status = Calls::fill(plan.report, 2048, [&](char *report, std::size_t capacity, std::size_t *length) {
+    return dm_plan_ranks(locations.data(), locations.size(), shape.data(), shape.size(), traffic.empty() ? nullptr : traffic.data(),
+                         plan.ranks.data(), report, capacity, length);
+  });
+  if (status == DM_STATUS_OK) {
+    std::size_t ranks = 1;
+    for (const std::size_t size : shape) ranks *= size;
+    plan.ranks.resize(ranks);
+    plan.report.pop_back();  // the NUL
+  }
+  return Calls::give(status, std::move(plan));
+}
+
+}  // namespace detail
+
+// ---- the two styles ----
+
+#ifndef DM_NO_EXCEPTIONS
+/// A world whose functions throw.
+using World = BasicWorld<detail::Throws>;
+/// A mesh whose functions throw.
+using Mesh = BasicMesh<detail::Throws>;
+
+/// Makes a mesh, dm::init("cuda", {{"replicate", 2}, {"shard", 4}}). Collective over the world. See Mesh::init and dm_init.
+[[nodiscard]] inline Mesh init(const Text &device_type, const Dims &dims, const InitOptions &options = {})
+{
+  return Mesh::init(device_type, dims, options);
+}
+/// The same for the device type of options.world, or for what this machine has.
+[[nodiscard]] inline Mesh init(const Dims &dims, const InitOptions &options = {}) { return Mesh::init({}, dims, options); }
+
+/// Ranks for InitOptions::ranks that keep the dimensions that talk most inside the closest domains of the machine. locations has a path of each
+/// world rank, "rack1/host3/nvl0"; traffic a weight of each dimension, or nothing. Local. See dm_plan_ranks.
+[[nodiscard]] inline Plan plan_ranks(const Texts &locations, Span<const std::size_t> shape, Span<const std::uint32_t> traffic = {})
+{
+  return detail::plan_ranks<detail::Throws>(locations, shape, traffic);
+}
+
+/// See Mesh::equals.
+[[nodiscard]] inline bool operator==(const Mesh &a, const Mesh &b) { return a.equals(b); }
+/// See Mesh::equals.
+[[nodiscard]] inline bool operator!=(const Mesh &a, const Mesh &b) { return !a.equals(b); }
+#endif
+
+namespace nothrow {
+
+/// A world whose functions give a Result.
+using World = BasicWorld<detail::Gives>;
+/// A mesh whose functions give a Result.
+using Mesh = BasicMesh<detail::Gives>;
+
+/// As dm::init.
+[[nodiscard]] inline Result<Mesh> init(const Text &device_type, const Dims &dims, const InitOptions &options = {})
+{
+  return Mesh::init(device_type, dims, options);
+}
+/// As dm::init.
+[[nodiscard]] inline Result<Mesh> init(const Dims &dims, const InitOptions &options = {}) { return Mesh::init({}, dims, options); }
+
+/// As dm::plan_ranks.
+[[nodiscard]] inline Result<Plan> plan_ranks(const Texts &locations, Span<const std::size_t> shape, Span<const std::uint32_t> traffic = {})
+{
+  return detail::plan_ranks<detail::Gives>(locations, shape, traffic);
+}
+
+}  // namespace nothrow
+
+#ifdef DM_NO_EXCEPTIONS
+}  // inline namespace no_exceptions
+#endif
+
+}  // namespace dm
+
+#ifndef DM_NO_EXCEPTIONS
+/// Meshes as keys of unordered containers; throws as Mesh::hash.
+template <> struct std::hash<dm::Mesh> {
+  std::size_t operator()(const dm::Mesh &mesh) const { return mesh.hash(); }
+};
+#endif
+
+#endif /* DEVICEMESH_HPP */

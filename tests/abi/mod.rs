@@ -1,0 +1,295 @@
+//! Random sequences of calls of the C ABI, decoded from any bytes; shared by the fuzz target and the replay of its corpus.
+//!
+//! Worlds are offline ones of any size and real ones of this process alone (the host engine), so everything is local. Arguments are
+//! good, bad and absurd: live, freed, made-up and NULL handles, struct sizes that lie within their allocation, names that are none, buffers
+//! without a byte to spare. What must hold after each call is in [`Session::ended`] and beside each call; AddressSanitizer sees the rest.
+//!
+//! Left out, because it would outlast the input: dm_world_abort(NULL), which ends the default worlds for good. Left out, because it is
+//! undefined: pointers to less memory than the call is told, and communicators that are none.
+
+mod asking;
+mod carrying;
+mod collectives;
+mod making;
+mod memory;
+mod views;
+mod worlds;
+
+use std::ffi::CStr;
+
+use arbitrary::Unstructured;
+use devicemesh::ffi::*;
+
+use memory::{Room, Text, Texts};
+
+/// Calls of one input.
+const MOST_CALLS: usize = 150;
+
+/// One call, with arguments that it picks.
+type Call = fn(&mut Session<'_>);
+
+/// A handle that was given out.
+struct Known {
+    token: usize,
+    alive: bool,
+    /// Of a world with communicators.
+    real: bool,
+}
+
+/// A handle as an argument.
+#[derive(Clone, Copy)]
+struct Handle {
+    token: usize,
+    alive: bool,
+    real: bool,
+}
+
+impl Handle {
+    fn mesh(self) -> *mut dm_mesh {
+        self.token as *mut dm_mesh
+    }
+
+    fn world(self) -> *mut dm_world {
+        self.token as *mut dm_world
+    }
+}
+
+/// What is certain about a call before it is made.
+#[derive(Clone, Copy, Default)]
+struct Given {
+    /// A handle is not live.
+    dead: bool,
+    /// Another argument is one that is never allowed.
+    wrong: bool,
+    /// Another argument may be refused for itself.
+    unsure: bool,
+}
+
+/// The state that an input's calls have made.
+pub struct Session<'a> {
+    choices: Unstructured<'a>,
+    worlds: Vec<Known>,
+    meshes: Vec<Known>,
+    /// A handle of each root mesh with communicators that no call frees: for its end.
+    keepers: Vec<usize>,
+    /// Groups begun and not ended.
+    groups: usize,
+    /// What operations of a group still work on.
+    kept: Vec<Room<u8>>,
+    stores: Vec<*mut worlds::Counted>,
+}
+
+/// Makes the calls that these bytes say; panics where one does not keep the contract.
+pub fn check_any_calls(bytes: &[u8]) {
+    let mut session = Session {
+        choices: Unstructured::new(bytes),
+        worlds: Vec::new(),
+        meshes: Vec::new(),
+        keepers: Vec::new(),
+        groups: 0,
+        kept: Vec::new(),
+        stores: Vec::new(),
+    };
+    let calls: Vec<Call> =
+        [worlds::CALLS, making::CALLS, views::CALLS, asking::CALLS, collectives::CALLS, carrying::CALLS].concat();
+    // Something to work on, so that short inputs get far.
+    worlds::offline_world(&mut session);
+    making::plain_mesh(&mut session);
+    for _ in 0..MOST_CALLS {
+        if session.choices.is_empty() {
+            break;
+        }
+        let call = calls[session.below(calls.len())];
+        call(&mut session);
+    }
+    session.finish();
+}
+
+impl Session<'_> {
+    /// A number below `end`.
+    fn below(&mut self, end: usize) -> usize {
+        self.choices.int_in_range(0..=end.max(1) - 1).unwrap_or(0)
+    }
+
+    /// True once in `times`, and never when the bytes have run out.
+    fn rarely(&mut self, times: u8) -> bool {
+        self.choices.int_in_range(0..=times - 1).unwrap_or(0) == times - 1
+    }
+
+    /// A number that is small, at an edge of its type, or anything.
+    fn number(&mut self) -> u64 {
+        match self.below(8) {
+            0..=3 => self.below(9) as u64,
+            4 => u64::MAX - self.below(3) as u64,
+            5 => (i32::MAX as u64 - 1) + self.below(4) as u64,
+            6 => 1 << self.below(64),
+            _ => self.choices.arbitrary().unwrap_or(0),
+        }
+    }
+
+    /// A mesh handle: mostly one that lives.
+    fn mesh(&mut self) -> Handle {
+        let pick = self.below(16);
+        self.handle(pick, true)
+    }
+
+    /// A world handle.
+    fn world(&mut self) -> Handle {
+        let pick = self.below(16);
+        self.handle(pick, false)
+    }
+
+    fn handle(&mut self, pick: usize, of_mesh: bool) -> Handle {
+        let (mine, others) = if of_mesh { (&self.meshes, &self.worlds) } else { (&self.worlds, &self.meshes) };
+        let (count, any) = (mine.len(), mine.last().map_or(0, |known| known.token));
+        let other = others.last().map_or(0, |known| known.token);
+        let token = match pick {
+            0 => 0,
+            1 => self.number() as usize,
+            2 => other,
+            3 => any ^ 1 << self.below(64),
+            _ if count == 0 => 0,
+            // The latest ones more often.
+            4..=7 => any,
+            _ => {
+                let at = self.below(count);
+                if of_mesh { self.meshes[at].token } else { self.worlds[at].token }
+            }
+        };
+        let mine = if of_mesh { &self.meshes } else { &self.worlds };
+        let known = mine.iter().find(|known| known.alive && known.token == token);
+        let kept = of_mesh && self.keepers.contains(&token);
+        Handle { token, alive: known.is_some() || kept, real: kept || known.is_some_and(|known| known.real) }
+    }
+
+    /// Any string, also one that is none.
+    fn text(&mut self) -> Text {
+        const NAMES: [&[u8]; 12] = [
+            b"dp",
+            b"tp",
+            b"dim_0",
+            b"dp_tp",
+            b"a",
+            b"b",
+            b"",
+            b"\xff\xfe",
+            b"two\nlines",
+            b"%s%n",
+            "\u{e9}\u{202e}".as_bytes(),
+            b"'\"\\",
+        ];
+        match self.below(NAMES.len() + 3) {
+            at if at < NAMES.len() => Text::new(NAMES[at]),
+            12 => Text::null(),
+            13 => Text::new(&vec![b'x'; 1 << self.below(17)]),
+            _ => {
+                let length = self.below(12);
+                Text::new(self.choices.bytes(length).unwrap_or(b"q"))
+            }
+        }
+    }
+
+    /// The name of one of the mesh's dimensions more often than not.
+    fn dim_of(&mut self, mesh: Handle) -> Text {
+        if self.rarely(4) {
+            return self.text();
+        }
+        let count = dm_ndim(mesh.mesh());
+        if count == 0 {
+            return self.text();
+        }
+        let index = self.below(count);
+        name_of(mesh, index)
+    }
+
+    /// Names of dimensions of the mesh and others; now and then no array.
+    fn dims_of(&mut self, mesh: Handle, most: usize) -> Texts {
+        if self.rarely(24) {
+            return Texts::null();
+        }
+        let count = self.below(most + 1);
+        Texts::new((0..count).map(|_| self.dim_of(mesh)).collect())
+    }
+
+    /// An out-parameter, rarely NULL.
+    fn out<T: Copy>(&mut self) -> Room<T> {
+        if self.rarely(24) { Room::null() } else { Room::new(1) }
+    }
+
+    /// What holds for every call: a status that exists and is no bug of the library's; one line that says what is wrong; a handle that is
+    /// not live is INVALID_HANDLE and nothing else, and what is never allowed is refused. `outs` were not written by a call that failed.
+    fn ended(&self, call: &str, status: dm_status, given: Given, outs: &[bool]) -> bool {
+        assert!((DM_STATUS_OK..DM_STATUS_INTERNAL).contains(&status), "{call} gives {status}: {}", last_error());
+        if status == DM_STATUS_OK {
+            assert!(!given.dead && !given.wrong, "{call} takes what is not allowed");
+            return true;
+        }
+        let message = last_error();
+        assert!(!message.is_empty() && !message.contains('\n'), "{call} gives {status} and says {message:?}");
+        let mut info = dm_error_info {
+            struct_size: size_of::<dm_error_info>(),
+            status: DM_STATUS_OK,
+            ccl_result: 0,
+            device_error: 0,
+            os_error: 0,
+            message: std::ptr::null(),
+        };
+        // SAFETY: as large as it says.
+        assert_eq!(unsafe { dm_last_error_info(&mut info) }, DM_STATUS_OK);
+        assert_eq!(info.status, status, "{call}: the last error is this one: {message}");
+        match given {
+            Given { dead: true, wrong: false, unsure: false } => {
+                assert_eq!(status, DM_STATUS_INVALID_HANDLE, "{call}: {message}")
+            }
+            Given { dead: false, .. } => assert_ne!(status, DM_STATUS_INVALID_HANDLE, "{call}: {message}"),
+            _ => {}
+        }
+        assert!(outs.iter().all(|untouched| *untouched), "{call} gives {status} and wrote an output: {message}");
+        false
+    }
+
+    /// A mesh that a call gave.
+    fn made(&mut self, token: *mut dm_mesh, real: bool) {
+        let token = token as usize;
+        assert!(!self.meshes.iter().any(|known| known.alive && known.token == token), "{token:#x} is given out twice");
+        self.meshes.push(Known { token, alive: true, real });
+    }
+
+    /// Ends everything: what is left would be a leak.
+    fn finish(mut self) {
+        collectives::end_groups(&mut self);
+        for keeper in std::mem::take(&mut self.keepers) {
+            let mesh = keeper as *mut dm_mesh;
+            // Either ends its communicators; one may have done so before.
+            let ended = dm_finalize(mesh);
+            if ended != DM_STATUS_OK {
+                dm_abort(mesh);
+            }
+            dm_free(mesh);
+        }
+        for known in &self.meshes {
+            // Some are freed already: no matter.
+            dm_free(known.token as *mut dm_mesh);
+            assert_eq!(dm_ndim(known.token as *mut dm_mesh), 0);
+        }
+        making::forget_names();
+        for known in &self.worlds {
+            dm_world_free(known.token as *mut dm_world);
+        }
+        worlds::check_stores(&self.stores);
+    }
+}
+
+/// This thread's last failure.
+fn last_error() -> String {
+    // SAFETY: never NULL, NUL-terminated, valid until the next failing call.
+    let text = unsafe { CStr::from_ptr(dm_last_error()) };
+    text.to_str().expect("messages are UTF-8").to_owned()
+}
+
+/// The name of a dimension; NULL past the end.
+fn name_of(mesh: Handle, index: usize) -> Text {
+    let name = dm_dim_name(mesh.mesh(), index);
+    // SAFETY: the handle's own string, and the handle is freed by nobody meanwhile.
+    if name.is_null() { Text::null() } else { Text::new(unsafe { CStr::from_ptr(name) }.to_bytes()) }
+}

@@ -1,0 +1,258 @@
+//! Calls about worlds, versions and errors.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Mutex;
+
+use devicemesh::ffi::*;
+
+use super::memory::{Room, Text};
+use super::{Call, Given, Known, Session, last_error};
+
+pub const CALLS: &[Call] = &[offline_world, real_world, any_world, ask, barrier, abort, free, errors];
+
+/// A good offline world, of any size.
+pub fn offline_world(session: &mut Session<'_>) {
+    const SIZES: [i32; 8] = [8, 1, 4, 6, 12, 24, 1 << 20, i32::MAX];
+    let size = SIZES[session.below(SIZES.len())];
+    let options = dm_world_options {
+        flags: DM_WORLD_OFFLINE,
+        world_size: size,
+        rank: (session.number() % size as u64) as i32,
+        ..none()
+    };
+    let device = if session.rarely(4) { Text::new(b"cuda") } else { Text::new(b"cpu") };
+    join(session, "an offline world", &device, &Room::with(&[options]), Given::default());
+}
+
+/// This process alone, with communicators; over its own store now and then.
+fn real_world(session: &mut Session<'_>) {
+    if session.worlds.iter().filter(|world| world.real).count() >= 2 {
+        return;
+    }
+    // A receive without a send ends by then.
+    let mut options = dm_world_options { world_size: 1, timeout_ms: 40, ..none() };
+    let store = Room::with(&[store()]);
+    if session.rarely(3) {
+        options.store = store.as_ptr();
+        session.stores.push(store.get(0).user_data.cast());
+    } else {
+        // SAFETY: nobody else has it.
+        drop(unsafe { Box::from_raw(store.get(0).user_data.cast::<Counted>()) });
+    }
+    join(session, "a world of one", &Text::new(b"cpu"), &Room::with(&[options]), Given::default());
+}
+
+/// Any options, but for those that would wait for others.
+fn any_world(session: &mut Session<'_>) {
+    const METHODS: [&[u8]; 6] = [b"env://", b"", b"tcp://", b"tcp://host:x", b"file://relative", b"zk://h"];
+    let device = session.text();
+    let method = Text::new(METHODS[session.below(METHODS.len())]);
+    let library = session.text();
+    let options = dm_world_options {
+        flags: DM_WORLD_OFFLINE | if session.rarely(8) { session.number() as u32 } else { 0 },
+        world_size: session.number() as i32,
+        rank: session.number() as i32,
+        local_rank: session.number() as i32,
+        timeout_ms: if session.rarely(4) { session.number() as i64 } else { 0 },
+        init_method: if session.rarely(3) { method.as_ptr() } else { std::ptr::null() },
+        ccl_library: if session.rarely(3) { library.as_ptr() } else { std::ptr::null() },
+        ..none()
+    };
+    let size = session.struct_size(size_of::<dm_world_options>());
+    let place = sized(size, options);
+    let wrong = !device.is_utf8() || !(56..=4096).contains(&size);
+    join(session, "any world", &device, &place, Given { dead: false, wrong, ..Given::default() });
+}
+
+fn join(session: &mut Session<'_>, what: &str, device: &Text, options: &Room<dm_world_options>, given: Given) {
+    let out = session.out::<*mut dm_world>();
+    let given = Given { wrong: given.wrong || out.is_null(), ..given };
+    // SAFETY: strings end with NUL, the options have as many bytes as they say.
+    let status = unsafe { dm_world_init(device.as_ptr(), options.as_ptr(), out.as_ptr()) };
+    if session.ended(what, status, given, &[out.untouched()]) {
+        let token = out.get(0) as usize;
+        // Without the flag it was made by `real_world`.
+        let real = options.get(0).flags & DM_WORLD_OFFLINE == 0;
+        session.worlds.push(Known { token, alive: true, real });
+    }
+}
+
+fn ask(session: &mut Session<'_>) {
+    let (world, out) = (session.world(), session.out::<i32>());
+    let given = Given { dead: !world.alive, wrong: out.is_null(), ..Given::default() };
+    let (name, status) = match session.rarely(2) {
+        // SAFETY: `out` is writable or NULL.
+        true => ("dm_world_rank", unsafe { dm_world_rank(world.world(), out.as_ptr()) }),
+        // SAFETY: as above.
+        false => ("dm_world_size", unsafe { dm_world_size(world.world(), out.as_ptr()) }),
+    };
+    if session.ended(name, status, given, &[out.untouched()]) {
+        assert!(out.get(0) >= 0);
+    }
+}
+
+fn barrier(session: &mut Session<'_>) {
+    let world = session.world();
+    let timeout = if session.rarely(2) { session.number() as i64 } else { 0 };
+    let status = dm_world_barrier(world.world(), timeout);
+    session.ended(
+        "dm_world_barrier",
+        status,
+        Given { dead: !world.alive, wrong: timeout < 0, ..Given::default() },
+        &[],
+    );
+}
+
+fn abort(session: &mut Session<'_>) {
+    let world = session.world();
+    // NULL is for the default worlds, which have to live on. And it ends a world for good: not too often.
+    if world.token != 0 && session.rarely(4) {
+        let status = dm_world_abort(world.world());
+        session.ended("dm_world_abort", status, Given { dead: !world.alive, wrong: false, ..Given::default() }, &[]);
+    }
+}
+
+fn free(session: &mut Session<'_>) {
+    let world = session.world();
+    let before = last_error();
+    dm_world_free(world.world());
+    assert_eq!(last_error(), before, "freeing is no failing call");
+    for known in session.worlds.iter_mut().filter(|known| known.token == world.token) {
+        known.alive = false;
+    }
+}
+
+fn errors(session: &mut Session<'_>) {
+    let status = session.number() as i32;
+    // SAFETY: a static string.
+    let name = unsafe { CStr::from_ptr(dm_status_name(status)) }.to_str().unwrap();
+    assert_eq!(name == "DM_STATUS_UNKNOWN", !(DM_STATUS_OK..=DM_STATUS_INTERNAL).contains(&status), "{status}");
+    assert!(dm_version() >= 100);
+    let size = session.struct_size(size_of::<dm_error_info>());
+    let place = Room::<dm_error_info>::of_bytes(size.clamp(8, 8 + 4096));
+    place.put(0, size);
+    let wrong = !(32..=4096).contains(&size);
+    // SAFETY: as many bytes as it says, or a size that is refused.
+    let status = unsafe { dm_last_error_info(place.as_ptr()) };
+    if !session.ended("dm_last_error_info", status, Given { dead: false, wrong, ..Given::default() }, &[]) {
+        let head = place.as_ptr().cast::<usize>();
+        // SAFETY: the piece has at least these bytes.
+        assert_eq!(unsafe { head.read() }, size, "the caller's size stays");
+    }
+}
+
+impl Session<'_> {
+    /// A struct_size: mostly the true one, else smaller or larger.
+    pub fn struct_size(&mut self, truth: usize) -> usize {
+        match self.below(8) {
+            0..=4 => truth,
+            5 => truth - 1 - self.below(truth),
+            6 => truth + self.below(64),
+            _ => self.number() as usize,
+        }
+    }
+}
+
+/// An options struct in exactly as many bytes as its size says (what is far too large is refused unread), the bytes behind it zero.
+pub fn sized<T: Copy>(size: usize, options: T) -> Room<T> {
+    let place = Room::<T>::of_bytes(size.clamp(8, 8 + 4096));
+    place.put(0, [0u8; 8 + 4096]);
+    place.put(0, options);
+    place.put(0, size);
+    place
+}
+
+fn none() -> dm_world_options {
+    dm_world_options {
+        struct_size: size_of::<dm_world_options>(),
+        flags: 0,
+        world_size: 0,
+        rank: 0,
+        local_rank: 0,
+        timeout_ms: 0,
+        init_method: std::ptr::null(),
+        ccl_library: std::ptr::null(),
+        store: std::ptr::null(),
+    }
+}
+
+/// A store of the caller's, which counts how often it is dropped.
+pub struct Counted {
+    values: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
+    drops: Mutex<u32>,
+}
+
+/// At the end every world is gone, so each store was dropped once, or was never taken.
+pub fn check_stores(stores: &[*mut Counted]) {
+    for store in stores {
+        // SAFETY: made by `store`, and nobody uses it any more.
+        let counted = unsafe { Box::from_raw(*store) };
+        let (drops, used) = (*counted.drops.lock().unwrap(), !counted.values.lock().unwrap().is_empty());
+        assert!(drops == 1 || drops == 0 && !used, "a store was dropped {drops} times");
+    }
+}
+
+fn store() -> dm_store_callbacks {
+    let counted = Box::new(Counted { values: Mutex::default(), drops: Mutex::new(0) });
+    dm_store_callbacks {
+        struct_size: size_of::<dm_store_callbacks>(),
+        user_data: Box::into_raw(counted).cast(),
+        set: Some(set),
+        get: Some(get),
+        add: Some(add),
+        drop: Some(dropped),
+    }
+}
+
+/// # Safety
+/// `data` is a `Counted`, `key` ends with NUL.
+unsafe fn parts<'a>(data: *mut c_void, key: *const c_char) -> (&'a Counted, Vec<u8>) {
+    // SAFETY: the caller's word.
+    unsafe { (&*data.cast::<Counted>(), CStr::from_ptr(key).to_bytes().to_vec()) }
+}
+
+unsafe extern "C" fn set(data: *mut c_void, key: *const c_char, value: *const c_void, len: usize) -> i32 {
+    // SAFETY: what the library gives.
+    let ((store, key), value) = unsafe { (parts(data, key), std::slice::from_raw_parts(value.cast::<u8>(), len)) };
+    store.values.lock().unwrap().insert(key, value.to_vec());
+    0
+}
+
+unsafe extern "C" fn get(
+    data: *mut c_void,
+    key: *const c_char,
+    value: *mut c_void,
+    capacity: usize,
+    len_out: *mut usize,
+    _timeout_ms: i64,
+) -> i32 {
+    // SAFETY: what the library gives.
+    let (store, key) = unsafe { parts(data, key) };
+    let values = store.values.lock().unwrap();
+    let Some(bytes) = values.get(&key) else { return 1 };
+    // SAFETY: as much room as the library says.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), bytes.len().min(capacity));
+        len_out.write(bytes.len());
+    }
+    0
+}
+
+unsafe extern "C" fn add(data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32 {
+    // SAFETY: what the library gives.
+    let (store, key) = unsafe { parts(data, key) };
+    let mut values = store.values.lock().unwrap();
+    let text = values.get(&key).and_then(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok()).unwrap_or(0i64);
+    let sum = text.wrapping_add(amount);
+    values.insert(key, sum.to_string().into_bytes());
+    // SAFETY: writable, as the library says.
+    unsafe { value_out.write(sum) };
+    0
+}
+
+unsafe extern "C" fn dropped(data: *mut c_void) {
+    // SAFETY: a `Counted`.
+    let store = unsafe { &*data.cast::<Counted>() };
+    *store.drops.lock().unwrap() += 1;
+}

@@ -1,0 +1,300 @@
+/* ranks: 8 */
+// A mesh in C++ on eight ranks: the two lines, every view and every question, and what owns what.
+#include "check.hpp"
+
+#include <array>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+using Ranks = std::vector<std::int32_t>;
+using Sizes = std::vector<std::size_t>;
+using Names = std::vector<std::string>;
+
+static_assert(!std::is_copy_constructible_v<dm::Mesh> && !std::is_copy_assignable_v<dm::Mesh>);
+static_assert(std::is_nothrow_move_constructible_v<dm::Mesh> && std::is_nothrow_move_assignable_v<dm::Mesh>);
+static_assert(!std::is_copy_constructible_v<dm::World> && std::is_nothrow_move_constructible_v<dm::World>);
+static_assert(sizeof(dm::Mesh) == sizeof(dm_mesh *) && sizeof(dm::World) == sizeof(dm_world *));
+static_assert(std::is_nothrow_copy_constructible_v<dm::Error>);
+
+static void two_lines()
+{
+  dm::Mesh mesh = dm::init("cpu", {{"replicate", 2}, {"shard", 4}});
+  ncclComm_t comm = mesh.comm("shard");
+  CHECK(comm != nullptr && comm == mesh["shard"].comm());
+  const auto count = mesh.proc<decltype(&ncclCommCount)>("ncclCommCount");
+  int ranks = 0;
+  CHECK(count(comm, &ranks) == ncclSuccess && ranks == 4);
+  CHECK(mesh.describe() == "DeviceMesh((replicate=2, shard=4), 'cpu', stride=(4, 1))");
+  THROWS(dm::Status::not_found, "ncclNothing", mesh.proc<void (*)()>("ncclNothing"));
+  mesh.finalize();
+}
+
+// Every way to say the dimensions.
+static void spellings(const dm::World &world)
+{
+  const std::string dp = "dp";
+  const std::string_view tp = std::string_view("tp+").substr(0, 2);
+  const int four = 4;
+  const Sizes shape = {2, 4};
+  const std::array<const char *, 2> names = {"dp", "tp"};
+  const std::vector<dm::Dim> dims = {{"dp", 2}, {"tp", 4}};
+  dm::InitOptions options;
+  options.world = world;
+
+  const dm::Mesh plain = dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options);
+  CHECK(plain == dm::init({{dp, 2u}, {tp, four}}, options));
+  CHECK(plain == dm::init("cpu", {shape, names}, options));
+  CHECK(plain == dm::init("cpu", {{2, 4}, {"dp", "tp"}}, options));
+  CHECK(plain == dm::init(std::string("cpu"), dims, options));
+  CHECK(plain == dm::init(nullptr, {shape, Names{"dp", "tp"}}, options));
+  CHECK((dm::init("cpu", {2, 4}, options).dim_names() == Names{"dim_0", "dim_1"}));
+  CHECK(dm::init("cpu", {{"all", 8}}, options).shape() == Sizes{8});
+  CHECK(dm::init("cpu", {8}, options).ndim() == 1);
+  CHECK(dm::init("cpu", {}, options).ndim() == 0);
+
+  CHECK(plain({"tp", "dp"}) == plain(std::array<std::string_view, 2>{tp, dp}));
+  CHECK(plain("tp") == plain["tp"] && plain.slice({dp}) == plain[dp] && plain[tp] == plain(tp));
+  CHECK(plain({}).ndim() == 0 && plain({}).size() == 1);
+
+  options.ranks = {7, 6, 5, 4, 3, 2, 1, 0};
+  options.timeout = std::chrono::seconds(60);
+  const dm::Mesh reversed = dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options);
+  CHECK(reversed.ranks() == options.ranks && reversed != plain);
+  options.ranks.pop_back();
+  THROWS(dm::Status::invalid_argument, "options.ranks has 7 ranks", dm::init("cpu", {{"dp", 2}, {"tp", 4}}, options));
+  THROWS(dm::Status::invalid_argument, "3 names for 2 sizes", dm::init("cpu", {{2, 4}, {"a", "b", "c"}}));
+  THROWS(dm::Status::invalid_argument, "1 names for 2 sizes", plain.reshape({{2, 4}, {"a"}}));
+  THROWS(dm::Status::invalid_argument, "1 names for 2 sizes", plain.unflatten("tp", {{2, 2}, {"a"}}));
+  world.barrier();
+}
+
+static void questions(const dm::Mesh &mesh)
+{
+  const std::int32_t rank = mesh.rank();
+  const std::size_t dp = static_cast<std::size_t>(rank) / 4, cp = static_cast<std::size_t>(rank) / 2 % 2, tp = static_cast<std::size_t>(rank) % 2;
+  CHECK(mesh.ndim() == 3 && mesh.dim_name(2) == "tp" && (mesh.dim_names() == Names{"dp", "cp", "tp"}));
+  CHECK((mesh.shape() == Sizes{2, 2, 2}) && mesh.size() == 8 && mesh.size("cp") == 2);
+  CHECK((mesh.coordinate() == Sizes{dp, cp, tp}) && mesh.local_rank("tp") == rank % 2);
+  CHECK((mesh.ranks() == Ranks{0, 1, 2, 3, 4, 5, 6, 7}));
+  CHECK((mesh.group_ranks("dp") == Ranks{rank % 4, rank % 4 + 4}));
+  CHECK((mesh.replica_groups("dp") == std::vector<std::int64_t>{0, 4, 1, 5, 2, 6, 3, 7}));
+  CHECK(mesh.translate_rank("dp", 1) == rank % 4 + 4);
+  CHECK(mesh.neighbor("tp", 1) == (rank % 2 == 0 ? std::optional<std::int32_t>(rank + 1) : std::nullopt));
+  CHECK(mesh.neighbor("tp", 1, true) == (rank ^ 1));
+  mesh.check("tp");
+  THROWS(dm::Status::invalid_argument, "index is 3, the mesh has 3 dimensions", mesh.dim_name(3));
+  THROWS(dm::Status::not_found, "there are (dp, cp, tp)", mesh.size("pp"));
+  THROWS(dm::Status::invalid_argument, "has 3 dimensions: say which one", mesh.comm());
+  THROWS(dm::Status::invalid_argument, "not UTF-8", mesh.comm(std::string("dp\0tp", 5)));
+  THROWS(dm::Status::invalid_argument, "not UTF-8", mesh[std::string_view("dp\0", 3)]);
+
+  // 16 rows over dp, then over tp; the columns whole.
+  const dm::LocalShard block = mesh.local_shard({dm::shard(0), dm::replicate(), dm::shard(0)}, {16, 3}, 5);
+  CHECK((block.shape == Sizes{4, 3}) && (block.offset == Sizes{12, 0}));
+  CHECK((mesh.local_shard({dm::shard(0, 1), dm::replicate(), dm::shard(0)}, {16}, 1).offset == Sizes{8}));
+  THROWS(dm::Status::invalid_argument, "1 placements for 3 dimensions", mesh.local_shard({dm::shard(0)}, {16}));
+  THROWS(dm::Status::invalid_argument, "tensor dimension 9", mesh.local_shard({dm::shard(0), dm::shard(9), dm::replicate()}, {16}));
+}
+
+static void views(const dm::Mesh &mesh)
+{
+  const dm::Mesh pair = mesh({"dp", "cp"}), flat = pair.flatten("dp_cp");
+  CHECK(flat.ndim() == 1 && flat.size() == 4 && flat.dim_name(0) == "dp_cp");
+  CHECK(mesh["dp_cp"].comm() == flat.comm() && mesh.root()({"dp_cp", "tp"}).ndim() == 2);
+  dm::DimOptions own;
+  own.own_comm = true;
+  own.comm_name = "of its own";
+  CHECK(pair.flatten("again").comm() == flat.comm() && pair.flatten("mine", own).comm() != flat.comm());
+  CHECK(pair.flatten().dim_name(0) == "dp_cp");
+
+  const dm::Mesh split = flat.unflatten("dp_cp", {{"outer", 2}, {"inner", 2, own}});
+  CHECK((split.dim_names() == Names{"outer", "inner"}) && split.comm("outer") == mesh.comm("dp") && split.comm("inner") != mesh.comm("cp"));
+  const dm::Mesh sparse = mesh.reshape({{"dp", 2}, {"ep", 4}});
+  CHECK((sparse.shape() == Sizes{2, 4}) && sparse.comm("dp") == mesh.comm("dp"));
+  const dm::Mesh beside = dm::Mesh::concatenate({mesh["dp"], sparse["ep"]});
+  CHECK(beside == sparse && beside.hash() == sparse.hash());
+  std::vector<dm::Mesh> parts;
+  parts.push_back(mesh["tp"]);
+  parts.push_back(mesh["dp"]);
+  CHECK(dm::Mesh::concatenate(parts) == mesh({"tp", "dp"}));
+  THROWS(dm::Status::invalid_argument, "at least one mesh", dm::Mesh::concatenate({}));
+
+  const dm::Mesh second = mesh.slice_range("dp", 1, 1);
+  if (mesh.rank() < 4) THROWS(dm::Status::not_member, "is not in", second.comm("tp"));
+  else CHECK((second.ranks() == Ranks{4, 5, 6, 7}) && second.comm("tp") == mesh.comm("tp"));
+  CHECK(mesh.submesh_count({"cp", "tp"}) == 2 && (mesh.submesh({"cp", "tp"}, 1).ranks() == Ranks{4, 5, 6, 7}));
+  CHECK(mesh.submesh_count("tp") == 4 && (mesh.submesh("tp", 3).ranks() == Ranks{6, 7}));
+  THROWS(dm::Status::invalid_argument, "4", mesh.submesh("tp", 4));
+}
+
+// Empty, moved from, moved to itself, cloned, found by name, given away and taken over.
+static void owners(const dm::Mesh &mesh)
+{
+  dm::Mesh first = mesh.clone(), empty;
+  CHECK(first == mesh && first.capi() != mesh.capi() && first.comm("tp") == mesh.comm("tp"));
+  dm::Mesh second = std::move(first);
+  CHECK(second == mesh && first.capi() == nullptr);
+  dm::Mesh &itself = second;
+  second = std::move(itself);
+  CHECK(second == mesh);
+  for (const dm::Mesh *dead : {&first, &empty}) {
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->comm("tp"));
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->ndim());
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->dim_name(0));
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->dim_names());
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->describe());
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->serialize());
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->clone());
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", (*dead)["tp"]);
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", *dead == mesh);
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->local_shard({dm::shard(0)}, {4}));
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->group([] {}));
+    THROWS(dm::Status::invalid_handle, "moved from", dead->register_as("nobody"));
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->abort());
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->shrink("tp", {0}));
+  }
+  THROWS(dm::Status::invalid_handle, "moved from", dm::World().abort());
+  THROWS(dm::Status::invalid_handle, "not a live dm_world", dm::World().rank());
+  THROWS(dm::Status::invalid_handle, "not a live dm_world", dm::World().locations());
+
+  dm_mesh *raw = second.release();
+  CHECK(second.capi() == nullptr);
+  second = dm::Mesh(raw);
+  CHECK(second.capi() == raw && second == mesh);
+  dm::nothrow::Mesh other(second.release());
+  CHECK(other.equals(mesh).value());
+
+  mesh["tp"].register_as("trainer");
+  CHECK(dm::Mesh::lookup("trainer") == mesh["tp"]);
+  dm::Mesh::unregister("trainer");
+  THROWS(dm::Status::not_found, "trainer", dm::Mesh::lookup("trainer"));
+
+  std::unordered_set<dm::Mesh> set;
+  set.insert(mesh["tp"]);
+  set.insert(mesh["cp"]);
+  set.insert(mesh["tp"]);
+  CHECK(set.size() == 2 && set.count(mesh["cp"]) == 1);
+}
+
+static void adopted(const dm::Mesh &mesh, const dm::World &world)
+{
+  const std::int32_t base = mesh.rank() / 2 * 2;
+  dm::InitOptions options;
+  options.world = world;
+  options.ranks = {base, base + 1};
+  const std::vector<ncclComm_t> comms = {mesh.comm("tp")};
+  const dm::Mesh half = dm::Mesh::from_comms("cpu", {{"tp", 2}}, comms, options);
+  CHECK(half.comm() == comms[0] && half == mesh["tp"]);
+  CHECK(dm::Mesh::from_comms("cpu", {{"tp", 2}}, {comms[0]}).size() == 2);
+  THROWS(dm::Status::invalid_argument, "1 communicators for 2 dimensions", dm::Mesh::from_comms("cpu", {{"a", 1}, {"b", 2}}, comms));
+  THROWS(dm::Status::invalid_argument, "2 ranks", dm::Mesh::from_comms("cpu", {{"tp", 3}}, comms));
+}
+
+static void lazy(const dm::World &world)
+{
+  dm::InitOptions options;
+  options.world = world;
+  options.lazy = true;
+  const dm::Mesh mesh = dm::init({{"dp", 2}, {"tp", 4, dm::DimOptions{true, nullptr, "lazy tensor parallel"}}}, options);
+  if (mesh.rank() < 4) CHECK(mesh.comm("tp") != nullptr && mesh.comm("tp") == mesh.comm("tp"));
+  world.barrier(std::chrono::minutes(1));
+  mesh.finalize();
+}
+
+// Through its text and back.
+static void text(const dm::Mesh &mesh, const dm::World &world)
+{
+  dm::InitOptions options;
+  options.world = world;
+  const std::string written = mesh.serialize();
+  const dm::Mesh again = dm::Mesh::deserialize(written, options), own = dm::Mesh::deserialize(written, options, {dm::DimOptions{true}});
+  CHECK(again == mesh && again.comm("tp") == mesh.comm("tp"));
+  CHECK(own == mesh && own.comm("dp") != mesh.comm("dp") && own.comm("tp") == mesh.comm("tp"));
+  THROWS(dm::Status::invalid_argument, "not the text of a mesh", dm::Mesh::deserialize(written.substr(1), options));
+  THROWS(dm::Status::invalid_argument, "text is NULL", dm::Mesh::deserialize(nullptr, options, {dm::DimOptions{true}}));
+  THROWS(dm::Status::invalid_argument, "not the text of a mesh", dm::Mesh::deserialize("", options, {dm::DimOptions{true}}));
+  options.ranks = {0};
+  THROWS(dm::Status::invalid_argument, "ranks", dm::Mesh::deserialize(written, options));
+}
+
+// Where the ranks are, and the plan that follows.
+static void places(const dm::World &world)
+{
+  const Names hosts = world.locations("h" + std::to_string(world.rank() % 2));
+  CHECK((hosts == Names{"h0", "h1", "h0", "h1", "h0", "h1", "h0", "h1"}));
+  const dm::Plan plan = dm::plan_ranks(hosts, {2, 4});
+  CHECK((plan.ranks == Ranks{0, 2, 4, 6, 1, 3, 5, 7}) && plan.report.find("\"even\":true") != std::string::npos);
+  CHECK((dm::plan_ranks(hosts, {2, 4}, {10, 1}).ranks != plan.ranks));
+  dm::InitOptions options;
+  options.world = world;
+  options.ranks = plan.ranks;
+  CHECK((dm::init({{"dp", 2}, {"tp", 4}}, options).submesh("tp", 1).ranks() == Ranks{1, 3, 5, 7}));
+  CHECK(world.locations().size() == 8);
+}
+
+// Going on without the replica of rank 5.
+static void shrunk(const dm::World &world)
+{
+  dm::InitOptions options;
+  options.world = world;
+  const dm::Mesh mesh = dm::init({{"dp", 4}, {"tp", 2}}, options);
+  THROWS(dm::Status::invalid_argument, "nothing to leave out", mesh.shrink("dp", {}));
+  if (world.rank() != 5) {
+    const dm::Mesh rest = mesh.shrink("dp", {5});
+    CHECK((rest.ranks() == Ranks{0, 1, 2, 3, 6, 7}));
+    if (world.rank() == 4) THROWS(dm::Status::not_member, "is not in", rest.comm("tp"));
+    else {
+      std::vector<int> one = {1};
+      rest.all_reduce("dp", one);
+      CHECK(one[0] == 3);
+    }
+    THROWS(dm::Status::aborted, "", mesh.comm("tp"));
+  }
+  world.barrier();
+}
+
+// One rank asks for another mesh; all learn who.
+static void disagreement(const dm::World &world)
+{
+  dm::InitOptions options;
+  options.world = world;
+  const bool odd = world.rank() == 6;
+  THROWS(dm::Status::mismatch, "rank 6 called dm_init(shape=(4, 2)", dm::init("cpu", {{"dp", odd ? 4 : 2}, {"tp", odd ? 2 : 4}}, options));
+}
+
+static void ends(dm::Mesh mesh)
+{
+  const dm::Mesh view = mesh["tp"];
+  mesh.finalize();
+  THROWS(dm::Status::aborted, "finalized", mesh.comm("tp"));
+  THROWS(dm::Status::aborted, "finalized", view.all_reduce(nullptr, std::array<float, 1>{1}));
+  THROWS(dm::Status::aborted, "", mesh.finalize());
+  mesh.abort();
+  CHECK(view.size() == 2);
+}
+
+int main()
+{
+  return run([] {
+    two_lines();
+    const dm::World world = dm::World::init("cpu");
+    CHECK(world.size() == 8);
+    spellings(world);
+    dm::InitOptions options;
+    options.world = world;
+    dm::Mesh mesh = dm::init("cpu", {{"dp", 2}, {"cp", 2}, {"tp", 2}}, options);
+    questions(mesh);
+    views(mesh);
+    owners(mesh);
+    adopted(mesh, world);
+    lazy(world);
+    text(mesh, world);
+    places(world);
+    disagreement(world);
+    ends(std::move(mesh));
+    shrunk(world);
+    world.abort();
+    THROWS(dm::Status::aborted, "", world.barrier());
+  });
+}

@@ -1,0 +1,128 @@
+// The ranks meet in a store of the caller's: a map in this process, with four ranks as threads. It is let go exactly when the last world is gone;
+// what it returns, or throws, is the error of the call that needed it.
+#include "check.hpp"
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+class MapStore : public dm::Store {
+public:
+  std::int32_t set(std::string_view key, std::string_view value) override
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    values_[std::string(key)] = value;
+    changed_.notify_all();
+    return 0;
+  }
+
+  std::int32_t get(std::string_view key, std::chrono::milliseconds timeout, std::string &value) override
+  {
+    std::unique_lock<std::mutex> hold(lock_);
+    const std::string name(key);
+    if (!changed_.wait_for(hold, timeout, [&] { return values_.count(name) == 1; })) return 1;
+    value = values_[name];
+    return 0;
+  }
+
+  std::int32_t add(std::string_view key, std::int64_t amount, std::int64_t &sum) override
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    std::string &value = values_[std::string(key)];
+    sum = (value.empty() ? 0 : std::stoll(value)) + amount;
+    value = std::to_string(sum);
+    changed_.notify_all();
+    return 0;
+  }
+
+private:
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+struct Broken : MapStore {
+  explicit Broken(bool throws) : throws_(throws) {}
+  std::int32_t add(std::string_view, std::int64_t, std::int64_t &) override
+  {
+    if (throws_) throw std::runtime_error("no service");
+    return 42;
+  }
+  bool throws_;
+};
+
+static dm::WorldOptions options_of(std::int32_t rank, std::int32_t size, std::shared_ptr<dm::Store> store)
+{
+  dm::WorldOptions options;
+  options.world_size = size;
+  options.rank = rank;
+  options.local_rank = rank;
+  options.timeout = std::chrono::minutes(2);
+  options.store = std::move(store);
+  return options;
+}
+
+static void four_ranks()
+{
+  auto store = std::make_shared<MapStore>();
+  const std::weak_ptr<MapStore> watch = store;
+  std::vector<std::thread> ranks;
+  for (std::int32_t rank = 0; rank < 4; ++rank)
+    ranks.emplace_back([rank, store] {
+      try {
+        const dm::World world = dm::World::init("cpu", options_of(rank, 4, store));
+        CHECK(world.rank() == rank && world.size() == 4);
+        dm::InitOptions options;
+        options.world = world;
+        const dm::Mesh mesh = dm::init({{"dp", 2}, {"tp", 2}}, options);
+        std::vector<int> values(1, rank);
+        mesh.all_reduce("dp", values);
+        CHECK(values[0] == rank % 2 * 2 + 2);
+        world.barrier();
+        mesh.finalize();
+      } catch (const dm::Error &error) {
+        std::fprintf(stderr, "rank %d: %s\n", static_cast<int>(rank), error.what());
+        std::exit(1);
+      }
+    });
+  store.reset();
+  for (std::thread &rank : ranks) rank.join();
+  CHECK(watch.expired());
+}
+
+static void broken(bool throws, const std::string &text)
+{
+  auto store = std::make_shared<Broken>(throws);
+  // What add says reaches the caller, and a world that was not made holds nothing.
+  THROWS(dm::Status::store, text, dm::World::init("cpu", options_of(0, 2, store)));
+  CHECK(store.use_count() == 1);
+}
+
+int main()
+{
+  return run([] {
+    four_ranks();
+    broken(false, "returned 42");
+    broken(true, "returned -1");
+
+    dm::WorldOptions offline;
+    offline.offline = true;
+    offline.world_size = 1 << 20;
+    offline.rank = 5;
+    dm::InitOptions options;
+    const dm::World world = dm::World::init("cuda", offline);
+    options.world = world;
+    const dm::Mesh mesh = dm::init({{"dp", 1 << 10}, {"tp", 1 << 10}}, options);
+    CHECK(mesh.local_rank("tp") == 5 && mesh.ranks().size() == 1 << 20);
+    THROWS(dm::Status::unsupported, "offline", mesh.comm("tp"));
+    THROWS(dm::Status::invalid_argument, "init_method", [] {
+      dm::WorldOptions wrong;
+      wrong.init_method = "http://nowhere";
+      return dm::World::init("cpu", wrong);
+    }());
+  });
+}
