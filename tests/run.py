@@ -41,6 +41,8 @@ CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.
 NCCL_WHEEL = "nvidia-nccl-cu12==2.18.3"
 CMAKE_WHEEL = "cmake==3.31.6"
 DEADLINE = 180
+# A script of many jobs, on two slow cores that do other work.
+SCRIPT_DEADLINE = 1800
 SKIPPED = 77
 
 
@@ -119,7 +121,7 @@ def script(path):
     """One of tests/test_*.py. Exit code 77: it could not run here, or not all of it; its last line says why."""
     environment = {"DM_ROOT": str(ROOT), "DM_LIB_DIR": str(RELEASE), "DM_TMP": str(SCRATCH), "CC": CC, "CXX": CXX}
     try:
-        run([sys.executable, path], env=environment, timeout=600)
+        run([sys.executable, path], env=environment, timeout=SCRIPT_DEADLINE)
     except Failure as failure:
         if failure.code != SKIPPED:
             raise

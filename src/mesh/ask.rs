@@ -145,6 +145,15 @@ impl Mesh {
     }
 
     /// The world rank of member `local_rank` of this rank's group along a dimension.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["dp", "cp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
+    /// assert_eq!(mesh.group_ranks(0).unwrap(), [1, 5]);
+    /// assert_eq!((mesh.translate_rank(0, 0).unwrap(), mesh.translate_rank(2, 0).unwrap()), (1, 4));
+    /// ```
     pub fn translate_rank(&self, index: usize, local_rank: usize) -> Result<i32> {
         let dim = &self.dims[index].dim;
         let position = self.root.position.filter(|_| self.mine).ok_or_else(|| self.outsider())?;
@@ -160,6 +169,14 @@ impl Mesh {
     }
 
     /// The world rank that lies `offset` steps along a dimension from this one; past the edge there is none, unless it wraps.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[4, 2], names: Some(&["pp", "tp"]), ranks: None, world_size: 8, rank: 7 };
+    /// let mesh = Mesh::new(&spec).unwrap(); // the last stage
+    /// assert_eq!(mesh.neighbor(0, -1, false).unwrap(), Some(5));
+    /// assert_eq!((mesh.neighbor(0, 1, false).unwrap(), mesh.neighbor(0, 1, true).unwrap()), (None, Some(1)));
+    /// ```
     pub fn neighbor(&self, index: usize, offset: i64, wrap: bool) -> Result<Option<i32>> {
         let (here, size) = (self.local_rank(index)? as i128, self.dim_size(index) as i128);
         let there = here + i128::from(offset);
@@ -172,6 +189,14 @@ impl Mesh {
 
     /// All groups along a dimension over the root's ranks, `[groups, size of the dimension]` row-major: each rank of the root once, groups in the
     /// order of their first positions.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["dp", "cp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
+    /// assert_eq!(mesh.replica_groups(1), [0, 2, 1, 3, 4, 6, 5, 7]); // of cp: {0, 2}, {1, 3}, {4, 6}, {5, 7}
+    /// ```
     pub fn replica_groups(&self, index: usize) -> Vec<i64> {
         let dim = &self.dims[index].dim;
         let firsts = (0..self.root.size).filter(|position| dim.base(*position) == *position);

@@ -11,6 +11,16 @@ impl Mesh {
     /// The named dimensions in the order given. Names are this view's, or those of flattened dimensions that this view holds.
     ///
     /// Wider than PyTorch, which wants the parent's order and knows flattened names at the root only.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["dp", "cp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
+    /// assert_eq!(mesh.slice(&["dp", "cp"]).unwrap().ranks(), [1, 3, 5, 7]);
+    /// assert_eq!(mesh.slice(&["cp", "dp"]).unwrap().ranks(), [1, 5, 3, 7]); // the transposed view
+    /// assert_eq!(mesh.slice(&["dp", "cp"]).unwrap().slice(&["cp"]).unwrap().ranks(), [5, 7]); // a view of a view
+    /// ```
     pub fn slice(&self, names: &[&str]) -> Result<Mesh> {
         let dims = names.iter().map(|name| self.named(name)).collect::<Result<Vec<_>>>()?;
         check_names(names.iter().copied())?;
@@ -26,6 +36,17 @@ impl Mesh {
 
     /// One dimension out of all of this view's, in their order; `None` joins their names with "_". The name is not known to other
     /// views before [`publish`](Mesh::publish).
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["dp", "cp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
+    /// let dp_tp = mesh.slice(&["dp", "tp"]).unwrap().flatten(None).unwrap();
+    /// assert_eq!((dp_tp.dim_names(), dp_tp.ranks()), (vec!["dp_tp"], vec![0, 1, 4, 5]));
+    /// dp_tp.publish().unwrap();
+    /// assert_eq!(mesh.slice(&["dp_tp", "cp"]).unwrap().shape(), [4, 2]);
+    /// ```
     pub fn flatten(&self, name: Option<&str>) -> Result<Mesh> {
         let name = name.map_or_else(|| self.dim_names().join("_"), str::to_owned);
         if name.is_empty() {
@@ -64,6 +85,14 @@ impl Mesh {
     }
 
     /// The view with dimension `dim` replaced by several, the last fastest.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 4], names: Some(&["dp", "tp"]), ranks: None, world_size: 8, rank: 6 };
+    /// let split = Mesh::new(&spec).unwrap().unflatten("tp", &[2, 2], &["node", "chip"]).unwrap();
+    /// assert_eq!(split.describe(), "DeviceMesh((dp=2, node=2, chip=2), 'cuda', stride=(4, 2, 1))");
+    /// assert_eq!((split.group_ranks(1).unwrap(), split.group_ranks(2).unwrap()), (vec![4, 6], vec![6, 7]));
+    /// ```
     pub fn unflatten(&self, dim: &str, sizes: &[usize], names: &[&str]) -> Result<Mesh> {
         let index = self.dim_index(dim)?;
         if sizes.len() != names.len() {
@@ -181,6 +210,16 @@ impl Mesh {
     }
 
     /// Views of one root side by side, their dimensions in order. They may not overlap.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["dp", "cp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
+    /// let (dp, tp) = (mesh.slice(&["dp"]).unwrap(), mesh.slice(&["tp"]).unwrap());
+    /// assert_eq!(Mesh::concatenate(&[&tp, &dp]).unwrap().ranks(), [0, 4, 1, 5]);
+    /// assert!(Mesh::concatenate(&[&dp, &mesh]).is_err()); // dp twice
+    /// ```
     pub fn concatenate(meshes: &[&Mesh]) -> Result<Mesh> {
         let Some(first) = meshes.first() else {
             return Err(Error::invalid("concatenate needs at least one mesh, got 0"));
@@ -221,6 +260,16 @@ impl Mesh {
     }
 
     /// One of the parallel copies of the named dimensions over the ranks of the root, ordered by the positions they start from.
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let names = ["dp", "cp", "tp"];
+    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
+    /// assert_eq!(mesh.submesh_count(&["dp"]).unwrap(), 4);
+    /// assert_eq!((0..4).map(|index| mesh.submesh(&["dp"], index).unwrap().ranks()).collect::<Vec<_>>(), [[0, 4], [1, 5], [2, 6], [3, 7]]);
+    /// assert!(mesh.submesh(&["dp"], 1).unwrap().is_member());
+    /// ```
     pub fn submesh(&self, names: &[&str], index: usize) -> Result<Mesh> {
         let (dims, rest) = self.picked_and_rest(names)?;
         if index >= rest.size() {
