@@ -346,6 +346,26 @@ def aborts_end_together():
         check(not any("ALONE" in line for line in lines), f"rank {rank}: an abort waited for one that did not come\n" + "\n".join(lines))
 
 
+@case
+def going_on_without_a_lost_rank():
+    """The communicator that dimensions are split from is shrunk, with NCCL_SHRINK_ABORT, after all others have ended; then it is a mesh like any other."""
+    for rank, lines in run("lose")[1].items():
+        if rank == 7:
+            continue
+        lines = lines[lines.index("# lose") + 1:]
+        if rank == 6:
+            check(not [line for line in lines if not line.startswith("abort")], f"rank 6, whose replica goes, only ends: {lines}")
+            continue
+        at = [number for number, line in enumerate(lines) if line.startswith("shrink")]
+        check(len(at) == 1 and "without 2 from 6 flags=1 blocking=0" in lines[at[0]], f"rank {rank}: {lines}")
+        parent, child = re.search(r"shrink (c\d+) .* -> (c\d+)", lines[at[0]]).groups()
+        check(all(line.startswith("abort") and line != f"abort {parent}" for line in lines[:at[0]]), f"rank {rank}: {lines}")
+        splits = [line for line in lines if line.startswith("split")]
+        check(len(splits) == 2 and all(line.startswith(f"split {child} ") and "blocking=1" in line for line in splits), f"rank {rank}: {lines}")
+        check(f"abort {parent}" in lines[at[0]:], f"rank {rank}: {lines}")
+    run("lose without", library=recorder("SHRINK"))
+
+
 def main():
     global RECORDER, CUDA, RANKS
     RECORDER, CUDA = recorder(), driver()

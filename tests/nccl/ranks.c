@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <unistd.h>
 
 static dm_world *world;
 static int32_t rank, size;
@@ -243,6 +244,31 @@ static void adopt(void)
   dm_free(mesh);
 }
 
+/* Going on without a replica whose rank 7 has died. */
+static void lose(int expected)
+{
+  const size_t shape[] = {4, 2};
+  const char *names[] = {"dp", "tp"};
+  const int32_t lost[] = {7};
+  dm_mesh *mesh = made(shape, 2, names), *left = NULL;
+  CHECK(sum_along(mesh, "dp") == 4);
+  OK(dm_world_barrier(world, 0));
+  note("lose");
+  if (rank == 7) _exit(0);
+  GIVES(expected, dm_shrink(mesh, "dp", lost, 1, &left));
+  if (expected == DM_STATUS_OK && rank < 6) {
+    CHECK(sum_along(left, "dp") == 3 && sum_along(left, "tp") == 2);
+    note("finalize");
+    OK(dm_finalize(left));
+    CHECK(living() == 0);
+  } else if (expected != DM_STATUS_OK) {
+    CHECK(strstr(dm_last_error(), "2.27") != NULL);
+    OK(dm_abort(mesh));
+  }
+  dm_free(left);
+  dm_free(mesh);
+}
+
 int main(int count, char **arguments)
 {
   const char *what = count > 1 ? arguments[1] : "";
@@ -272,6 +298,8 @@ int main(int count, char **arguments)
   if (strcmp(what, "adopt") == 0) adopt();
   if (strcmp(what, "stuck") == 0) stuck();
   if (strcmp(what, "together") == 0) together();
+  if (strcmp(what, "lose") == 0) lose(DM_STATUS_OK);
+  if (strcmp(what, "lose without") == 0) lose(DM_STATUS_UNSUPPORTED);
   if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();
   dm_world_free(world);
   return finish();

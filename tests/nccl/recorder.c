@@ -25,6 +25,7 @@ struct ncclComm {
   ncclResult_t failed;    /* its asynchronous error */
   struct ncclComm *child; /* of a split under way */
   ncclComm_t *place;      /* where that goes */
+  int shrinking;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -149,6 +150,8 @@ static ncclResult_t poll_comm(struct ncclComm *comm)
   if (comm->failed != ncclSuccess) return comm->failed;
   asked = REAL(ncclCommGetAsyncError)(comm->real, &state);
   if (asked != ncclSuccess) state = asked;
+  /* What is shrunk has failed; here, as in NCCL, only its child's making shows. */
+  if (comm->shrinking && state != ncclInProgress && comm->child != NULL && comm->child->real != NULL) state = ncclSuccess;
   if (state == ncclSuccess && comm->child != NULL && comm->child->real != NULL) {
     asked = REAL(ncclCommGetAsyncError)(comm->child->real, &state);
     if (asked != ncclSuccess) state = asked;
@@ -261,6 +264,35 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
   }
   parent->child = comm;
   parent->place = out;
+  parent->until = later();
+  return ncclInProgress;
+}
+#endif
+
+#ifndef LACKS_SHRINK
+ncclResult_t ncclCommShrink(ncclComm_t parent, int *excluded, int count, ncclComm_t *out, ncclConfig_t *config, int flags)
+{
+  ncclResult_t code = usable(parent, "shrink");
+  ncclConfig_t host = NCCL_CONFIG_INITIALIZER;
+  if (code != ncclSuccess) return code;
+  host.blocking = parent->blocking;
+  *out = NULL;
+  struct ncclComm *comm = made(wants_blocking(config));
+  code = REAL(ncclCommShrink)(parent->real, excluded, count, &comm->real, &host, flags);
+  if (code != ncclSuccess && code != ncclInProgress) {
+    __atomic_sub_fetch(&living, 1, __ATOMIC_SEQ_CST);
+    note("shrink c%d failed=%d", parent->number, code);
+    return code;
+  }
+  note("shrink c%d without %d from %d flags=%d blocking=%d name=%s -> c%d", parent->number, count, excluded[0], flags, comm->blocking,
+       name_of(config), comm->number);
+  if (parent->blocking) {
+    *out = comm;
+    return ncclSuccess;
+  }
+  parent->child = comm;
+  parent->place = out;
+  parent->shrinking = 1;
   parent->until = later();
   return ncclInProgress;
 }
