@@ -82,6 +82,12 @@ pub fn has_device() -> bool {
     Driver::get().and_then(Driver::count).is_ok_and(|count| count > 0)
 }
 
+/// How many devices the driver sees, and the CUDA release that it supports; `DM_STATUS_DEVICE` with the reason where there is no driver that works.
+pub fn devices() -> Result<(usize, String)> {
+    let driver = Driver::get()?;
+    Ok((driver.count()?, dotted(driver.version()?)))
+}
+
 /// The CUDA release that the driver supports, for messages; `None` without a driver.
 pub(super) fn supported() -> Option<String> {
     Driver::get().and_then(Driver::version).ok().map(dotted)

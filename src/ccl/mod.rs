@@ -14,7 +14,7 @@ mod types;
 mod wheel;
 
 pub use config::CommConfig;
-pub use driver::{CurrentDevice, Device, has_device, select_device};
+pub use driver::{CurrentDevice, Device, devices, has_device, select_device};
 pub use library::{Library, RawComm};
 pub use load::{LIBRARY_VARIABLE, embedded, for_device, open};
 pub use types::{DATA_TYPES, NO_COLOR, NcclResult, UniqueId, element_size, result};

@@ -2,8 +2,9 @@
 //!
 //! Exit codes of `run`: 0 when all went well, that of the first rank that failed (128 + signal when a signal ended it), 124 when `--timeout` passed,
 //! 126 or 127 when the program could not be started, 2 for a wrong command line, 1 for everything else. Of `show`: 0, 2 for a wrong
-//! command line and for what does not fit together in it, 1 when the output cannot be written.
+//! command line and for what does not fit together in it, 1 when the output cannot be written; of `info`: 0, and 1 likewise.
 
+mod info;
 mod output;
 mod ranks;
 mod run;
@@ -25,6 +26,8 @@ struct Arguments {
 enum Command {
     /// Start local ranks of a program, with the environment that torchrun gives, and end all when one fails
     Run(run::Options),
+    /// Say which libraries, devices and launcher are found here, with their versions, and what was tried where none is
+    Info(info::Options),
     /// Show a mesh: its ranks, the groups of each dimension and the hosts they cross, as text or as a picture
     ///
     /// Examples:
@@ -39,6 +42,7 @@ enum Command {
 fn main() -> ExitCode {
     let (name, done) = match Arguments::parse().command {
         Command::Run(options) => ("run", run::run(&options)),
+        Command::Info(options) => ("info", info::info(&options)),
         Command::Show(options) => ("show", show::show(&options)),
     };
     match done {
