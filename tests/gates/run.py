@@ -20,18 +20,20 @@ GATES = {
     "valgrind": (memcheck.gate, "tests/c under valgrind's memcheck, with leaks as errors"),
     "tsan": (sanitized.thread, "the library, tests/c, tests/cpp and the store's tests under ThreadSanitizer, with an instrumented std"),
     "coverage": (coverage.gate, "lines that tests/c, tests/cpp and the Rust tests run, as one figure"),
-    "fuzz": (fuzz.gate, "every fuzz target for SECONDS (60) from its corpus"),
+    "fuzz": (fuzz.gate, "every fuzz target for --seconds (60) from its corpus"),
 }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("gate", nargs="*", help="; ".join(f"{name}: {what}" for name, (_, what) in GATES.items()))
+    parser.add_argument("--seconds", type=int, default=60, help="how long each fuzz target runs")
     options = parser.parse_args()
     unknown = set(options.gate) - set(GATES)
     if unknown:
         parser.error(f"no gate {', '.join(sorted(unknown))}; there are {', '.join(GATES)}")
     os.chdir(ROOT)
+    os.environ["SECONDS_EACH"] = str(options.seconds)
     counts = {"ok  ": 0, "FAIL": 0, "skip": 0}
     for name in options.gate or GATES:
         print(f"---- {name}: {GATES[name][1]}", flush=True)

@@ -37,13 +37,14 @@ def linker(kind, library):
 
     def command(compiler, source, program):
         objects = f"{program}.o"
-        run([*compiler, "-O1", "-g", "-fno-omit-frame-pointer", *STRICT, *FLAGS[kind], "-Iinclude", "-Itests/c", "-c", source, "-o", objects])
+        run([compiler[0], *FLAGS[kind], *compiler[1:], "-O1", "-g", "-fno-omit-frame-pointer", *STRICT, "-Iinclude", "-Itests/c", "-c", source, "-o", objects])
         return [CXX, objects, f"-L{library}", "-ldevicemesh", f"-Wl,-rpath,{library}", "-rdynamic", "-Wl,--whole-archive", runtime, "-Wl,--no-whole-archive",
                 "-lpthread", "-ldl", "-lm", "-lrt", "-o", program]
     return command
 
 
-COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
+# rustc's runtime lacks the part of UndefinedBehaviorSanitizer that knows C++'s classes; tests/run.py has it, with the compiler's own runtime.
+COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17", "-fno-sanitize=vptr"]}
 
 
 def proved(kind, library, expected):
@@ -80,7 +81,7 @@ def address():
 def thread():
     component("rust-src", "lib/rustlib/src/rust/library/Cargo.lock")
     library = build("tsan")
-    proved("tsan", library, {"race": ["data race", "in dm_rank"]})
+    proved("tsan", library, {"race": ["data race", " dm_rank /"]})
     passed = on_everything("tsan", library, 40)
     # The store's server and clients, agreement, the world, the host engine's groups: ranks as threads of one process.
     tests = ["--lib", *(part for name in THREADED for part in ("--test", name))]
