@@ -3,24 +3,27 @@ under ThreadSanitizer.
 
 The programs are instrumented by the C compiler and linked to the runtime that rustc brings, since one process can have but one. -Zsanitizer is for
 nightly compilers: RUSTC_BOOTSTRAP=1 lets the stable one take it, for these builds alone. ThreadSanitizer must see how the standard library's locks and
-channels work, so there std is built as well, from its source (rustup's rust-src)."""
+channels work, so there std is built as well, from its source (rustup's rust-src); then nothing needs to be suppressed."""
 
 import os
 
-from harness import CC, CXX, HOST, PLANTED, ROOT, STRICT, SYSROOT, TARGET, Failure, component, fails_with, programs, run
+from harness import CC, CXX, HOST, PLANTED, STRICT, SYSROOT, TARGET, component, fails_with, programs, run
 
 SANITIZERS = {"asan": "address", "tsan": "thread"}
 FOLDER = {kind: TARGET / kind for kind in SANITIZERS}
 OPTIONS = {
     "asan": {"ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-    "tsan": {"TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:history_size=7:suppressions={ROOT}/tests/gates/threads.supp"},
+    "tsan": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:history_size=7"},
 }
 FLAGS = {"asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], "tsan": ["-fsanitize=thread"]}
 
 
 def cargo(kind, *command, timeout=1800):
     """cargo with everything instrumented. Little optimised: quicker to build, and stacks that can be read."""
-    flags = [f"-Zsanitizer={SANITIZERS[kind]}", "-Cforce-frame-pointers=yes", "-Cdebug-assertions=yes"]
+    flags = [f"-Zsanitizer={SANITIZERS[kind]}", "-Cforce-frame-pointers=yes"]
+    if kind == "asan":
+        # The standard library's checks of what unsafe code promises, and overflows.
+        flags.append("-Cdebug-assertions=yes")
     environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(flags), "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", **OPTIONS[kind]}
     std = ["-Zbuild-std"] if kind == "tsan" else []
     return run(["cargo", *command, "--release", *std, "--target", HOST, "--target-dir", FOLDER[kind]], env=environment, timeout=timeout)
@@ -83,10 +86,12 @@ def thread():
     library = build("tsan")
     proved("tsan", library, {"race": ["data race", " dm_rank /"]})
     passed = on_everything("tsan", library, 40)
-    # The store's server and clients, agreement, the world, the host engine's groups: ranks as threads of one process.
+    # The store's server and clients (not store_bounds, which asks for much within a time), agreement, the world, the host engine's groups: ranks as threads of one process.
     tests = ["--lib", *(part for name in THREADED for part in ("--test", name))]
-    output = cargo("tsan", "test", "--package", "devicemesh", "--package", "hostccl", *tests)
+    output = cargo("tsan", "test", "--package", "devicemesh", "--package", "hostccl", *tests, "--", f"--skip={MEASURED}")
     return passed + sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
 
 
-THREADED = ["world", "store_contract", "store_hostile", "store_wire", "store_bounds", "communicators", "groups"]
+# Of this process's memory, of which ThreadSanitizer takes several times as much.
+MEASURED = "a_client_that_never_reads_is_not_listened_to"
+THREADED = ["world", "store_contract", "store_hostile", "store_wire", "communicators", "groups"]
