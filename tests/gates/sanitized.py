@@ -18,7 +18,7 @@ OPTIONS = {
 FLAGS = {"asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], "tsan": ["-fsanitize=thread"]}
 
 
-def cargo(kind, *command, timeout=1800):
+def cargo(kind, command, *arguments, timeout=1800):
     """cargo with everything instrumented. Little optimised: quicker to build, and stacks that can be read."""
     flags = [f"-Zsanitizer={SANITIZERS[kind]}", "-Cforce-frame-pointers=yes"]
     if kind == "asan":
@@ -26,7 +26,7 @@ def cargo(kind, *command, timeout=1800):
         flags.append("-Cdebug-assertions=yes")
     environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(flags), "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", **OPTIONS[kind]}
     std = ["-Zbuild-std"] if kind == "tsan" else []
-    return run(["cargo", *command, "--release", *std, "--target", HOST, "--target-dir", FOLDER[kind]], env=environment, timeout=timeout)
+    return run(["cargo", command, "--release", *std, "--target", HOST, "--target-dir", FOLDER[kind], *arguments], env=environment, timeout=timeout)
 
 
 def build(kind):
