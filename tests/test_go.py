@@ -29,7 +29,7 @@ def skip(why):
 
 def run(*command, cwd=PACKAGE, timeout=600, code=0, **environment):
     """The output of a command in Go's environment, which reaches neither the network nor the user's home."""
-    own = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off", "GOTELEMETRY": "off",
+    own = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off", "XDG_CONFIG_HOME": str(FOLDER / "config"),
            "GOCACHE": str(FOLDER / "cache"), "GOPATH": str(FOLDER / "path"), "CGO_ENABLED": "1"}
     done = subprocess.run([str(part) for part in command], cwd=cwd, env={**os.environ, **own, **environment}, timeout=timeout,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -72,11 +72,12 @@ def race(go):
     probe.mkdir(parents=True, exist_ok=True)
     (probe / "go.mod").write_text("module probe\n\ngo 1.24\n")
     (probe / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
-    done = subprocess.run([go, "run", "-race", "."], cwd=probe, capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "GOTOOLCHAIN": "local", "GOCACHE": str(FOLDER / "cache"), "GOPATH": str(FOLDER / "path"), "GOENV": "off"})
-    if done.returncode != 0:
-        print(f"without the race detector: {(done.stdout + done.stderr).strip().splitlines()[-1:]}")
-    return ["-race"] if done.returncode == 0 else []
+    try:
+        run(go, "run", "-race", ".", cwd=probe)
+    except AssertionError as refused:
+        print(f"without the race detector:\n{refused}")
+        return []
+    return ["-race"]
 
 
 def style(go):

@@ -328,7 +328,7 @@ func TestAPeerThatDoesNotCome(t *testing.T) {
 		return
 	}
 	world := private(t, folder, "late")
-	mesh := line(t, world, MeshOptions{Timeout: 300 * time.Millisecond})
+	mesh := line(t, world, MeshOptions{Timeout: 2 * time.Second})
 	if rank == 0 {
 		err := AllReduce(background, mesh, "", []int{1}, []int{0}, Sum)
 		var late interface{ Timeout() bool }
