@@ -126,6 +126,12 @@ impl RootComms {
         // A rank outside a range has no group along it.
         let group = if view.is_member() { view.slice(&[name])? } else { view.clone() };
         if dim.size() == 1 && !options.is_exclusive() {
+            if !view.is_member() {
+                // Not this rank's own, which all its dimensions of size 1 share.
+                let outside = Communicator::unmade(Arc::clone(library), group, LazyPlan::alone());
+                outside.set_absent();
+                return Ok(Arc::new(outside));
+            }
             return Ok(domain.single(|| Communicator::unmade(Arc::clone(library), group, LazyPlan::alone())));
         }
         let exclusive = options.is_exclusive();
