@@ -17,7 +17,7 @@ def main():
     if done.returncode != 0:
         return done.returncode
     pages = "".join(page.read_text() for page in output.glob("group__c__*.html"))
-    documented = set(re.findall(r'<h2 class="memtitle">.*?</span>(\w+)', pages))
+    documented = set(re.findall(r'<td class="memItemRight"[^>]*>(?:<a [^>]*>|<b>)+(\w+)', pages))
     header = re.sub(r"/\*.*?\*/", "", (ROOT / "include/devicemesh.h").read_text(), flags=re.S)
     declared = set(re.findall(r"\b(dm_\w+)\(", header)) | set(re.findall(r"^#define (DM_\w+) ", header, re.M))
     assert len(declared) > 50, f"only {len(declared)} names in devicemesh.h"
