@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
 LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
 SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests"))
-BLOCK = re.compile(r"^<!-- (provoke|in the library)(.*) -->\n```text\n(.*?)```", re.M | re.S)
+BLOCK = re.compile(r"^<!-- (provoke|in the library)([^\n]*) -->\n```text\n(.*?)```", re.M | re.S)
 LAUNCHER = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_|TORCHELASTIC_|OMPI_|PMI|PALS_|SLURM_|JOB_COMPLETION_INDEX|DM_)")
 
 
