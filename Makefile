@@ -17,6 +17,8 @@ help:
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make jax     the XLA handlers of the JAX package (fetches jaxlib's headers once)"
 	@echo "make pictures  draw docs/pictures and the outputs in docs/mesh.md anew"
+	@echo "make docs    the Rust documentation and the C and C++ reference, in target/doc"
+	@echo "make guide   the programs of docs/guide"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
 	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
@@ -56,6 +58,7 @@ interop:
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 	$(CARGO) test --quiet --test header
 	$(PYTHON) tests/run.py -k build
 
@@ -96,6 +99,12 @@ pictures:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/test_mesh_page.py --update
 
+# Warnings are errors in both. doxygen is fetched once, pinned (docs/reference/build.py).
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+	@echo $(CURDIR)/target/doc/devicemesh/index.html
+	@$(PYTHON) docs/reference/build.py
+
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
@@ -104,6 +113,17 @@ examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAM
 $(RELEASE)/libdevicemesh.so: $(shell find src hostccl -name '*.rs') Cargo.toml build.rs
 	$(CARGO) build --release
 	@touch $@
+
+# The programs of docs/guide.
+GUIDE = $(basename $(notdir $(wildcard examples/guide/*.c examples/guide/*.cpp)))
+guide: $(addprefix $(EXAMPLES)/guide/,$(GUIDE))
+$(EXAMPLES)/guide/%: LINK += -Wl,-rpath,'$$ORIGIN/../../release'
+$(EXAMPLES)/guide/%: examples/guide/%.cpp $(wildcard include/*.h*) $(RELEASE)/libdevicemesh.so
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O2 -Wall -Wextra $< $(LINK) -pthread -o $@
+$(EXAMPLES)/guide/%: examples/guide/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 -Wall -Wextra $< $(LINK) -o $@
 
 # For a GPU; building it needs nothing of CUDA (examples/device_cuda.h).
 $(EXAMPLES)/hsdp_tp_cuda: examples/hsdp_tp.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
@@ -121,4 +141,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel
+.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel

@@ -28,6 +28,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* ---- flags and placements ---- */
+
 /**
  * World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine.
  */
@@ -58,6 +60,8 @@
  * Placement: the mesh dimension splits a dimension of the tensor.
  */
 #define DM_SHARD 1
+
+/* ---- types ---- */
 
 /**
  * One rank's immutable view of a mesh: shape, names, ranks, communicators.
@@ -277,6 +281,8 @@ typedef int32_t dm_dtype;
  */
 typedef int32_t dm_op;
 
+/* ---- statuses ---- */
+
 /**
  * Success.
  */
@@ -357,6 +363,8 @@ typedef int32_t dm_op;
  */
 #define DM_STATUS_INTERNAL 15
 
+/* ---- types of elements ---- */
+
 /**
  * Signed 8-bit integers.
  */
@@ -407,6 +415,8 @@ typedef int32_t dm_op;
  */
 #define DM_BFLOAT16 9
 
+/* ---- reductions ---- */
+
 /**
  * Sum.
  */
@@ -435,6 +445,8 @@ typedef int32_t dm_op;
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+/* ---- errors and versions ---- */
 
 /**
  * The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is none.
@@ -465,12 +477,14 @@ dm_status dm_last_error_info(struct dm_error_info *info_out);
  */
 uint32_t dm_version(void);
 
+/* ---- the world ---- */
+
 /**
  * Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
  *
  * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
  * NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI,
- * PMIx, Slurm, a Kubernetes indexed job, or alone; docs/interop.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
+ * PMIx, Slurm, a Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
  * Each rank frees its handle with dm_world_free.
  *
  * With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
@@ -547,6 +561,8 @@ dm_status dm_world_abort(const struct dm_world *world);
  */
 void dm_world_free(struct dm_world *world);
 
+/* ---- making meshes ---- */
+
 /**
  * Makes a mesh: gives every dimension of this rank a ready communicator. These are the two lines:
  *
@@ -592,6 +608,8 @@ dm_status dm_from_comms(const char *device_type,
                         const struct dm_init_options *options,
                         struct dm_mesh **mesh_out);
 
+/* ---- meshes as text ---- */
+
 /**
  * The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in another job, in another language.
  *
@@ -609,7 +627,7 @@ dm_status dm_from_comms(const char *device_type,
  * base + sum over dimensions and their pairs of  digit * stride
  * ```
  *
- * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in [[2,8],[4,1]] is (1, 1), which lies at 9. So
+ * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So
  * in the text above, the rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple of size * stride of the one
  * before, so no rank is met twice; ranks may be longer than what the layout reaches.
  *
@@ -640,6 +658,8 @@ dm_status dm_serialize(const struct dm_mesh *mesh,
 dm_status dm_deserialize(const char *text,
                          const struct dm_init_options *options,
                          struct dm_mesh **mesh_out);
+
+/* ---- views of a mesh ---- */
 
 /**
  * A view of the named dimensions, in the order given; it shares the parent's communicators.
@@ -790,6 +810,8 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
  */
 void dm_free(struct dm_mesh *mesh);
 
+/* ---- questions to a mesh ---- */
+
 /**
  * The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view without dimensions.
  *
@@ -911,6 +933,8 @@ dm_status dm_hash(const struct dm_mesh *mesh, uint64_t *hash_out);
  */
 dm_status dm_describe(const struct dm_mesh *mesh, char *text, size_t capacity, size_t *len_out);
 
+/* ---- other ranks along a dimension ---- */
+
 /**
  * The world rank of member local_rank of this rank's group along dim: of rank local_rank in dm_get_comm's communicator.
  *
@@ -935,12 +959,14 @@ dm_status dm_neighbor(const struct dm_mesh *mesh,
                       bool wrap,
                       int32_t *world_rank_out);
 
+/* ---- what a rank holds ---- */
+
 /**
  * The shape and the offsets of one rank's block of a tensor whose dimensions are split over dimensions of the mesh.
  *
  * Local, no communication. placements has one element per dimension of mesh. tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
  * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor dimension d is
- * element offset_out[d] + i of the tensor.
+ * element `offset_out[d] + i` of the tensor.
  *
  * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0.
  * When several mesh dimensions shard one tensor_dim, each splits what the ones before it left, and dm_placement.order says which are before. On
@@ -966,6 +992,8 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
                          size_t *local_shape_out,
                          size_t *offset_out);
 
+/* ---- rank plans ---- */
+
 /**
  * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the closest domains of the machine.
  *
@@ -982,7 +1010,7 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  * cost = sum over dimensions d and levels l of  traffic[d] * pairs[d][l] * n / shape[d]
  * ```
  *
- * where pairs[d][l] counts the ordered pairs of ranks that share a group along d and no domain of level l. Tried are the order that is there, 0 .. n-1, boxes
+ * where `pairs[d][l]` counts the ordered pairs of ranks that share a group along d and no domain of level l. Tried are the order that is there, 0 .. n-1, boxes
  * of the mesh that nest as the domains do, and row-major orders of the dimensions; worlds of up to 1024 ranks are improved by swaps. The cheapest is the
  * plan: it never costs more than the order that is there. It need not be the best there is, which takes exponential time to find; for the machines of up to
  * 12 ranks that the tests search exhaustively it is.
@@ -1012,6 +1040,8 @@ dm_status dm_plan_ranks(const char *const *locations,
                         size_t capacity,
                         size_t *len_out);
 
+/* ---- raw communicators ---- */
+
 /**
  * The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.
  *
@@ -1040,6 +1070,8 @@ dm_status dm_get_comm(const struct dm_mesh *mesh,
 dm_status dm_get_proc(const struct dm_mesh *mesh,
                       const char *symbol,
                       void **proc_out);
+
+/* ---- collectives ---- */
 
 /**
  * Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
@@ -1213,6 +1245,8 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  */
 dm_status dm_group_end(const struct dm_mesh *mesh);
 
+/* ---- life and death of a mesh ---- */
+
 /**
  * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
  *
@@ -1265,6 +1299,8 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
                     size_t num_lost,
                     struct dm_mesh **mesh_out);
 
+/* ---- meshes by name ---- */
+
 /**
  * Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of that name. mesh NULL removes the name.
  *
@@ -1288,10 +1324,25 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 
 /* ---- initialisers ---- */
 
+/**
+ * A dm_error_info to pass to dm_last_error_info.
+ */
 #define DM_ERROR_INFO_INIT { sizeof(dm_error_info), 0, 0, 0, 0, NULL }
+/**
+ * A dm_world_options in which everything is the default.
+ */
 #define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL }
+/**
+ * A dm_store_callbacks without functions: set, get and add are to be filled in.
+ */
 #define DM_STORE_CALLBACKS_INIT { sizeof(dm_store_callbacks), NULL, NULL, NULL, NULL, NULL }
+/**
+ * A dm_dim_options in which everything is the default.
+ */
 #define DM_DIM_OPTIONS_INIT { sizeof(dm_dim_options), 0, NULL, NULL }
+/**
+ * A dm_init_options in which everything is the default.
+ */
 #define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, NULL, NULL, NULL, 0 }
 
 #endif /* DEVICEMESH_H */

@@ -291,7 +291,7 @@ def wheels(pins, wanted):
             import zipfile
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            platforms = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_18_x86_64", "manylinux_2_27_x86_64")
+            platforms = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_18_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
             command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", *(f"--platform={platform}" for platform in platforms),
                        "--dest", str(folder), *pins]
             for attempt in (1, 2, 3):
