@@ -93,7 +93,7 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
         Err(error) => {
             // One voice for all; where rank 0 may be what is missing, rank 1's too.
             let lost = [Status::PeerLost, Status::Store, Status::Timeout].contains(&error.status());
-            if rank == 0 || rank == 1 && lost && error.message().contains("rank 0") {
+            if rank == 0 || rank == 1 && lost && error.message().replace("rank 0 on ", "").contains("rank 0") {
                 tell(json && rank == 0, &status(&error), &format!("{}{}", error.message(), advice(&error)));
             }
             Ok(NOT_MADE)
@@ -114,6 +114,11 @@ fn plan(spec: &MeshSpec<'_>, options: &Options) -> Result<Mesh> {
     for flat in &options.flatten {
         let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
         mesh.slice(&dims)?.flatten(Some(&flat.name))?.publish()?;
+    }
+    for (name, _) in &options.expect {
+        if options.flatten.iter().all(|flat| flat.name != *name) {
+            mesh.dim_index(name)?;
+        }
     }
     Mesh::new(spec)
 }
@@ -146,11 +151,12 @@ fn advice(error: &Error) -> &'static str {
 }
 
 fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progress: Progress) -> Result<u8> {
+    progress.expect(steps(options, &planned)?);
     progress.step("joining the world");
     let join = JoinOptions { timeout: Some(clock.limit() - clock.limit() / 20), ..JoinOptions::default() };
     let domain = Arc::new(Domain::join(device_type, &DomainOptions { join, library: options.library.clone() })?);
     let team = Team::new(Arc::clone(&domain), clock, progress)?;
-    team.step(&options.agreed(), |_| Ok(()))?;
+    team.step_in_detail("comparing the command lines", &options.agreed(), |_| Ok(()))?;
     team.progress.step("making the mesh");
     // Communicators of devices take long to make, and streams are waited for here: only calls in host memory have the shorter limit by the mesh.
     let patience = team.clock.patience();
@@ -163,7 +169,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
         views.push((whole.slice(&dims)?.flatten(Some(&flat.name), DimOptions::default())?, 0));
     }
-    let memory = Memory::open(device_type)?;
+    let memory = Memory::open(device_type, domain.world().local_rank())?;
     let plan = Plan {
         sizes: options.sizes(device_type),
         iterations: options.iterations,
@@ -184,6 +190,18 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
     whole.root_comms().finalize()?;
     team.progress.clear();
     Ok(code)
+}
+
+/// How many there will be, if nothing goes wrong.
+fn steps(options: &Options, mesh: &Mesh) -> Result<usize> {
+    let mut sizes = mesh.shape();
+    for flat in &options.flatten {
+        let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
+        sizes.push(mesh.slice(&dims)?.size());
+    }
+    let measured = sizes.iter().filter(|size| **size > 1 && !options.no_measure).count();
+    let around = if options.no_measure { 6 } else { 7 };
+    Ok(options.collectives().len() * (sizes.len() + measured) + around)
 }
 
 fn bench<'a>(
@@ -223,16 +241,13 @@ impl Checked<'_> {
         let (team, options) = (self.team, self.options);
         let measured: Vec<bool> = self.benches.iter().map(|bench| bench.size() > 1 && !options.no_measure).collect();
         let collectives = options.collectives();
-        let steps = collectives.len() * (self.benches.len() + measured.iter().filter(|measured| **measured).count());
-        team.progress.expect(steps + 7);
         let mut notes =
             Notes { device: memory.device(), crowding: measure::crowding(team, memory), ..Notes::default() };
         for bench in &self.benches {
             let mut calls = 0;
             for collective in &collectives {
                 let step = format!("verifying {}: {}", bench.name, collective.name());
-                let (made, wrong) =
-                    team.step(&step, |_| verify::verify(bench, *collective, team.rank(), team.host()))?;
+                let (made, wrong) = team.step(&step, |exchange| verify::verify(bench, *collective, team, exchange))?;
                 calls += made;
                 notes.wrong.extend(wrong);
             }
@@ -251,8 +266,9 @@ impl Checked<'_> {
             notes.times.push(times);
         }
         if !wrong && !options.no_measure {
-            notes.copies =
-                team.step("measuring each rank alone", |_| measure::copy(memory, buffers, self.plan.repeats))?;
+            notes.copies = team.step("measuring each rank alone", |exchange| {
+                measure::copy(memory, buffers, self.plan.repeats, exchange)
+            })?;
         }
         let code = team.step("reporting", |exchange| {
             let report = exchange.gather("notes", notes.encode())?.map(|all| self.report(whole, &all)).transpose()?;

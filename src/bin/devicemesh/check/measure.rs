@@ -69,6 +69,7 @@ pub fn measure(bench: &Bench<'_>, collective: Collective, plan: &Plan, exchange:
     // The batches of one size lie apart in time, so that one disturbance does not spoil all.
     for _ in 0..plan.repeats {
         for (call, timed) in calls.iter().zip(&mut timed) {
+            exchange.alive()?;
             timed.seconds.push(batch(bench, call, timed.iterations)?);
         }
     }
@@ -87,12 +88,18 @@ fn batch(bench: &Bench<'_>, call: &Call, iterations: u32) -> Result<f64> {
 }
 
 /// Seconds that this rank takes to copy in its own memory, while all ranks do: no other rank or network has a part in it. Inside a step.
-pub fn copy(memory: &Memory, buffers: (&Buffer<'_>, &Buffer<'_>), repeats: u32) -> Result<Vec<f64>> {
+pub fn copy(
+    memory: &Memory,
+    buffers: (&Buffer<'_>, &Buffer<'_>),
+    repeats: u32,
+    exchange: &Exchange<'_>,
+) -> Result<Vec<f64>> {
     let bytes = copy_bytes();
     let copies = if matches!(memory, Memory::Host) { COPIES.0 } else { COPIES.1 };
     memory.copy(buffers.1, buffers.0, bytes, copies / 10)?;
     (0..repeats)
         .map(|_| {
+            exchange.alive()?;
             let began = Instant::now();
             memory.copy(buffers.1, buffers.0, bytes, copies)?;
             Ok(began.elapsed().as_secs_f64() / copies as f64)

@@ -46,15 +46,15 @@ const EAGER: Duration = Duration::from_millis(2);
 const REST: Duration = Duration::from_micros(100);
 
 impl Memory {
-    /// For that device type. On cuda the world has made a device current on this thread.
-    pub fn open(device_type: &str) -> Result<Memory> {
+    /// For that device type. On cuda the world has made a device current on this thread; where its library needed none, one is chosen here as it would.
+    pub fn open(device_type: &str, local_rank: usize) -> Result<Memory> {
         if device_type == "cpu" {
             return Ok(Memory::Host);
         }
         // SAFETY: libcuda's initialisers are run by dlopen as in any program that links it; the library has it open already.
         let library = unsafe { Library::new("libcuda.so.1") }
             .map_err(|error| Error::new(Status::Device, format!("libcuda.so.1: {error}")))?;
-        Driver::load(library).map(|driver| Memory::Device(Box::new(driver)))
+        Driver::load(library, local_rank).map(|driver| Memory::Device(Box::new(driver)))
     }
 
     pub fn stream(&self) -> *mut c_void {
@@ -196,7 +196,7 @@ fn layout(bytes: usize) -> Layout {
 }
 
 impl Driver {
-    fn load(library: Library) -> Result<Driver> {
+    fn load(library: Library, local_rank: usize) -> Result<Driver> {
         macro_rules! symbol {
             ($name:literal) => {
                 // SAFETY: the address is that of the C function of this name, whose signature cuda.h fixes and the variable it goes into repeats.
@@ -208,8 +208,28 @@ impl Driver {
             };
         }
         let create: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> Code = symbol!("cuStreamCreate", core);
-        let current: unsafe extern "C" fn(*mut c_int) -> Code = symbol!("cuCtxGetDevice", core);
+        let current: unsafe extern "C" fn(*mut *mut c_void) -> Code = symbol!("cuCtxGetCurrent", core);
+        let device: unsafe extern "C" fn(*mut c_int) -> Code = symbol!("cuCtxGetDevice", core);
         let name: Option<unsafe extern "C" fn(*mut u8, c_int, c_int) -> Code> = symbol!("cuDeviceGetName");
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the out-parameter is valid. Before cuInit this is an error, and there is no context.
+        if unsafe { current(&mut context) } != 0 || context.is_null() {
+            let init: unsafe extern "C" fn(c_uint) -> Code = symbol!("cuInit", core);
+            let count: unsafe extern "C" fn(*mut c_int) -> Code = symbol!("cuDeviceGetCount", core);
+            let get: unsafe extern "C" fn(*mut c_int, c_int) -> Code = symbol!("cuDeviceGet", core);
+            let retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> Code =
+                symbol!("cuDevicePrimaryCtxRetain", core);
+            let make_current: unsafe extern "C" fn(*mut c_void) -> Code = symbol!("cuCtxSetCurrent", core);
+            let (mut devices, mut device) = (0, 0);
+            // SAFETY: the out-parameters are valid, and the context is kept for the process's life.
+            unsafe {
+                check("cuInit", init(0))?;
+                check("cuDeviceGetCount", count(&mut devices))?;
+                check("cuDeviceGet", get(&mut device, local_rank as c_int % devices.max(1)))?;
+                check("cuDevicePrimaryCtxRetain", retain(&mut context, device))?;
+                check("cuCtxSetCurrent", make_current(context))?;
+            }
+        }
         let mut driver = Driver {
             stream: std::ptr::null_mut(),
             allocate: symbol!("cuMemAlloc_v2", core),
@@ -223,11 +243,11 @@ impl Driver {
         // 1: it does not wait for the null stream (CU_STREAM_NON_BLOCKING).
         // SAFETY: the out-parameters are valid, here and below.
         check("cuStreamCreate", unsafe { create(&mut driver.stream, 1) })?;
-        let (mut device, mut text) = (0, [0u8; 256]);
+        let (mut number, mut text) = (0, [0u8; 256]);
         // SAFETY: as above; the text is as long as said.
         let named = unsafe {
-            current(&mut device) == 0
-                && name.is_some_and(|name| name(text.as_mut_ptr(), text.len() as c_int, device) == 0)
+            device(&mut number) == 0
+                && name.is_some_and(|name| name(text.as_mut_ptr(), text.len() as c_int, number) == 0)
         };
         let length = text.iter().position(|byte| *byte == 0).unwrap_or(0);
         driver.device = named.then(|| String::from_utf8_lossy(&text[..length]).into_owned());
@@ -250,7 +270,7 @@ mod tests {
 
     #[test]
     fn host_buffers_hold_what_is_put() {
-        let memory = Memory::open("cpu").unwrap();
+        let memory = Memory::open("cpu", 0).unwrap();
         let (one, other) = (memory.buffer(1000).unwrap(), memory.buffer(1000).unwrap());
         one.put(3, &[1, 2, 3]).unwrap();
         memory.copy(&other, &one, 1000, 2).unwrap();

@@ -48,6 +48,9 @@ pub struct Options {
     /// How many times the time of its peers a group or rank must take to be called slow
     #[arg(long, value_name = "FACTOR", default_value_t = 1.5, value_parser = factor)]
     pub slow_factor: f64,
+    /// The bus bandwidth in GB/s that a dimension must reach with the largest size, as tp=300; may be given again
+    #[arg(long, value_name = "NAME=GB/S", value_parser = expect, conflicts_with = "no_measure")]
+    pub expect: Vec<(String, f64)>,
     /// Exit with 4 where something is slow
     #[arg(long)]
     pub fail_slow: bool,
@@ -106,17 +109,19 @@ impl Shape {
         let known = sizes.iter().flatten().try_fold(1usize, |product, size| product.checked_mul(*size));
         let text = sizes.iter().map(|size| size.map_or("-1".to_owned(), |size| size.to_string())).collect::<Vec<_>>();
         let text = text.join(",");
-        let Some(known) = known.filter(|known| *known <= world && world % known == 0) else {
+        let open = sizes.iter().any(Option::is_none);
+        let fits = |known: &usize| if open { *known <= world && world % known == 0 } else { *known == world };
+        let Some(known) = known.filter(fits) else {
             let known = known.map_or("more than can be counted".to_owned(), |known| known.to_string());
-            return Err(format!(
-                "the shape {text} has {known} ranks, the world has {world}: start as many as it has, or let -1 stand for one of the sizes"
-            ));
+            return Err(match open {
+                true => format!(
+                    "the shape {text} has {known} ranks times what -1 stands for, but the world has {world}: start a multiple of {known}"
+                ),
+                false => format!(
+                    "the shape {text} has {known} ranks, but the world has {world}: start {known}, or let -1 stand for one of the sizes"
+                ),
+            });
         };
-        if known < world && sizes.iter().all(Option::is_some) {
-            return Err(format!(
-                "the shape {text} has {known} ranks, but the world has {world}: start {known}, or let -1 stand for one of the sizes"
-            ));
-        }
         Ok(sizes.iter().map(|size| size.unwrap_or(world / known)).collect())
     }
 }
@@ -155,6 +160,14 @@ fn flatten(text: &str) -> Result<Flatten, String> {
     match &name[..] {
         [name] if !name.is_empty() => Ok(Flatten { dims, name: name.clone() }),
         _ => Err("write it like dp,cp=dpcp".to_owned()),
+    }
+}
+
+fn expect(text: &str) -> Result<(String, f64), String> {
+    let (name, least) = text.split_once('=').ok_or("write it like tp=300")?;
+    match least.parse::<f64>() {
+        Ok(least) if least > 0.0 && least.is_finite() => Ok((name.to_owned(), least)),
+        _ => Err(format!("{least:?} is not a bandwidth in GB/s; write it like tp=300")),
     }
 }
 
@@ -230,7 +243,7 @@ mod tests {
         assert_eq!(of("2,-1,2", 16).unwrap(), [2, 4, 2]);
         assert_eq!(of("2,2", 4).unwrap(), [2, 2]);
         assert_eq!(Shape::of(None, 6).unwrap(), [6]);
-        assert!(of("2,2", 8).unwrap_err().contains("has 4 ranks, but the world has 8: start 4"), "too small");
+        assert!(of("2,2", 8).unwrap_err().contains("has 4 ranks, but the world has 8: start 4"));
         for (text, world) in [("2,2,2", 4), ("3,-1", 8), ("18446744073709551615,3", 8)] {
             assert!(of(text, world).unwrap_err().contains(&format!("the world has {world}")), "{text}");
         }

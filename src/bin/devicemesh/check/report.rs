@@ -85,6 +85,7 @@ pub struct Report {
     pub ranks: Vec<Rank>,
     pub dimensions: Vec<Dimension>,
     pub wrong: Vec<Wrong>,
+    pub slow_dimensions: Vec<SlowDimension>,
     pub slow_groups: Vec<SlowGroup>,
     pub slow_ranks: Vec<SlowRank>,
     pub seconds: f64,
@@ -128,6 +129,16 @@ pub struct Measurement {
     pub slowest_seconds: f64,
     /// Its world ranks.
     pub slowest_group: Vec<i32>,
+}
+
+/// One that does not reach what `--expect` says.
+#[derive(Serialize)]
+pub struct SlowDimension {
+    pub dimension: String,
+    pub collective: &'static str,
+    pub bytes: usize,
+    pub busbw_gbps: f64,
+    pub expected_gbps: f64,
 }
 
 #[derive(Serialize)]
@@ -213,7 +224,9 @@ impl Report {
                 slow_ranks.push(SlowRank { rank, host: host(rank), evidence: "crossing", times: None });
             }
         }
-        let verdict = match (wrong.is_empty(), slow_groups.is_empty() && slow_ranks.is_empty()) {
+        let slow_dimensions = below(&dimensions, &options.expect);
+        let slow = !(slow_dimensions.is_empty() && slow_groups.is_empty() && slow_ranks.is_empty());
+        let verdict = match (wrong.is_empty(), !slow) {
             (false, _) => "wrong",
             (true, false) => "slow",
             (true, true) => "good",
@@ -249,6 +262,7 @@ impl Report {
                 .collect(),
             dimensions,
             wrong,
+            slow_dimensions,
             slow_groups,
             slow_ranks,
             seconds: subject.seconds,
@@ -278,6 +292,26 @@ pub fn failure(status: &str, message: &str) -> String {
 
 pub fn gbps(bytes: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 }
+}
+
+/// Dimensions below their expected bus bandwidth: of the first collective that was measured (all_reduce, unless others were asked for), at its largest size.
+fn below(dimensions: &[Dimension], expected: &[(String, f64)]) -> Vec<SlowDimension> {
+    let mut found = Vec::new();
+    for (name, expected) in expected {
+        let dimension = dimensions.iter().find(|dimension| dimension.name == *name);
+        let measurements = dimension.map_or(&[][..], |dimension| &dimension.measurements);
+        let of_first = measurements.iter().take_while(|other| other.collective == measurements[0].collective);
+        if let Some(largest) = of_first.last().filter(|largest| largest.busbw_gbps < *expected) {
+            found.push(SlowDimension {
+                dimension: name.clone(),
+                collective: largest.collective,
+                bytes: largest.bytes,
+                busbw_gbps: largest.busbw_gbps,
+                expected_gbps: *expected,
+            });
+        }
+    }
+    found
 }
 
 fn by_host(hosts: &[String]) -> Vec<Host> {

@@ -1,6 +1,6 @@
 //! The report as a table for a terminal, in colour or without.
 
-use super::report::{Dimension, Measurement, Report, SlowGroup};
+use super::report::{Dimension, Measurement, Report, SlowDimension, SlowGroup};
 use super::verify::Wrong;
 use crate::show::{Style, colour_unasked};
 
@@ -13,9 +13,10 @@ pub fn text(report: &Report) -> String {
     let style = Style { colour: colour_unasked() };
     let hosts = report.hosts.len();
     let mut out = format!(
-        "{}\n{} ranks on {hosts} host{}, started by {}; {}, NCCL {}; {}\n",
+        "{}\n{} rank{} on {hosts} host{}, started by {}; {}, NCCL {}; {}\n",
         style.bold(&report.mesh),
         report.world_size,
+        if report.world_size == 1 { "" } else { "s" },
         if hosts == 1 { "" } else { "s" },
         report.launcher,
         report.library,
@@ -36,6 +37,14 @@ pub fn text(report: &Report) -> String {
         out += &format!("{} {}\n", style.bold("wrong:"), wrong_text(wrong));
     }
     out += &more(report.wrong.len());
+    for slow in &report.slow_dimensions {
+        let SlowDimension { dimension, collective, busbw_gbps, expected_gbps, .. } = slow;
+        let size = bytes(slow.bytes);
+        out += &format!(
+            "{} {dimension} as a whole: {busbw_gbps:.2} GB/s of bus bandwidth for {collective} of {size}, expected {expected_gbps}\n",
+            style.bold("slow:")
+        );
+    }
     for slow in report.slow_groups.iter().take(TOLD) {
         out += &format!("{} {}\n", style.bold("slow:"), slow_text(slow));
     }

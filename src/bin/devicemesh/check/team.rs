@@ -1,5 +1,6 @@
 //! The ranks of the check as a team: steps that all make together, what rank 0 gathers in them, and the end of the time that all have.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ use super::progress::Progress;
 const LATER: Duration = Duration::from_secs(5);
 /// So long before the end of the time.
 const BEFORE: Duration = Duration::from_millis(1500);
+/// How often a rank at work looks whether the others still are.
+const ASK: Duration = Duration::from_secs(1);
 
 /// The time for the whole check. When it has passed a thread ends the process, whatever that waits for.
 pub struct Clock {
@@ -43,7 +46,7 @@ impl Clock {
 
     /// How long one wait may take: long enough for slow networks, and so short that the ranks that are missed can be named in time.
     pub fn patience(&self) -> Duration {
-        (self.limit / 2).min(Duration::from_secs(60))
+        (self.limit / 4).min(Duration::from_secs(60))
     }
 
     pub fn limit(&self) -> Duration {
@@ -102,19 +105,16 @@ impl Team {
         self.progress.step(what);
         let wait = self.wait();
         let round = self.domain.world().scope()?.agree_in_detail(what, detail, &wait)?;
-        let exchange = Exchange { team: self, round: &round, wait: &wait };
-        let outcome =
-            work(&exchange).map_err(|error| error.within(&format!("{what}: rank {} on {}", self.rank(), self.host())));
+        let exchange = Exchange { team: self, round: &round, wait: &wait, asked: Cell::new(Instant::now()) };
+        // The verdict says which rank failed in which step.
+        let outcome = work(&exchange).map_err(|error| error.within(&format!("on {}", self.host())));
         let wait = self.wait();
         if let Err(error) = &outcome {
             round.fail(error, &wait);
         }
         let finished = round.finish(&wait);
         let outcome = finished.and(outcome);
-        outcome.map_err(|error| match error.message().starts_with(what) {
-            true => error,
-            false => error.within(what),
-        })
+        outcome.map_err(|error| if error.message().contains(what) { error } else { error.within(what) })
     }
 
     fn wait(&self) -> Wait {
@@ -128,12 +128,13 @@ pub struct Exchange<'a> {
     team: &'a Team,
     round: &'a Round,
     wait: &'a Wait,
+    asked: Cell<Instant>,
 }
 
 impl Exchange<'_> {
     /// What every rank has, by rank; on rank 0 alone.
     pub fn gather(&self, key: &str, mine: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>> {
-        let Exchange { team, round, wait } = self;
+        let Exchange { team, round, wait, .. } = self;
         if team.rank() > 0 {
             return round.publish(&format!("{key}/{}", team.rank()), &mine, wait).map(|()| None);
         }
@@ -143,7 +144,7 @@ impl Exchange<'_> {
 
     /// Rank 0's, on every rank.
     pub fn share(&self, key: &str, of_rank_0: Option<Vec<u8>>) -> Result<Vec<u8>> {
-        let Exchange { team, round, wait } = self;
+        let Exchange { team, round, wait, .. } = self;
         match of_rank_0 {
             Some(value) => {
                 if team.size() > 1 {
@@ -153,6 +154,15 @@ impl Exchange<'_> {
             }
             None => round.fetch(key, 0, wait),
         }
+    }
+
+    /// The failure of another rank, if there is one by now: for work that would not meet it by itself. Asks the store now and then only.
+    pub fn alive(&self) -> Result<()> {
+        if self.asked.get().elapsed() < ASK {
+            return Ok(());
+        }
+        self.asked.set(Instant::now());
+        self.round.failed(self.wait)?.map_or(Ok(()), Err)
     }
 
     /// The largest of all ranks' numbers, each by its place.

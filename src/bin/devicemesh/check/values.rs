@@ -27,8 +27,6 @@ pub struct Member {
 }
 
 impl Kind {
-    pub const FLOAT32: Kind = Kind { dtype: 7 };
-
     pub fn named(name: &str) -> Option<Kind> {
         DATA_TYPES.iter().position(|(known, _)| *known == name).map(|dtype| Kind { dtype })
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::memory::{Buffer, Memory};
 use super::operation::{Call, Collective, Place};
+use super::team::{Exchange, Team};
 use super::values::{Expected, Kind, Member};
 
 /// Counts per rank: one element, odd ones, one that is over 2^16. In large groups fewer, so that all ranks together have at most [`MOST`].
@@ -92,7 +93,12 @@ pub fn buffer_bytes(size: usize, kind: Kind, measured: usize) -> usize {
 }
 
 /// Verifies one collective. Gives the number of calls and what was wrong in them.
-pub fn verify(bench: &Bench<'_>, collective: Collective, rank: usize, host: &str) -> Result<(usize, Vec<Wrong>)> {
+pub fn verify(
+    bench: &Bench<'_>,
+    collective: Collective,
+    team: &Team,
+    exchange: &Exchange<'_>,
+) -> Result<(usize, Vec<Wrong>)> {
     let (mut calls, mut wrong) = (0, Vec::new());
     let operators = if collective.operators().is_empty() { &[0] } else { collective.operators() };
     for count in counts(bench.size()) {
@@ -100,6 +106,7 @@ pub fn verify(bench: &Bench<'_>, collective: Collective, rank: usize, host: &str
             operators.iter().flat_map(|op| roots(collective, bench.size(), count).map(|root| (*op, root)))
         {
             let call = Call { collective, operator, root, in_place: false, count };
+            exchange.alive()?;
             let wanted = wanted(bench, &call);
             let ways: &[bool] = if collective.can_be_in_place() { &[false, true] } else { &[false] };
             for in_place in ways {
@@ -112,8 +119,8 @@ pub fn verify(bench: &Bench<'_>, collective: Collective, rank: usize, host: &str
                         collective: collective.name().to_owned(),
                         call: call.label(),
                         count,
-                        rank,
-                        host: host.to_owned(),
+                        rank: team.rank(),
+                        host: team.host().to_owned(),
                         group: bench.group.clone(),
                         index: found.index,
                         expected: found.expected,
@@ -250,7 +257,7 @@ mod tests {
     use super::*;
 
     fn found(change: impl Fn(&mut [u8])) -> Option<Found> {
-        let kind = Kind::FLOAT32;
+        let kind = Kind::named("float32").unwrap();
         let wanted: Vec<Expected> = (0..5).map(|index| kind.exactly(index)).collect();
         let mut got: Vec<u8> = (0..5).flat_map(|index| kind.encode(index).into_iter().take(4)).collect();
         got.extend([POISON; GUARD]);
