@@ -154,7 +154,8 @@ def wrong_command_lines_exit_with_2():
         (("3", "dp,tp"), "name"),
         (("--flatten", "dp=x"), "dp"),
         (("--expect", "tp=3"), "tp"),
-        (("--no-such-option",), "--no-such-option"),
+        (("--no-such-option",), "no such option"),
+        (("2,2,2", "dp,cp,tp", "--nothing"), "--nothing"),
         (("--op", "all_scatter"), "all_reduce"),
         (("--sizes", "4Q"), "KiB"),
         (("--slow-factor", "1"), "above 1"),
@@ -281,19 +282,46 @@ def a_rank_that_hangs_ends_the_check_in_time():
         assert job.codes(patience=60) == [3] and "rank" in job.errors[0], job
 
 
+SLOW = """
+#include <signal.h>
+#include <sys/time.h>
+#include <time.h>
+/* From SIGUSR1 on: after every 5 ms of work a rest of 0.7 s, however busy the machine is. */
+static void rest(int signal)
+{
+  const struct timespec pause = {.tv_nsec = 700000000};
+  (void)signal, nanosleep(&pause, NULL);
+}
+static void begin(int signal)
+{
+  const struct itimerval every = {{0, 5000}, {0, 5000}};
+  (void)signal, setitimer(ITIMER_PROF, &every, NULL);
+}
+__attribute__((constructor)) static void prepare(void)
+{
+  struct sigaction action = {.sa_handler = rest, .sa_flags = SA_RESTART};
+  sigaction(SIGPROF, &action, NULL);
+  action.sa_handler = begin;
+  sigaction(SIGUSR1, &action, NULL);
+}
+"""
+
+
 @case
 def a_slow_rank_is_found():
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-o", SCRATCH / "slow.so"], input=SLOW,
+                   text=True, check=True)
+    port = free_port()
+
+    def variables(rank):
+        return {**torch_like(rank, 4, port), **({"LD_PRELOAD": str(SCRATCH / "slow.so")} if rank == 2 else {})}
+
     arguments = ("2,2", "dp,tp", "--op", "all_reduce", "--sizes", "4B", "--repeats", "3", "--timeout", "240", "--json", "--fail-slow")
-    with Job(4, *arguments) as job:
-        # It has a thirtieth of the time, from the measuring on.
+    with Job(4, *arguments, variables=variables) as job:
         job.until(0, "] measuring dp")
-        victim = job.ranks[2]
-        while any(process.poll() is None for process in job.ranks):
-            for which, pause in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.01)):
-                if victim.poll() is None:
-                    victim.send_signal(which)
-                    time.sleep(pause)
-        codes = job.codes()
+        job.ranks[2].send_signal(signal.SIGUSR1)
+        codes = job.codes(patience=240)
     told = report(job.outputs[0])
     found = {slow["rank"]: slow for slow in told["slow_ranks"]}
     assert 2 in found and found[2]["evidence"] == "copy" and found[2]["times"] > 1.5, f"{told['slow_ranks']}\n{told['ranks']}"
@@ -346,7 +374,7 @@ def terminals_have_colours_and_a_line_of_progress():
 @case
 def under_mpich_too():
     variables = lambda rank: {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
-    with Job(2, "-1", "dp", *QUICK, variables=variables) as job:
+    with Job(2, "-1,2", "dp,tp", *QUICK, variables=variables) as job:
         assert job.codes() == [0, 0], f"{job.codes()}\n{job}"
     assert "started by PMI" in job.outputs[0] and job.outputs[1] == "", job
 

@@ -176,7 +176,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         warmup: options.warmup,
         repeats: options.repeats,
     };
-    let largest = plan.sizes.last().copied().unwrap_or(0).max(measure::copy_bytes());
+    let largest = plan.sizes.last().copied().unwrap_or(0).max(measure::copies(device_type == "cuda").0);
     let sizes = views.iter().map(|(view, index)| view.mesh().dim_size(*index));
     let bytes = sizes.map(|size| verify::buffer_bytes(size, options.dtype, largest)).max().unwrap_or(0);
     let (send, recv) = (memory.buffer(bytes)?, memory.buffer(bytes)?);

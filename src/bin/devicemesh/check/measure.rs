@@ -12,9 +12,10 @@ use super::verify::Bench;
 
 /// A batch takes about as long at most, in seconds, where one call does not take longer.
 const BATCH: f64 = 0.05;
-/// Bytes that one copy of the memory test moves, and how many make a batch: tens of milliseconds on a host, a few on a GPU.
-const COPY_BYTES: usize = 4 << 20;
-const COPIES: (usize, usize) = (50, 2000);
+/// The memory test: bytes of one copy, and copies of a batch. On a host some milliseconds at the least, so that a rank that stands still now and then has
+/// no batch without it; on a GPU more than its caches hold.
+const COPIES_OF_HOST: (usize, usize) = (4 << 20, 150);
+const COPIES_OF_DEVICE: (usize, usize) = (64 << 20, 40);
 
 /// What is measured, and how often.
 #[derive(Debug, Clone)]
@@ -94,8 +95,7 @@ pub fn copy(
     repeats: u32,
     exchange: &Exchange<'_>,
 ) -> Result<Vec<f64>> {
-    let bytes = copy_bytes();
-    let copies = if matches!(memory, Memory::Host) { COPIES.0 } else { COPIES.1 };
+    let (bytes, copies) = copies(matches!(memory, Memory::Device(_)));
     memory.copy(buffers.1, buffers.0, bytes, copies / 10)?;
     (0..repeats)
         .map(|_| {
@@ -107,9 +107,9 @@ pub fn copy(
         .collect()
 }
 
-/// Of one copy.
-pub fn copy_bytes() -> usize {
-    COPY_BYTES
+/// Bytes of one copy, and how many make a batch.
+pub fn copies(on_device: bool) -> (usize, usize) {
+    if on_device { COPIES_OF_DEVICE } else { COPIES_OF_HOST }
 }
 
 /// How many ranks of this host share one of its cores: above 1 their times are those of the scheduler. Devices do not share.

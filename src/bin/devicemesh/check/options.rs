@@ -13,7 +13,7 @@ use crate::show::Names;
 #[derive(Args)]
 pub struct Options {
     /// The sizes of the dimensions, as 2,2,2; one may be -1, what is left of the world [default: one dimension of all ranks]
-    #[arg(value_name = "SIZES", allow_negative_numbers = true)]
+    #[arg(value_name = "SIZES", allow_hyphen_values = true)]
     pub shape: Option<Shape>,
     /// Their names, as dp,cp,tp [default: dim_0,dim_1,...]
     #[arg(value_name = "NAMES")]
@@ -87,6 +87,10 @@ impl FromStr for Shape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Shape, String> {
+        // Because of -1, what begins with a hyphen and is no option comes here.
+        if text.trim_start_matches('-').starts_with(|c: char| c.is_alphabetic()) {
+            return Err("there is no such option; --help has them all".to_owned());
+        }
         let size = |part: &str| match part.trim() {
             "-1" => Ok(None),
             part => match part.parse() {

@@ -6,7 +6,7 @@ use devicemesh::ccl::Library;
 use devicemesh::error::{Error, Result, Status};
 use serde::{Deserialize, Serialize};
 
-use super::measure::{Plan, Timed, copy_bytes};
+use super::measure::{Plan, Timed, copies};
 use super::operation::Collective;
 use super::options::Options;
 use super::slow::{Rule, crossing, median};
@@ -232,8 +232,8 @@ impl Report {
             (true, true) => "good",
         };
         let version = subject.library.version();
-        let copy_gbps =
-            |notes: &Notes| (!notes.copies.is_empty()).then(|| gbps(copy_bytes(), median(notes.copies.clone())));
+        let (copied, _) = copies(subject.device_type == "cuda");
+        let copy_gbps = |notes: &Notes| (!notes.copies.is_empty()).then(|| gbps(copied, median(notes.copies.clone())));
         let ranks = notes.iter().enumerate();
         Report {
             schema: SCHEMA,
@@ -396,8 +396,8 @@ fn slowest<'a>(ranks: impl Iterator<Item = &'a Timed>) -> Vec<f64> {
 
 fn slow_copies(notes: &[Notes], factor: f64, crowding: f64, host: &dyn Fn(i32) -> String) -> Vec<SlowRank> {
     let peers: Vec<&[f64]> = notes.iter().map(|notes| notes.copies.as_slice()).collect();
-    // A batch of many copies has a turn of the scheduler spread over all of them.
-    let rule = Rule::new(factor, crowding, 10);
+    // A turn of the scheduler is spread over the copies of a batch; they take long enough for several.
+    let rule = Rule::new(factor, crowding, 30);
     let found = rule.slow(&peers).into_iter();
     found
         .map(|slow| {
