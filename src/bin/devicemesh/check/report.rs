@@ -207,7 +207,10 @@ impl Report {
                 },
                 crowding,
             );
-            lines.push(slow.values().map(|slow| slow.ranks.clone()).collect::<Vec<_>>());
+            // A flattened dimension runs along others: it crosses nothing of its own.
+            if index + options.flatten.len() < subject.dimensions.len() {
+                lines.push(slow.values().map(|slow| slow.ranks.clone()).collect::<Vec<_>>());
+            }
             slow_groups.extend(slow.into_values());
             dimensions.push(Dimension {
                 name: dimension.name.to_owned(),
