@@ -2,8 +2,9 @@
 //!
 //! Exit codes of `run`: 0 when all went well, that of the first rank that failed (128 + signal when a signal ended it), 124 when `--timeout` passed,
 //! 126 or 127 when the program could not be started, 2 for a wrong command line, 1 for everything else. Of `show`: 0, 2 for a wrong
-//! command line and for what does not fit together in it, 1 when the output cannot be written; of `info`: 0, and 1 likewise.
+//! command line and for what does not fit together in it, 1 when the output cannot be written; of `info`: 0, and 1 likewise. Those of `check` are in check.rs.
 
+mod check;
 mod info;
 mod output;
 mod ranks;
@@ -37,6 +38,18 @@ enum Command {
     /// Exit codes: 0; 2 for a wrong command line and for what does not fit together in it; 1 when the output cannot be written.
     #[command(verbatim_doc_comment)]
     Show(show::Options),
+    /// Check a mesh before a big job: every collective along every dimension with real data, bandwidths and latencies, and what is slow
+    ///
+    /// Start it as the job: under devicemesh run, torchrun, mpirun or srun. Rank 0 reports.
+    ///
+    /// Examples:
+    ///   devicemesh run -n 8 -- devicemesh check 2,2,2 dp,cp,tp --flatten dp,cp=dpcp
+    ///   srun devicemesh check -1,8 dp,tp --device cuda --sizes 4B:256MiB --json
+    ///
+    /// Exit codes, on every rank: 0 all is well (and with slow ones too, unless --fail-slow); 1 wrong data; 2 a wrong command line, or a shape that
+    /// does not fit the world; 3 the check could not be made, for example because a rank died; 4 slow, with --fail-slow; 124 not done by --timeout.
+    #[command(verbatim_doc_comment)]
+    Check(check::Options),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +57,7 @@ fn main() -> ExitCode {
         Command::Run(options) => ("run", run::run(&options)),
         Command::Info(options) => ("info", info::info(&options)),
         Command::Show(options) => ("show", show::show(&options)),
+        Command::Check(options) => ("check", check::check(&options)),
     };
     match done {
         Ok(code) => ExitCode::from(code),

@@ -16,10 +16,12 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use self::arguments::{HostSizes, Names, Operations, Ranks, Sizes, Weights};
-use self::text::Style;
+use self::arguments::{HostSizes, Operations, Ranks, Sizes, Weights};
 use self::view::{Axis, MAX_DRAWN, View, wrong};
 use crate::ranks::Failure;
+
+pub use self::arguments::Names;
+pub use self::text::Style;
 
 /// Up to so many ranks, each dimension has a picture of its own where none is named.
 const PANEL_EACH: usize = 64;
@@ -126,15 +128,18 @@ fn coloured<'a>(view: &'a View, options: &Options) -> Result<Vec<&'a Axis>, Fail
 }
 
 fn colour(options: &Options) -> bool {
-    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match options.color {
         When::Always => true,
         When::Never => false,
-        When::Auto => {
-            let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-            options.output.is_none() && !dumb && !set("NO_COLOR") && io::stdout().is_terminal()
-        }
+        When::Auto => options.output.is_none() && colour_unasked(),
     }
+}
+
+/// Whether standard output has colours where nobody says: a terminal that can, and no NO_COLOR.
+pub fn colour_unasked() -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    !dumb && !set("NO_COLOR") && io::stdout().is_terminal()
 }
 
 fn write(options: &Options, text: &str) -> Result<(), Failure> {
