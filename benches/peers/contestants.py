@@ -9,6 +9,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from table import TITLES
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILT = ROOT / "target/bench-peers"
@@ -16,7 +18,7 @@ TOOL = ROOT / "target/release/devicemesh"
 LIBRARY = ROOT / "target/release/libdevicemesh.so"
 CC, CXX = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
 WARNINGS = ["-O2", "-Wall", "-Wextra"]
-NAMES = {"ours": "devicemesh", "gloo": "Gloo", "mpich": "MPICH", "openmpi": "Open MPI", "torch": "PyTorch gloo"}
+NAMES = TITLES
 
 
 class Missing(Exception):

@@ -37,13 +37,37 @@ static const char *const *variants(enum operation operation, enum dtype dtype)
   return dtype == FLOAT32 ? one : one + 1;
 }
 
+/* A Cartesian communicator, one of each dimension, and one of the first two together. */
+static void start(int ranks)
+{
+  int shape[3];
+  const int periods[3] = {0, 0, 0};
+  MPI_Comm mesh, part;
+  start_shape(ranks, shape);
+  MPI_Cart_create(MPI_COMM_WORLD, 3, shape, periods, 0, &mesh);
+  mark("root");
+  for (int dim = 0; dim < 3; dim++)
+    MPI_Cart_sub(mesh, (int[3]){dim == 0, dim == 1, dim == 2}, &part);
+  mark("splits");
+  MPI_Cart_sub(mesh, (int[3]){1, 1, 0}, &part);
+  mark("flatten");
+}
+
 int main(int argc, char **argv)
 {
   struct library library = {.variants = variants, .run = run, .maximum = maximum};
+  int code = 0;
+  note_execution(argc, argv);
+  mark("load");
   MPI_Init(&argc, &argv);
+  mark("rendezvous");
   MPI_Comm_rank(MPI_COMM_WORLD, &library.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &library.ranks);
-  const int code = measure(&library, argc, argv);
+  if (marks.executed) {
+    start(library.ranks);
+    print_marks(&library);
+  } else
+    code = measure(&library, argc, argv);
   MPI_Finalize();
   return code;
 }

@@ -5,6 +5,7 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -144,11 +145,51 @@ def idle(rank, ranks, seconds):
     say(rank, {"idle": sum(maximum(used)) * 1e-9 / max(1, ranks - 1), "seconds": float(seconds)})
 
 
+def gather(folder, rank, ranks):
+    """Waits until every rank has imported what it needs, and gives the moment at which all go on."""
+    Path(folder, f"ready.{rank}").touch()
+    go = Path(folder, "go")
+    if rank == 0:
+        while len(list(Path(folder).glob("ready.*"))) < ranks:
+            time.sleep(0.002)
+        Path(folder, "go.new").write_text(str(time.monotonic_ns() + 50_000_000))
+        Path(folder, "go.new").rename(go)
+    while not go.exists():
+        time.sleep(0.005)
+    begin = int(go.read_text())
+    time.sleep(max(0, begin - time.monotonic_ns()) * 1e-9)
+    return begin
+
+
+def start(rank, ranks):
+    """A mesh from nothing but the imports, which take longer than all the rest and are in no figure: also not those of a process's first mesh, which is one
+    without communication."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("a", "b"))["a", "b"]._flatten("a_b")
+    dist.destroy_process_group()
+    begin = gather(os.environ["DM_BENCH_SCRATCH"], rank, ranks)
+    dist.init_process_group("gloo")
+    marks = [time.monotonic_ns()]
+    shape = (max(1, ranks // 4), min(2, ranks), 2 if ranks >= 4 else 1)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "cp", "tp"))
+    marks.append(time.monotonic_ns())
+    mesh["dp", "cp"]._flatten("dp_cp")
+    marks.append(time.monotonic_ns())
+    times = [begin, *maximum(marks)]
+    phases = [(after - before) * 1e-9 for before, after in zip(times, times[1:])]
+    say(rank, {"total": sum(phases), "phases": dict(zip(("rendezvous", "root and splits", "flatten"), phases))})
+
+
 def main():
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    {"collectives": collectives, "idle": idle}[sys.argv[1]](rank, ranks, *sys.argv[2:])
+    if sys.argv[1] == "start":
+        start(rank, ranks)
+    else:
+        dist.init_process_group("gloo")
+        {"collectives": collectives, "idle": idle}[sys.argv[1]](rank, ranks, *sys.argv[2:])
     dist.barrier()
     dist.destroy_process_group()
 
