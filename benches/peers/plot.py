@@ -48,7 +48,7 @@ def svg(report, operation="all_reduce", dtype="float32"):
     low_x, high_x = math.log2(min(x for x, _ in points)), math.log2(max(x for x, _ in points))
     low_y = math.floor(math.log10(min(y for _, y in points)))
     high_y = max(low_y + 1, math.ceil(math.log10(max(y for _, y in points))))
-    width = LEFT + len(panels) * PANEL + (len(panels) - 1) * GAP + 24
+    width = max(680, LEFT + len(panels) * PANEL + (len(panels) - 1) * GAP + 24)
     height = TOP + HEIGHT + BOTTOM
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
            f'<rect width="{width}" height="{height}" fill="white"/>', text(LEFT, 22, f"{operation.replace('_', '-')} of {dtype}: bus bandwidth", 15, weight="bold", color="#0f172a")]

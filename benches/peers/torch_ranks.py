@@ -167,7 +167,7 @@ def start(rank, ranks):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("a", "b"))["a", "b"]._flatten("a_b")
+    init_device_mesh("cpu", (ranks, 1, 1), mesh_dim_names=("a", "b", "c"))["a", "b"]._flatten("a_b")
     dist.destroy_process_group()
     begin = gather(os.environ["DM_BENCH_SCRATCH"], rank, ranks)
     dist.init_process_group("gloo")
