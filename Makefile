@@ -21,6 +21,8 @@ help:
 	@echo "make guide   the programs of docs/guide"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
+	@echo "make bench   our start and collectives beside Gloo, MPICH, Open MPI and PyTorch, in turn (ARGS='--case collectives --ranks 2,8 --sizes 4,64M')"
+	@echo "make bench-peers  fetch what make bench compares with: by apt as root, PyTorch by pip under target/"
 	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
 	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
 	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
@@ -61,6 +63,16 @@ check:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 	$(CARGO) test --quiet --test header
 	$(PYTHON) tests/run.py -k build
+
+# Ours and the peers in turn; cases start, idle, collectives, mesh, store (benches/peers/bench.py --help).
+bench:
+	$(CARGO) build --release --quiet
+	$(PYTHON) benches/peers/bench.py $(ARGS)
+
+# PyTorch is that of `make interop`, or DM_BENCH_PYTHON names an interpreter that has it.
+bench-peers:
+	apt-get install -y --no-install-recommends libgloo-dev mpich libmpich-dev openmpi-bin libopenmpi-dev
+	cd benches && $(PYTHON) -c 'import sys, common; sys.exit(common.interpreter() is None)'
 
 # A simulated start of 1,000 and 10,000 ranks on our store and PyTorch's, in turn.
 bench-store:
@@ -141,4 +153,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel
+.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers
