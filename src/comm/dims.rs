@@ -139,7 +139,9 @@ impl RootComms {
         // A rank outside a range has no group along it.
         let group = if view.is_member() { view.slice(&[name])? } else { view.clone() };
         if dim.size() == 1 && !options.is_exclusive() {
-            return Ok(domain.single(|| Communicator::unmade(Arc::clone(library), group, LazyPlan::alone())));
+            let alone = || Communicator::unmade(Arc::clone(library), group, LazyPlan::alone());
+            // What serves all such dimensions of this rank is of a group that it is in.
+            return Ok(if view.is_member() { domain.single(alone) } else { Arc::new(alone()) });
         }
         let exclusive = options.is_exclusive();
         if let Some(known) = domain.find_shared(view, dim).filter(|_| !exclusive) {

@@ -141,6 +141,8 @@ static void names(void)
   if (inside) {
     const int32_t ranks[] = {2, 3, 6, 7};
     const char *flat[] = {"early"};
+    /* Ranks 2 and 3 were outside a range of one index before. */
+    holds(range, ranks, 4);
     REQUIRE(dm_slice(range, flat, 1, &split));
     holds(split, ranks, 4);
     CHECK(comm_of(split, NULL) == comm_of(early, NULL));
