@@ -31,7 +31,9 @@
 /* ---- flags and placements ---- */
 
 /**
- * World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine.
+ * World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine. Calls that are collective elsewhere
+ * are local, and as no rank takes part in them, dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also answer for a view that this rank is not in, which is
+ * DM_STATUS_NOT_MEMBER in a world with other ranks.
  */
 #define DM_WORLD_OFFLINE 1
 
@@ -741,7 +743,7 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
  * with dm_free.
  *
  * On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2) over ranks 4 .. 7, in which rank 6 has coordinate
- * (1, 0).
+ * (1, 0). Making the same range again gives the communicators that it has.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end), DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
  */
@@ -1233,7 +1235,8 @@ dm_status dm_recv(const struct dm_mesh *mesh,
 /**
  * Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
  *
- * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Errors:
+ * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Calls that make
+ * communicators (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done when they return. Errors:
  * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_group_start(const struct dm_mesh *mesh);
@@ -1262,8 +1265,9 @@ dm_status dm_check(const struct dm_mesh *mesh,
  *
  * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
  * communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
- * any more. A second abort, or one after dm_finalize, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
- * this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both.
+ * any more. A second abort, or one after dm_finalize or dm_shrink, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
+ * this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this one through the
+ * store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet, is told by dm_world_abort only; else its deadline ends that.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -1285,9 +1289,13 @@ dm_status dm_finalize(const struct dm_mesh *mesh);
  * is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
  *
  * It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are blocked in any of its views return, and every view answers
- * DM_STATUS_ABORTED. May therefore be called from any thread, and after dm_abort, but not after dm_finalize. When it fails (another rank died meanwhile, ranks
- * named different lost ones), call it again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's and no
- * dm_dim_options. The caller frees the handle with dm_free.
+ * DM_STATUS_ABORTED. May therefore be called from any thread (one at a time), and after dm_abort on some or all ranks, but not after dm_finalize. Only dm_world_abort
+ * ends it before its time. When it fails (another rank died meanwhile, ranks named different lost ones), call it again on the same handle. The result is a
+ * root mesh of its own; its dimensions have the names of this one's and no dm_dim_options, and share no communicator with meshes made before. The caller frees
+ * the handle with dm_free.
+ *
+ * A rank that is named as lost need not have died: it calls dm_abort. Where ranks name different ones they learn of each other (DM_STATUS_MISMATCH) if they wait for each
+ * other; sets of ranks that each name the other as lost go on apart.
  *
  * The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
  * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
