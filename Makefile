@@ -2,9 +2,19 @@
 CARGO  ?= cargo
 PYTHON ?= python3
 CXX    ?= c++
-RELEASE = target/release
-EXAMPLES = target/examples
-LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$$ORIGIN/../release'
+# Where cargo puts what it builds: CARGO_TARGET_DIR and CARGO_BUILD_TARGET are its own variables.
+TARGET = $(or $(CARGO_TARGET_DIR),target)
+RELEASE = $(TARGET)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
+EXAMPLES = $(TARGET)/examples
+LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$(abspath $(RELEASE))'
+
+# `make install`: GNU's variables, in capitals. DESTDIR goes before all of them.
+PREFIX     ?= /usr/local
+LIBDIR     ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+BINDIR     ?= $(PREFIX)/bin
+DATADIR    ?= $(PREFIX)/share
+MANDIR     ?= $(DATADIR)/man
 
 help:
 	@echo "make demo    build everything and train the example on eight processes"
@@ -12,6 +22,7 @@ help:
 	@echo "make test-nccl  four releases of the real NCCL through the loader (fetches 1.1 GB)"
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
+	@echo "make install   libraries, headers, tool, CMake package and .pc files into PREFIX (/usr/local); make uninstall removes them"
 	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
@@ -23,6 +34,7 @@ help:
 	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
 	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
 	@echo "make fuzz-abi fuzz the C ABI, under AddressSanitizer (SECONDS=60)"
+	@echo "make abi-record  record the C ABI as that of a release (tests/abi/record)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -33,6 +45,16 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+# One script for both, so that what is installed is what is removed. Installing builds only what is not built yet: `make build`, then `sudo make install`.
+install: $(RELEASE)/libdevicemesh.so
+install uninstall:
+	@RELEASE='$(RELEASE)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' INCLUDEDIR='$(INCLUDEDIR)' BINDIR='$(BINDIR)' \
+		DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' sh packaging/install.sh $@
+
+# The ABI that later versions are held to; for a release (CONTRIBUTING.md). Needs abidw (Debian: apt-get install abigail-tools).
+abi-record:
+	$(PYTHON) tests/abi/record/record.py
 
 # A wheel for every Python 3; its tag says the oldest glibc that it runs on.
 wheel:
@@ -121,4 +143,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel
+.PHONY: help build demo test install uninstall abi-record test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel
