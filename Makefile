@@ -47,7 +47,7 @@ test:
 	$(PYTHON) tests/run.py $(ARGS)
 
 # One script for both, so that what is installed is what is removed. Installing builds only what is not built yet: `make build`, then `sudo make install`.
-install: $(RELEASE)/libdevicemesh.so
+install: $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh
 install uninstall:
 	@RELEASE='$(RELEASE)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' INCLUDEDIR='$(INCLUDEDIR)' BINDIR='$(BINDIR)' \
 		DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' sh packaging/install.sh $@
@@ -123,9 +123,13 @@ header:
 
 examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
 
-$(RELEASE)/libdevicemesh.so: $(shell find src hostccl -name '*.rs') Cargo.toml build.rs
+# cargo decides what is built anew; its files are not touched, as it goes by their times.
+CORE = $(shell find src hostccl/src -name '*.rs' -not -path 'src/bin/*') Cargo.toml build.rs
+$(RELEASE)/libdevicemesh.so: $(CORE)
+$(RELEASE)/libhostccl.so: $(shell find hostccl -name '*.rs') Cargo.toml
+$(RELEASE)/devicemesh: $(CORE) $(shell find src/bin -name '*.rs')
+$(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh:
 	$(CARGO) build --release
-	@touch $@
 
 # For a GPU; building it needs nothing of CUDA (examples/device_cuda.h).
 $(EXAMPLES)/hsdp_tp_cuda: examples/hsdp_tp.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
