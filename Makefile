@@ -34,7 +34,7 @@ help:
 	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
 	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
 	@echo "make fuzz-abi fuzz the C ABI, under AddressSanitizer (SECONDS=60)"
-	@echo "make abi-record  record the C ABI as that of a release (tests/abi/record)"
+	@echo "make abi-record  record the C ABI as that of a release (tests/compatibility/records)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -54,7 +54,7 @@ install uninstall:
 
 # The ABI that later versions are held to; for a release (CONTRIBUTING.md). Needs abidw (Debian: apt-get install abigail-tools).
 abi-record:
-	$(PYTHON) tests/abi/record/record.py
+	$(PYTHON) tests/compatibility/record.py
 
 # A wheel for every Python 3; its tag says the oldest glibc that it runs on.
 wheel:
