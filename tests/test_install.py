@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Installs with make and with CMake, moves the prefix, and builds and runs the projects of tests/consumer against what lies there: by find_package,
 pkg-config, add_subdirectory and FetchContent, in C and C++, shared and static. Also what is refused, and that uninstalling removes exactly what was
-installed. cargo works in target/ as everywhere, so nothing is compiled a second time but by `cargo cinstall`, where that is installed."""
+installed. cargo works in target/ as everywhere, so nothing is compiled a second time."""
 
 import os
 import re
@@ -300,24 +300,7 @@ def static_libs():
     check(STATIC_LIBS == first, f"packaging/native-static-libs.txt has {STATIC_LIBS}, rustc says {said}")
 
 
-def cinstall():
-    """A build of its own, of some minutes, where cargo-c is installed (cargo install cargo-c)."""
-    prefix = fresh("cinstalled")
-    run("cargo", "cinstall", "--release", "--locked", "--offline", "--package", "devicemesh", "--prefix", prefix, "--libdir", "lib", "--target-dir", TARGET / "cargo-c")
-    files = tree(prefix)
-    wanted = {"lib/libdevicemesh.a", "lib/libdevicemesh.so", f"lib/libdevicemesh.so.{SOVERSION}", f"lib/libdevicemesh.so.{VERSION}",
-              "lib/pkgconfig/devicemesh.pc", "include/devicemesh.h", "include/devicemesh.hpp"}
-    check(set(files) == wanted, f"cargo cinstall installed {sorted(files)}")
-    check((prefix / "include/devicemesh.h").read_bytes() == (ROOT / "include/devicemesh.h").read_bytes(), "another header")
-    check(f"[libdevicemesh.so.{SOVERSION}]" in run("readelf", "-d", prefix / "lib/libdevicemesh.so"), "no SONAME")
-    flags = pkg_config_flags(prefix / "lib", "--cflags", "--libs", "devicemesh")
-    run(CC, "-std=c11", CONSUMER / "main.c", *flags, f"-Wl,-rpath,{prefix}/lib", "-o", prefix / "shared_c")
-    runs(prefix / "shared_c", prefix / "lib")
-
-
 CASES = [static_libs, two_ways, other_folders, find_package, pkg_config, add_subdirectory, source_tree, versions, components, nccl, refused_cargo, tool_files, uninstall]
-if shutil.which("cargo-cinstall"):
-    CASES.append(cinstall)
 
 
 def main():
