@@ -264,6 +264,39 @@ def refused_cargo():
     check("is built by cargo (Rust 1.85 or later), and none is in PATH" in output, output)
 
 
+def driven_cargo():
+    """How cargo is called: before anything is linked, with what was asked for, and for another machine when cross-compiling. By a cargo that only puts the
+    finished libraries where they belong, and takes its time."""
+    folder = fresh("driven")
+    cargo = folder / "cargo"
+    cargo.write_text(f"""#!/bin/sh
+[ "$1" = --version ] && echo "cargo 1.85.0" && exit
+{{ echo "arguments $*"; env | grep '^CARGO_'; }} >'{folder}/log'
+while [ $# -gt 0 ]; do
+  case $1 in --target-dir) into=$2 ;; --target) machine=$2/ ;; esac
+  shift
+done
+sleep 1
+mkdir -p "$into/$machine"release
+cp '{RELEASE}'/lib*.so* '{RELEASE}'/libdevicemesh.a "$into/$machine"release
+""")
+    cargo.chmod(0o755)
+    common = ["-S", CONSUMER, f"-DDEVICEMESH_SOURCE={ROOT}", f"-DDEVICEMESH_CARGO={cargo}", "-DHOW=add_subdirectory"]
+    environment = {"CARGO_BUILD_TARGET": "", "CARGO_TARGET_DIR": ""}
+    native, cross = folder / "native", folder / "cross"
+    cmake(*common, "-B", native, "-DDEVICEMESH_CARGO_FLAGS=--offline;--quiet", **environment)
+    cmake("--build", native, "--parallel", 2, "--target", "shared_c", "static_c", **environment)
+    place = native / "devicemesh/cargo"
+    runs(native / "shared_c", place / "release")
+    log = (folder / "log").read_text()
+    check(f"arguments build --locked --profile release --target-dir {place} --offline --quiet\n" in log, log)
+    cmake(*common, "-B", cross, "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=x86_64", **environment)
+    cmake("--build", cross, "--target", "shared_c", **environment)
+    log = (folder / "log").read_text()
+    check("--target x86_64-unknown-linux-gnu\n" in log and re.search("^CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=/.*cc$", log, re.M), log)
+    runs(cross / "shared_c", cross / "devicemesh/cargo/x86_64-unknown-linux-gnu/release")
+
+
 def tool_files():
     """What the tool says of itself is installed where shells and man look; a tool that says nothing, or cannot run, is no failure."""
     folder = fresh("tool-files")
@@ -300,7 +333,8 @@ def static_libs():
     check(STATIC_LIBS == first, f"packaging/native-static-libs.txt has {STATIC_LIBS}, rustc says {said}")
 
 
-CASES = [static_libs, two_ways, other_folders, find_package, pkg_config, add_subdirectory, source_tree, versions, components, nccl, refused_cargo, tool_files, uninstall]
+CASES = [static_libs, two_ways, other_folders, find_package, pkg_config, add_subdirectory, source_tree, versions, components, nccl, refused_cargo, driven_cargo,
+         tool_files, uninstall]
 
 
 def main():
