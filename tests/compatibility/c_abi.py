@@ -54,7 +54,7 @@ def constants(header):
 
 
 def run(*command, cwd=None):
-    done = subprocess.run([str(part) for part in command], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    done = subprocess.run([str(part) for part in command], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     if done.returncode != 0:
         raise RuntimeError(f"$ {' '.join(str(part) for part in command)}\n{done.stdout}\nexit code {done.returncode}")
     return done.stdout
@@ -124,7 +124,7 @@ def abidiff(recorded, library, may_grow):
     suppressions = library.parent / "growth.suppr"
     suppressions.write_text("\n".join(GROWTH.format(name=name) for name in may_grow))
     done = subprocess.run(["abidiff", "--no-architecture", "--no-added-syms", "--suppressions", suppressions, recorded, library],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     # Bits: 1 and 2 are errors of the tool or its use, 4 a change, 8 one that breaks programs.
     if done.returncode & 3:
         raise RuntimeError(f"abidiff: {done.stdout}")
