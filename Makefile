@@ -2,9 +2,19 @@
 CARGO  ?= cargo
 PYTHON ?= python3
 CXX    ?= c++
-RELEASE = target/release
-EXAMPLES = target/examples
-LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$$ORIGIN/../release'
+# Where cargo puts what it builds: CARGO_TARGET_DIR and CARGO_BUILD_TARGET are its own variables.
+TARGET = $(or $(CARGO_TARGET_DIR),target)
+RELEASE = $(TARGET)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
+EXAMPLES = $(TARGET)/examples
+LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$(abspath $(RELEASE))'
+
+# `make install`: GNU's variables, in capitals. DESTDIR goes before all of them.
+PREFIX     ?= /usr/local
+LIBDIR     ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+BINDIR     ?= $(PREFIX)/bin
+DATADIR    ?= $(PREFIX)/share
+MANDIR     ?= $(DATADIR)/man
 
 help:
 	@echo "make demo    build everything and train the example on eight processes"
@@ -12,6 +22,7 @@ help:
 	@echo "make test-nccl  four releases of the real NCCL through the loader (fetches 1.1 GB)"
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
+	@echo "make install   libraries, headers, tool, CMake package and .pc files into PREFIX (/usr/local); make uninstall removes them"
 	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
@@ -27,6 +38,7 @@ help:
 	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
 	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
 	@echo "make fuzz-abi fuzz the C ABI, under AddressSanitizer (SECONDS=60)"
+	@echo "make abi-record  record the C ABI as that of a release (tests/compatibility/records)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -37,6 +49,16 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+# One script for both, so that what is installed is what is removed. Installing builds only what is not built yet: `make build`, then `sudo make install`.
+install: $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh
+install uninstall:
+	@RELEASE='$(RELEASE)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' INCLUDEDIR='$(INCLUDEDIR)' BINDIR='$(BINDIR)' \
+		DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' sh packaging/install.sh $@
+
+# The ABI that later versions are held to; for a release (CONTRIBUTING.md). Needs abidw (Debian: apt-get install abigail-tools).
+abi-record:
+	$(PYTHON) tests/compatibility/record.py
 
 # A wheel for every Python 3; its tag says the oldest glibc that it runs on.
 wheel:
@@ -122,9 +144,13 @@ header:
 
 examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
 
-$(RELEASE)/libdevicemesh.so: $(shell find src hostccl -name '*.rs') Cargo.toml build.rs
+# cargo decides what is built anew; its files are not touched, as it goes by their times.
+CORE = $(shell find src hostccl/src -name '*.rs' -not -path 'src/bin/*') Cargo.toml build.rs
+$(RELEASE)/libdevicemesh.so: $(CORE)
+$(RELEASE)/libhostccl.so: $(shell find hostccl -name '*.rs') Cargo.toml
+$(RELEASE)/devicemesh: $(CORE) $(shell find src/bin -name '*.rs')
+$(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh:
 	$(CARGO) build --release
-	@touch $@
 
 # The programs of docs/guide.
 GUIDE = $(basename $(notdir $(wildcard examples/guide/*.c examples/guide/*.cpp)))
@@ -153,4 +179,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers
+.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record
