@@ -4,12 +4,15 @@
 //! 126 or 127 when the program could not be started, 2 for a wrong command line, 1 for everything else. Of `show`: 0, 2 for a wrong
 //! command line and for what does not fit together in it, 1 when the output cannot be written; of `info`: 0, and 1 likewise.
 
+mod cause;
 mod info;
+mod nodes;
 mod output;
 mod ranks;
 mod run;
 mod show;
 mod signals;
+mod style;
 
 use std::process::ExitCode;
 
