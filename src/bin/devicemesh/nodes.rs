@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use devicemesh::error::{Error, Status};
 use devicemesh::rendezvous::store::{Server, Store, TcpStore};
 use devicemesh::wait::{Cancel, Wait};
 
@@ -74,6 +75,8 @@ struct Shared {
     reached: OnceLock<Reached>,
     /// The how-manieth this node was to come.
     number: OnceLock<u32>,
+    /// What the node is called that serves the store, once that is known.
+    serving: OnceLock<String>,
 }
 
 struct Reached {
@@ -92,8 +95,8 @@ impl Nodes {
         }
         // SAFETY: a fresh descriptor is owned by nobody else.
         let bell = unsafe { OwnedFd::from_raw_fd(bell) };
-        let (cancel, reached, number) = (Cancel::new(), OnceLock::new(), OnceLock::new());
-        let shared = Arc::new(Shared { nodes: meeting.nodes, cancel, bell, reached, number });
+        let (reached, number, serving) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let shared = Arc::new(Shared { nodes: meeting.nodes, cancel: Cancel::new(), bell, reached, number, serving });
         let (sender, news) = channel();
         let theirs = Arc::clone(&shared);
         let work = move || {
@@ -206,8 +209,7 @@ impl Shared {
                 }
                 Err(_) if over || self.cancel.is_raised() => return,
                 Err(error) => {
-                    let message =
-                        format!("the node that serves the store has gone, or is out of reach: {}", error.message());
+                    let message = self.server_gone(&error);
                     return self.tell(sender, News::Over(Cause::Lost { message }));
                 }
             }
@@ -226,6 +228,20 @@ impl Shared {
             Ok(None) => drop(self.end(Cause::Gone { node: join::name(store, self.nodes, number) })),
             Err(_) => {} // the store has gone too
         }
+    }
+
+    /// Why there is no store any more.
+    fn server_gone(&self, error: &Error) -> String {
+        let who = self.serving.get().map_or("the node that serves the store", String::as_str);
+        let name = self.reached.get().map_or("", |reached| reached.store.name());
+        let out_of_reach = if error.status() == Status::Timeout || error.os_error() == libc::ETIMEDOUT {
+            "is out of reach"
+        } else {
+            "has gone"
+        };
+        format!(
+            "{who} {out_of_reach}, and with it the store at {name}: its devicemesh run was killed, or its host or the network is down"
+        )
     }
 
     /// Nodes that came so far.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use devicemesh::rendezvous::HostIdentity;
 use devicemesh::rendezvous::store::{Secret, Server};
 
-pub use self::options::Options;
+pub use self::options::{HELP, Options, endpoint};
 use crate::cause::{Cause, Ended, signal_name};
 use crate::nodes::{News, Nodes};
 use crate::output::Output;

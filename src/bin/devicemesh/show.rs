@@ -24,6 +24,17 @@ use crate::style::{Style, When};
 /// Up to so many ranks, each dimension has a picture of its own where none is named.
 const PANEL_EACH: usize = 64;
 
+/// What `--help` and the manual page end with.
+pub const HELP: &str = "\
+Examples:
+  devicemesh show 2,2,2 dp,cp,tp --rank 3 --hosts 2x4
+  devicemesh show 2,2,2 dp,cp,tp --flatten dp,cp=dpcp --slice dpcp,tp --svg -o mesh.svg
+
+Exit codes:
+  0  shown
+  2  wrong command line, or what does not fit together in it
+  1  the output cannot be written";
+
 #[derive(Args)]
 pub struct Options {
     /// The sizes of the dimensions, as 2,2,2

@@ -58,12 +58,15 @@ pub(super) fn join(shared: &Shared, meeting: &Meeting) -> Result<Plan, Cause> {
     let number = register(store, &me, server.is_some(), &wait).map_err(refused)?;
     let _ = shared.number.set(number);
     let mut entries = Vec::new();
-    let came = collect(meeting, store, &me, number, &mut entries, &wait);
+    let came = collect(shared, meeting, store, &me, number, &mut entries, &wait);
     // The job of those that were there before goes on.
     let too_many = entries.first().is_some_and(|first| number > first.nodes);
     match came {
         Ok(()) if too_many => Err(one_too_many(meeting, &entries)),
-        Ok(()) => plan(meeting, &entries, number),
+        Ok(()) => {
+            let _ = shared.serving.set(format!("node {} ({})", ranks(&entries)[0], entries[0].host));
+            plan(meeting, &entries, number)
+        }
         Err(cause) if too_many || shared.cancel.is_raised() => Err(cause),
         Err(cause) => Err(shared.end(cause)),
     }
@@ -158,6 +161,7 @@ fn read_entry(text: &[u8]) -> Result<Entry, Cause> {
 
 /// All entries of the job, each compared with what this node says.
 fn collect(
+    shared: &Shared,
     meeting: &Meeting,
     store: &TcpStore,
     me: &Entry,
@@ -191,8 +195,7 @@ fn collect(
                 return Err(Cause::Refused { message: missing(meeting, entries) });
             }
             Err(error) => {
-                let message =
-                    format!("the node that serves the store has gone before all were there: {}", error.message());
+                let message = shared.server_gone(&error);
                 return Err(Cause::Lost { message });
             }
         }

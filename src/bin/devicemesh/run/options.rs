@@ -16,6 +16,33 @@ use crate::style::When;
 /// torchrun's.
 const PORT: u16 = 29400;
 
+/// What `--help` and the manual page end with.
+pub const HELP: &str = "\
+Examples:
+  devicemesh run -n 8 -- ./train --epochs 10
+  devicemesh run -n gpu --log-dir logs --tee --prefix -- python train.py
+  devicemesh run --nnodes 2 --rdzv-endpoint head:29400 -n 8 -- ./train      (on both hosts)
+
+Exit codes:
+  0        all ranks, of all nodes, exited with 0
+  1 - 255  the exit code of the rank that failed first
+  128 + n  that rank was killed by signal n, or the tool got signal n
+  124      --timeout passed
+  126      the program cannot be started
+  127      the program is not there
+  2        wrong command line
+  1        everything else: nodes that do not come or do not fit, a node that has gone
+
+Environment:
+  DM_STORE_SECRET  only who has it joins the job; the same on all nodes
+  OMP_NUM_THREADS  1 for the ranks, where it is not set and there are several on a host
+  NO_COLOR         no colours
+
+The ranks get:
+  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (the node), GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+  ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS,
+  TORCHELASTIC_USE_AGENT_STORE=True";
+
 #[derive(Args)]
 pub struct Options {
     /// Number of ranks to start here: a number, "cpu" (one for each core), "gpu" (one for each device), or "auto" (gpu where there is one, else cpu)
@@ -96,7 +123,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// HOST, HOST:PORT, [IPv6]:PORT, or an IPv6 address alone.
-fn endpoint(text: &str) -> Result<(String, u16), String> {
+pub fn endpoint(text: &str) -> Result<(String, u16), String> {
     let bare = |host: &str| host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).to_owned();
     let address = text.split('%').next().unwrap_or_default();
     let alone = address.parse::<Ipv6Addr>().is_ok() || text.ends_with(']');
