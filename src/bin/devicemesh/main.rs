@@ -15,8 +15,14 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+/// What `--help` and the manual page end with.
+const HELP: &str = "\
+Exit codes:
+  0  well; each subcommand's --help has the others
+  2  wrong command line";
+
 #[derive(Parser)]
-#[command(name = "devicemesh", version, about = "Start and check device meshes")]
+#[command(name = "devicemesh", version, about = "Start and check device meshes", after_long_help = HELP)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -62,7 +62,7 @@ fn page(command: Command) -> Result<Vec<u8>, Failure> {
         if subcommands {
             man.render_subcommands_section(&mut out)?;
         }
-        for part in after.split("\n\n") {
+        for part in after.split("\n\n").filter(|part| !part.is_empty()) {
             let (heading, lines) = part.split_once(":\n").unwrap_or(("Notes", part));
             writeln!(out, ".SH \"{}\"\n.nf", heading.to_uppercase())?;
             for line in lines.lines() {
