@@ -111,7 +111,8 @@ impl Job<'_> {
     fn joined(&mut self) -> Option<Plan> {
         while self.cause.is_none() {
             if let Some(plan) = self.step() {
-                return Some(plan);
+                // It may be over by the time we hear that it can begin.
+                return self.cause.is_none().then_some(plan);
             }
         }
         None
