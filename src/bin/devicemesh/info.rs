@@ -51,7 +51,7 @@ pub(crate) struct Options {
 /// Something that is there, or why not.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Found {
+enum Answer {
     Found(String),
     Missing(String),
     /// Neither is wrong.
@@ -61,16 +61,16 @@ enum Found {
 #[derive(Serialize)]
 struct Report {
     devicemesh: &'static str,
-    cpu: Found,
-    cuda: Found,
-    devices: Found,
-    launcher: Found,
+    cpu: Answer,
+    cuda: Answer,
+    devices: Answer,
+    launcher: Answer,
     rank: Option<usize>,
     world_size: Option<usize>,
     local_rank: Option<usize>,
     /// The launcher's variables that count, as they are set; of secrets only that they are.
     variables: Vec<(String, String)>,
-    store: Found,
+    store: Answer,
 }
 
 /// Prints it; nothing that is missing is a failure.
@@ -92,8 +92,8 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
         cpu: library(ccl::for_device("cpu", None).map(|library| describe(&library))),
         cuda: library(ccl::for_device("cuda", options.library.as_deref()).map(|library| describe(&library))),
         devices: match ccl::devices() {
-            Ok((count, release)) => Found::Found(format!("{count}, driver for CUDA {release}")),
-            Err(error) => Found::Missing(error.message().to_owned()),
+            Ok((count, release)) => Answer::Found(format!("{count}, driver for CUDA {release}")),
+            Err(error) => Answer::Missing(error.message().to_owned()),
         },
         rank: place_ok.map(|place| place.rank),
         world_size: place_ok.map(|place| place.size),
@@ -103,9 +103,9 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
             Ok(Place { launcher, rank, size, local_rank, address, .. }) => {
                 let address =
                     address.as_ref().map_or(String::new(), |(host, port)| format!(", meeting at {host}:{port}"));
-                Found::Found(format!("{launcher}: rank {rank} of {size}, local rank {local_rank}{address}"))
+                Answer::Found(format!("{launcher}: rank {rank} of {size}, local rank {local_rank}{address}"))
             }
-            Err(error) => Found::Missing(error.message().to_owned()),
+            Err(error) => Answer::Missing(error.message().to_owned()),
         },
         variables: looked_up.borrow().clone(),
     };
@@ -127,11 +127,11 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
 impl Report {
     fn text(&self, style: Style) -> String {
         let mut text = format!("{}{}\n", style.bold(&format!("{:<12}", "devicemesh")), self.devicemesh);
-        let mut line = |what: &str, found: &Found, missing: &str| {
+        let mut line = |what: &str, found: &Answer, missing: &str| {
             let said = match found {
-                Found::Found(said) => said.clone(),
-                Found::Unneeded(said) => format!("none: {said}"),
-                Found::Missing(said) => style.wrong(&format!("{missing}{said}")),
+                Answer::Found(said) => said.clone(),
+                Answer::Unneeded(said) => format!("none: {said}"),
+                Answer::Missing(said) => style.wrong(&format!("{missing}{said}")),
             };
             let _ = writeln!(text, "{}{said}", style.bold(&format!("{what:<12}")));
         };
@@ -141,7 +141,7 @@ impl Report {
         line("launcher", &self.launcher, "");
         let variables: Vec<String> = self.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let variables = if variables.is_empty() { "none".to_owned() } else { variables.join(" ") };
-        line("variables", &Found::Found(variables), "");
+        line("variables", &Answer::Found(variables), "");
         line("store", &self.store, "not reached: ");
         text
     }
@@ -157,28 +157,28 @@ fn shown(name: &str, value: &str) -> String {
 }
 
 /// The store that is named, or the one that the launcher says the ranks meet in.
-fn store(options: &Options, place: Option<&Place>) -> Found {
+fn store(options: &Options, place: Option<&Place>) -> Answer {
     if let Some(url) = &options.store {
         return match (url.strip_prefix("file://"), url.strip_prefix("tcp://")) {
             (Some(path), _) => folder(url, path),
             (None, address) => match endpoint(address.unwrap_or(url)) {
                 Ok((host, port)) => server(&host, port, ""),
-                Err(why) => Found::Missing(format!("{url}: {why}")),
+                Err(why) => Answer::Missing(format!("{url}: {why}")),
             },
         };
     }
     match place {
-        None => Found::Unneeded("the launcher's variables do not fit together".to_owned()),
+        None => Answer::Unneeded("the launcher's variables do not fit together".to_owned()),
         Some(place) => match &place.address {
             Some((host, port)) if place.agent || place.rank > 0 => server(host, *port, ""),
             Some((host, port)) => server(host, *port, "; rank 0, which this is, will serve it when it joins"),
-            None if place.size == 1 => Found::Unneeded("one rank alone needs none".to_owned()),
-            None => Found::Missing(format!("nobody says where: {}", place.advice)),
+            None if place.size == 1 => Answer::Unneeded("one rank alone needs none".to_owned()),
+            None => Answer::Missing(format!("nobody says where: {}", place.advice)),
         },
     }
 }
 
-fn server(host: &str, port: u16, hint: &str) -> Found {
+fn server(host: &str, port: u16, hint: &str) -> Answer {
     let (began, wait) = (Instant::now(), Wait::after(SHORT));
     let reached = TcpStore::connect_with_secret(host, port, Secret::from_environment(), &wait);
     let asked = reached.and_then(|store| {
@@ -189,25 +189,25 @@ fn server(host: &str, port: u16, hint: &str) -> Found {
     match asked {
         Ok((name, ours)) => {
             let who = if ours { "libdevicemesh" } else { "PyTorch, or another TCPStore" };
-            Found::Found(format!("{name}, served by {who}, reached in {} ms", began.elapsed().as_millis()))
+            Answer::Found(format!("{name}, served by {who}, reached in {} ms", began.elapsed().as_millis()))
         }
-        Err(error) => Found::Missing(format!("{}{hint}", error.message())),
+        Err(error) => Answer::Missing(format!("{}{hint}", error.message())),
     }
 }
 
 /// Of a shared folder, the part that is there already must be one to write in. Nothing is made.
-fn folder(url: &str, path: &str) -> Found {
+fn folder(url: &str, path: &str) -> Answer {
     if !path.starts_with('/') {
-        return Found::Missing(format!("{url}: the path is not absolute; it is file:///path"));
+        return Answer::Missing(format!("{url}: the path is not absolute; it is file:///path"));
     }
     let parent = Path::new(path).ancestors().skip(1).find(|parent| parent.exists()).unwrap_or(Path::new("/"));
     let Ok(text) = CString::new(parent.as_os_str().as_encoded_bytes()) else {
-        return Found::Missing(format!("{url}: the path holds a NUL"));
+        return Answer::Missing(format!("{url}: the path holds a NUL"));
     };
     // SAFETY: a terminated string.
     match unsafe { libc::access(text.as_ptr(), libc::W_OK | libc::X_OK) } {
-        0 => Found::Found(format!("{url}, in {}, which can be written", parent.display())),
-        _ => Found::Missing(format!("{url}: cannot write in {}: {}", parent.display(), io::Error::last_os_error())),
+        0 => Answer::Found(format!("{url}, in {}, which can be written", parent.display())),
+        _ => Answer::Missing(format!("{url}: cannot write in {}: {}", parent.display(), io::Error::last_os_error())),
     }
 }
 
@@ -216,6 +216,6 @@ fn describe(library: &Library) -> String {
     format!("{}, NCCL {}.{}.{}", library.name(), version / 10_000, version / 100 % 100, version % 100)
 }
 
-fn library(found: devicemesh::error::Result<String>) -> Found {
-    found.map_or_else(|error| Found::Missing(error.message().to_owned()), Found::Found)
+fn library(found: devicemesh::error::Result<String>) -> Answer {
+    found.map_or_else(|error| Answer::Missing(error.message().to_owned()), Answer::Found)
 }
