@@ -2,7 +2,7 @@
 
 use super::report::{Dimension, Measurement, Report, SlowDimension, SlowGroup};
 use super::verify::Wrong;
-use crate::show::{Style, colour_unasked};
+use crate::style::{Style, When};
 
 /// Wrong results that are told in full, and slow groups and ranks.
 const TOLD: usize = 10;
@@ -10,7 +10,7 @@ const TOLD: usize = 10;
 const MEMBERS: usize = 8;
 
 pub fn text(report: &Report) -> String {
-    let style = Style { colour: colour_unasked() };
+    let style = Style::new(When::Auto, &std::io::stdout());
     let hosts = report.hosts.len();
     let mut out = format!(
         "{}\n{} rank{} on {hosts} host{}, started by {}; {}, NCCL {}; {}\n",
