@@ -20,6 +20,9 @@ help:
 	@echo "make demo    build everything and train the example on eight processes"
 	@echo "make test    run every test (ARGS='-k name' for some)"
 	@echo "make test-nccl  four releases of the real NCCL through the loader (fetches 1.1 GB)"
+	@echo "make gates   sanitizers, valgrind, coverage and fuzzing (ARGS='asan tsan' for some; minutes each)"
+	@echo "make bare-root  README's commands in a bare Debian 13 (root, debootstrap; ARGS='--tests \"-k name\"' for some tests)"
+	@echo "make deny    cargo-deny: advisories (needs RustSec's database), licences, sources (DENY='licenses bans sources' for what needs no network)"
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
 	@echo "make install   libraries, headers, tool, CMake package and .pc files into PREFIX (/usr/local); make uninstall removes them"
@@ -39,6 +42,7 @@ help:
 	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
 	@echo "make fuzz-abi fuzz the C ABI, under AddressSanitizer (SECONDS=60)"
 	@echo "make abi-record  record the C ABI as that of a release (tests/compatibility/records)"
+	@echo "make fuzz-all  every fuzz target (SECONDS=60 each)"
 	@echo "make clean   remove target/"
 
 build: examples
@@ -121,8 +125,27 @@ fuzz-abi: target/tools/bin/cargo-fuzz
 	@mkdir -p target/fuzz/corpus-abi
 	RUSTC_BOOTSTRAP=1 PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s address abi target/fuzz/corpus-abi fuzz/corpus/abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
 
+# The three targets, one after the other.
+fuzz-all:
+	$(PYTHON) tests/gates/run.py fuzz --seconds $(SECONDS)
+
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
+
+# Each looks at the same library in another way, and proves first that it finds what is planted; tests/gates/run.py --help names them.
+gates:
+	$(PYTHON) tests/gates/run.py --seconds $(SECONDS) $(ARGS)
+
+# Two to ten minutes to build cargo-deny, once. Its advisories are fetched from GitHub (deny.toml's db-urls names another place).
+DENY ?= advisories licenses bans sources
+deny: target/tools/bin/cargo-deny
+	target/tools/bin/cargo-deny --locked check $(DENY)
+
+target/tools/bin/cargo-deny:
+	$(CARGO) install --quiet --root target/tools --version 0.18.3 --locked cargo-deny
+
+bare-root:
+	$(PYTHON) tests/bare_root.py $(ARGS)
 
 RUNS ?= 600
 soak:
@@ -179,4 +202,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record
+.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root

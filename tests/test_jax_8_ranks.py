@@ -7,7 +7,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from test_jax import LIBRARY, PACKAGE, ROOT, TOOL, on_ranks, prepared, run, unit_tests
+from test_jax import COMPILED, LIBRARY, PACKAGE, ROOT, TOOL, on_ranks, prepared, run, unit_tests
 
 
 def types(python):
@@ -16,7 +16,7 @@ def types(python):
 
 def example(python):
     for ranks, epochs in ((4, 20), (8, 3)):
-        output = on_ranks(python, ranks, ROOT / "examples/jax_dp.py", "--check", "--epochs", epochs)
+        output = on_ranks(python, ranks, ROOT / "examples/jax_dp.py", "--check", "--epochs", epochs, **COMPILED)
         assert re.search(r"check: one process gets the same losses up to \S+ relative", output), output
         assert epochs < 20 or re.search(r"test accuracy (9[0-9]|100)\.\d+ %", output), output
         print(f"examples/jax_dp.py on {ranks} ranks: {output.splitlines()[-1].split('check: ')[1]}", flush=True)

@@ -7,7 +7,7 @@
 enum { kThreads = 4, kRounds = 3000 };
 
 static dm_mesh *root;
-static dm_mesh *volatile passing[kThreads]; /* handles that their thread frees while the others use them */
+static dm_mesh *passing[kThreads]; /* handles that their thread frees while the others use them */
 
 static void *work(void *data)
 {
@@ -23,11 +23,11 @@ static void *work(void *data)
     char text[128];
     wrong += dm_slice(root, round % 2 ? names : reversed, 2, &view) != DM_STATUS_OK;
     wrong += dm_clone(view, &copy) != DM_STATUS_OK;
-    passing[me] = view;
+    __atomic_store_n(&passing[me], view, __ATOMIC_RELAXED);
     wrong += dm_get_comm(copy, "tp", &comm) != DM_STATUS_OK || comm != expected;
     wrong += dm_get_local_rank(copy, "dp", &rank) != DM_STATUS_OK || rank != 0;
     for (int other = 0; other < kThreads; ++other) {
-      dm_mesh *theirs = passing[other];
+      dm_mesh *theirs = __atomic_load_n(&passing[other], __ATOMIC_RELAXED);
       const dm_status status = dm_describe(theirs, text, sizeof text, &length);
       wrong += status != DM_STATUS_OK && status != DM_STATUS_INVALID_HANDLE;
       const dm_status got = dm_get_comm(theirs, "tp", &comm);

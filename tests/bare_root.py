@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""README's commands in a bare Debian 13: a root made by debootstrap, with the packages that README names and nothing else, and this commit, cloned.
+Debian 13 has Rust 1.85, the oldest that is promised, so this is also the proof of that. `make bare-root`; needs root, debootstrap and a network.
+
+    bare_root.py [--suite trixie] [--tests "-k NAME"] [--keep]
+
+Nothing of the machine's comes along but the certificates, the name servers and pip's settings of its network. `--tests` narrows `make test`; without it
+all run. The root lies in target/bare-root: what debootstrap made is kept and used again, what ran in it is not (`--keep` leaves it to look at).
+
+Where no root can be made (no debootstrap, or no rights) the same commands run in a clone with an empty environment and an empty home, which the last lines say."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "target/bare-root"
+# README: "cargo (Rust 1.85 or later), a C and C++ compiler, make and Python 3". A minimal root has no certificates either.
+PACKAGES = ["cargo", "gcc", "g++", "make", "python3", "ca-certificates"]
+# What the tests use where it is there, and say so where not.
+WISHED = ["python3-venv"]
+MIRROR = "http://deb.debian.org/debian"
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
+def run(*command, **options):
+    print("$", *command, flush=True)
+    began = time.monotonic()
+    done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, **options)
+    print(f"exit code {done.returncode}, {time.monotonic() - began:.0f} s", flush=True)
+    if done.returncode != 0:
+        sys.exit(f"bare root: not so: {' '.join(map(str, command))}")
+
+
+def pristine(suite):
+    """What debootstrap made, once for each suite."""
+    base = FOLDER / suite
+    if not (base / "complete").exists():
+        shutil.rmtree(base, ignore_errors=True)
+        base.mkdir(parents=True)
+        run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES + WISHED)}", suite, base / "root", MIRROR)
+        (base / "complete").touch()
+    return base / "root"
+
+
+def settings():
+    """The variables with which a program of this network finds its way out: proxies, and a certificate authority of its own."""
+    names = {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "CARGO_HTTP_CAINFO"}
+    return {name: value for name, value in os.environ.items() if name.upper() in names}
+
+
+def copy_settings(root):
+    shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
+    if CERTIFICATES.exists():
+        shutil.copy(CERTIFICATES, root / CERTIFICATES.relative_to("/"))
+    for name in ("/etc/pip.conf", "/root/.config/pip/pip.conf", "/root/.pip/pip.conf", "/root/.cargo/config.toml"):
+        if Path(name).exists():
+            (root / name[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(name, root / name[1:])
+
+
+def commands(tests):
+    return ["make demo", f"make test ARGS='{tests}'" if tests else "make test"]
+
+
+def in_root(options):
+    base, work = pristine(options.suite), FOLDER / f"{options.suite}-work"
+    shutil.rmtree(work, ignore_errors=True)
+    run("cp", "-a", base, work)
+    copy_settings(work)
+    run("git", "clone", "--quiet", "--no-hardlinks", ROOT, work / "root/libdevicemesh")
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", **settings()}
+    # Namespaces of its own: what is mounted and started in it ends with it.
+    inside = "mount -t proc proc /proc && mount -t sysfs -o ro sys /sys && mount -t tmpfs shm /dev/shm && cd /root/libdevicemesh && cargo --version && cc --version | head -1 && "
+    prepare = f"mount --rbind /dev {work}/dev && mount --make-rslave {work}/dev && "
+    try:
+        for command in commands(options.tests):
+            run("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", prepare + f'exec chroot {work} sh -c "$1"', "sh", inside + command,
+                env=environment)
+    finally:
+        if not options.keep:
+            shutil.rmtree(work, ignore_errors=True)
+    print(f"bare root: README's commands work in a bare Debian {options.suite}")
+
+
+def in_clone(options, why):
+    """No root to be had: a clone, a home and an environment with nothing in them but where the toolchain is."""
+    work = FOLDER / "clone"
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "home").mkdir(parents=True)
+    run("git", "clone", "--quiet", "--no-hardlinks", ROOT, work / "libdevicemesh")
+    environment = {"PATH": f"{Path(shutil.which('cargo') or '/usr/bin/cargo').parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(work / "home"), **settings()}
+    for name, default in (("RUSTUP_HOME", "~/.rustup"),):
+        place = Path(os.environ.get(name) or default).expanduser()
+        if place.exists():
+            environment[name] = str(place)
+    for command in commands(options.tests):
+        run("sh", "-c", command, cwd=work / "libdevicemesh", env=environment)
+    if not options.keep:
+        shutil.rmtree(work, ignore_errors=True)
+    print(f"bare root: {why}; README's commands work in a clone with an empty home")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", default="trixie")
+    parser.add_argument("--tests", default="", help="arguments for tests/run.py, for example: -k mesh.c")
+    parser.add_argument("--keep", action="store_true", help="leave the root that was used")
+    parser.add_argument("--no-root", action="store_true", help="a clone with an empty environment, even where a root can be made")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    why = "no root was wanted" if options.no_root else "not root here" if os.geteuid() else None if shutil.which("debootstrap") else "no debootstrap here"
+    if why:
+        in_clone(options, why)
+    else:
+        in_root(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""How much of the library, the tool and the host engine the Rust tests and the programs of tests/c and tests/cpp run, by LLVM's own counters
+(-C instrument-coverage; llvm-profdata and llvm-cov are rustup's llvm-tools, which read this compiler's format). What the scripts of tests/ add (launchers,
+NCCL, Python, JAX), and ranks that are killed, which write nothing, is not in the figure. target/coverage/html has the lines."""
+
+import json
+import shutil
+
+from harness import CC, CXX, HOST, ROOT, STRICT, SYSROOT, TARGET, Failure, component, programs, run
+
+FOLDER = TARGET / "coverage"
+TOOLS = SYSROOT / "lib/rustlib" / HOST / "bin"
+COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
+# What is not ours, and what tests others.
+OUTSIDE = r"/registry/|/rustc/|/tests/|/tests\.rs$|/benches/|/examples/|build\.rs$"
+# A floor, well below the figure: that a change leaves much untested is noticed, a line more or less is not.
+LEAST = 0.0
+
+
+def environment():
+    # One file for each program and core, which processes add to.
+    return {"RUSTFLAGS": "-Cinstrument-coverage", "LLVM_PROFILE_FILE": str(FOLDER / "raw/%4m.profraw"), "CARGO_PROFILE_DEV_OPT_LEVEL": "1"}
+
+
+def cargo(*command):
+    return run(["cargo", *command, "--target-dir", FOLDER / "build"], env=environment(), timeout=2400)
+
+
+def test_programs():
+    """The Rust tests' own executables, which hold the code that they ran."""
+    found = []
+    for line in cargo("test", "--workspace", "--no-run", "--quiet", "--message-format=json").splitlines():
+        if line.startswith("{"):
+            message = json.loads(line)
+            if message.get("executable"):
+                found.append(message["executable"])
+    return found
+
+
+def gate():
+    component("llvm-tools", f"lib/rustlib/{HOST}/bin/llvm-cov")
+    shutil.rmtree(FOLDER / "raw", ignore_errors=True)
+    cargo("build", "--workspace", "--quiet")
+    objects = test_programs()
+    cargo("test", "--workspace", "--quiet", "--no-fail-fast")
+    library = FOLDER / "build/debug"
+
+    def build(compiler, source, program):
+        return [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", source, "-x", "none", f"-L{library}", "-ldevicemesh", f"-Wl,-rpath,{library}",
+                "-pthread", "-o", program]
+
+    def start(program, count):
+        launcher = [library / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
+        return [*launcher, program], {**environment(), "DM_TMP": str(FOLDER / "programs")}
+    programs(FOLDER / "programs", COMPILERS, build, start, 10)
+    return figures([*objects, str(library / "libdevicemesh.so"), str(library / "devicemesh")])
+
+
+def figures(objects):
+    merged = FOLDER / "merged.profdata"
+    run([TOOLS / "llvm-profdata", "merge", "--sparse", "--failure-mode=all", *(FOLDER / "raw").glob("*.profraw"), "-o", merged], timeout=600)
+    named = [objects[0], *(f"--object={path}" for path in objects[1:])]
+    shared = [f"--instr-profile={merged}", f"--ignore-filename-regex={OUTSIDE}", *named]
+    totals = json.loads(run([TOOLS / "llvm-cov", "export", "--summary-only", *shared], timeout=600))["data"][0]
+    run([TOOLS / "llvm-cov", "show", "--format=html", f"--output-dir={FOLDER}/html", *shared], timeout=600)
+    table = sorted((entry["summary"]["lines"]["percent"], entry["filename"]) for entry in totals["files"])
+    for percent, name in table[:10]:
+        print(f"     {percent:5.1f} % {name.removeprefix(str(ROOT) + '/')}", flush=True)
+    part = totals["totals"]
+    line = (f"coverage: lines {part['lines']['percent']:.1f} % of {part['lines']['count']:,}, functions {part['functions']['percent']:.1f} %, "
+            f"regions {part['regions']['percent']:.1f} %")
+    if part["lines"]["percent"] < LEAST:
+        raise Failure(f"{line}; at least {LEAST} % of the lines are expected")
+    return line

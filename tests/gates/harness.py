@@ -1,0 +1,67 @@
+"""What the gates share: tests/run.py's way to run a command and read a test's first comments, and the C and C++ tests run in another way than there."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from run import CC, CXX, ROOT, SKIPPED, STRICT, TARGET, Failure, Skip, comments, run  # noqa: E402,F401
+
+PLANTED = ROOT / "tests/gates/planted"
+HOST = next(line.split()[1] for line in subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout.splitlines()
+            if line.startswith("host:"))
+SYSROOT = Path(subprocess.run(["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True).stdout.strip())
+
+
+def component(name, proof):
+    """A component of this toolchain, whose presence the path `proof` below the sysroot shows; rustup fetches it when it is not there."""
+    if not any(SYSROOT.glob(proof)):
+        try:
+            run(["rustup", "component", "add", name], timeout=600)
+        except (Failure, FileNotFoundError) as why:
+            raise Skip(f"no {name} here (rustup component add {name}): {str(why).splitlines()[0]}") from None
+        if not any(SYSROOT.glob(proof)):
+            raise Skip(f"rustup added {name}, but {SYSROOT}/{proof} is not there")
+
+
+def fails_with(command, expected, env=None):
+    """That a planted defect is reported in these words; `command` must fail."""
+    done = subprocess.run([str(part) for part in command], env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    missing = [text for text in expected if text not in done.stdout]
+    if done.returncode == 0 or missing:
+        raise Failure(f"$ {' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}; a planted defect must be reported, with {missing or expected}")
+
+
+def programs(folder, compilers, build, start, slow, only=None):
+    """Builds tests/c and tests/cpp by `build(compiler, source, program)` and runs each on as many ranks as it says by the command `start(program, ranks)`,
+    with bounds on time that are `slow` times as long.
+    Gives how many runs passed; every failure is told, the first few whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    passed, failures = 0, []
+    for source in sorted([*(ROOT / "tests/c").glob("*.c"), *(ROOT / "tests/cpp").glob("*.cpp")]):
+        ranks, _, flags = comments(source)
+        program = folder / source.stem.replace(".", "-")
+        if source.suffix == ".cpp":
+            program = folder / f"{source.stem}-cpp"
+        compiler = compilers[source.suffix]
+        counts = [count for count in ranks if only is None or only(source, count)]
+        if not counts:
+            continue
+        run([*build([*compiler, *flags], source, program)])
+        for count in counts:
+            began = time.monotonic()
+            label = f"{source.relative_to(ROOT)}" + (f" x{count}" if count else "")
+            try:
+                command, environment = start(program, count)
+                run(command, env={**environment, "DM_TEST_SLOWNESS": str(slow)}, timeout=120 * min(slow, 5))
+                passed += 1
+                print(f"     ok   {label} ({time.monotonic() - began:.1f} s)", flush=True)
+            except Failure as failure:
+                failures.append(label)
+                print(f"     FAIL {label}\n{failure if len(failures) <= 5 else str(failure)[-2000:]}", flush=True)
+    if failures:
+        raise Failure(f"{len(failures)} of {passed + len(failures)} failed: {', '.join(failures)}")
+    return passed

@@ -1,0 +1,14 @@
+/* Planted: a block of which nobody knows the address any more. */
+#include <devicemesh.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static char *volatile lost;
+
+int main(void)
+{
+  lost = malloc(1000 + dm_version() % 2);
+  lost = NULL;
+  printf("done\n");
+  return 0;
+}

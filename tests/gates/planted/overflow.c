@@ -1,0 +1,16 @@
+/* Planted: tells the library that 4 bytes are 64. What writes past them is the library, so that only a library that is checked itself is caught. */
+#include <devicemesh.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int main(void)
+{
+  dm_mesh *mesh = NULL;
+  if (dm_init("cpu", (size_t[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK) return 2;
+  char *text = malloc(4);
+  size_t length = 0;
+  const dm_status status = dm_describe(mesh, text, 64, &length);
+  printf("not caught: %s\n", dm_status_name(status));
+  free(text);
+  return 0;
+}

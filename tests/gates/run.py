@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""The gates beside the tests: each looks at the same library in another way. `make gates` runs them all, ARGS="asan fuzz" some.
+
+A gate proves first that it can find something: a defect is planted, and must be reported. One that cannot run here says why ("skip"), and only what it
+names is needed for it to run. The last line is "gates: N passed, N failed, N skipped"."""
+
+import argparse
+import os
+import sys
+import time
+
+import coverage
+import fuzz
+import memcheck
+import sanitized
+from harness import ROOT, Failure, Skip
+
+GATES = {
+    "asan": (sanitized.address, "the library, the tool, tests/c and tests/cpp under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer"),
+    "valgrind": (memcheck.gate, "tests/c under valgrind's memcheck, with leaks as errors"),
+    "tsan": (sanitized.thread, "the library, tests/c, tests/cpp and the store's tests under ThreadSanitizer, with an instrumented std"),
+    "coverage": (coverage.gate, "lines that tests/c, tests/cpp and the Rust tests run, as one figure"),
+    "fuzz": (fuzz.gate, "every fuzz target for --seconds (60) from its corpus"),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("gate", nargs="*", help="; ".join(f"{name}: {what}" for name, (_, what) in GATES.items()))
+    parser.add_argument("--seconds", type=int, default=60, help="how long each fuzz target runs")
+    options = parser.parse_args()
+    unknown = set(options.gate) - set(GATES)
+    if unknown:
+        parser.error(f"no gate {', '.join(sorted(unknown))}; there are {', '.join(GATES)}")
+    os.chdir(ROOT)
+    os.environ["SECONDS_EACH"] = str(options.seconds)
+    counts = {"ok  ": 0, "FAIL": 0, "skip": 0}
+    for name in options.gate or GATES:
+        print(f"---- {name}: {GATES[name][1]}", flush=True)
+        began = time.monotonic()
+        try:
+            verdict, text = "ok  ", f": {GATES[name][0]()}"
+        except Skip as why:
+            verdict, text = "skip", f": {why}"
+        except Failure as failure:
+            verdict, text = "FAIL", f"\n{failure}"
+        counts[verdict] += 1
+        print(f"{verdict} {name} ({time.monotonic() - began:.0f} s){text}", flush=True)
+    print(f"gates: {counts['ok  ']} passed, {counts['FAIL']} failed, {counts['skip']} skipped")
+    return 1 if counts["FAIL"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The library itself, the tool and the C and C++ tests under AddressSanitizer (with LeakSanitizer and, for C and C++, UndefinedBehaviorSanitizer) and
+under ThreadSanitizer.
+
+The programs are instrumented by the C compiler and linked to the runtime that rustc brings, since one process can have but one. -Zsanitizer is for
+nightly compilers: RUSTC_BOOTSTRAP=1 lets the stable one take it, for these builds alone. ThreadSanitizer must see how the standard library's locks and
+channels work, so there std is built as well, from its source (rustup's rust-src); then nothing needs to be suppressed."""
+
+import os
+
+from harness import CC, CXX, HOST, PLANTED, STRICT, SYSROOT, TARGET, component, fails_with, programs, run
+
+SANITIZERS = {"asan": "address", "tsan": "thread"}
+FOLDER = {kind: TARGET / kind for kind in SANITIZERS}
+OPTIONS = {
+    "asan": {"ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    "tsan": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:history_size=7"},
+}
+FLAGS = {"asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], "tsan": ["-fsanitize=thread"]}
+
+
+def cargo(kind, *command, timeout=1800):
+    """cargo with everything instrumented. Little optimised: quicker to build, and stacks that can be read."""
+    flags = [f"-Zsanitizer={SANITIZERS[kind]}", "-Cforce-frame-pointers=yes"]
+    if kind == "asan":
+        # The standard library's checks of what unsafe code promises, and overflows.
+        flags.append("-Cdebug-assertions=yes")
+    environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(flags), "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", **OPTIONS[kind]}
+    std = ["-Zbuild-std"] if kind == "tsan" else []
+    return run(["cargo", *command, "--release", *std, "--target", HOST, "--target-dir", FOLDER[kind]], env=environment, timeout=timeout)
+
+
+def build(kind):
+    cargo(kind, "build", "--quiet")
+    return FOLDER[kind] / HOST / "release"
+
+
+def linker(kind, library):
+    """A command that compiles and links a program, given the compiler: instrumented, with rustc's own runtime in place of the compiler's."""
+    (runtime,) = (SYSROOT / "lib/rustlib" / HOST / "lib").glob(f"librustc*_rt.{kind}.a")
+
+    def command(compiler, source, program):
+        objects = f"{program}.o"
+        run([compiler[0], *FLAGS[kind], *compiler[1:], "-O1", "-g", "-fno-omit-frame-pointer", *STRICT, "-Iinclude", "-Itests/c", "-c", source, "-o", objects])
+        return [CXX, objects, f"-L{library}", "-ldevicemesh", f"-Wl,-rpath,{library}", "-rdynamic", "-Wl,--whole-archive", runtime, "-Wl,--no-whole-archive",
+                "-lpthread", "-ldl", "-lm", "-lrt", "-o", program]
+    return command
+
+
+# rustc's runtime lacks the part of UndefinedBehaviorSanitizer that knows C++'s classes; tests/run.py has it, with the compiler's own runtime.
+COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17", "-fno-sanitize=vptr"]}
+
+
+def proved(kind, library, expected):
+    """Each planted defect is found. Where the library does the deed, the report must name the library's function as the one that did it."""
+    folder = FOLDER[kind] / "planted"
+    folder.mkdir(parents=True, exist_ok=True)
+    link = linker(kind, library)
+    for name, words in expected.items():
+        program = folder / name
+        run(link(COMPILERS[".c"], PLANTED / f"{name}.c", program))
+        fails_with([program], words, OPTIONS[kind])
+
+
+def on_everything(kind, library, slow):
+    tool = library / "devicemesh"
+
+    def start(program, count):
+        launcher = [tool, "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
+        return [*launcher, program], {**OPTIONS[kind], "DM_TMP": str(FOLDER[kind] / "programs")}
+    return programs(FOLDER[kind] / "programs", COMPILERS, linker(kind, library), start, slow)
+
+
+def address():
+    library = build("asan")
+    proved("asan", library, {
+        "overflow": ["heap-buffer-overflow", "in dm_describe"],
+        "use_after_free": ["heap-use-after-free", "in dm_rank"],
+        "undefined": ["signed integer overflow"],
+        "leak": ["detected memory leaks"],
+    })
+    return on_everything("asan", library, 10)
+
+
+def thread():
+    component("rust-src", "lib/rustlib/src/rust/library/Cargo.lock")
+    library = build("tsan")
+    proved("tsan", library, {"race": ["data race", " dm_rank /"]})
+    passed = on_everything("tsan", library, 40)
+    # The store's server and clients (not store_bounds, which asks for much within a time), agreement, the world, the host engine's groups: ranks as threads of one process.
+    tests = ["--lib", *(part for name in THREADED for part in ("--test", name))]
+    output = cargo("tsan", "test", "--package", "devicemesh", "--package", "hostccl", *tests, "--", f"--skip={MEASURED}")
+    return passed + sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
+
+
+# Of this process's memory, of which ThreadSanitizer takes several times as much.
+MEASURED = "a_client_that_never_reads_is_not_listened_to"
+THREADED = ["world", "store_contract", "store_hostile", "store_wire", "communicators", "groups"]
