@@ -5,10 +5,11 @@
 int main(void)
 {
   const char *names[] = {"dp", "tp"};
+  const size_t square[] = {2, 2}, column[] = {4, 1};
   dm_mesh *mesh, *stage, *wide, *dp;
-  OK(dm_init("cpu", (size_t[]){2, 2}, 2, names, NULL, &mesh));
+  OK(dm_init("cpu", square, 2, names, NULL, &mesh));
   OK(dm_slice_range(mesh, "tp", 1, 1, 1, &stage));
-  OK(dm_init("cpu", (size_t[]){4, 1}, 2, names, NULL, &wide));
+  OK(dm_init("cpu", column, 2, names, NULL, &wide));
 
   int32_t tp = -1;
   OK(dm_get_local_rank(mesh, "tp", &tp));
@@ -23,7 +24,7 @@ int main(void)
     GIVES(DM_STATUS_NOT_MEMBER, dm_get_comm(stage, "tp", &comm));
   }
   value = 1;
-  OK(dm_slice(mesh, (const char *[]){"dp"}, 1, &dp));
+  OK(dm_slice(mesh, names, 1, &dp));
   OK(dm_all_reduce(dp, "dp", &value, &value, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(value == 2);
   OK(dm_finalize(mesh));
