@@ -173,7 +173,7 @@ check() {
   { printf '==== %s: exit code %s after %s s: %s\n' "$label" "$code" "$ended" "$*" && cat "$output"; } >>"$log"
   if ((code == 124 && limit == left)); then text="ended with the budget of $budget s" code=77
   elif ((code == 77)); then text=$(sed -n 's/^WHY=//p' "$output" | head -n 1)
-  elif ((code != ${expect:-0})); then text="exit code $code instead of ${expect:-0}; $(grep -v '^FIGURE' "$output" | tail -n 3 | tr '\n' ' ')"
+  elif ((code != ${expect:-0})); then text="exit code $code instead of ${expect:-0}; $(grep -v '^FIGURE' "$output" | tail -n 5 | tr '\n' ' ')"
   elif [[ -n ${pattern:-} ]] && (($(grep -c "$pattern" "$output") != ${lines:-0})); then
     text="$(grep -c "$pattern" "$output") lines like «$pattern» instead of ${lines:-0}"
   fi
