@@ -2,9 +2,19 @@
 CARGO  ?= cargo
 PYTHON ?= python3
 CXX    ?= c++
-RELEASE = target/release
-EXAMPLES = target/examples
-LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$$ORIGIN/../release'
+# Where cargo puts what it builds: CARGO_TARGET_DIR and CARGO_BUILD_TARGET are its own variables.
+TARGET = $(or $(CARGO_TARGET_DIR),target)
+RELEASE = $(TARGET)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
+EXAMPLES = $(TARGET)/examples
+LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$(abspath $(RELEASE))'
+
+# `make install`: GNU's variables, in capitals. DESTDIR goes before all of them.
+PREFIX     ?= /usr/local
+LIBDIR     ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+BINDIR     ?= $(PREFIX)/bin
+DATADIR    ?= $(PREFIX)/share
+MANDIR     ?= $(DATADIR)/man
 
 help:
 	@echo "make demo    build everything and train the example on eight processes"
@@ -15,17 +25,23 @@ help:
 	@echo "make deny    cargo-deny: advisories (needs RustSec's database), licences, sources (DENY='licenses bans sources' for what needs no network)"
 	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
 	@echo "make build   the libraries, the tool and the examples"
+	@echo "make install   libraries, headers, tool, CMake package and .pc files into PREFIX (/usr/local); make uninstall removes them"
 	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
 	@echo "make check   formatting, lints, header drift, C and C++ builds"
 	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
 	@echo "make jax     the XLA handlers of the JAX package (fetches jaxlib's headers once)"
 	@echo "make pictures  draw docs/pictures and the outputs in docs/mesh.md anew"
+	@echo "make docs    the Rust documentation and the C and C++ reference, in target/doc"
+	@echo "make guide   the programs of docs/guide"
 	@echo "make header  regenerate include/devicemesh.h from src/ffi"
 	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
+	@echo "make bench   our start and collectives beside Gloo, MPICH, Open MPI and PyTorch, in turn (ARGS='--case collectives --ranks 2,8 --sizes 4,64M')"
+	@echo "make bench-peers  fetch what make bench compares with: by apt as root, PyTorch by pip under target/"
 	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
 	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
 	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
 	@echo "make fuzz-abi fuzz the C ABI, under AddressSanitizer (SECONDS=60)"
+	@echo "make abi-record  record the C ABI as that of a release (tests/compatibility/records)"
 	@echo "make fuzz-all  every fuzz target (SECONDS=60 each)"
 	@echo "make clean   remove target/"
 
@@ -37,6 +53,16 @@ demo: build
 
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+
+# One script for both, so that what is installed is what is removed. Installing builds only what is not built yet: `make build`, then `sudo make install`.
+install: $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh
+install uninstall:
+	@RELEASE='$(RELEASE)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' INCLUDEDIR='$(INCLUDEDIR)' BINDIR='$(BINDIR)' \
+		DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' sh packaging/install.sh $@
+
+# The ABI that later versions are held to; for a release (CONTRIBUTING.md). Needs abidw (Debian: apt-get install abigail-tools).
+abi-record:
+	$(PYTHON) tests/compatibility/record.py
 
 # A wheel for every Python 3; its tag says the oldest glibc that it runs on.
 wheel:
@@ -60,8 +86,19 @@ interop:
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 	$(CARGO) test --quiet --test header
 	$(PYTHON) tests/run.py -k build
+
+# Ours and the peers in turn; cases start, idle, collectives, mesh, store (benches/peers/bench.py --help).
+bench:
+	$(CARGO) build --release --quiet
+	$(PYTHON) benches/peers/bench.py $(ARGS)
+
+# PyTorch is that of `make interop`, or DM_BENCH_PYTHON names an interpreter that has it.
+bench-peers:
+	apt-get install -y --no-install-recommends libgloo-dev mpich libmpich-dev openmpi-bin libopenmpi-dev
+	cd benches && $(PYTHON) -c 'import sys, common; sys.exit(common.interpreter() is None)'
 
 # A simulated start of 1,000 and 10,000 ranks on our store and PyTorch's, in turn.
 bench-store:
@@ -119,14 +156,35 @@ pictures:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/test_mesh_page.py --update
 
+# Warnings are errors in both. doxygen is fetched once, pinned (docs/reference/build.py).
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+	@echo $(CURDIR)/target/doc/devicemesh/index.html
+	@$(PYTHON) docs/reference/build.py
+
 header:
 	UPDATE_HEADER=1 $(CARGO) test --quiet --test header
 
 examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
 
-$(RELEASE)/libdevicemesh.so: $(shell find src hostccl -name '*.rs') Cargo.toml build.rs
+# cargo decides what is built anew; its files are not touched, as it goes by their times.
+CORE = $(shell find src hostccl/src -name '*.rs' -not -path 'src/bin/*') Cargo.toml build.rs
+$(RELEASE)/libdevicemesh.so: $(CORE)
+$(RELEASE)/libhostccl.so: $(shell find hostccl -name '*.rs') Cargo.toml
+$(RELEASE)/devicemesh: $(CORE) $(shell find src/bin -name '*.rs')
+$(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh:
 	$(CARGO) build --release
-	@touch $@
+
+# The programs of docs/guide.
+GUIDE = $(basename $(notdir $(wildcard examples/guide/*.c examples/guide/*.cpp)))
+guide: $(addprefix $(EXAMPLES)/guide/,$(GUIDE))
+$(EXAMPLES)/guide/%: LINK += -Wl,-rpath,'$$ORIGIN/../../release'
+$(EXAMPLES)/guide/%: examples/guide/%.cpp $(wildcard include/*.h*) $(RELEASE)/libdevicemesh.so
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O2 -Wall -Wextra $< $(LINK) -pthread -o $@
+$(EXAMPLES)/guide/%: examples/guide/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 -Wall -Wextra $< $(LINK) -o $@
 
 # For a GPU; building it needs nothing of CUDA (examples/device_cuda.h).
 $(EXAMPLES)/hsdp_tp_cuda: examples/hsdp_tp.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
@@ -144,5 +202,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel \
-	gates fuzz-all deny bare-root
+.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root

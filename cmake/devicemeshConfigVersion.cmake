@@ -1,17 +1,46 @@
-# Below 1.0 a minor version may break the ABI: the same minor is asked for. The version itself stands in Cargo.toml alone; an
-# installed tree has it written here.
-set(PACKAGE_VERSION "@PACKAGE_VERSION@")
-if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/../Cargo.toml")
+# Below 1.0 a minor version may break the ABI: the same minor is asked for (0.1 suits 0.1.x). From 1.0 on, the same major. The version itself stands in
+# Cargo.toml alone; an installation has it in devicemeshPlaces.cmake.
+if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/devicemeshPlaces.cmake")
+  include("${CMAKE_CURRENT_LIST_DIR}/devicemeshPlaces.cmake")
+  set(PACKAGE_VERSION "${_devicemesh_version}")
+else()
   file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../Cargo.toml" _devicemesh_line REGEX "^version = \"[0-9.]+\"" LIMIT_COUNT 1)
   string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" PACKAGE_VERSION "${_devicemesh_line}")
 endif()
-string(REGEX MATCH "^[0-9]+\\.[0-9]+" _devicemesh_ours "${PACKAGE_VERSION}")
-string(REGEX MATCH "^[0-9]+\\.[0-9]+" _devicemesh_asked "${PACKAGE_FIND_VERSION}")
-if(PACKAGE_FIND_VERSION STREQUAL "" OR (_devicemesh_ours STREQUAL _devicemesh_asked AND NOT PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION))
-  set(PACKAGE_VERSION_COMPATIBLE TRUE)
-  if(PACKAGE_VERSION STREQUAL PACKAGE_FIND_VERSION)
-    set(PACKAGE_VERSION_EXACT TRUE)
+
+# The part of a version that must be the same.
+macro(_devicemesh_series version)
+  if("${version}" MATCHES "^0+\\.([0-9]+)")
+    set(_devicemesh_series "0.${CMAKE_MATCH_1}")
+  elseif("${version}" MATCHES "^([0-9]+)")
+    set(_devicemesh_series "${CMAKE_MATCH_1}")
   endif()
+endmacro()
+
+_devicemesh_series("${PACKAGE_VERSION}")
+set(_devicemesh_ours "${_devicemesh_series}")
+set(PACKAGE_VERSION_EXACT FALSE)
+set(PACKAGE_VERSION_COMPATIBLE FALSE)
+if(PACKAGE_FIND_VERSION_RANGE)
+  # A range says by itself what suits.
+  if(NOT PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION_MIN
+     AND ((PACKAGE_FIND_VERSION_RANGE_MAX STREQUAL "INCLUDE" AND NOT PACKAGE_VERSION VERSION_GREATER PACKAGE_FIND_VERSION_MAX)
+          OR (PACKAGE_FIND_VERSION_RANGE_MAX STREQUAL "EXCLUDE" AND PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION_MAX)))
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  endif()
+elseif("${PACKAGE_FIND_VERSION}" STREQUAL "")
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
 else()
-  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+  _devicemesh_series("${PACKAGE_FIND_VERSION}")
+  if(_devicemesh_series STREQUAL _devicemesh_ours AND NOT PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION)
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+    if(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
+      set(PACKAGE_VERSION_EXACT TRUE)
+    endif()
+  endif()
+endif()
+
+# The library is for 64-bit machines.
+if(NOT "${CMAKE_SIZEOF_VOID_P}" STREQUAL "" AND NOT CMAKE_SIZEOF_VOID_P EQUAL 8)
+  set(PACKAGE_VERSION_UNSUITABLE TRUE)
 endif()

@@ -28,8 +28,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* ---- flags and placements ---- */
+
 /**
- * World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine.
+ * World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine. Calls that are collective elsewhere
+ * are local, and as no rank takes part in them, dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also answer for a view that this rank is not in, which is
+ * DM_STATUS_NOT_MEMBER in a world with other ranks.
  */
 #define DM_WORLD_OFFLINE 1
 
@@ -58,6 +62,8 @@
  * Placement: the mesh dimension splits a dimension of the tensor.
  */
 #define DM_SHARD 1
+
+/* ---- types ---- */
 
 /**
  * One rank's immutable view of a mesh: shape, names, ranks, communicators.
@@ -277,6 +283,8 @@ typedef int32_t dm_dtype;
  */
 typedef int32_t dm_op;
 
+/* ---- statuses ---- */
+
 /**
  * Success.
  */
@@ -357,6 +365,8 @@ typedef int32_t dm_op;
  */
 #define DM_STATUS_INTERNAL 15
 
+/* ---- types of elements ---- */
+
 /**
  * Signed 8-bit integers.
  */
@@ -407,6 +417,8 @@ typedef int32_t dm_op;
  */
 #define DM_BFLOAT16 9
 
+/* ---- reductions ---- */
+
 /**
  * Sum.
  */
@@ -435,6 +447,8 @@ typedef int32_t dm_op;
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+/* ---- errors and versions ---- */
 
 /**
  * The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is none.
@@ -465,12 +479,14 @@ dm_status dm_last_error_info(struct dm_error_info *info_out);
  */
 uint32_t dm_version(void);
 
+/* ---- the world ---- */
+
 /**
  * Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
  *
  * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
  * NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI,
- * PMIx, Slurm, a Kubernetes indexed job, or alone; docs/interop.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
+ * PMIx, Slurm, a Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
  * Each rank frees its handle with dm_world_free.
  *
  * With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
@@ -547,6 +563,8 @@ dm_status dm_world_abort(const struct dm_world *world);
  */
 void dm_world_free(struct dm_world *world);
 
+/* ---- making meshes ---- */
+
 /**
  * Makes a mesh: gives every dimension of this rank a ready communicator. These are the two lines:
  *
@@ -592,6 +610,8 @@ dm_status dm_from_comms(const char *device_type,
                         const struct dm_init_options *options,
                         struct dm_mesh **mesh_out);
 
+/* ---- meshes as text ---- */
+
 /**
  * The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in another job, in another language.
  *
@@ -609,7 +629,7 @@ dm_status dm_from_comms(const char *device_type,
  * base + sum over dimensions and their pairs of  digit * stride
  * ```
  *
- * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in [[2,8],[4,1]] is (1, 1), which lies at 9. So
+ * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So
  * in the text above, the rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple of size * stride of the one
  * before, so no rank is met twice; ranks may be longer than what the layout reaches.
  *
@@ -640,6 +660,8 @@ dm_status dm_serialize(const struct dm_mesh *mesh,
 dm_status dm_deserialize(const char *text,
                          const struct dm_init_options *options,
                          struct dm_mesh **mesh_out);
+
+/* ---- views of a mesh ---- */
 
 /**
  * A view of the named dimensions, in the order given; it shares the parent's communicators.
@@ -721,7 +743,7 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
  * with dm_free.
  *
  * On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2) over ranks 4 .. 7, in which rank 6 has coordinate
- * (1, 0).
+ * (1, 0). Making the same range again gives the communicators that it has.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end), DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
  */
@@ -789,6 +811,8 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
  * Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process.
  */
 void dm_free(struct dm_mesh *mesh);
+
+/* ---- questions to a mesh ---- */
 
 /**
  * The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view without dimensions.
@@ -911,6 +935,8 @@ dm_status dm_hash(const struct dm_mesh *mesh, uint64_t *hash_out);
  */
 dm_status dm_describe(const struct dm_mesh *mesh, char *text, size_t capacity, size_t *len_out);
 
+/* ---- other ranks along a dimension ---- */
+
 /**
  * The world rank of member local_rank of this rank's group along dim: of rank local_rank in dm_get_comm's communicator.
  *
@@ -935,12 +961,14 @@ dm_status dm_neighbor(const struct dm_mesh *mesh,
                       bool wrap,
                       int32_t *world_rank_out);
 
+/* ---- what a rank holds ---- */
+
 /**
  * The shape and the offsets of one rank's block of a tensor whose dimensions are split over dimensions of the mesh.
  *
  * Local, no communication. placements has one element per dimension of mesh. tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
  * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor dimension d is
- * element offset_out[d] + i of the tensor.
+ * element `offset_out[d] + i` of the tensor.
  *
  * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0.
  * When several mesh dimensions shard one tensor_dim, each splits what the ones before it left, and dm_placement.order says which are before. On
@@ -966,6 +994,8 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
                          size_t *local_shape_out,
                          size_t *offset_out);
 
+/* ---- rank plans ---- */
+
 /**
  * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the closest domains of the machine.
  *
@@ -982,7 +1012,7 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  * cost = sum over dimensions d and levels l of  traffic[d] * pairs[d][l] * n / shape[d]
  * ```
  *
- * where pairs[d][l] counts the ordered pairs of ranks that share a group along d and no domain of level l. Tried are the order that is there, 0 .. n-1, boxes
+ * where `pairs[d][l]` counts the ordered pairs of ranks that share a group along d and no domain of level l. Tried are the order that is there, 0 .. n-1, boxes
  * of the mesh that nest as the domains do, and row-major orders of the dimensions; worlds of up to 1024 ranks are improved by swaps. The cheapest is the
  * plan: it never costs more than the order that is there. It need not be the best there is, which takes exponential time to find; for the machines of up to
  * 12 ranks that the tests search exhaustively it is.
@@ -1012,6 +1042,8 @@ dm_status dm_plan_ranks(const char *const *locations,
                         size_t capacity,
                         size_t *len_out);
 
+/* ---- raw communicators ---- */
+
 /**
  * The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.
  *
@@ -1040,6 +1072,8 @@ dm_status dm_get_comm(const struct dm_mesh *mesh,
 dm_status dm_get_proc(const struct dm_mesh *mesh,
                       const char *symbol,
                       void **proc_out);
+
+/* ---- collectives ---- */
 
 /**
  * Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
@@ -1201,7 +1235,8 @@ dm_status dm_recv(const struct dm_mesh *mesh,
 /**
  * Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
  *
- * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Errors:
+ * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Calls that make
+ * communicators (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done when they return. Errors:
  * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_group_start(const struct dm_mesh *mesh);
@@ -1212,6 +1247,8 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  * Errors: the first error of any of the operations, as they would give it; DM_STATUS_CCL when no group was begun.
  */
 dm_status dm_group_end(const struct dm_mesh *mesh);
+
+/* ---- life and death of a mesh ---- */
 
 /**
  * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
@@ -1228,8 +1265,9 @@ dm_status dm_check(const struct dm_mesh *mesh,
  *
  * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
  * communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
- * any more. A second abort, or one after dm_finalize, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
- * this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both.
+ * any more. A second abort, or one after dm_finalize or dm_shrink, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
+ * this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this one through the
+ * store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet, is told by dm_world_abort only; else its deadline ends that.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -1251,9 +1289,13 @@ dm_status dm_finalize(const struct dm_mesh *mesh);
  * is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
  *
  * It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are blocked in any of its views return, and every view answers
- * DM_STATUS_ABORTED. May therefore be called from any thread, and after dm_abort, but not after dm_finalize. When it fails (another rank died meanwhile, ranks
- * named different lost ones), call it again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's and no
- * dm_dim_options. The caller frees the handle with dm_free.
+ * DM_STATUS_ABORTED. May therefore be called from any thread (one at a time), and after dm_abort on some or all ranks, but not after dm_finalize. Only dm_world_abort
+ * ends it before its time. When it fails (another rank died meanwhile, ranks named different lost ones), call it again on the same handle. The result is a
+ * root mesh of its own; its dimensions have the names of this one's and no dm_dim_options, and share no communicator with meshes made before. The caller frees
+ * the handle with dm_free.
+ *
+ * A rank that is named as lost need not have died: it calls dm_abort. Where ranks name different ones they learn of each other (DM_STATUS_MISMATCH) if they wait for each
+ * other; sets of ranks that each name the other as lost go on apart.
  *
  * The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
  * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
@@ -1264,6 +1306,8 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
                     const int32_t *lost_ranks,
                     size_t num_lost,
                     struct dm_mesh **mesh_out);
+
+/* ---- meshes by name ---- */
 
 /**
  * Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of that name. mesh NULL removes the name.
@@ -1288,10 +1332,25 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 
 /* ---- initialisers ---- */
 
+/**
+ * A dm_error_info to pass to dm_last_error_info.
+ */
 #define DM_ERROR_INFO_INIT { sizeof(dm_error_info), 0, 0, 0, 0, NULL }
+/**
+ * A dm_world_options in which everything is the default.
+ */
 #define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL }
+/**
+ * A dm_store_callbacks without functions: set, get and add are to be filled in.
+ */
 #define DM_STORE_CALLBACKS_INIT { sizeof(dm_store_callbacks), NULL, NULL, NULL, NULL, NULL }
+/**
+ * A dm_dim_options in which everything is the default.
+ */
 #define DM_DIM_OPTIONS_INIT { sizeof(dm_dim_options), 0, NULL, NULL }
+/**
+ * A dm_init_options in which everything is the default.
+ */
 #define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, NULL, NULL, NULL, 0 }
 
 #endif /* DEVICEMESH_H */

@@ -160,7 +160,9 @@ namespace detail {
 /// A value or an Error; the members are those of std::expected. Reading the value where there is none throws the Error.
 template <class T> class [[nodiscard]] Result {
 public:
+  /// The type of the value.
   using value_type = T;
+  /// The type of the error.
   using error_type = Error;
 
   /// Success.
@@ -228,7 +230,9 @@ private:
 /// Success without a value, or an Error.
 template <> class [[nodiscard]] Result<void> {
 public:
+  /// No value.
   using value_type = void;
+  /// The type of the error.
   using error_type = Error;
 
   /// Success.
@@ -334,6 +338,7 @@ template <class Style> struct Calls {
 /// a length, or braces. It is the same in every standard, so files of C++17 and C++20 go into one program. An argument, not to be kept.
 template <class T> class Span {
 public:
+  /// The type of the elements, without const.
   using value_type = std::remove_const_t<T>;
 
   /// No elements.
@@ -480,8 +485,11 @@ struct DimOptions {
 
 /// One dimension of a mesh: its name, its size in ranks, and wishes for its communicator.
 struct Dim {
+  /// What the dimension is called.
   std::string name;
+  /// How many ranks lie along it.
   std::size_t size;
+  /// Wishes for its communicator.
   DimOptions options;
 
   /// {"tp", 8}, or {"tp", 8, options}; the size is of any type of integers.
@@ -806,19 +814,27 @@ struct InitOptions {
 /// template <> struct dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float16; };
 template <class T, class Enable = void> struct DtypeOf {};
 
+/// Integers of 1, 4 and 8 bytes.
 template <class T>
 struct DtypeOf<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, bool> && (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8)>> {
+  /// Its Dtype.
   static constexpr Dtype value = sizeof(T) == 1   ? (std::is_signed_v<T> ? Dtype::int8 : Dtype::uint8)
                                  : sizeof(T) == 4 ? (std::is_signed_v<T> ? Dtype::int32 : Dtype::uint32)
                                                   : (std::is_signed_v<T> ? Dtype::int64 : Dtype::uint64);
 };
+/// std::byte.
 template <> struct DtypeOf<std::byte> {
+  /// Its Dtype.
   static constexpr Dtype value = Dtype::uint8;
 };
+/// float.
 template <> struct DtypeOf<float> {
+  /// Its Dtype.
   static constexpr Dtype value = Dtype::float32;
 };
+/// double.
 template <> struct DtypeOf<double> {
+  /// Its Dtype.
   static constexpr Dtype value = Dtype::float64;
 };
 #ifdef __CUDA_FP16_TYPES_EXIST__
@@ -868,12 +884,17 @@ template <class Send, class Recv> constexpr void check_types() noexcept
 
 /// One rank's block of a tensor: element i of it along dimension d is element offset[d] + i of the tensor.
 struct LocalShard {
-  std::vector<std::size_t> shape, offset;
+  /// The size of the block along each dimension of the tensor.
+  std::vector<std::size_t> shape;
+  /// Where it begins along each.
+  std::vector<std::size_t> offset;
 };
 
 /// What plan_ranks() found: ranks for InitOptions::ranks, and one line of JSON that says why (dm_plan_ranks describes it).
 struct Plan {
+  /// World ranks, row-major in the shape that was asked for.
   std::vector<std::int32_t> ranks;
+  /// One line of JSON.
   std::string report;
 };
 

@@ -36,10 +36,12 @@
 /* The NCCL release whose API this is (with ncclAlltoAll, ncclGather and ncclScatter, which NCCL has since 2.28);
  * ncclGetVersion answers the same at run time. */
 #define NCCL_MAJOR 2
-#define NCCL_MINOR 27
-#define NCCL_PATCH 7
-#define NCCL_SUFFIX ""
+#define NCCL_MINOR 27  /* as NCCL_MAJOR */
+#define NCCL_PATCH 7   /* as NCCL_MAJOR */
+#define NCCL_SUFFIX "" /* as NCCL_MAJOR */
+/* A release as one number: 22707 is 2.27.7. */
 #define NCCL_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
+/* This release as one number. */
 #define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
 
 #ifdef __cplusplus
@@ -48,15 +50,16 @@ extern "C" {
 
 /* One rank's end of a communicator. Made by ncclCommInitRank and its relatives, freed by ncclCommDestroy or ncclCommAbort. */
 typedef struct ncclComm *ncclComm_t;
-#define NCCL_COMM_NULL NULL
+#define NCCL_COMM_NULL NULL /* no communicator */
 
 /* The same line as CUDA's own, so both can be included; always ignored here. */
 typedef struct CUstream_st *cudaStream_t;
 
-/* What one rank makes, and all ranks start a communicator from. Plain bytes: copy it by any means. */
+/* The size of an ncclUniqueId. */
 #define NCCL_UNIQUE_ID_BYTES 128
+/* What one rank makes, and all ranks start a communicator from. Plain bytes: copy it by any means. */
 typedef struct {
-  char internal[NCCL_UNIQUE_ID_BYTES];
+  char internal[NCCL_UNIQUE_ID_BYTES]; /* what it means is the library's own affair */
 } ncclUniqueId;
 
 /* Outcome of a call; ncclGetLastError has the details. */
@@ -113,31 +116,33 @@ typedef enum {
 
 /* Colour of ncclCommSplit for a rank that takes part in the call but in no new communicator. */
 #define NCCL_SPLIT_NOCOLOR (-1)
+/* Flags of ncclCommShrink: the communicator is whole and nothing is under way on it, or its calls are to end first. */
 #define NCCL_SHRINK_DEFAULT 0
-#define NCCL_SHRINK_ABORT 1
+#define NCCL_SHRINK_ABORT 1 /* as NCCL_SHRINK_DEFAULT */
 
+#define NCCL_CONFIG_UNDEF_INT INT_MIN /* a field of ncclConfig_t that nobody has set */
+#define NCCL_CONFIG_UNDEF_PTR NULL    /* a field of ncclConfig_t that nobody has set */
 /* How a communicator is made. Start from NCCL_CONFIG_INITIALIZER and set fields by name: NCCL appends fields from release
  * to release, and size tells the library which ones there are. The library uses blocking and commName. */
-#define NCCL_CONFIG_UNDEF_INT INT_MIN
-#define NCCL_CONFIG_UNDEF_PTR NULL
 typedef struct ncclConfig_v22700 {
   size_t size;           /* sizeof(ncclConfig_t) */
   unsigned int magic;    /* 0xcafebeef */
   unsigned int version;  /* NCCL_VERSION_CODE */
   int blocking;          /* 0: making communicators returns ncclInProgress at once; else it waits (the default) */
-  int cgaClusterSize;
-  int minCTAs;
-  int maxCTAs;
-  const char *netName;
-  int splitShare;
-  int trafficClass;
+  int cgaClusterSize;    /* NCCL's; not used here */
+  int minCTAs;           /* NCCL's; not used here */
+  int maxCTAs;           /* NCCL's; not used here */
+  const char *netName;   /* NCCL's; not used here */
+  int splitShare;        /* NCCL's; not used here */
+  int trafficClass;      /* NCCL's; not used here */
   const char *commName;  /* what messages call the communicator; copied */
-  int collnetEnable;
-  int CTAPolicy;
-  int shrinkShare;
-  int nvlsCTAs;
+  int collnetEnable;     /* NCCL's; not used here */
+  int CTAPolicy;         /* NCCL's; not used here */
+  int shrinkShare;       /* NCCL's; not used here */
+  int nvlsCTAs;          /* NCCL's; not used here */
 } ncclConfig_t;
 
+/* An ncclConfig_t in which nothing is set. */
 #define NCCL_CONFIG_INITIALIZER                                                                                       \
   {                                                                                                                    \
     sizeof(ncclConfig_t),  /* size */                                                                                  \
@@ -203,9 +208,11 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 /* Writes how comm stands: ncclSuccess, ncclInProgress, or the error that ended it. Local, from any thread. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
-/* Number of ranks; device number given to ncclCommInitAll, else 0; rank of this end. Local. */
+/* The number of ranks. Local. */
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
+/* The device number given to ncclCommInitAll, else 0. Local. */
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device);
+/* The rank of this end. Local. */
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
 
 /* ---- reductions of one's own (Local) --------------------------------------------------------------------------- */
@@ -272,11 +279,13 @@ ncclResult_t ncclGroupEnd(void);
 
 /* ---- memory (Local) -------------------------------------------------------------------------------------------- */
 
-/* Page-aligned host memory, and its end; ncclMemFree(NULL) does nothing. Any other memory serves as well. */
+/* Page-aligned host memory. Any other memory serves as well. */
 ncclResult_t ncclMemAlloc(void **ptr, size_t size);
+/* Frees what ncclMemAlloc gave; NULL is a no-op. */
 ncclResult_t ncclMemFree(void *ptr);
 /* Accepted for compatibility: host memory needs no registration. */
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle);
+/* As ncclCommRegister. */
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle);
 
 #ifdef __cplusplus

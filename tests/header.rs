@@ -2,33 +2,87 @@
 
 use std::path::Path;
 
-/// In the order in which a reader wants them.
-const SOURCES: [&str; 14] = [
-    "types",
-    "errors",
-    "world",
-    "make",
-    "text",
-    "views",
-    "ask",
-    "neighbors",
-    "sharding",
-    "topology",
-    "communicators",
-    "collectives",
-    "life",
-    "registry",
+/// In the order in which a reader wants them; each file's functions stand under a heading of their own.
+const SOURCES: [(&str, &str); 14] = [
+    ("types", "types"),
+    ("errors", "errors and versions"),
+    ("world", "the world"),
+    ("make", "making meshes"),
+    ("text", "meshes as text"),
+    ("views", "views of a mesh"),
+    ("ask", "questions to a mesh"),
+    ("neighbors", "other ranks along a dimension"),
+    ("sharding", "what a rank holds"),
+    ("topology", "rank plans"),
+    ("communicators", "raw communicators"),
+    ("collectives", "collectives"),
+    ("life", "life and death of a mesh"),
+    ("registry", "meshes by name"),
 ];
 
 fn generate(root: &Path) -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml is readable");
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for source in SOURCES {
+    for (source, _) in SOURCES {
         builder = builder.with_src(root.join("src/ffi").join(source).with_extension("rs"));
     }
     let mut header = Vec::new();
     builder.generate().expect("cbindgen understands src/ffi").write(&mut header);
-    tidy(&String::from_utf8(header).expect("the header is UTF-8"))
+    let functions: Vec<(String, &str)> = SOURCES
+        .iter()
+        .flat_map(|(source, title)| exports(&root.join("src/ffi").join(source).with_extension("rs"), title))
+        .collect();
+    with_headings(&tidy(&String::from_utf8(header).expect("the header is UTF-8")), &functions)
+}
+
+/// The functions of a source file, with its heading.
+fn exports<'a>(path: &Path, title: &'a str) -> Vec<(String, &'a str)> {
+    let text = std::fs::read_to_string(path).expect("the sources of src/ffi are readable");
+    let names = text.split("extern \"C\" fn ").skip(1).filter_map(|rest| rest.split('(').next());
+    names.map(|name| (name.to_owned(), title)).collect()
+}
+
+/// A line `/* ---- heading ---- */` before the documentation of the first item that belongs under it. docs/reference makes groups of them.
+fn with_headings(header: &str, functions: &[(String, &str)]) -> String {
+    let mut out = String::new();
+    let mut last = "";
+    let lines: Vec<&str> = header.lines().collect();
+    for (at, line) in lines.iter().enumerate() {
+        if *line == "/* ---- initialisers ---- */" {
+            last = "initialisers"; // the trailer has it
+        }
+        if *line == "/**" {
+            let item =
+                lines[at..].iter().skip_while(|line| line.trim() != "*/").nth(1).expect("every comment has its item");
+            let heading = heading(item, functions);
+            if heading != last {
+                out += &format!("/* ---- {heading} ---- */\n\n");
+                last = heading;
+            }
+        }
+        out += &format!("{line}\n");
+    }
+    out
+}
+
+/// What the item that begins with this line belongs under.
+fn heading<'a>(item: &str, functions: &[(String, &'a str)]) -> &'a str {
+    match item.strip_prefix("#define ") {
+        Some(name) if name.starts_with("DM_STATUS_") => "statuses",
+        Some(name) if ["DM_SUM", "DM_PROD", "DM_MAX", "DM_MIN", "DM_AVG"].iter().any(|op| name.starts_with(op)) => {
+            "reductions"
+        }
+        Some(name) if ["DM_INT", "DM_UINT", "DM_FLOAT", "DM_BFLOAT"].iter().any(|dtype| name.starts_with(dtype)) => {
+            "types of elements"
+        }
+        Some(name) if name.contains("_INIT ") => "initialisers",
+        Some(_) => "flags and placements",
+        None if item.starts_with("typedef ") => "types",
+        None => {
+            let named = functions.iter().find(|(name, _)| item.contains(&format!("{name}(")));
+            named.unwrap_or_else(|| panic!("no source file has the function of {item:?}")).1
+        }
+    }
 }
 
 /// Rust's safety sections speak to Rust callers; in C the text before them says the same.

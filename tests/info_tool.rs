@@ -1,6 +1,10 @@
 //! `devicemesh info`, with the real binary.
 
+use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+use devicemesh::rendezvous::store::Server;
 
 /// The lines by their first word, in an environment of these variables alone.
 fn info(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -36,4 +40,54 @@ fn what_is_missing_or_wrong_is_said_and_is_no_failure() {
         "{lines:?}"
     );
     assert!(said(&lines, "launcher").contains("RANK"), "{lines:?}");
+}
+
+#[test]
+fn the_launchers_variables_are_listed_without_secrets() {
+    let variables =
+        [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_LOCAL_RANK", "1"), ("DM_STORE_SECRET", "hush"), ("HOME", "/")];
+    let lines = info(&[], &variables);
+    let said = said(&lines, "variables");
+    assert!(said.contains("PMI_RANK=1") && said.contains("PMI_SIZE=2"), "{said}");
+    assert!(
+        said.contains("DM_STORE_SECRET=(set, not shown)") && !said.contains("hush") && !said.contains("HOME"),
+        "{said}"
+    );
+    assert_eq!(self::said(&info(&[], &[]), "variables"), "none");
+}
+
+#[test]
+fn the_store_is_tried() {
+    let server = Server::bind(("127.0.0.1", 0)).unwrap();
+    let port = server.local_addr().port().to_string();
+    let launched = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    let name = format!("tcp://127.0.0.1:{port}");
+    for lines in [info(&[], &launched), info(&["--store", &name], &[])] {
+        let said = said(&lines, "store");
+        assert!(said.starts_with(&format!("{name}, served by libdevicemesh, reached in ")), "{said}");
+    }
+    drop(server);
+    let began = Instant::now();
+    let lines = info(&[], &launched);
+    assert!(said(&lines, "store").starts_with(&format!("not reached: no store at {name} within 2000 ms")), "{lines:?}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let folder = format!("file://{}/not/there", env!("CARGO_TARGET_TMPDIR"));
+    assert!(said(&info(&["--store", &folder], &[]), "store").ends_with("which can be written"));
+    assert!(!Path::new(env!("CARGO_TARGET_TMPDIR")).join("not").exists(), "nothing is made");
+    assert!(
+        said(&info(&["--store", "file:///proc/1/x"], &[]), "store").starts_with("not reached: "),
+        "no folder to write in"
+    );
+}
+
+#[test]
+fn json_says_the_same() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
+    let output = command.args(["info", "--json"]).env_clear().env("RANK", "0").env("WORLD_SIZE", "1").output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["devicemesh"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(json["launcher"]["found"], "the environment: rank 0 of 1, local rank 0");
+    assert_eq!(json["variables"][0], serde_json::json!(["RANK", "0"]));
+    assert_eq!((&json["rank"], &json["world_size"]), (&0.into(), &1.into()));
+    assert!(json["store"]["unneeded"].is_string(), "{json}");
 }

@@ -3,7 +3,7 @@
 
 Steps: the Rust tests; the C and C++ tests of tests/c and tests/cpp (each C file as C11 and as C++17, each C++ file as it is and with sanitizers),
 with as many ranks as the file's first comment says; the scripts tests/test_*.py; the examples; what is exported; the headers, alone and beside
-a real nccl.h; tests/cpp with each compiler and standard; a CMake consumer; and at the end that nothing was left in /dev/shm or in the process
+a real nccl.h; tests/cpp with each compiler and standard; and at the end that nothing was left in /dev/shm or in the process
 list. To add a test, add a file.
 
 A C file may begin with comments:  /* ranks: 1 4 8 */  runs it under `devicemesh run -n N` for each N (absent: one process without a launcher);
@@ -35,7 +35,7 @@ CXX = os.environ.get("CXX", "c++")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 LINK = [f"-L{RELEASE}", "-ldevicemesh", f"-Wl,-rpath,{RELEASE}", "-pthread"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-STATIC = [str(RELEASE / "libdevicemesh.a"), "-pthread", "-ldl", "-lm"]
+STATIC = [str(RELEASE / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
 # Each pinned. Of NCCL the header and the library are taken, of the others headers.
 CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105", "nvidia-cuda-cccl-cu12==12.9.27"]
 NCCL_WHEEL = "nvidia-nccl-cu12==2.18.3"
@@ -271,13 +271,16 @@ def pip():
     """A pip that can be used here: of a virtual environment under target/, else the interpreter's own."""
     environment = TARGET / "venv"
     python = environment / "bin/python"
-    if not python.exists():
-        made = subprocess.run([sys.executable, "-m", "venv", str(environment)], capture_output=True)
-        if made.returncode != 0:
-            shutil.rmtree(environment, ignore_errors=True)
-            if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
-                raise Skip("neither venv nor pip works here (Debian: apt-get install python3-venv)")
-            return [sys.executable, "-m", "pip"]
+    # Scripts of the tests come here too, at the same time.
+    with open(TARGET / "venv.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not python.exists():
+            made = subprocess.run([sys.executable, "-m", "venv", str(environment)], capture_output=True)
+            if made.returncode != 0:
+                shutil.rmtree(environment, ignore_errors=True)
+                if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
+                    raise Skip("neither venv nor pip works here (Debian: apt-get install python3-venv)")
+                return [sys.executable, "-m", "pip"]
     return [str(python), "-m", "pip"]
 
 
@@ -291,7 +294,7 @@ def wheels(pins, wanted):
             import zipfile
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            platforms = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_18_x86_64", "manylinux_2_27_x86_64")
+            platforms = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_18_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
             command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", *(f"--platform={platform}" for platform in platforms),
                        "--dest", str(folder), *pins]
             for attempt in (1, 2, 3):
@@ -317,26 +320,20 @@ def cuda_headers():
     return sorted(path for path in wheels(CUDA_WHEELS, "/include/").glob("nvidia/*/include"))
 
 
-def cmake_consumer():
-    cmake = shutil.which("cmake")
-    with WHEEL_LOCK:
-        if not cmake:
-            # Through a virtual environment, so that nothing outside target/ changes.
-            own = TARGET / "venv/bin/cmake"
-            if not own.exists():
-                command = [*pip(), "install", "--quiet", CMAKE_WHEEL]
-                if not command[0].startswith(str(TARGET)):
-                    raise Skip("no cmake, and no virtual environment to install it into")
-                run(command, timeout=600)
-            cmake = str(own)
-    folder = SCRATCH / "consumer"
-    shutil.rmtree(folder, ignore_errors=True)
-    run([cmake, "-S", ROOT / "tests/consumer", "-B", folder, f"-Ddevicemesh_DIR={ROOT}/cmake"], timeout=300)
-    run([cmake, "--build", folder], timeout=300)
-    for program in ("shared", "static"):
-        output = run([TOOL, "run", "-n", 2, "--", folder / program])
-        if output.count("sum 1") != 2:
-            raise Failure(f"{program}: {output}")
+def cmake():
+    """A cmake: the machine's, else a pinned one of the virtual environment, so that nothing outside target/ changes."""
+    found = shutil.which("cmake")
+    if found:
+        return found
+    own = TARGET / "venv/bin/cmake"
+    with WHEEL_LOCK, open(TARGET / "cmake.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not own.exists():
+            command = [*pip(), "install", "--quiet", CMAKE_WHEEL]
+            if not command[0].startswith(str(TARGET)):
+                raise Skip("no cmake, and no virtual environment to install it into")
+            run(command, timeout=600)
+    return str(own)
 
 
 def mine():
@@ -397,7 +394,6 @@ def main():
     runner.add("build exports and SONAME", exports)
     compile_headers(runner)
     cpp_builds(runner)
-    runner.add("cmake find_package", cmake_consumer)
     if options.list:
         print("\n".join(name for name, _ in runner.cases))
         return 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The example of bindings/README.md on four ranks: the library through ctypes, with no binding."""
+"""The example of docs/binding.md on four ranks: the library through ctypes, with no binding."""
 
 import os
 import re
@@ -26,8 +26,8 @@ print("fine")
 
 
 def main():
-    readme = (ROOT / "bindings/README.md").read_text()
-    example = re.search(r"```python\n(.*?)```", readme, re.S).group(1)
+    page = (ROOT / "docs/binding.md").read_text()
+    example = re.search(r"```python\n(.*?)```", page, re.S).group(1)
     example = example.replace('"libdevicemesh.so"', repr(str(LIBRARY / "libdevicemesh.so")))
     before, after = example.split("check(lib.dm_finalize(mesh))")
     SCRATCH.mkdir(parents=True, exist_ok=True)

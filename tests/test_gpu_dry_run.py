@@ -50,12 +50,12 @@ def dry_runs():
     assert {name for verdict, name, _ in verdicts if verdict == "skip"} == CANNOT, text
     ran = {(name, int(ranks)) for verdict, name, ranks in verdicts if verdict == "ok"}
     assert {name for name, _ in ran} == named - CANNOT - {"hsdp_tp"}, text
-    alone = ("collectives", "meshes", "adopt", "lazy", "config")
+    alone = ("collectives", "meshes", "check", "adopt", "lazy", "config")
     for name in (*alone, "abort", "kill", "cost"):
         assert {ranks for case, ranks in ran if case == name} == ({1, 2, 4} if name in alone else {2, 4}), f"{name}: {ran}"
     count = len(ran)
     for mode, ranks, names in (("--dry-run", "8", named - CANNOT - {"hsdp_tp", "overhead"}), ("--dry-run", "2", {"hsdp_tp"}),
-                               ("--dry-run=driver", "2 4", {"collectives", "abort", "cost", "config"}), ("--dry-run=driver", "2", {"hsdp_tp"})):
+                               ("--dry-run=driver", "2 4", {"collectives", "check", "abort", "cost", "config"}), ("--dry-run=driver", "2", {"hsdp_tp"})):
         verdicts, text = suite(mode, "--ranks", ranks, *only(names), out=f"results{mode}-{ranks[0]}")
         assert len(verdicts) == len(names) * len(ranks.split()) and all(verdict == "ok" for verdict, _, _ in verdicts), text
         count += len(verdicts)

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests")) / "readme"
+SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests")).resolve() / "readme"
 README = (ROOT / "README.md").read_text()
 TOOL = ROOT / "target/release/devicemesh"
 
@@ -44,9 +44,12 @@ def workplace():
     (SCRATCH / "target").mkdir(parents=True)
     (SCRATCH / "include").symlink_to(ROOT / "include")
     (SCRATCH / "target/release").symlink_to(ROOT / "target/release")
+    (SCRATCH / "packaging").symlink_to(ROOT / "packaging")
     (c,), (cpp,) = blocks("c"), blocks("cpp")
     shown = 'if (shard == NULL) return 1; printf("%s has shard\\n", {}); return 0;'
-    (SCRATCH / "hello.c").write_text(program(c, "char text[99]; size_t length; dm_describe(mesh, text, sizeof text, &length);" + shown.format("text")))
+    hello = program(c, "char text[99]; size_t length; dm_describe(mesh, text, sizeof text, &length);" + shown.format("text"))
+    (SCRATCH / "hello.c").write_text(hello)
+    (SCRATCH / "train.c").write_text(hello)
     (SCRATCH / "train.cpp").write_text(program(cpp, shown.format("mesh.describe().c_str()")))
 
 
@@ -97,16 +100,24 @@ def main():
     workplace()
     ways = {"make demo": ROOT, "cc": SCRATCH, "c++": SCRATCH}
     assert "make test" in commands()
+    missing = None if shutil.which("pkg-config") else "no pkg-config here (Debian: apt-get install pkg-config): README's line that needs it was left out"
+    # As an installed tree is found: README says no prefix.
+    installed = SCRATCH / "prefix"
+    assert quoted(r"make install PREFIX=\.\.\.")
+    run(f"make install PREFIX={installed}", ROOT)
     for command in (quoted("cargo build --release"), *commands()):
-        if command != "make test":
+        if command != "make test" and not (missing and "pkg-config" in command):
             where = ROOT if command.startswith("cargo") else next((place for start, place in ways.items() if command.startswith(start)), None)
             assert where, f"README has `{command}`, and tests/test_readme.py no way to run it"
-            run(command, where)
+            run(command, where, PKG_CONFIG_PATH=f"{installed}/lib/pkgconfig")
     on_eight(quoted(r"devicemesh run -n 8 -- \./train"))
     on_eight("devicemesh run -n 8 -- ./hello")
     assert "replicate" in run(quoted("devicemesh show .*?"), SCRATCH, PATH=f"{TOOL.parent}:{os.environ['PATH']}")
     disagreement()
     python_lines()
+    if missing:
+        print(missing)
+        return 77
     return 0
 
 

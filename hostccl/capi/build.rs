@@ -1,6 +1,8 @@
-//! Gives libhostccl.so a SONAME: MAJOR.MINOR until 1.0, when minor versions may still break the ABI, then MAJOR.
+//! Gives libhostccl.so a SONAME: MAJOR.MINOR until 1.0, when minor versions may still break the ABI, then MAJOR. And puts the link of that name
+//! beside it, so that a program linked against the build tree finds it there.
 
-use std::env;
+use std::path::Path;
+use std::{env, fs, os};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -10,5 +12,15 @@ fn main() {
     }
     let (major, minor) = (variable("CARGO_PKG_VERSION_MAJOR"), variable("CARGO_PKG_VERSION_MINOR"));
     let version = if major == "0" { format!("{major}.{minor}") } else { major };
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libhostccl.so.{version}");
+    let soname = format!("libhostccl.so.{version}");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{soname}");
+
+    // OUT_DIR is <profile>/build/<package>/out.
+    if let Some(profile) = Path::new(&variable("OUT_DIR")).ancestors().nth(3) {
+        let link = profile.join(&soname);
+        let _ = fs::remove_file(&link);
+        if let Err(error) = os::unix::fs::symlink("libhostccl.so", &link) {
+            println!("cargo:warning=no link {}: {error}", link.display());
+        }
+    }
 }

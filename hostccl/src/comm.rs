@@ -82,10 +82,14 @@ impl Comm {
         }
     }
 
-    /// Fails when this rank has aborted it or `peer` has died, whatever else has become of the communicator.
+    /// Fails when this rank has aborted it, or `peer` has left it or died, whatever else has become of the communicator.
     pub(crate) fn check_peer(&self, peer: usize) -> Result<()> {
         if self.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
+        }
+        if self.segment.seat(peer).left.load(Ordering::Acquire) != 0 {
+            let message = format!("{} has destroyed its communicator", self.describe(peer));
+            return Err(Error::new(ncclRemoteError, message).by(Some(peer)));
         }
         let Some(id) = self.segment.process(peer).filter(|id| id.pid != self.me.pid) else { return Ok(()) };
         let process = self.watched[peer].get_or_init(|| Process::watch(id));

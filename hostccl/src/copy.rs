@@ -8,9 +8,20 @@ pub(crate) const STREAM_BYTES: usize = 32 << 20;
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `bytes` bytes, and they do not overlap.
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    // SAFETY: this function's contract.
+    unsafe { stream_unordered(from, to, bytes) };
+    order_streams();
+}
+
+/// As [`stream`], but the copy is there for others only after [`order_streams`].
+///
+/// # Safety
+/// As for [`stream`].
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
 
     const LINE: usize = 64;
     let head = to.align_offset(LINE).min(bytes);
@@ -33,8 +44,6 @@ pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
             source = source.add(4);
             target = target.add(4);
         }
-        // Streamed stores are not ordered with the later ones by which another thread may learn of the result.
-        _mm_sfence();
         let done = head + lines * LINE;
         std::ptr::copy_nonoverlapping(from.add(done), to.add(done), bytes - done);
     }
@@ -43,11 +52,21 @@ pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
 /// Copies `bytes` bytes.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `bytes` bytes, and they do not overlap.
+/// As for [`stream`].
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+/// Orders what [`stream_unordered`] has written before the stores by which another thread may learn of it: streamed stores are not by
+/// themselves.
+pub(crate) fn order_streams() {
+    // SAFETY: a fence; SSE is part of every x86-64.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    };
 }
 
 #[cfg(test)]

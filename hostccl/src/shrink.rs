@@ -95,12 +95,16 @@ impl Shrink {
         self.source(first, offer.fd.load(Ordering::Relaxed), token).map(Some)
     }
 
-    /// Fails when a member that has not come to the new communicator has died: nobody there knows it yet.
+    /// Fails when a member that has not come to the new communicator has left the old one or died: nobody there knows it yet.
     fn check_late(&self) -> Result<()> {
         let Some(child) = self.joined() else { return Ok(()) };
         for late in child.missing(Blocker::Arrivals) {
             let Some(&member) = self.members.get(late) else { continue };
             if let Err(error) = self.parent.check_peer(member) {
+                // It may have come between the two looks, and gone on.
+                if !child.missing(Blocker::Arrivals).contains(&late) {
+                    continue;
+                }
                 child.fail(error.code(), Some(late), error.message());
                 return Err(error);
             }

@@ -73,7 +73,7 @@ fn sizes_around_the_engines_pieces() {
         (5, DataType::Uint8, ReduceOp::Max),
         (8, DataType::Int64, ReduceOp::Prod),
     ] {
-        let slot = ((12 << 20) / (3 * size) / 4096 * 4096).clamp(64 << 10, 1 << 20);
+        let slot = ((12 << 20) / (5 * size) / 4096 * 4096).clamp(64 << 10, 1 << 20);
         let mut cases = Vec::new();
         for bytes in [(64 << 10) / size, 64 << 10, slot / size, slot] {
             let at = bytes / dtype.size();
@@ -95,9 +95,48 @@ fn several_mebibytes() {
         (3, DataType::Int8, ReduceOp::Sum),
         (4, DataType::Float32, ReduceOp::Sum),
         (7, DataType::Float16, ReduceOp::Min),
+        // Results of 32 MiB and more go around the caches.
+        (6, DataType::Int64, ReduceOp::Prod),
     ] {
-        let whole = (3 << 20) / dtype.size() + 5;
+        let mebibytes = if size == 6 { 6 } else { 3 };
+        let whole = (mebibytes << 20) / dtype.size() + 5;
         let case = Case::new(dtype, size, whole.div_ceil(size), whole, &[op], &[size - 1]);
         ranks(size, |comm, rank| case.run(comm, rank));
+    }
+}
+
+/// Ranks that lag behind, each at other times, through calls of all kinds in a row, of many pieces and of one: nobody takes a piece before it
+/// is there, nor writes over one that somebody has yet to take.
+#[test]
+fn many_pieces_while_ranks_lag() {
+    let size = 6;
+    let cases: Vec<Case> = [(DataType::Uint8, 2 << 20), (DataType::Int32, 1 << 20), (DataType::Float32, 100)]
+        .into_iter()
+        .map(|(dtype, bytes): (DataType, usize)| {
+            let whole = bytes / dtype.size();
+            Case::new(dtype, size, whole.div_ceil(size), whole, &[ReduceOp::Sum, ReduceOp::Max], &[0, 4])
+        })
+        .collect();
+    ranks(size, |comm, rank| {
+        // The same calls on all ranks, lags of each its own.
+        let (mut calls, mut lags) = (Xorshift(11), Xorshift(100 + rank as u64));
+        for _ in 0..60 {
+            let (case, call) = (calls.below(cases.len()), calls.below(Case::CALLS));
+            if lags.below(3) == 0 {
+                std::thread::sleep(std::time::Duration::from_micros(lags.below(3000) as u64));
+            }
+            cases[case].run_one(comm, rank, call);
+        }
+    });
+}
+
+struct Xorshift(u64);
+
+impl Xorshift {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
     }
 }

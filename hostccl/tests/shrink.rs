@@ -120,6 +120,29 @@ fn a_rank_that_does_not_come_is_waited_for_no_longer_than_allowed() {
 }
 
 #[test]
+fn a_rank_that_aborts_instead_of_shrinking_is_not_waited_for() {
+    for quitter in [0, 1] {
+        ranks(4, |comm, rank| {
+            match rank {
+                3 => return,
+                _ if rank == quitter => {
+                    // The others wait for it by then, most likely; the outcome is the same when not.
+                    std::thread::sleep(Duration::from_millis(100));
+                    // SAFETY: a live token; its Comm destroys nothing after this.
+                    return ok(unsafe { ncclCommAbort(**comm) });
+                }
+                _ => {}
+            }
+            let began = Instant::now();
+            let (result, message) = shrink(comm, &[3], NCCL_SHRINK_ABORT).err().unwrap();
+            assert_eq!(result, ncclRemoteError, "{message}");
+            assert!(message.contains(&format!("rank {quitter} ")), "{message}");
+            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        });
+    }
+}
+
+#[test]
 fn wrong_arguments_are_refused_with_their_values() {
     ranks(2, |comm, rank| {
         let refuse = |excluded: &[c_int], flags: c_int, value: &str| {

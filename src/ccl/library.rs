@@ -394,14 +394,14 @@ impl Library {
         }
     }
 
-    /// `ncclGroupStart`, for the calling thread.
-    pub fn group_start(&self) -> Result<()> {
+    /// `ncclGroupStart`, for the calling thread. Through [`View::group_start`](crate::comm::View::group_start), which keeps count.
+    pub(crate) fn group_start(&self) -> Result<()> {
         // SAFETY: no arguments.
         self.check("ncclGroupStart", RawComm::NULL, unsafe { (self.functions.group_start)() })
     }
 
     /// `ncclGroupEnd`, for the calling thread.
-    pub fn group_end(&self) -> Result<()> {
+    pub(crate) fn group_end(&self) -> Result<()> {
         // SAFETY: no arguments.
         self.check("ncclGroupEnd", RawComm::NULL, unsafe { (self.functions.group_end)() })
     }

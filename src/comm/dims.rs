@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::communicator::{Communicator, LazyPlan, State, lasting_name};
 use super::domain::{Domain, PartitionKey};
 use super::making::{Maker, millis, outcome, report};
+use super::operations::outside_groups;
 use super::options::DimOptions;
 use super::root::{DimComm, RootComms};
 use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm};
@@ -24,6 +25,8 @@ pub(super) struct Plan {
     pub(super) dims: Vec<(usize, DimOptions)>,
     /// Where `view` is a range of the root's ranks: what owns the range's communicators.
     pub(super) part: Option<Arc<RootComms>>,
+    /// Of a call that ranks outside the root make as well: its text, by which the root's own agree on what they share.
+    pub(super) apart: Option<String>,
     /// Of which communicator that over all ranks is to be made, instead of a new id.
     pub(super) shrinking: Option<Shrinking>,
 }
@@ -39,6 +42,13 @@ impl RootComms {
     /// Makes what the plan needs inside the agreed `round` and ends the round with the other ranks. On any rank's failure
     /// every rank gets that error and keeps nothing of the plan.
     pub(super) fn carry_out(&self, plan: &Plan, round: Round, wait: &Wait) -> Result<()> {
+        match &self.library {
+            Some(library) => outside_groups(library, || self.carry_out_here(plan, round, wait)),
+            None => self.carry_out_here(plan, round, wait),
+        }
+    }
+
+    fn carry_out_here(&self, plan: &Plan, round: Round, wait: &Wait) -> Result<()> {
         let holder = plan.part.as_deref().unwrap_or(self);
         let dims_before = holder.dims.read().unwrap_or_else(PoisonError::into_inner).len();
         let had_parent = self.parent.read().unwrap_or_else(PoisonError::into_inner).is_some();
@@ -82,6 +92,9 @@ impl RootComms {
         let (Some(domain), Some(library)) = (&self.domain, &self.library) else {
             return Ok(());
         };
+        if let (Some(call), Some(scope)) = (&plan.apart, &self.scope) {
+            scope.agree_in_detail(call, &self.sharing(plan), wait)?;
+        }
         domain.select_device()?;
         let maker = Maker { library, round: Some(round), wait, timeout: self.timeout };
         let holder = plan.part.as_deref().unwrap_or(self);
@@ -126,7 +139,9 @@ impl RootComms {
         // A rank outside a range has no group along it.
         let group = if view.is_member() { view.slice(&[name])? } else { view.clone() };
         if dim.size() == 1 && !options.is_exclusive() {
-            return Ok(domain.single(|| Communicator::unmade(Arc::clone(library), group, LazyPlan::alone())));
+            let alone = || Communicator::unmade(Arc::clone(library), group, LazyPlan::alone());
+            // What serves all such dimensions of this rank is of a group that it is in.
+            return Ok(if view.is_member() { domain.single(alone) } else { Arc::new(alone()) });
         }
         let exclusive = options.is_exclusive();
         if let Some(known) = domain.find_shared(view, dim).filter(|_| !exclusive) {

@@ -266,6 +266,16 @@ impl Domain {
         known.filter(|known| known.state() == State::Ready)
     }
 
+    /// From now on nothing that was made before is shared by the dimensions of this root mesh, nor by what they are split from.
+    pub(super) fn share_no_more(&self, root: &Mesh) {
+        let mut shared = self.shared();
+        for dim in (0..root.ndim()).map(|index| root.dim_layout(index).clone()).chain([root.whole()]) {
+            for to_split in [false, true] {
+                shared.remove(&PartitionKey { to_split, ..PartitionKey::of(root, &dim) });
+            }
+        }
+    }
+
     pub(super) fn shared(&self) -> MutexGuard<'_, HashMap<PartitionKey, Arc<Communicator>>> {
         lock(&self.shared)
     }

@@ -14,6 +14,10 @@ impl RootComms {
     /// either. Local, from any thread, takes no lock that a blocked call holds. Communicators that another root mesh shares
     /// end for that one as well; adopted ones are left to their owner unless the library was to destroy them.
     pub fn abort(&self) -> Result<()> {
+        // Shrinking has ended all but the communicator of which the next one is being made; taken away from there, this rank would be lost for the others.
+        if !self.end(Life::Aborted) && self.life() == Life::Shrunk {
+            return Ok(());
+        }
         self.give_up();
         self.abort_communicators(|_| true)
     }
@@ -51,7 +55,8 @@ impl RootComms {
             self.end(Life::Finalized);
             return self.destroy(&self.wait(None), &|_| ());
         }
-        let (_turn, round, wait) = self.begin(&format!("dm_finalize({})", self.root.dim_names().join(", ")), "")?;
+        let (_turn, round, wait) =
+            self.begin(&format!("dm_finalize({})", self.root.dim_names().join(", ")), String::new)?;
         self.end(Life::Finalized);
         let destroyed = self.destroy(&wait, &|error| report(&round, error, &wait));
         wait.outcome(outcome(destroyed, round.finish(&wait)))

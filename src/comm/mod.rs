@@ -4,6 +4,7 @@
 //! - [`Communicator`]: one communicator of this rank, made or still to be made.
 //! - [`RootComms`]: what a root mesh owns: its dimensions' communicators, its agreement scope, its life (abort, finalize).
 //! - [`View`] and [`DimComms`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh` handle names.
+//! - [`Element`] and [`Operator`]: what its collectives over slices take.
 
 mod beside;
 mod communicator;
@@ -15,6 +16,7 @@ mod operations;
 mod options;
 mod root;
 mod shrink;
+mod slices;
 mod view;
 
 pub use communicator::Communicator;
@@ -22,4 +24,5 @@ pub use domain::{Domain, DomainOptions};
 pub use operations::Operands;
 pub use options::{DimOptions, MeshOptions};
 pub use root::RootComms;
+pub use slices::{Element, Operator};
 pub use view::{DimComms, View};

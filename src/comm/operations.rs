@@ -123,7 +123,22 @@ thread_local! {
     static GROUPS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether this thread is inside a group: there, communicator libraries put off also the making of communicators.
+/// Whether this thread is inside a group.
 pub(super) fn in_group() -> bool {
     GROUPS.get() > 0
+}
+
+/// Makes communicators outside the calling thread's groups: inside one a library would put that off until the group's end. Groups belong to threads, so
+/// it is done on another one where there is need.
+pub(super) fn outside_groups<T: Send>(library: &Library, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if !in_group() {
+        return make();
+    }
+    let device = library.current_device()?;
+    std::thread::scope(|scope| {
+        let make = || device.select().and_then(|()| make());
+        let making = std::thread::Builder::new().spawn_scoped(scope, make);
+        let making = making.map_err(|error| Error::internal(format!("starting a thread: {error}")))?;
+        making.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }

@@ -103,9 +103,10 @@ impl RootComms {
         let _turn = domain.take_turn(&wait)?;
         let call = format!("dm_init({}{})", call_text(&root.root), options.agreed());
         let wanted: Vec<(usize, DimOptions)> = (0..root.root.ndim()).map(|index| (index, options.dim(index))).collect();
-        let plan = Plan { view: root.root.clone(), dims: wanted, part: None, shrinking: None };
         // Ranks outside the mesh do not know what its ranks share.
-        let detail = if root.root.root_size() == world.size() { root.sharing(&plan) } else { String::new() };
+        let apart = (root.root.root_size() < world.size()).then(|| call.clone());
+        let plan = Plan { view: root.root.clone(), dims: wanted, part: None, apart, shrinking: None };
+        let detail = if plan.apart.is_none() { root.sharing(&plan) } else { String::new() };
         let round = wait.outcome(world.scope()?.agree_in_detail(&call, &detail, &wait))?;
         root.id = format!("mesh{}", round.number());
         if root.root.is_member() {
@@ -177,6 +178,16 @@ impl RootComms {
             root.alive()?;
         }
         Ok(root)
+    }
+
+    /// The range of the same ranks that was made before, if its communicator along dimension `index` is still of use: all ranks agree on that, by what
+    /// they say that they share. So a range made over and over takes no more than one.
+    pub(super) fn part_like(&self, range: &Mesh, index: usize) -> Option<Arc<RootComms>> {
+        let same = |part: &&Arc<RootComms>| {
+            part.root.rank_map_key() == range.rank_map_key()
+                && part.has_usable_dim(range.dim_name(index), range.dim_layout(index))
+        };
+        self.parts().iter().find(same).cloned()
     }
 
     /// A range of this root's ranks, to be given communicators of its own in call number `call`. It ends with this root.
@@ -266,9 +277,9 @@ impl RootComms {
         Arc::clone(&self.life)
     }
 
-    pub(super) fn end(&self, life: Life) {
-        // The first end stands: what was finalized is not aborted any more, nor the other way round.
-        let _ = self.life.0.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst);
+    /// Whether this is its end. The first one stands: what was finalized is not aborted any more, nor the other way round.
+    pub(super) fn end(&self, life: Life) -> bool {
+        self.life.0.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     pub(super) fn alive(&self) -> Result<()> {
@@ -315,8 +326,14 @@ impl RootComms {
         dims.iter().any(|known| known.name == name && known.dim.pairs() == dim.pairs())
     }
 
+    fn has_usable_dim(&self, name: &str, dim: &Dim) -> bool {
+        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
+        let mut same = dims.iter().filter(|known| known.name == name && known.dim.pairs() == dim.pairs());
+        same.any(|known| known.communicator.state().is_usable())
+    }
+
     /// Begins one collective call of this root: takes the turn and agrees on `call` with the root's other ranks.
-    pub(super) fn begin(&self, call: &str, detail: &str) -> Result<(Turn<'_>, Round, Wait)> {
+    pub(super) fn begin(&self, call: &str, detail: impl FnOnce() -> String) -> Result<(Turn<'_>, Round, Wait)> {
         self.alive()?;
         if !self.root.is_member() {
             return Err(Error::not_member(format!(
@@ -335,7 +352,7 @@ impl RootComms {
         let turn = domain.take_turn(&wait)?;
         // Another thread's call, which had the turn before, may have ended it.
         self.alive()?;
-        let round = wait.outcome(scope.agree_in_detail(call, detail, &wait))?;
+        let round = wait.outcome(scope.agree_in_detail(call, &detail(), &wait))?;
         Ok((turn, round, wait))
     }
 

@@ -10,7 +10,7 @@ use super::making::Maker;
 use super::options::DimOptions;
 use super::root::{Life, RootComms, ranks_text};
 use super::view::View;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
 
 impl View {
@@ -38,13 +38,13 @@ impl View {
         }
         space.library.as_ref().map_or(Ok(()), |library| library.check_can_shrink())?;
         if self.root_comms().life() == Life::Finalized {
-            return self.root_comms().alive().map(|()| self.with(mesh.clone()));
+            self.root_comms().alive()?;
         }
         domain.alive()?;
 
         let attempt = space.shrinkings.fetch_add(1, Ordering::SeqCst);
         let parent = space.parent_to_shrink(domain).filter(|_| attempt == 0);
-        self.root_comms().end_but_for(parent.as_ref());
+        let parent = self.root_comms().end_but_for(parent);
         let call = format!(
             "dm_shrink(dims=({}), dim={}, lost={})",
             mesh.dim_names().join(", "),
@@ -68,12 +68,17 @@ impl RootComms {
         known.filter(|known| known.state() == State::Ready)
     }
 
-    /// Ends this root's calls and communicators on this rank, except one.
-    fn end_but_for(&self, spared: Option<&Arc<Communicator>>) {
-        self.end(Life::Shrunk);
+    /// Ends this root's calls and communicators on this rank, except one, and gives that. One that has ended before is left alone, and spares nothing:
+    /// another thread may be shrinking it.
+    fn end_but_for(&self, spared: Option<Arc<Communicator>>) -> Option<Arc<Communicator>> {
+        if !self.end(Life::Shrunk) {
+            return None;
+        }
         self.cancel.raise();
-        let spare = |communicator: &Arc<Communicator>| spared.is_some_and(|spared| Arc::ptr_eq(communicator, spared));
+        let spare =
+            |communicator: &Arc<Communicator>| spared.as_ref().is_some_and(|one| Arc::ptr_eq(communicator, one));
         let _ = self.abort_communicators(|communicator| !spare(communicator));
+        spared
     }
 
     fn go_on(
@@ -88,15 +93,23 @@ impl RootComms {
         let world = domain.world();
         let wait = Wait { cancel: domain.cancel(), ..Wait::after(self.timeout) };
         let _turn = domain.take_turn(&wait)?;
+        // A call that had the turn before may have ended it, when it was ended in the middle of a split.
+        let parent = parent.filter(|parent| parent.state() == State::Ready);
         let ranks = self.mesh().root_ranks();
         let survivors: Vec<i32> = ranks.iter().copied().filter(|rank| lost.binary_search(rank).is_err()).collect();
         let position = survivors.iter().position(|rank| *rank == self.mesh().rank()).unwrap_or(0);
-        let scope = world.subscope(&format!("{}/shrink{attempt}", self.id), survivors.into(), position)?;
-        let detail = match parent {
-            Some(_) => "shrinking its communicator",
-            None => "from a new id, as no communicator over all ranks is there to be shrunk (call it again)",
+        // Ranks that take different ones for lost may have nobody in common, and must not take each other's word for that of their own: only those
+        // meet that have the first rank in common, and compare with it.
+        let place = format!("{attempt}/{}", survivors.first().copied().unwrap_or_default());
+        let scope = world.subscope(&format!("{}/shrink{place}", self.id), survivors.into(), position)?;
+        let round = wait.outcome(scope.agree(&call, &wait))?;
+        // Where it is not there on some rank, as dm_abort came first there, all do without.
+        let detail = if parent.is_some() { "with its communicator" } else { "without its communicator" };
+        let parent = match wait.outcome(scope.agree_in_detail(&call, detail, &wait)) {
+            Ok(_) => parent,
+            Err(error) if error.status() == Status::Mismatch => None,
+            Err(error) => return Err(error),
         };
-        let round = wait.outcome(scope.agree_in_detail(&call, detail, &wait))?;
         let dims = (0..left.ndim()).map(|index| (index, DimOptions::default())).collect();
         let excluded = |parent: &Arc<Communicator>| Shrinking {
             parent: Arc::clone(parent),
@@ -106,8 +119,10 @@ impl RootComms {
                 .collect(),
         };
         let shrinking = parent.map(excluded);
-        let plan = Plan { view: left.clone(), dims, part: None, shrinking };
-        let root = RootComms::shrunk_from(self, domain, left, format!("{}/shrunk{attempt}", self.id))?;
+        let plan = Plan { view: left.clone(), dims, part: None, apart: None, shrinking };
+        let root = RootComms::shrunk_from(self, domain, left, format!("{}/shrunk{place}", self.id))?;
+        // Ranks that go with a replica could not agree on what the others share with earlier meshes of theirs.
+        domain.share_no_more(root.mesh());
         root.carry_out(&plan, round, &wait)?;
         domain.register(&root);
         root.alive()?;

@@ -7,7 +7,7 @@ use super::communicator::{Communicator, State};
 use super::dims::{Plan, config, unplanned};
 use super::domain::Turn;
 use super::making::{Maker, millis, outcome, report};
-use super::operations::in_group;
+use super::operations::outside_groups;
 use super::options::DimOptions;
 use super::root::{LifeFlag, RootComms};
 use crate::ccl::{Library, RawComm};
@@ -95,7 +95,8 @@ impl View {
         if self.mesh.ndim() == 1 && flat.dim_name(0) == self.mesh.dim_name(0) {
             return Ok(self.with(flat));
         }
-        let plan = Plan { view: flat.clone(), dims: vec![(0, options.clone())], part: None, shrinking: None };
+        let plan =
+            Plan { view: flat.clone(), dims: vec![(0, options.clone())], part: None, apart: None, shrinking: None };
         let exists = flat.is_known() && plan.is_known(&self.space);
         if !(exists || self.root.is_offline()) {
             let call = format!(
@@ -143,7 +144,7 @@ impl View {
             let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
             let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
             let call = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
-            self.carry_out(&call, &Plan { view: mesh.clone(), dims, part: None, shrinking: None })?;
+            self.carry_out(&call, &Plan { view: mesh.clone(), dims, part: None, apart: None, shrinking: None })?;
         }
         Ok(self.with(mesh))
     }
@@ -165,17 +166,23 @@ impl View {
         // All of the indices: there is nothing to make, but all ranks agree on that.
         let whole = cut.same_root(&along);
         let dims = if whole { Vec::new() } else { vec![(index, DimOptions::default())] };
-        let mut plan = Plan { view: cut.clone(), dims, part: None, shrinking: None };
+        let mut plan = Plan { view: cut.clone(), dims, part: None, apart: None, shrinking: None };
         let (_turn, round, wait) = self.begin(&call, &plan)?;
         if whole {
             return self.space.carry_out(&plan, round, &wait).map(|()| self.with(cut));
         }
-        let part = self.space.add_part(&cut, round.number())?;
+        let known = self.space.part_like(&cut, index);
+        let part = match &known {
+            Some(known) => Arc::clone(known),
+            None => self.space.add_part(&cut, round.number())?,
+        };
         plan.part = Some(Arc::clone(&part));
         match self.space.carry_out(&plan, round, &wait) {
             Ok(()) => Ok(View::new(cut, part, Arc::clone(&self.root))),
             Err(error) => {
-                self.space.drop_part(&part);
+                if known.is_none() {
+                    self.space.drop_part(&part);
+                }
                 Err(error)
             }
         }
@@ -205,6 +212,12 @@ impl View {
     pub fn root(&self) -> Result<View> {
         self.root.alive()?;
         Ok(View::of_root(Arc::clone(&self.root)))
+    }
+
+    /// How many parallel copies of the named dimensions there are. Local.
+    pub fn submesh_count(&self, names: &[&str]) -> Result<usize> {
+        self.root.alive()?;
+        self.mesh.submesh_count(names)
     }
 
     /// One of the parallel copies of the named dimensions. Local.
@@ -275,22 +288,12 @@ impl View {
                 self.mesh.describe()
             )));
         }
-        self.space.begin(call, &self.space.sharing(plan))
+        self.space.begin(call, || self.space.sharing(plan))
     }
 
     /// Makes a communicator that was only planned: alone, or with the other ranks of its group.
     fn make_lazily(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
-        if !in_group() {
-            return self.make_now(communicator, dim);
-        }
-        // Inside a group the library would put the making off until the group's end; groups belong to threads.
-        let device = communicator.library().current_device()?;
-        std::thread::scope(|scope| {
-            let make = || device.select().and_then(|()| self.make_now(communicator, dim));
-            let making = std::thread::Builder::new().spawn_scoped(scope, make);
-            let making = making.map_err(|error| Error::internal(format!("starting a thread: {error}")))?;
-            making.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        outside_groups(communicator.library(), || self.make_now(communicator, dim))
     }
 
     fn make_now(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {

@@ -297,7 +297,8 @@ pub unsafe extern "C" fn dm_recv(
 
 /// Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
 ///
-/// Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Errors:
+/// Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Calls that make
+/// communicators (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done when they return. Errors:
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {

@@ -32,8 +32,9 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
 /// communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
-/// any more. A second abort, or one after dm_finalize, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
-/// this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both.
+/// any more. A second abort, or one after dm_finalize or dm_shrink, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
+/// this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this one through the
+/// store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet, is told by dm_world_abort only; else its deadline ends that.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().abort())
@@ -57,9 +58,13 @@ pub extern "C" fn dm_finalize(mesh: *const dm_mesh) -> dm_status {
 /// is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
 ///
 /// It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are blocked in any of its views return, and every view answers
-/// DM_STATUS_ABORTED. May therefore be called from any thread, and after dm_abort, but not after dm_finalize. When it fails (another rank died meanwhile, ranks
-/// named different lost ones), call it again on the same handle. The result is a root mesh of its own; its dimensions have the names of this one's and no
-/// dm_dim_options. The caller frees the handle with dm_free.
+/// DM_STATUS_ABORTED. May therefore be called from any thread (one at a time), and after dm_abort on some or all ranks, but not after dm_finalize. Only dm_world_abort
+/// ends it before its time. When it fails (another rank died meanwhile, ranks named different lost ones), call it again on the same handle. The result is a
+/// root mesh of its own; its dimensions have the names of this one's and no dm_dim_options, and share no communicator with meshes made before. The caller frees
+/// the handle with dm_free.
+///
+/// A rank that is named as lost need not have died: it calls dm_abort. Where ranks name different ones they learn of each other (DM_STATUS_MISMATCH) if they wait for each
+/// other; sets of ranks that each name the other as lost go on apart.
 ///
 /// The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
 /// DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,

@@ -12,7 +12,7 @@ use crate::sharding::{Placement, local_shard};
 ///
 /// Local, no communication. placements has one element per dimension of mesh. tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
 /// three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor dimension d is
-/// element offset_out[d] + i of the tensor.
+/// element `offset_out[d] + i` of the tensor.
 ///
 /// A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0.
 /// When several mesh dimensions shard one tensor_dim, each splits what the ones before it left, and dm_placement.order says which are before. On

@@ -26,7 +26,7 @@ use crate::mesh::MeshText;
 /// base + sum over dimensions and their pairs of  digit * stride
 /// ```
 ///
-/// of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in [[2,8],[4,1]] is (1, 1), which lies at 9. So
+/// of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So
 /// in the text above, the rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple of size * stride of the one
 /// before, so no rank is met twice; ranks may be longer than what the layout reaches.
 ///

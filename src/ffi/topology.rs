@@ -25,7 +25,7 @@ use crate::topology::plan;
 /// cost = sum over dimensions d and levels l of  traffic[d] * pairs[d][l] * n / shape[d]
 /// ```
 ///
-/// where pairs[d][l] counts the ordered pairs of ranks that share a group along d and no domain of level l. Tried are the order that is there, 0 .. n-1, boxes
+/// where `pairs[d][l]` counts the ordered pairs of ranks that share a group along d and no domain of level l. Tried are the order that is there, 0 .. n-1, boxes
 /// of the mesh that nest as the domains do, and row-major orders of the dimensions; worlds of up to 1024 ranks are improved by swaps. The cheapest is the
 /// plan: it never costs more than the order that is there. It need not be the best there is, which takes exponential time to find; for the machines of up to
 /// 12 ranks that the tests search exhaustively it is.

@@ -119,7 +119,9 @@ pub struct dm_error_info {
     pub message: *const c_char,
 }
 
-/// World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine.
+/// World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine. Calls that are collective elsewhere
+/// are local, and as no rank takes part in them, dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also answer for a view that this rank is not in, which is
+/// DM_STATUS_NOT_MEMBER in a world with other ranks.
 pub const DM_WORLD_OFFLINE: u32 = 1;
 
 /// How to join a world. Initialise with DM_WORLD_OPTIONS_INIT; zero means the default everywhere.

@@ -148,7 +148,7 @@ pub unsafe extern "C" fn dm_reshape(
 /// with dm_free.
 ///
 /// On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2) over ranks 4 .. 7, in which rank 6 has coordinate
-/// (1, 0).
+/// (1, 0). Making the same range again gives the communicators that it has.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end), DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
 ///
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn dm_submesh_count(
         let count_out = out("count_out", count_out)?;
         // SAFETY: the caller's contract.
         let names = unsafe { names("dim_names", dim_names, num_names)? };
-        let count = find(mesh)?.mesh().submesh_count(&names)?;
+        let count = find(mesh)?.submesh_count(&names)?;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { count_out.write(count) };
         Ok(())

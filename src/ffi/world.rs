@@ -22,7 +22,7 @@ static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
 ///
 /// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
 /// NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI,
-/// PMIx, Slurm, a Kubernetes indexed job, or alone; docs/interop.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
+/// PMIx, Slurm, a Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
 /// Each rank frees its handle with dm_world_free.
 ///
 /// With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and

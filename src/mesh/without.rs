@@ -57,10 +57,13 @@ impl Mesh {
         let mut shape = self.shape();
         shape[index] = left;
         let names = self.dim_names();
+        // Those that nobody gave are by index, and are kept where a transposed view has them elsewhere.
+        let in_order = || names.iter().enumerate().all(|(index, name)| *name == format!("dim_{index}"));
+        let named = self.dims.iter().any(|dim| dim.named) || !in_order();
         Mesh::new(&MeshSpec {
             device_type: self.device_type(),
             shape: &shape,
-            names: self.dims.iter().any(|dim| dim.named).then_some(&names),
+            names: named.then_some(&names),
             ranks: Some(&ranks),
             world_size,
             rank: self.rank() as usize,

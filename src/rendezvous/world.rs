@@ -1,7 +1,6 @@
 //! This process's place in the job.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -346,34 +345,13 @@ fn serve(host: &str, port: u16) -> Result<Option<Arc<Server>>> {
     if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
         return Ok(Some(running));
     }
-    let server = match Server::guarded(&*listening_addresses(host, port)?, Secret::from_environment()) {
+    let server = match Server::at(host, port, Secret::from_environment()) {
         Err(error) if error.os_error() == libc::EADDRINUSE && listens(port) => return Ok(None),
         server => Arc::new(server?),
     };
     servers.retain(|_, known| known.strong_count() > 0);
     servers.insert((host.to_owned(), port), Arc::downgrade(&server));
     Ok(Some(server))
-}
-
-/// What to listen on for ranks that connect to `host`: its own addresses and no others. But a host name that this host takes for a loopback
-/// address (Debian writes its own name beside 127.0.1.1) means another address to the other hosts: one that the name has here too, else any.
-fn listening_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let mut addresses: Vec<SocketAddr> = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| Error::store_io(format!("cannot resolve {host}, where rank 0 serves the store"), &error))?
-        .collect();
-    let literal = host.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost");
-    if literal {
-        return Ok(addresses);
-    }
-    addresses.retain(|address| !address.ip().is_loopback());
-    if !addresses.is_empty() {
-        return Ok(addresses);
-    }
-    Ok(vec![
-        SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port),
-        SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port),
-    ])
 }
 
 /// Before the keys of this join, which is the n-th of this rank of this process in that store. The store counts: what this process does in other

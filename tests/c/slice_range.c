@@ -141,6 +141,8 @@ static void names(void)
   if (inside) {
     const int32_t ranks[] = {2, 3, 6, 7};
     const char *flat[] = {"early"};
+    /* Ranks 2 and 3 were outside a range of one index before. */
+    holds(range, ranks, 4);
     REQUIRE(dm_slice(range, flat, 1, &split));
     holds(split, ranks, 4);
     CHECK(comm_of(split, NULL) == comm_of(early, NULL));
@@ -187,6 +189,31 @@ static void refused(const dm_mesh *mesh)
   CHECK(range == NULL && strstr(dm_last_error(), "start=1") != NULL && strstr(dm_last_error(), "5") != NULL);
 }
 
+static long resident_kb(void)
+{
+  long kb = -1;
+  char line[128];
+  FILE *status = fopen("/proc/self/status", "r");
+  while (status != NULL && fgets(line, sizeof line, status) != NULL)
+    if (sscanf(line, "VmRSS: %ld", &kb) == 1) break;
+  if (status != NULL) fclose(status);
+  return kb;
+}
+
+/* The same range again is the same range: a loop that makes it anew does not grow. */
+static void over_and_over(const dm_mesh *mesh)
+{
+  long before = 0;
+  for (int round = 0; round < 700; ++round) {
+    if (round == 100) before = resident_kb();
+    dm_free(range_of(mesh, "pp", 1, 2, 1));
+  }
+  const long grown = resident_kb() - before;
+  if (grown >= 400) fprintf(stderr, "600 ranges took %ld KiB\n", grown);
+  /* Sanitizers keep freed memory for a while. */
+  CHECK(before > 0 && (grown < 400 || getenv("DM_TEST_SLOWNESS") != NULL));
+}
+
 int main(void)
 {
   dm_mesh *mesh = pipeline(0), *other = pipeline(DM_INIT_LAZY);
@@ -196,6 +223,7 @@ int main(void)
   further(other);
   names();
   refused(mesh);
+  over_and_over(mesh);
   /* A range ends with its root: finalized through any view of it, by the ranks outside the range too. */
   dm_mesh *range = range_of(mesh, "pp", 1, 2, 1), *late = NULL;
   REQUIRE(dm_finalize(range));

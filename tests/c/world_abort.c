@@ -28,6 +28,21 @@ static dm_status flatten(void *none)
   return dm_flatten(mesh, "flat", NULL, &made);
 }
 
+static dm_status slice_range(void *none)
+{
+  (void)none;
+  dm_mesh *made = NULL;
+  return dm_slice_range(mesh, NULL, 0, 2, 1, &made);
+}
+
+static dm_status shrink(void *none)
+{
+  (void)none;
+  dm_mesh *made = NULL;
+  const int32_t lost[] = {2};
+  return dm_shrink(mesh, NULL, lost, 1, &made);
+}
+
 static dm_status all_reduce(void *none)
 {
   (void)none;
@@ -67,7 +82,7 @@ static void all_aborted(dm_world *gone)
   OK(dm_abort(mesh));
 }
 
-enum { kKinds = 5 };
+enum { kKinds = 7 };
 static const struct {
   const char *name;
   dm_status (*call)(void *);
@@ -78,6 +93,8 @@ static const struct {
 } kinds[kKinds] = {{"dm_init", init, false, init, true},
                    {"dm_world_barrier", barrier, false, barrier, false},
                    {"dm_flatten", flatten, false, init, false},
+                   {"dm_slice_range", slice_range, false, barrier, false},
+                   {"dm_shrink", shrink, false, barrier, false},
                    {"dm_all_reduce", all_reduce, false, barrier, true},
                    {"lazy dm_get_comm", lazy_get_comm, true, lazy_get_comm, false}};
 

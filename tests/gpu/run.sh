@@ -20,7 +20,7 @@ TEXT
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=${DM_GPU_BUILD:-$root/target/gpu}
-cases=(collectives meshes hsdp_tp abort kill adopt lazy config cost overhead torch multirank sanitizer)
+cases=(collectives meshes check hsdp_tp abort kill adopt lazy config cost overhead torch multirank sanitizer)
 command_line="tests/gpu/run.sh ${*@Q}"
 
 mode=gpu ranks="1 2 4 8" deadline=120 budget=0 out=$build/results only=() nccl=${DM_CCL_LIBRARY:-} more=()
@@ -173,7 +173,7 @@ check() {
   { printf '==== %s: exit code %s after %s s: %s\n' "$label" "$code" "$ended" "$*" && cat "$output"; } >>"$log"
   if ((code == 124 && limit == left)); then text="ended with the budget of $budget s" code=77
   elif ((code == 77)); then text=$(sed -n 's/^WHY=//p' "$output" | head -n 1)
-  elif ((code != ${expect:-0})); then text="exit code $code instead of ${expect:-0}; $(grep -v '^FIGURE' "$output" | tail -n 3 | tr '\n' ' ')"
+  elif ((code != ${expect:-0})); then text="exit code $code instead of ${expect:-0}; $(grep -v '^FIGURE' "$output" | tail -n 5 | tr '\n' ' ')"
   elif [[ -n ${pattern:-} ]] && (($(grep -c "$pattern" "$output") != ${lines:-0})); then
     text="$(grep -c "$pattern" "$output") lines like «$pattern» instead of ${lines:-0}"
   fi
@@ -202,6 +202,11 @@ for n in $ranks; do
   program=$build/hsdp_tp && [[ $DM_DEVICE == cpu ]] || program=$build/hsdp_tp_cuda
   # shellcheck disable=SC2086  # three words
   pattern='^check: one process gets the same losses' lines=1 check hsdp_tp "$n" $((deadline * 2)) "$program" --data "$build/digits.csv" --shape $shape --check
+done
+for n in $ranks; do
+  case $n in 1) shape=1,1,1 ;; 2) shape=1,1,2 ;; 4) shape=1,2,2 ;; 8) shape=2,2,2 ;; *) continue ;; esac
+  pattern='^verified: ' lines=1 check check "$n" "$deadline" "$build/devicemesh" check "$shape" dp,cp,tp --flatten dp,cp=dpcp --device "$DM_DEVICE" \
+    --sizes 4B,1MiB --iterations 10 --repeats 3 --timeout "$deadline" --quiet
 done
 each abort "2 8" 1 "$build/abort"
 for n in $ranks; do

@@ -60,6 +60,7 @@ int cuDeviceGetName(char *name, int size, int) { return std::snprintf(name, stat
 int cuDevicePrimaryCtxRetain(void **out, int) { return *out = &context, kOk; }
 int cuCtxSetCurrent(void *context) { return current = context, kOk; }
 int cuCtxGetCurrent(void **out) { return *out = current, kOk; }
+int cuCtxGetDevice(int *device) { return *device = 0, current == nullptr ? kInvalidValue : kOk; }
 // The null stream, because the host engine takes no other.
 int cuStreamCreate(void **stream, unsigned) { return *stream = nullptr, current == nullptr ? kInvalidValue : kOk; }
 int cuStreamSynchronize(void *) { return current == nullptr ? kInvalidValue : kOk; }
@@ -80,6 +81,10 @@ int cuMemsetD8Async(std::uint64_t address, unsigned char value, std::size_t coun
 }
 int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void *from, std::size_t bytes, void *) { return copy(reinterpret_cast<void *>(to), from, bytes); }
 int cuMemcpyDtoHAsync_v2(void *to, std::uint64_t from, std::size_t bytes, void *) { return copy(to, reinterpret_cast<void *>(from), bytes); }
+int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes, void *)
+{
+  return copy(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
+}
 
 // The image must at least be PTX that has every kernel of the source.
 int cuModuleLoadData(void **out, const void *image)

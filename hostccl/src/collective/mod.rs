@@ -1,19 +1,23 @@
 //! Collectives: steps that all ranks take together.
 //!
 //! A rank numbers its steps through the life of the communicator. In a step it works on slots; to end it, it counts itself
-//! in, and whoever comes last opens the next step for all: one wait and at most one wake-up call for each step. What a
-//! rank writes to its slot in step `s` the others read in `s + 1`; where a rank reduces its part in `s + 1`, the others
-//! read the result in `s + 2`; so a slot is free again in `s + 3` and three slots in turn suffice. A collective of `n`
-//! chunks is a pipeline in which one step copies chunk `i` in, reduces chunk `i - 1` and copies chunk `i - 2` out. The last
-//! stage of a collective and the first of the next share a step.
+//! in, and whoever comes last opens the next step for all: one wait and at most one wake-up call for each step. A collective of `n`
+//! chunks is a pipeline: chunk `i` has the slots of the step `i` steps after the collective's first. The last stage of a collective and
+//! the first of the next share a step.
 //!
-//! | collective | a step of rank `r` |
+//! A stage has two halves. In front of the count a rank does what the others wait for; behind it, before it waits itself, what they do
+//! not: it copies out what is ready and copies the next chunk in. So ranks that share a processor, or are late for a moment, keep nobody
+//! waiting while there is other work. The slots of step `s` are written by their owners after all have ended step `s - 2` and before the
+//! owner ends `s`, are read by the others after all have ended `s` (parts that a rank has reduced: `s + 1`), and by nobody who
+//! has ended step `s + 3`: so five slots in turn suffice.
+//!
+//! | collective | what rank `r` does with chunk `i` |
 //! |---|---|
-//! | all-reduce, reduce | copy in; reduce part `r`; copy out (root only) |
-//! | all-reduce, small | copy in; reduce everything, the same way on every rank |
-//! | reduce-scatter | copy in all parts; reduce part `r` into the result |
-//! | all-gather, all-to-all, gather | copy in; copy out |
-//! | broadcast, scatter | the root copies in; the others copy out |
+//! | all-reduce, reduce | copies it in; reduces part `r`; copies the others' parts out (a reduce: root only) |
+//! | all-reduce, small | copies it in; reduces everything, the same way on every rank |
+//! | reduce-scatter | copies all parts in; reduces part `r` into the result |
+//! | all-gather, all-to-all, gather | copies it in; copies the others' out |
+//! | broadcast, scatter | the root copies it in; the others copy it out |
 //!
 //! Every rank puts down a description of its call in the first step, and every rank compares them all in the
 //! second: calls that do not fit together fail on all ranks, with the values.
@@ -165,6 +169,8 @@ pub(crate) struct Collective {
     descriptor: Descriptor,
     plan: stages::Plan,
     stage: usize,
+    /// The step of its first stage.
+    first: u64,
     /// Whether the step before the next stage has yet to end on all ranks.
     waiting: bool,
     inputs: Vec<*const u8>,
@@ -180,7 +186,16 @@ impl Collective {
         comm.check_open()?;
         let plan = stages::Plan::new(&call, comm.segment.layout());
         let inputs = Vec::with_capacity(comm.nranks);
-        Ok(Collective { comm, descriptor: Descriptor::new(&call), call, plan, stage: 0, waiting: false, inputs })
+        Ok(Collective {
+            comm,
+            descriptor: Descriptor::new(&call),
+            call,
+            plan,
+            stage: 0,
+            first: 0,
+            waiting: false,
+            inputs,
+        })
     }
 }
 
@@ -198,15 +213,18 @@ impl Operation for Collective {
                 }
             } else if self.stage == 0 {
                 self.comm.check()?;
+                self.first = self.comm.step();
                 self.descriptor.post(&self.comm);
             }
             // SAFETY: `new` demands valid buffers; the stages follow the step protocol above.
-            unsafe { self.run_stage() };
-            self.stage += 1;
-            if self.stage == self.plan.stages {
+            unsafe { self.front() };
+            if self.stage + 1 == self.plan.stages {
                 return Ok(Poll::Done);
             }
             self.comm.end_step();
+            // SAFETY: as above.
+            unsafe { self.behind() };
+            self.stage += 1;
             self.waiting = true;
         }
     }

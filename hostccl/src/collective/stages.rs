@@ -2,7 +2,7 @@
 
 use super::{Call, Collective, Kind, Reduction};
 use crate::copy::{self, STREAM_BYTES};
-use crate::reduce;
+use crate::reduce::{self, Target};
 use crate::segment::{LINE, Layout, SLOTS};
 use crate::types::ReduceOp;
 
@@ -66,30 +66,52 @@ fn part(length: usize, rank: usize, nranks: usize, size: usize) -> (usize, usize
 }
 
 impl Collective {
+    /// What the others wait for in this stage.
+    ///
     /// # Safety
     /// The call's buffers are valid, and all ranks have ended the steps of the stages before this one.
-    pub(super) unsafe fn run_stage(&mut self) {
+    pub(super) unsafe fn front(&mut self) {
+        let (stage, chunks) = (self.stage, self.plan.chunks);
         // SAFETY: passed on; each function touches the slots as the step protocol says.
         unsafe {
             if self.comm.nranks == 1 {
                 return self.alone();
             }
-            let (stage, chunks) = (self.stage, self.plan.chunks);
             match self.call.kind {
-                Kind::AllReduce | Kind::Reduce if self.plan.direct => match stage {
-                    0 => self.stage_all(0),
-                    _ => self.reduce_all(),
-                },
+                Kind::AllReduce | Kind::Reduce if self.plan.direct && stage > 0 => self.reduce_all(),
+                Kind::AllReduce | Kind::Reduce => {
+                    if stage == 0 {
+                        self.stage_all(0);
+                    } else if stage <= chunks {
+                        self.reduce_part(stage - 1);
+                    } else {
+                        self.collect_parts(chunks - 1);
+                    }
+                }
+                Kind::Split => {}
+                _ if stage == 0 => self.give(0),
+                _ if stage == chunks => self.take(chunks - 1),
+                _ => {}
+            }
+        }
+    }
+
+    /// What this rank does in this stage after it has counted itself in.
+    ///
+    /// # Safety
+    /// As for [`Self::front`].
+    pub(super) unsafe fn behind(&mut self) {
+        let (stage, chunks) = (self.stage, self.plan.chunks);
+        // SAFETY: passed on, as in `front`.
+        unsafe {
+            match self.call.kind {
                 Kind::AllReduce | Kind::Reduce => {
                     // What is longest in the caches first.
                     if stage >= 2 {
                         self.collect_parts(stage - 2);
                     }
-                    if (1..=chunks).contains(&stage) {
-                        self.reduce_part(stage - 1);
-                    }
-                    if stage < chunks {
-                        self.stage_all(stage);
+                    if stage + 1 < chunks {
+                        self.stage_all(stage + 1);
                     }
                 }
                 Kind::Split => {}
@@ -97,8 +119,8 @@ impl Collective {
                     if stage >= 1 {
                         self.take(stage - 1);
                     }
-                    if stage < chunks {
-                        self.give(stage);
+                    if stage + 1 < chunks {
+                        self.give(stage + 1);
                     }
                 }
             }
@@ -113,9 +135,9 @@ impl Collective {
         self.call.root.is_none_or(|root| root == self.comm.rank)
     }
 
-    /// Data of `rank`'s slot of the step `back` steps before this one.
-    fn slot(&self, rank: usize, back: u64) -> *mut u8 {
-        self.comm.segment.data(rank, ((self.comm.step() - back) % SLOTS as u64) as usize)
+    /// Data of `rank`'s slot for a chunk.
+    fn slot(&self, rank: usize, chunk: usize) -> *mut u8 {
+        self.comm.segment.data(rank, ((self.first + chunk as u64) % SLOTS as u64) as usize)
     }
 
     /// Copies this rank's elements to staging memory, scaled where the reduction says so.
@@ -171,7 +193,7 @@ impl Collective {
     /// All-reduce and reduce: copies a chunk in, but for what only this rank will read.
     unsafe fn stage_all(&self, chunk: usize) {
         let (start, length) = self.plan.range(chunk, self.call.count);
-        let (size, slot) = (self.size(), self.slot(self.comm.rank, 0));
+        let (size, slot) = (self.size(), self.slot(self.comm.rank, chunk));
         let (own, own_length) = if self.own_from_send() && !self.plan.direct {
             part(length, self.comm.rank, self.comm.nranks, size)
         } else {
@@ -193,10 +215,12 @@ impl Collective {
         }
         self.inputs.clear();
         for rank in 0..self.comm.nranks {
-            self.inputs.push(self.slot(rank, 1));
+            self.inputs.push(self.slot(rank, 0));
         }
-        // SAFETY: every slot holds `count` elements, written in the step before.
-        unsafe { reduce::reduce(self.call.dtype, self.op(), &self.inputs, self.call.recv, self.call.count) };
+        // SAFETY: every slot holds `count` elements, and all ranks have ended that step.
+        unsafe {
+            reduce::reduce(self.call.dtype, self.op(), &self.inputs, &[Target::cached(self.call.recv)], self.call.count)
+        };
     }
 
     /// All-reduce and reduce: reduces this rank's part of a chunk and leaves it in its slot for the others.
@@ -210,27 +234,25 @@ impl Collective {
         // SAFETY: the part lies inside every slot, the send buffer and, where there is one, the receive buffer. In this
         // step only this rank touches its part in any slot.
         unsafe {
-            let mine = self.slot(rank, 1).add(own * size);
+            let mine = self.slot(rank, chunk).add(own * size);
             let own_input = if self.own_from_send() { self.call.send.add((start + own) * size) } else { mine };
-            self.gather_inputs(own * size, own_input);
-            if self.is_root() {
-                let out = self.call.recv.add((start + own) * size);
-                reduce::reduce(self.call.dtype, self.op(), &self.inputs, out, own_length);
-                if self.call.kind == Kind::AllReduce {
-                    std::ptr::copy_nonoverlapping(out, mine, own_length * size);
-                }
-            } else {
-                reduce::reduce(self.call.dtype, self.op(), &self.inputs, mine, own_length);
-            }
+            self.gather_inputs(chunk, own * size, own_input);
+            let result = Target { at: self.call.recv.wrapping_add((start + own) * size), stream: self.plan.stream };
+            let targets = match self.call.kind {
+                Kind::AllReduce => &[result, Target::cached(mine)][..],
+                _ if self.is_root() => &[result],
+                _ => &[Target::cached(mine)],
+            };
+            reduce::reduce(self.call.dtype, self.op(), &self.inputs, targets, own_length);
         }
     }
 
-    /// The same place in every rank's slot of the step before, but for this rank's own input.
-    unsafe fn gather_inputs(&mut self, offset: usize, own: *const u8) {
+    /// The same place in every rank's slot of a chunk, but for this rank's own input.
+    unsafe fn gather_inputs(&mut self, chunk: usize, offset: usize, own: *const u8) {
         self.inputs.clear();
         for rank in 0..self.comm.nranks {
             // SAFETY: the offset is inside a slot.
-            let input = if rank == self.comm.rank { own } else { unsafe { self.slot(rank, 1).add(offset) } };
+            let input = if rank == self.comm.rank { own } else { unsafe { self.slot(rank, chunk).add(offset) } };
             self.inputs.push(input);
         }
     }
@@ -248,7 +270,7 @@ impl Collective {
             // SAFETY: the part lies in the slot and, being of the chunk, in the receive buffer.
             unsafe {
                 let to = self.call.recv.add((start + first) * size);
-                self.copy_out(self.slot(rank, 2).add(first * size), to, elements * size);
+                self.copy_out(self.slot(rank, chunk).add(first * size), to, elements * size);
             }
         }
     }
@@ -270,22 +292,22 @@ impl Collective {
             };
             match self.call.kind {
                 Kind::Broadcast if self.is_root() => {
-                    self.stage(send.add(start * size), self.slot(me, 0), length);
+                    self.stage(send.add(start * size), self.slot(me, chunk), length);
                     keep(0, 0);
                 }
                 Kind::AllGather => {
-                    self.stage(send.add(start * size), self.slot(me, 0), length);
+                    self.stage(send.add(start * size), self.slot(me, chunk), length);
                     keep(0, me * count);
                 }
                 Kind::Gather if self.is_root() => keep(0, me * count),
-                Kind::Gather => self.stage(send.add(start * size), self.slot(me, 0), length),
+                Kind::Gather => self.stage(send.add(start * size), self.slot(me, chunk), length),
                 Kind::AllToAll | Kind::ReduceScatter => {
                     for rank in 0..n {
                         if rank == me && self.own_from_send() {
                             continue;
                         }
                         let from = send.add((rank * count + start) * size);
-                        self.stage(from, self.slot(me, 0).add(rank * pitch), length);
+                        self.stage(from, self.slot(me, chunk).add(rank * pitch), length);
                     }
                     if self.call.kind == Kind::AllToAll {
                         keep(me * count, me * count);
@@ -293,7 +315,7 @@ impl Collective {
                 }
                 Kind::Scatter if self.is_root() => {
                     for rank in (0..n).filter(|&rank| rank != me) {
-                        self.stage(send.add((rank * count + start) * size), self.slot(rank, 0), length);
+                        self.stage(send.add((rank * count + start) * size), self.slot(rank, chunk), length);
                     }
                     keep(me * count, 0);
                 }
@@ -302,30 +324,30 @@ impl Collective {
         }
     }
 
-    /// The other collectives: copies or reduces out what the others gave in the step before.
+    /// The other collectives: copies or reduces out what the others gave.
     unsafe fn take(&mut self, chunk: usize) {
         let (start, length) = self.plan.range(chunk, self.call.count);
         let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.size(), self.call.count);
         let pitch = self.plan.chunk * size;
         let recv = self.call.recv;
-        // SAFETY: as in `give`; the slots were written in the step before, which all ranks have ended.
+        // SAFETY: as in `give`; all ranks have ended the chunk's step.
         unsafe {
             let copy = |from: *mut u8, to: usize| {
                 self.copy_out(from, recv.add((to + start) * size), length * size);
             };
             let others = (1..n).map(|k| (me + k) % n);
             match self.call.kind {
-                Kind::Broadcast if !self.is_root() => copy(self.slot(self.call.root.unwrap_or(0), 1), 0),
-                Kind::AllGather => others.for_each(|rank| copy(self.slot(rank, 1), rank * count)),
-                Kind::Gather if self.is_root() => others.for_each(|rank| copy(self.slot(rank, 1), rank * count)),
-                Kind::AllToAll => others.for_each(|rank| copy(self.slot(rank, 1).add(me * pitch), rank * count)),
-                Kind::Scatter if !self.is_root() => copy(self.slot(me, 1), 0),
+                Kind::Broadcast if !self.is_root() => copy(self.slot(self.call.root.unwrap_or(0), chunk), 0),
+                Kind::AllGather => others.for_each(|rank| copy(self.slot(rank, chunk), rank * count)),
+                Kind::Gather if self.is_root() => others.for_each(|rank| copy(self.slot(rank, chunk), rank * count)),
+                Kind::AllToAll => others.for_each(|rank| copy(self.slot(rank, chunk).add(me * pitch), rank * count)),
+                Kind::Scatter if !self.is_root() => copy(self.slot(me, chunk), 0),
                 Kind::ReduceScatter if length > 0 => {
-                    let mine = self.slot(me, 1).add(me * pitch);
+                    let mine = self.slot(me, chunk).add(me * pitch);
                     let own = if self.own_from_send() { self.call.send.add((me * count + start) * size) } else { mine };
-                    self.gather_inputs(me * pitch, own);
-                    let out = recv.add(start * size);
-                    reduce::reduce(self.call.dtype, self.op(), &self.inputs, out, length);
+                    self.gather_inputs(chunk, me * pitch, own);
+                    let out = Target { at: recv.add(start * size), stream: self.plan.stream };
+                    reduce::reduce(self.call.dtype, self.op(), &self.inputs, &[out], length);
                 }
                 _ => {}
             }

@@ -1,7 +1,10 @@
-//! The loops: one block of the output at a time, accumulated in the first-level cache while every input streams by once.
+//! The loops: one block of the output at a time, accumulated in the first-level cache while the inputs stream by once, two at a time; then
+//! the block goes to all targets.
 
+use super::Target;
 use super::element::{Bfloat16, Element, Float16, Number};
 use super::isa::Isa;
+use crate::copy;
 use crate::types::{DataType, ReduceOp};
 use std::mem::MaybeUninit;
 use std::slice;
@@ -76,18 +79,21 @@ macro_rules! for_element {
 }
 
 /// # Safety
-/// As [`super::reduce`], with at least one input, on a processor with `I`.
+/// As [`super::reduce`], with at least two inputs, on a processor with `I`.
 #[inline(always)]
 pub(super) unsafe fn reduce_all<I: Isa>(
     dtype: DataType,
     op: ReduceOp,
     inputs: &[*const u8],
-    out: *mut u8,
+    targets: &[Target],
     count: usize,
 ) {
     let mut blocks = [Block::new(), Block::new()];
     // SAFETY: this function's contract.
-    for_element!(dtype, E => unsafe { reduce_element::<I, E>(op, inputs, out, count, &mut blocks) })
+    for_element!(dtype, E => unsafe { reduce_element::<I, E>(op, inputs, targets, count, &mut blocks) });
+    if targets.iter().any(|target| target.stream) {
+        copy::order_streams();
+    }
 }
 
 /// # Safety
@@ -103,7 +109,7 @@ pub(super) unsafe fn scale_all<I: Isa>(dtype: DataType, scalar: [u8; 8], input: 
 unsafe fn reduce_element<I: Isa, E: Element>(
     op: ReduceOp,
     inputs: &[*const u8],
-    out: *mut u8,
+    targets: &[Target],
     count: usize,
     blocks: &mut [Block; 2],
 ) {
@@ -112,11 +118,11 @@ unsafe fn reduce_element<I: Isa, E: Element>(
         match op {
             ReduceOp::Sum | ReduceOp::Avg => {
                 let divisor = (op == ReduceOp::Avg).then_some(inputs.len());
-                fold_blocks::<I, E>(inputs, out, count, divisor, E::Accumulator::sum, blocks)
+                fold_blocks::<I, E>(inputs, targets, count, divisor, E::Accumulator::sum, blocks)
             }
-            ReduceOp::Prod => fold_blocks::<I, E>(inputs, out, count, None, E::Accumulator::product, blocks),
-            ReduceOp::Max => fold_blocks::<I, E>(inputs, out, count, None, E::Accumulator::maximum, blocks),
-            ReduceOp::Min => fold_blocks::<I, E>(inputs, out, count, None, E::Accumulator::minimum, blocks),
+            ReduceOp::Prod => fold_blocks::<I, E>(inputs, targets, count, None, E::Accumulator::product, blocks),
+            ReduceOp::Max => fold_blocks::<I, E>(inputs, targets, count, None, E::Accumulator::maximum, blocks),
+            ReduceOp::Min => fold_blocks::<I, E>(inputs, targets, count, None, E::Accumulator::minimum, blocks),
         }
     }
 }
@@ -124,51 +130,45 @@ unsafe fn reduce_element<I: Isa, E: Element>(
 #[inline(always)]
 unsafe fn fold_blocks<I: Isa, E: Element>(
     inputs: &[*const u8],
-    out: *mut u8,
+    targets: &[Target],
     count: usize,
     divisor: Option<usize>,
-    apply: impl Fn(E::Accumulator, E::Accumulator) -> E::Accumulator,
-    [sums, widened]: &mut [Block; 2],
+    apply: impl Fn(E::Accumulator, E::Accumulator) -> E::Accumulator + Copy,
+    [sums, spare]: &mut [Block; 2],
 ) {
-    let Some((&first, others)) = inputs.split_first() else { return };
+    let [first, second, others @ ..] = inputs else { return };
     let capacity = BLOCK_BYTES / size_of::<E::Accumulator>();
     for start in (0..count).step_by(capacity) {
         let (len, offset) = (capacity.min(count - start), start * E::SIZE);
-        let target = sums.as_mut_ptr::<E::Accumulator>();
-        // SAFETY: offset + len elements lie within the input; the block is aligned, holds len, and is initialised by
-        // widen before it becomes a slice.
-        let sums = unsafe {
-            E::widen::<I>(first.add(offset), target, len);
-            slice::from_raw_parts_mut(target, len)
-        };
-        for input in others {
-            // SAFETY: offset + len elements lie within the input. It is either read in place, while nothing is
-            // written to it (out is written after the last input of this block), or through the other block.
-            let values = unsafe {
-                let source = input.add(offset);
-                let mut values = E::as_accumulators(source);
-                if values.is_null() {
-                    let target = widened.as_mut_ptr::<E::Accumulator>();
-                    E::widen::<I>(source, target, len);
-                    values = target;
+        // SAFETY: offset + len elements lie within every input and target, and nothing is written to them before the last input
+        // of this block has been read. The blocks are aligned and hold len accumulators.
+        unsafe {
+            let at = |input: &*const u8| input.add(offset);
+            let (spare, target) = (spare.as_mut_ptr(), sums.as_mut_ptr::<E::Accumulator>());
+            let sums = slice::from_raw_parts_mut(target.cast::<MaybeUninit<E::Accumulator>>(), len);
+            E::fold::<I, 2, true>(sums, [at(first), at(second)], spare, apply);
+            let pairs = others.chunks_exact(2);
+            let last = pairs.remainder();
+            for pair in pairs {
+                E::fold::<I, 2, false>(sums, [at(&pair[0]), at(&pair[1])], spare, apply);
+            }
+            for input in last {
+                E::fold::<I, 1, false>(sums, [at(input)], spare, apply);
+            }
+            let result = slice::from_raw_parts_mut(target, len);
+            if let Some(inputs) = divisor {
+                result.iter_mut().for_each(|sum| *sum = sum.average(inputs));
+            }
+            let bytes = E::elements::<I>(result, spare);
+            for target in targets {
+                let to = target.at.add(offset);
+                if target.stream {
+                    copy::stream_unordered(bytes, to, len * E::SIZE);
+                } else {
+                    std::ptr::copy_nonoverlapping(bytes, to, len * E::SIZE);
                 }
-                slice::from_raw_parts(values, len)
-            };
-            fold(sums, values, &apply);
+            }
         }
-        if let Some(inputs) = divisor {
-            sums.iter_mut().for_each(|sum| *sum = sum.average(inputs));
-        }
-        // SAFETY: offset + len elements lie within out, which this function's block cannot overlap.
-        unsafe { E::narrow::<I>(sums, out.add(offset)) };
-    }
-}
-
-/// Slices of its own, so that the compiler knows that they do not overlap.
-#[inline(always)]
-fn fold<A: Number>(sums: &mut [A], values: &[A], apply: impl Fn(A, A) -> A) {
-    for (sum, value) in sums.iter_mut().zip(values) {
-        *sum = apply(*sum, *value);
     }
 }
 

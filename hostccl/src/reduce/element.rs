@@ -1,6 +1,7 @@
 //! Arithmetic of the accumulators, and how each element type gets into one and out again.
 
 use super::isa::Isa;
+use std::mem::MaybeUninit;
 use std::ptr;
 
 /// A type that reductions compute in.
@@ -106,10 +107,44 @@ pub(super) trait Element {
     /// `target` is writable for as many elements, without overlap; the processor has what `I` needs.
     unsafe fn narrow<I: Isa>(source: &[Self::Accumulator], target: *mut u8);
 
-    /// `source` itself where it can be read as accumulators, else null.
-    #[inline(always)]
-    fn as_accumulators(_source: *const u8) -> *const Self::Accumulator {
-        ptr::null()
+    /// The elements that accumulators round to: `source` itself, or what it has put into `spare`.
+    ///
+    /// # Safety
+    /// `spare` is writable for as many elements, without overlap; the processor has what `I` needs.
+    unsafe fn elements<I: Isa>(source: &[Self::Accumulator], spare: *mut Self::Accumulator) -> *const u8;
+
+    /// Folds `K` inputs, one after the other, into `sums`; with `START` the first of them is what there is to fold into. One pass over
+    /// `sums` where widening needs no room of its own, which else is `spare`.
+    ///
+    /// # Safety
+    /// Every input is readable for as many elements as `sums` has, `spare` aligned and writable for as many accumulators, all without overlap;
+    /// `sums` is initialised unless `START`; the processor has what `I` needs.
+    unsafe fn fold<I: Isa, const K: usize, const START: bool>(
+        sums: &mut [MaybeUninit<Self::Accumulator>],
+        inputs: [*const u8; K],
+        spare: *mut Self::Accumulator,
+        apply: impl Fn(Self::Accumulator, Self::Accumulator) -> Self::Accumulator,
+    );
+}
+
+/// [`Element::fold`] where `load` gives an input's element as an accumulator.
+///
+/// # Safety
+/// As there, for what `load` reads.
+#[inline(always)]
+unsafe fn fold_loaded<A: Number, const K: usize, const START: bool>(
+    sums: &mut [MaybeUninit<A>],
+    inputs: [*const u8; K],
+    load: impl Fn(*const u8, usize) -> A,
+    apply: impl Fn(A, A) -> A,
+) {
+    for (i, place) in sums.iter_mut().enumerate() {
+        // SAFETY: initialised unless START.
+        let mut sum = if START { load(inputs[0], i) } else { unsafe { place.assume_init() } };
+        for &input in &inputs[usize::from(START)..] {
+            sum = apply(sum, load(input, i));
+        }
+        place.write(sum);
     }
 }
 
@@ -133,9 +168,22 @@ macro_rules! native {
             }
 
             #[inline(always)]
-            fn as_accumulators(source: *const u8) -> *const $type {
-                let source = source.cast::<$type>();
-                if source.is_aligned() { source } else { ptr::null() }
+            unsafe fn elements<I: Isa>(source: &[$type], _spare: *mut $type) -> *const u8 {
+                source.as_ptr().cast()
+            }
+
+            #[inline(always)]
+            unsafe fn fold<I: Isa, const K: usize, const START: bool>(
+                sums: &mut [MaybeUninit<$type>],
+                inputs: [*const u8; K],
+                _spare: *mut $type,
+                apply: impl Fn($type, $type) -> $type,
+            ) {
+                // SAFETY: the contract of fold; every index is below the length of sums.
+                unsafe {
+                    let load = |input: *const u8, i: usize| input.cast::<$type>().add(i).read_unaligned();
+                    fold_loaded::<$type, K, START>(sums, inputs, load, apply)
+                }
             }
         }
     )*};
@@ -162,6 +210,34 @@ impl Element for Float16 {
         // SAFETY: the contract of narrow.
         unsafe { I::narrow_f16(source, target.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn elements<I: Isa>(source: &[f32], spare: *mut f32) -> *const u8 {
+        // SAFETY: the contract of elements.
+        unsafe { Self::narrow::<I>(source, spare.cast()) };
+        spare.cast()
+    }
+
+    #[inline(always)]
+    unsafe fn fold<I: Isa, const K: usize, const START: bool>(
+        sums: &mut [MaybeUninit<f32>],
+        inputs: [*const u8; K],
+        spare: *mut f32,
+        apply: impl Fn(f32, f32) -> f32,
+    ) {
+        for (k, input) in inputs.into_iter().enumerate() {
+            // SAFETY: the contract of fold.
+            unsafe {
+                if START && k == 0 {
+                    I::widen_f16(input.cast(), sums.as_mut_ptr().cast(), sums.len());
+                    continue;
+                }
+                I::widen_f16(input.cast(), spare, sums.len());
+                let load = |input: *const u8, i: usize| input.cast::<f32>().add(i).read();
+                fold_loaded::<f32, 1, false>(sums, [spare.cast_const().cast()], load, &apply);
+            }
+        }
+    }
 }
 
 /// The upper half of an IEEE 754 single; computes in `f32`.
@@ -177,7 +253,7 @@ impl Element for Bfloat16 {
         let source = source.cast::<u16>();
         for i in 0..len {
             // SAFETY: i < len, which both pointers are good for.
-            unsafe { target.add(i).write(f32::from_bits(u32::from(source.add(i).read_unaligned()) << 16)) };
+            unsafe { target.add(i).write(widen_bfloat16(source.add(i).read_unaligned())) };
         }
     }
 
@@ -189,6 +265,32 @@ impl Element for Bfloat16 {
             unsafe { target.add(i).write_unaligned(round_to_bfloat16(*value)) };
         }
     }
+
+    #[inline(always)]
+    unsafe fn elements<I: Isa>(source: &[f32], spare: *mut f32) -> *const u8 {
+        // SAFETY: the contract of elements.
+        unsafe { Self::narrow::<I>(source, spare.cast()) };
+        spare.cast()
+    }
+
+    #[inline(always)]
+    unsafe fn fold<I: Isa, const K: usize, const START: bool>(
+        sums: &mut [MaybeUninit<f32>],
+        inputs: [*const u8; K],
+        _spare: *mut f32,
+        apply: impl Fn(f32, f32) -> f32,
+    ) {
+        // SAFETY: the contract of fold; every index is below the length of sums.
+        unsafe {
+            let load = |input: *const u8, i: usize| widen_bfloat16(input.cast::<u16>().add(i).read_unaligned());
+            fold_loaded::<f32, K, START>(sums, inputs, load, apply)
+        }
+    }
+}
+
+#[inline(always)]
+fn widen_bfloat16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
 }
 
 /// To nearest, ties to even; without branches, so that loops over it vectorise.

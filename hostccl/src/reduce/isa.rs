@@ -52,6 +52,7 @@ pub(super) use self::x86::{avx2_available, reduce_avx2, scale_avx2};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::super::Target;
     use super::super::block::{reduce_all, scale_all};
     use super::Isa;
     use crate::types::{DataType, ReduceOp};
@@ -74,11 +75,11 @@ mod x86 {
         dtype: DataType,
         op: ReduceOp,
         inputs: &[*const u8],
-        out: *mut u8,
+        targets: &[Target],
         count: usize,
     ) {
         // SAFETY: this function's contract.
-        unsafe { reduce_all::<Avx2>(dtype, op, inputs, out, count) }
+        unsafe { reduce_all::<Avx2>(dtype, op, inputs, targets, count) }
     }
 
     /// # Safety

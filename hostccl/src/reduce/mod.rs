@@ -18,29 +18,46 @@ use self::block::{reduce_all, scale_all};
 use self::isa::Plain;
 use crate::types::{DataType, ReduceOp};
 
-/// `out[i] = inputs[0][i] op inputs[1][i] op ...` for `i` in `0..count`, strictly from left to right. [`ReduceOp::Avg`]
-/// divides the sum by `inputs.len()`. One input is copied as it is; without inputs nothing is written.
+/// Where a result goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) at: *mut u8,
+    /// With stores that bypass the caches.
+    pub(crate) stream: bool,
+}
+
+impl Target {
+    /// With ordinary stores.
+    pub(crate) fn cached(at: *mut u8) -> Target {
+        Target { at, stream: false }
+    }
+}
+
+/// `target[i] = inputs[0][i] op inputs[1][i] op ...` for `i` in `0..count` and every target, strictly from left to right.
+/// [`ReduceOp::Avg`] divides the sum by `inputs.len()`. One input is copied as it is; without inputs nothing is written.
 ///
 /// # Safety
 ///
-/// Every input is readable and `out` writable for `count * dtype.size()` bytes, and nobody else writes to them
-/// meanwhile. `out` may be the same address as one or more inputs, but may not overlap one otherwise. No alignment is
-/// needed.
-pub unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8], out: *mut u8, count: usize) {
+/// Every input is readable and every target writable for `count * dtype.size()` bytes, and nobody else writes to them
+/// meanwhile. A target may be the same address as one or more inputs, but may not overlap one otherwise, nor another target.
+/// No alignment is needed.
+pub(crate) unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8], targets: &[Target], count: usize) {
     if let [] | [_] = inputs {
         if let Some(&only) = inputs.first() {
-            // SAFETY: both are valid for that many bytes by this function's contract; copy allows the same address.
-            unsafe { std::ptr::copy(only, out, count * dtype.size()) };
+            for target in targets {
+                // SAFETY: both are valid for that many bytes by this function's contract; copy allows the same address.
+                unsafe { std::ptr::copy(only, target.at, count * dtype.size()) };
+            }
         }
         return;
     }
     #[cfg(target_arch = "x86_64")]
     if isa::avx2_available() {
         // SAFETY: the processor has AVX2 and F16C; the pointers are this function's own contract.
-        return unsafe { isa::reduce_avx2(dtype, op, inputs, out, count) };
+        return unsafe { isa::reduce_avx2(dtype, op, inputs, targets, count) };
     }
     // SAFETY: this function's contract.
-    unsafe { reduce_all::<Plain>(dtype, op, inputs, out, count) }
+    unsafe { reduce_all::<Plain>(dtype, op, inputs, targets, count) }
 }
 
 /// `out[i] = input[i] * scalar` for `i` in `0..count`, in the element type: integers wrap, `f16` and `bf16` are rounded.
@@ -48,8 +65,8 @@ pub unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8], out: *
 ///
 /// # Safety
 ///
-/// As for [`reduce`] with one input.
-pub unsafe fn scale(dtype: DataType, scalar: [u8; 8], input: *const u8, out: *mut u8, count: usize) {
+/// As for [`reduce`] with one input and one target.
+pub(crate) unsafe fn scale(dtype: DataType, scalar: [u8; 8], input: *const u8, out: *mut u8, count: usize) {
     #[cfg(target_arch = "x86_64")]
     if isa::avx2_available() {
         // SAFETY: the processor has AVX2 and F16C; the pointers are this function's own contract.

@@ -2,7 +2,7 @@
 
 use super::block::{reduce_all, scale_all};
 use super::isa::Plain;
-use super::{reduce, scale};
+use super::{Target, reduce, scale};
 use crate::types::{DataType, ReduceOp};
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -166,7 +166,7 @@ impl Shifted {
     }
 }
 
-type Kernel = unsafe fn(DataType, ReduceOp, &[*const u8], *mut u8, usize);
+type Kernel = unsafe fn(DataType, ReduceOp, &[*const u8], &[Target], usize);
 
 /// The chosen path and the plain one. (`reduce` copies a single input before it comes to a path.)
 fn kernels() -> [(&'static str, Kernel); 2] {
@@ -182,11 +182,17 @@ fn check(dtype: DataType, op: ReduceOp, samples: &[Vec<u8>], count: usize, shift
         let pointers: Vec<*mut u8> = inputs.iter_mut().map(Shifted::as_mut_ptr).collect();
         let out = alias.map_or_else(|| separate.as_mut_ptr(), |k| pointers[k]);
         let sources: Vec<*const u8> = pointers.iter().map(|p| p.cast_const()).collect();
+        let mut streamed = Shifted::new(&vec![0xc3; count * dtype.size()], shifts[(samples.len() + 1) % shifts.len()]);
+        let targets = [Target::cached(out), Target { at: streamed.as_mut_ptr(), stream: true }];
         // SAFETY: every buffer holds count elements; out is its own buffer or exactly one of the inputs.
-        unsafe { kernel(dtype, op, &sources, out, count) };
+        unsafe { kernel(dtype, op, &sources, &targets, count) };
         let written = alias.map_or(&separate, |k| &inputs[k]);
         let context = format!("{name} {dtype:?} {op:?} {} inputs, count {count}, alias {alias:?}", samples.len());
         assert_elements(dtype, &context, written.bytes(), &expected);
+        assert!(
+            streamed.bytes() == written.bytes() && streamed.surroundings_untouched(),
+            "{context}: the streamed copy"
+        );
         for (k, input) in inputs.iter().enumerate() {
             assert!(input.surroundings_untouched(), "{context}: wrote beside input {k}");
             assert!(alias == Some(k) || input.bytes() == samples[k], "{context}: changed input {k}");
@@ -219,7 +225,7 @@ fn more_inputs_than_a_byte_counts_still_average() {
 fn no_inputs_write_nothing() {
     let mut out = [7u8; 4];
     // SAFETY: nothing is read, and out holds one element.
-    unsafe { reduce(DataType::Int32, ReduceOp::Sum, &[], out.as_mut_ptr(), 1) };
+    unsafe { reduce(DataType::Int32, ReduceOp::Sum, &[], &[Target::cached(out.as_mut_ptr())], 1) };
     assert_eq!(out, [7; 4]);
 }
 
@@ -230,7 +236,9 @@ fn half_sums_round_once() {
     let pointers = inputs.each_ref().map(|v| std::ptr::from_ref(v).cast::<u8>());
     let mut out = f16::ZERO;
     // SAFETY: one element each.
-    unsafe { reduce(DataType::Float16, ReduceOp::Sum, &pointers, std::ptr::from_mut(&mut out).cast(), 1) };
+    unsafe {
+        reduce(DataType::Float16, ReduceOp::Sum, &pointers, &[Target::cached(std::ptr::from_mut(&mut out).cast())], 1)
+    };
     assert_eq!(out.to_f32(), 2050.0);
 }
 
@@ -240,7 +248,7 @@ fn maximum_and_minimum_ignore_nan_and_order_zeros() {
         let mut out = 0f32;
         let inputs = [std::ptr::from_ref(&a).cast(), std::ptr::from_ref(&b).cast()];
         // SAFETY: one element each.
-        unsafe { reduce(DataType::Float32, op, &inputs, std::ptr::from_mut(&mut out).cast(), 1) };
+        unsafe { reduce(DataType::Float32, op, &inputs, &[Target::cached(std::ptr::from_mut(&mut out).cast())], 1) };
         out
     };
     for (a, b) in [(f32::NAN, 1.0), (1.0, f32::NAN), (-f32::NAN, 1.0), (1.0, -f32::NAN)] {
@@ -263,7 +271,15 @@ fn every_half_value_survives_on_every_path() {
         for (name, kernel) in kernels() {
             let mut out = vec![0u8; all.len()];
             // SAFETY: every buffer holds 65536 elements.
-            unsafe { kernel(dtype, ReduceOp::Sum, &[all.as_ptr(), zeros.as_ptr()], out.as_mut_ptr(), 1 << 16) };
+            unsafe {
+                kernel(
+                    dtype,
+                    ReduceOp::Sum,
+                    &[all.as_ptr(), zeros.as_ptr()],
+                    &[Target::cached(out.as_mut_ptr())],
+                    1 << 16,
+                )
+            };
             assert_elements(dtype, &format!("{name} {dtype:?}"), &out, &all);
         }
     }

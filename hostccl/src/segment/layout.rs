@@ -2,8 +2,8 @@
 
 use super::header::{Channel, Seat};
 
-/// Staging areas of one rank; see [`crate::collective`] for why three.
-pub(crate) const SLOTS: usize = 3;
+/// Staging areas of one rank; see [`crate::collective`] for why five.
+pub(crate) const SLOTS: usize = 5;
 /// The most ranks of one communicator.
 pub(crate) const MAX_RANKS: u32 = 1024;
 /// A cache line.
@@ -35,7 +35,7 @@ pub(crate) struct Layout {
 impl Layout {
     pub(crate) fn new(nranks: u32) -> Layout {
         let nranks = nranks as usize;
-        // Three slots of every rank stay in a shared last-level cache of common size, and a slot is large enough that
+        // All slots of every rank stay in a shared last-level cache of common size, and a slot is large enough that
         // copying it takes much longer than waking somebody.
         let slot_bytes = (SLOT_BUDGET / (SLOTS * nranks) / PAGE * PAGE).clamp(64 << 10, 1 << 20);
         let ring_bytes = prev_power_of_two(RING_BUDGET / (nranks * nranks)).clamp(4 << 10, 256 << 10);

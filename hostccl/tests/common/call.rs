@@ -83,19 +83,36 @@ impl Case {
 
     /// Runs every collective on it, as `rank` of `comm`.
     pub fn run(&self, comm: &Comm, rank: usize) {
+        (0..Case::CALLS).for_each(|call| self.run_one(comm, rank, call));
+    }
+
+    /// What [`Case::run_one`] can run.
+    pub const CALLS: usize = 9;
+
+    /// Runs one of the collectives, with every reduction and root.
+    pub fn run_one(&self, comm: &Comm, rank: usize, call: usize) {
         for (op, result) in &self.reductions {
-            self.all_reduce(comm, rank, *op, result);
-            self.reduce_scatter(comm, rank, *op, result);
-            self.roots.iter().for_each(|&root| self.reduce(comm, rank, *op, result, root));
+            match call {
+                0 => self.all_reduce(comm, rank, *op, result),
+                1 => self.reduce_scatter(comm, rank, *op, result),
+                2 => self.roots.iter().for_each(|&root| self.reduce(comm, rank, *op, result, root)),
+                _ => {}
+            }
         }
-        self.all_gather(comm, rank);
-        self.all_to_all(comm, rank);
         for &root in &self.roots {
-            self.broadcast(comm, rank, root);
-            self.gather(comm, rank, root);
-            self.scatter(comm, rank, root);
+            match call {
+                3 => self.broadcast(comm, rank, root),
+                4 => self.gather(comm, rank, root),
+                5 => self.scatter(comm, rank, root),
+                _ => {}
+            }
         }
-        self.ring(comm, rank);
+        match call {
+            6 => self.all_gather(comm, rank),
+            7 => self.all_to_all(comm, rank),
+            8 => self.ring(comm, rank),
+            _ => {}
+        }
     }
 
     fn ranks(&self) -> usize {

@@ -1,22 +1,29 @@
-//! The tool `devicemesh`.
-//!
-//! Exit codes of `run`: 0 when all went well, that of the first rank that failed (128 + signal when a signal ended it), 124 when `--timeout` passed,
-//! 126 or 127 when the program could not be started, 2 for a wrong command line, 1 for everything else. Of `show`: 0, 2 for a wrong
-//! command line and for what does not fit together in it, 1 when the output cannot be written; of `info`: 0, and 1 likewise.
+//! The tool `devicemesh`. Its exit codes stand at the end of each subcommand's `--help`, and in docs/tool.md.
 
+mod cause;
+mod check;
 mod info;
+mod nodes;
 mod output;
+mod pages;
 mod ranks;
 mod run;
 mod show;
 mod signals;
+mod style;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// What `--help` and the manual page end with.
+const HELP: &str = "\
+Exit codes:
+  0  well; each subcommand's --help has the others
+  2  wrong command line";
 
 #[derive(Parser)]
-#[command(name = "devicemesh", version, about = "Start and check device meshes")]
+#[command(name = "devicemesh", version, about = "Start and check device meshes", after_long_help = HELP)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -24,19 +31,37 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start local ranks of a program, with the environment that torchrun gives, and end all when one fails
+    /// Start the ranks of a program on this host, or on each of several, with the environment that torchrun gives, and end all when one fails
+    #[command(after_long_help = run::HELP)]
     Run(run::Options),
-    /// Say which libraries, devices and launcher are found here, with their versions, and what was tried where none is
+    /// Say which libraries, devices and launcher are found here, with their versions, what was tried where none is, and whether the store is in reach
+    #[command(after_long_help = info::HELP)]
     Info(info::Options),
     /// Show a mesh: its ranks, the groups of each dimension and the hosts they cross, as text or as a picture
+    #[command(after_long_help = show::HELP)]
+    Show(show::Options),
+    /// Check a mesh before a big job: every collective along every dimension with real data, bandwidths and latencies, and what is slow
+    ///
+    /// Start it as the job: under devicemesh run, torchrun, mpirun or srun. Rank 0 reports.
     ///
     /// Examples:
-    ///   devicemesh show 2,2,2 dp,cp,tp --rank 3 --hosts 2x4
-    ///   devicemesh show 2,2,2 dp,cp,tp --flatten dp,cp=dpcp --slice dpcp,tp --svg -o mesh.svg
+    ///   devicemesh run -n 8 -- devicemesh check 2,2,2 dp,cp,tp --flatten dp,cp=dpcp
+    ///   srun devicemesh check -1,8 dp,tp --device cuda --sizes 4B:256MiB --json
     ///
-    /// Exit codes: 0; 2 for a wrong command line and for what does not fit together in it; 1 when the output cannot be written.
+    /// Exit codes, on every rank: 0 all is well (and with slow ones too, unless --fail-slow); 1 wrong data; 2 a wrong command line, or a shape that
+    /// does not fit the world; 3 the check could not be made, for example because a rank died; 4 slow, with --fail-slow; 124 not done by --timeout.
     #[command(verbatim_doc_comment)]
-    Show(show::Options),
+    Check(check::Options),
+    /// Print the completions for a shell
+    #[command(
+        after_long_help = "Examples:\n  source <(devicemesh completions bash)\n  devicemesh completions zsh > ~/.zfunc/_devicemesh\n  devicemesh completions fish > ~/.config/fish/completions/devicemesh.fish"
+    )]
+    Completions(pages::Completions),
+    /// Print the manual page, or write those of all subcommands
+    #[command(
+        after_long_help = "Examples:\n  devicemesh man | man -l -\n  devicemesh man --dir ~/.local/share/man/man1"
+    )]
+    Man(pages::Manual),
 }
 
 fn main() -> ExitCode {
@@ -44,11 +69,15 @@ fn main() -> ExitCode {
         Command::Run(options) => ("run", run::run(&options)),
         Command::Info(options) => ("info", info::info(&options)),
         Command::Show(options) => ("show", show::show(&options)),
+        Command::Check(options) => ("check", check::check(&options)),
+        Command::Completions(options) => ("completions", pages::completions(&options, Arguments::command())),
+        Command::Man(options) => ("man", pages::manual(&options, Arguments::command())),
     };
     match done {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("devicemesh {name}: {}", failure.message);
+            let style = style::Style::new(style::When::Auto, &std::io::stderr());
+            eprintln!("devicemesh {name}: {}", style.wrong(&failure.message));
             ExitCode::from(failure.code)
         }
     }

@@ -1,12 +1,13 @@
 //! The rank processes: starting, signalling, reaping.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::cause::{Ended, How};
+use crate::nodes::Meeting;
 use crate::output::Output;
 use crate::signals::reset_in_child;
 
@@ -25,82 +26,48 @@ impl Failure {
     }
 }
 
-/// A rank that has ended.
-#[derive(Clone)]
-pub struct Ended {
-    rank: u32,
-    pid: i32,
-    how: How,
+/// Which ranks this node starts, of which job.
+pub struct Plan {
+    pub node: u32,
+    pub nodes: u32,
+    /// This node's first rank, and how many it has.
+    pub first: u32,
+    pub count: u32,
+    pub world: u32,
+    /// Where the ranks meet.
+    pub host: String,
+    pub port: u16,
+    pub id: String,
+    /// What the other nodes call this host; none where there are no others.
+    pub called: Option<String>,
 }
 
-#[derive(Clone, Copy)]
-enum How {
-    Exited(i32),
-    Signalled(i32),
-}
-
-impl Ended {
-    pub fn failed(&self) -> bool {
-        !matches!(self.how, How::Exited(0))
-    }
-
-    pub fn code(&self) -> u8 {
-        match self.how {
-            How::Exited(code) => code as u8,
-            How::Signalled(signal) => 128 + signal as u8,
-        }
+impl Plan {
+    /// Of the only node, whose store has that port.
+    pub fn alone(meeting: Meeting, port: u16) -> Plan {
+        let Meeting { host, ranks, id, .. } = meeting;
+        let id = id.unwrap_or_else(|| format!("devicemesh-{}", std::process::id()));
+        Plan { node: 0, nodes: 1, first: 0, count: ranks, world: ranks, host, port, id, called: None }
     }
 }
 
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ended { rank, pid, how } = self;
-        match how {
-            How::Exited(code) => write!(f, "rank {rank} (pid {pid}) exited with code {code}"),
-            How::Signalled(signal) => {
-                write!(f, "rank {rank} (pid {pid}) was killed by signal {signal} ({})", name(*signal))
-            }
-        }
-    }
-}
-
-fn name(signal: i32) -> &'static str {
-    match signal {
-        libc::SIGKILL => "SIGKILL",
-        libc::SIGSEGV => "SIGSEGV",
-        libc::SIGABRT => "SIGABRT",
-        libc::SIGTERM => "SIGTERM",
-        libc::SIGINT => "SIGINT",
-        libc::SIGBUS => "SIGBUS",
-        libc::SIGFPE => "SIGFPE",
-        libc::SIGILL => "SIGILL",
-        libc::SIGHUP => "SIGHUP",
-        libc::SIGPIPE => "SIGPIPE",
-        libc::SIGQUIT => "SIGQUIT",
-        libc::SIGALRM => "SIGALRM",
-        libc::SIGUSR1 => "SIGUSR1",
-        libc::SIGUSR2 => "SIGUSR2",
-        _ => "see kill -l",
-    }
-}
-
-/// All ranks of the job. Each leads a process group of its own, so that what a rank started ends with it.
+/// The ranks of this node. Each leads a process group of its own, so that what a rank started ends with it.
 pub struct Ranks {
-    /// By rank; `None` once reaped.
+    first: u32,
+    /// By local rank; `None` once reaped.
     pids: Vec<Option<i32>>,
     ended: Vec<Ended>,
 }
 
 impl Ranks {
     /// Starts all of them. When one cannot be started, those before it are killed again.
-    pub fn start(count: u32, command: &[OsString], port: u16, output: &mut Output) -> Result<Ranks, Failure> {
+    pub fn start(plan: &Plan, command: &[OsString], output: &mut Output) -> Result<Ranks, Failure> {
         // Grandchildren whose parents have gone become ours, so that they can be ended and reaped.
         // SAFETY: no pointers.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
-        let mut ranks = Ranks { pids: Vec::new(), ended: Vec::new() };
-        let run_id = format!("devicemesh-{}", std::process::id());
-        for rank in 0..count {
-            match spawn(rank, count, command, port, &run_id, output) {
+        let mut ranks = Ranks { first: plan.first, pids: Vec::new(), ended: Vec::new() };
+        for local in 0..plan.count {
+            match spawn(local, plan, command, output) {
                 Ok(pid) => ranks.pids.push(Some(pid)),
                 Err(error) => {
                     ranks.signal(libc::SIGKILL);
@@ -112,6 +79,7 @@ impl Ranks {
                     ranks.end_orphans();
                     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
                     let program = command[0].to_string_lossy();
+                    let rank = plan.first + local;
                     return Err(Failure::new(code, format!("cannot start {program} as rank {rank}: {error}")));
                 }
             }
@@ -135,17 +103,19 @@ impl Ranks {
     /// Those that have ended since the last time.
     pub fn reap(&mut self) -> Vec<Ended> {
         let mut ended = Vec::new();
-        for rank in 0..self.pids.len() {
-            let Some(pid) = self.pids[rank] else { continue };
+        for local in 0..self.pids.len() {
+            let Some(pid) = self.pids[local] else { continue };
             if let Some(how) = peek(pid) {
                 // What it started ends with it: while it is not reaped, the group's number is still ours.
                 // SAFETY: no pointers.
                 unsafe { libc::kill(-pid, libc::SIGKILL) };
                 collect(pid);
-                self.pids[rank] = None;
-                ended.push(Ended { rank: rank as u32, pid, how });
+                self.pids[local] = None;
+                ended.push(Ended { rank: self.first + local as u32, pid, how });
             }
         }
+        // Of several since the last time nobody knows the order, but a rank that learns of another's death exits.
+        ended.sort_by_key(|ended| matches!(ended.how, How::Exited(_)));
         self.ended.extend(ended.iter().cloned());
         ended
     }
@@ -170,46 +140,39 @@ impl Ranks {
         }
     }
 
-    /// Says how the ranks that failed after the first one ended.
-    pub fn summarise(&self) {
-        let later: Vec<&Ended> = self.ended.iter().filter(|ended| ended.failed()).skip(1).collect();
-        for ended in later.iter().take(8) {
-            eprintln!("devicemesh run: afterwards {ended}");
-        }
-        if later.len() > 8 {
-            eprintln!("devicemesh run: and {} more ranks", later.len() - 8);
-        }
+    /// Those that failed, but for that one, in the order in which they ended.
+    pub fn failed_after(&self, first: Option<u32>) -> Vec<&Ended> {
+        self.ended.iter().filter(|ended| ended.failed() && Some(ended.rank) != first).collect()
     }
 }
 
-fn spawn(rank: u32, count: u32, command: &[OsString], port: u16, run_id: &str, output: &mut Output) -> io::Result<i32> {
+fn spawn(local: u32, plan: &Plan, command: &[OsString], output: &mut Output) -> io::Result<i32> {
+    let rank = plan.first + local;
     let mut child = Command::new(&command[0]);
     child.args(&command[1..]).stdin(Stdio::null()).process_group(0);
     for (name, value) in [
         ("RANK", rank.to_string()),
-        ("LOCAL_RANK", rank.to_string()),
+        ("LOCAL_RANK", local.to_string()),
         ("ROLE_RANK", rank.to_string()),
-        ("WORLD_SIZE", count.to_string()),
-        ("LOCAL_WORLD_SIZE", count.to_string()),
-        ("ROLE_WORLD_SIZE", count.to_string()),
-        ("GROUP_RANK", "0".to_owned()),
-        ("GROUP_WORLD_SIZE", "1".to_owned()),
+        ("WORLD_SIZE", plan.world.to_string()),
+        ("LOCAL_WORLD_SIZE", plan.count.to_string()),
+        ("ROLE_WORLD_SIZE", plan.world.to_string()),
+        ("GROUP_RANK", plan.node.to_string()),
+        ("GROUP_WORLD_SIZE", plan.nodes.to_string()),
         ("ROLE_NAME", "default".to_owned()),
-        ("MASTER_ADDR", "127.0.0.1".to_owned()),
-        ("MASTER_PORT", port.to_string()),
+        ("MASTER_ADDR", plan.host.clone()),
+        ("MASTER_PORT", plan.port.to_string()),
         ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
         ("TORCHELASTIC_MAX_RESTARTS", "0".to_owned()),
-        ("TORCHELASTIC_RUN_ID", run_id.to_owned()),
+        ("TORCHELASTIC_RUN_ID", plan.id.clone()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
     ] {
         child.env(name, value);
     }
-    if count > 1 && std::env::var_os("OMP_NUM_THREADS").is_none() {
+    if plan.count > 1 && std::env::var_os("OMP_NUM_THREADS").is_none() {
         child.env("OMP_NUM_THREADS", "1");
     }
-    if output.is_prefixed() {
-        child.stdout(Stdio::piped()).stderr(Stdio::piped());
-    }
+    let log = output.prepare(rank, &mut child)?;
     let tool = std::process::id() as i32;
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
@@ -224,9 +187,7 @@ fn spawn(rank: u32, count: u32, command: &[OsString], port: u16, run_id: &str, o
         });
     }
     let mut child = child.spawn()?;
-    if let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) {
-        output.add(rank, stdout, stderr)?;
-    }
+    output.add(rank, child.stdout.take(), child.stderr.take(), log)?;
     Ok(child.id() as i32)
 }
 

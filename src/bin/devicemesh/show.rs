@@ -11,18 +11,31 @@ mod svg;
 mod text;
 mod view;
 
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use self::arguments::{HostSizes, Names, Operations, Ranks, Sizes, Weights};
-use self::text::Style;
+use self::arguments::{HostSizes, Operations, Ranks, Sizes, Weights};
 use self::view::{Axis, MAX_DRAWN, View, wrong};
 use crate::ranks::Failure;
+use crate::style::{Style, When};
+
+pub use self::arguments::Names;
 
 /// Up to so many ranks, each dimension has a picture of its own where none is named.
 const PANEL_EACH: usize = 64;
+
+/// What `--help` and the manual page end with.
+pub const HELP: &str = "\
+Examples:
+  devicemesh show 2,2,2 dp,cp,tp --rank 3 --hosts 2x4
+  devicemesh show 2,2,2 dp,cp,tp --flatten dp,cp=dpcp --slice dpcp,tp --svg -o mesh.svg
+
+Exit codes:
+  0  shown
+  2  wrong command line, or what does not fit together in it
+  1  the output cannot be written";
 
 #[derive(Args)]
 pub struct Options {
@@ -75,13 +88,6 @@ pub struct Options {
     pub output: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-pub enum When {
-    Auto,
-    Always,
-    Never,
-}
-
 /// Shows the mesh and gives the exit code.
 pub fn show(options: &Options) -> Result<u8, Failure> {
     let view = View::new(options)?;
@@ -100,7 +106,9 @@ pub fn show(options: &Options) -> Result<u8, Failure> {
             false => html::html(&view, &axes),
         }
     } else {
-        text::text(&view, axes.last().copied(), Style { colour: colour(options) })
+        // A file is no terminal.
+        let when = if options.output.is_some() && options.color == When::Auto { When::Never } else { options.color };
+        text::text(&view, axes.last().copied(), Style::new(when, &io::stdout()))
     };
     write(options, &out)?;
     Ok(0)
@@ -123,18 +131,6 @@ fn coloured<'a>(view: &'a View, options: &Options) -> Result<Vec<&'a Axis>, Fail
         })
     };
     names.0.iter().map(find).collect()
-}
-
-fn colour(options: &Options) -> bool {
-    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    match options.color {
-        When::Always => true,
-        When::Never => false,
-        When::Auto => {
-            let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-            options.output.is_none() && !dumb && !set("NO_COLOR") && io::stdout().is_terminal()
-        }
-    }
 }
 
 fn write(options: &Options, text: &str) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use crate::output::Output;
@@ -31,9 +31,11 @@ impl Signals {
         }
     }
 
-    /// Sleeps until a signal comes, a rank writes (which is passed on here) or the moment is there; gives the signals.
-    pub fn wait(&mut self, until: Option<Instant>, output: &mut Output) -> Vec<i32> {
-        let mut polls = vec![libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    /// Sleeps until a signal comes, a rank writes (which is passed on here), the bell rings or the moment is there; gives the signals.
+    pub fn wait(&mut self, until: Option<Instant>, output: &mut Output, bell: Option<RawFd>) -> Vec<i32> {
+        // poll(2) leaves out what is negative.
+        let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut polls = vec![entry(self.fd.as_raw_fd()), entry(bell.unwrap_or(-1))];
         polls.extend(output.polls());
         let millis = until.map_or(-1, |until| {
             let left = until.saturating_duration_since(Instant::now()).as_millis() + 1;
@@ -41,7 +43,7 @@ impl Signals {
         });
         // SAFETY: the entries are valid.
         unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, millis) };
-        output.pass_on(&polls[1..]);
+        output.pass_on(&polls[2..]);
         let mut signals = Vec::new();
         loop {
             let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();

@@ -229,10 +229,11 @@ fn rank_and_size<'a>(env: &Variables, family: &'a Family) -> Result<(Number<'a>,
         return Err(partial(family, family.size[0], family.rank, env));
     };
     let Some(size) = size.or(world) else {
+        let others = family.size.iter().filter(|name| **name != "WORLD_SIZE");
         return Err(Error::invalid(format!(
             "environment variable {rank} ({}), but {} is not set: nothing says how many ranks there are (1 for a process that works alone)",
             family.launcher,
-            [family.size, &["WORLD_SIZE"]].concat().join(" or ")
+            others.copied().chain(["WORLD_SIZE"]).collect::<Vec<_>>().join(" or ")
         )));
     };
     if let Some(world) = world.filter(|world| world.value != size.value) {

@@ -146,7 +146,7 @@ fn options_take_the_address_of_the_same_rank_only() {
 #[test]
 fn partial_and_contradictory_environments_name_their_variables() {
     for (variables, words) in [
-        ("RANK=1", &["RANK is 1", "WORLD_SIZE is not set"][..]),
+        ("RANK=1", &["RANK is 1", "but WORLD_SIZE is not set"][..]),
         ("WORLD_SIZE=4", &["WORLD_SIZE is 4", "RANK is not set"]),
         ("RANK=4 WORLD_SIZE=4", &["RANK is 4", "WORLD_SIZE is 4"]),
         ("RANK=0 WORLD_SIZE=0", &["RANK is 0", "WORLD_SIZE is 0"]),

@@ -9,7 +9,7 @@ mod client;
 mod serving;
 
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -64,6 +64,11 @@ impl Server {
         Ok(Server { address: bound, shared, thread: Some(thread) })
     }
 
+    /// The same for clients that connect to `host`, by whichever of its addresses.
+    pub fn at(host: &str, port: u16, secret: Option<Secret>) -> Result<Server> {
+        Server::guarded(&*listening_addresses(host, port)?, secret)
+    }
+
     /// Where it listens: the first of its addresses.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
@@ -83,6 +88,27 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
+}
+
+/// What to listen on for ranks that connect to `host`: its own addresses and no others. But a host name that this host takes for a loopback
+/// address (Debian writes its own name beside 127.0.1.1) means another address to the other hosts: one that the name has here too, else any.
+fn listening_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    let mut addresses: Vec<SocketAddr> = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| Error::store_io(format!("cannot resolve {host}, where the store is to be served"), &error))?
+        .collect();
+    let literal = host.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost");
+    if literal {
+        return Ok(addresses);
+    }
+    addresses.retain(|address| !address.ip().is_loopback());
+    if !addresses.is_empty() {
+        return Ok(addresses);
+    }
+    Ok(vec![
+        SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port),
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port),
+    ])
 }
 
 /// At least one listener. An address that this host does not have (IPv6 switched off, say) is left out while there is another.

@@ -1,7 +1,8 @@
 //! The grid of ranks for a terminal: the last two dimensions as rows and columns, the others as blocks of such grids beside each other.
 
-use super::text::{Style, WIDTH, short};
+use super::text::{WIDTH, short};
 use super::view::{Axis, Ranks, View, count};
+use crate::style::Style;
 
 /// Ranks in a line; longer rows go on in the next.
 const COLUMNS: usize = 16;

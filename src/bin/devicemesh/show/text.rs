@@ -2,6 +2,7 @@
 
 use super::blocks::blocks;
 use super::view::{Axis, MAX_DRAWN, View, list};
+use crate::style::Style;
 
 /// Characters that a line may have where it can be helped.
 pub const WIDTH: usize = 100;
@@ -12,31 +13,10 @@ const NAME: usize = 32;
 /// The picture's colours among the terminal's 256.
 const COLOURS: [u8; 8] = [110, 209, 79, 222, 217, 149, 117, 142];
 
-/// Writes with escape sequences, or without.
-#[derive(Clone, Copy)]
-pub struct Style {
-    pub colour: bool,
-}
-
 impl Style {
-    pub fn bold(self, text: &str) -> String {
-        self.sequence("1", text)
-    }
-
-    pub fn dim(self, text: &str) -> String {
-        self.sequence("2", text)
-    }
-
     /// On the colour of a group.
     pub fn group(self, group: usize, text: &str) -> String {
         self.sequence(&format!("38;5;16;48;5;{}", COLOURS[group % COLOURS.len()]), text)
-    }
-
-    fn sequence(self, codes: &str, text: &str) -> String {
-        match self.colour {
-            true => format!("\x1b[{codes}m{text}\x1b[0m"),
-            false => text.to_owned(),
-        }
     }
 }
 

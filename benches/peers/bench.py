@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""libdevicemesh beside Gloo, MPICH, Open MPI and PyTorch's gloo backend: the same work on the same machine, in turn.
+
+`make bench`. Cases: start, idle, collectives, and mesh and store, which are `make bench-mesh` and `make bench-store`. A peer that is not here is left out, with a
+line that says so (`make bench-peers` fetches them); a cell without a figure is a case that the library does not have. DM_BENCH_LIB names another
+libdevicemesh.so than this tree's, DM_BENCH_PYTHON an interpreter with PyTorch. docs/performance.md says how each figure is measured."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from contestants import NAMES, ROOT, Contestant, Missing, scheduling
+from plot import svg
+from table import whole
+
+sys.path.insert(0, str(ROOT / "benches"))
+from common import in_turn, machine, today  # noqa: E402
+
+CASES = ["start", "idle", "collectives", "mesh", "store"]
+OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
+DOCUMENT = ROOT / "docs/performance.md"
+PLACE = re.compile(r"(<!-- bench -->\n).*(<!-- end of bench -->)", re.S)
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size_of(text):
+    return int(text[:-1]) * UNITS[text[-1].upper()] if text[-1].upper() in UNITS else int(text)
+
+
+def listed(kind):
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def one_of(names):
+    def name(text):
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
+        return text
+    return name
+
+
+def lines_of(output):
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def measure(case, contestant, options, ranks, round_number, report):
+    """One contestant's part of a round."""
+    about = {"library": contestant.name, "ranks": ranks, "round": round_number}
+    if case == "collectives":
+        found = contestant.output(options.scheduling, ranks, "collectives", options.budget, ",".join(options.operations), ",".join(options.dtypes),
+                                  ",".join(map(str, options.sizes)))
+        report[case] += [{**about, **line} for line in lines_of(found)]
+    elif case == "idle":
+        report[case] += [{**about, **line} for line in lines_of(contestant.output(options.scheduling, ranks, "idle", 2))]
+    elif contestant.name != "gloo":
+        for command in ("start", "phases") if contestant.name == "ours" else ("start",):
+            report[case] += [{**about, "apart": command == "phases", **line} for line in lines_of(contestant.output(options.scheduling, ranks, command))]
+
+
+def contestants_of(options):
+    found = []
+    for name in options.libraries:
+        try:
+            found.append(Contestant(name))
+        except Missing as missing:
+            print(f"no {NAMES[name]} here: {missing}", file=sys.stderr)
+    return found
+
+
+def update_document(text, drawing):
+    page = DOCUMENT.read_text()
+    picture = ""
+    if drawing:
+        (ROOT / "docs/pictures/bench.svg").write_text(drawing)
+        picture = "![Bus bandwidth of all-reduce](pictures/bench.svg)\n\n"
+    DOCUMENT.write_text(PLACE.sub(lambda match: f"{match[1]}{picture}```\n{text}\n```\n{match[2]}", page))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", type=listed(one_of(CASES)), default=CASES, help=f"any of {','.join(CASES)}")
+    parser.add_argument("--libraries", type=listed(one_of(list(NAMES))), default=list(NAMES), help=f"any of {','.join(NAMES)}")
+    parser.add_argument("--ranks", type=listed(int), help="2,4,8; of start 2,4,8,16,32")
+    parser.add_argument("--sizes", type=listed(size_of), default=listed(size_of)("4,64,1K,16K,64K,256K,1M,4M,16M,64M,256M"), help="bytes, as 4,64K,256M")
+    parser.add_argument("--operations", type=listed(one_of(OPERATIONS)), default=OPERATIONS, help=f"any of {','.join(OPERATIONS)}")
+    parser.add_argument("--dtypes", type=listed(one_of(["float32", "bfloat16"])), default=["float32", "bfloat16"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=100, help="milliseconds for each size of a collective, after its warm-up")
+    parser.add_argument("--scheduling", choices=["auto", "realtime", "autogroup", "none"], default="auto", help="how the processes are preferred to other work of the machine")
+    parser.add_argument("--json", type=Path, help="keep every figure here, and add to it after each run")
+    parser.add_argument("--svg", type=Path, help="draw the bus bandwidth of the first operation and type here")
+    parser.add_argument("--update-docs", action="store_true", help="put the table and the drawing into docs/performance.md")
+    options = parser.parse_args()
+    cases = [case for case in CASES[:3] if case in options.case]
+    report = {"machine": machine(), "date": today(), "rounds": options.rounds, "versions": {}, "start": [], "idle": [], "collectives": []}
+    if cases:
+        options.scheduling = report["scheduling"] = scheduling(options.scheduling)
+        contestants = contestants_of(options)
+        report["versions"] = {contestant.name: contestant.version for contestant in contestants}
+        for round_number in range(options.rounds):
+            for case in cases:
+                for ranks in options.ranks or ([2, 4, 8, 16, 32] if case == "start" else [2, 4, 8]):
+                    for contestant in in_turn(contestants, round_number):
+                        measure(case, contestant, options, ranks, round_number, report)
+                        if options.json:
+                            options.json.write_text(json.dumps(report, indent=1))
+        text, drawing = whole(report), svg(report, options.operations[0], options.dtypes[0])
+        print(text, flush=True)
+        if options.svg and drawing:
+            options.svg.write_text(drawing)
+        if options.update_docs:
+            update_document(text, drawing)
+    for case, script in (("mesh", "mesh.py"), ("store", "store_start.py")):
+        if case in options.case:
+            print(f"\n{case}", flush=True)
+            subprocess.run([sys.executable, ROOT / "benches" / script, "--rounds", str(options.rounds)], check=True, env=os.environ)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The libraries that benches/peers/bench.py compares: how each one's program is built and started."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from table import TITLES
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+BUILT = ROOT / "target/bench-peers"
+TOOL = ROOT / "target/release/devicemesh"
+LIBRARY = ROOT / "target/release/libdevicemesh.so"
+CC, CXX = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
+WARNINGS = ["-O2", "-Wall", "-Wextra"]
+NAMES = TITLES
+
+
+class Missing(Exception):
+    """A peer that is not on this machine; the text says what to do."""
+
+
+def run(command, **options):
+    done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        raise SystemExit(f"$ {shlex.join(map(str, command))}\n{done.stdout}{done.stderr}\nexit code {done.returncode}")
+    return done.stdout
+
+
+def scheduling(wanted):
+    """How the contestants' processes are preferred to what else the machine does, all in the same way: "realtime" (round robin), "autogroup" (a session of their
+    own, nice -20) or "none". `wanted` may be "auto": the first that is permitted. Real-time processes are not kept waiting when they wake up; others are, for
+    milliseconds, by kernels that are built without preemption."""
+    for kind in ("realtime", "autogroup", "none") if wanted == "auto" else (wanted,):
+        if permitted(kind):
+            return kind
+    raise SystemExit(f"not permitted here: --scheduling {wanted}")
+
+
+def permitted(kind):
+    with suppress(Exception):
+        return kind == "none" or subprocess.run(["true"], preexec_fn=lambda: prefer(kind)).returncode == 0
+    return False
+
+
+def prefer(kind):
+    """In the process that is about to be started."""
+    os.setsid()
+    if kind == "realtime":
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    elif kind == "autogroup":
+        Path("/proc/self/autogroup").write_text("-20")
+
+
+class Contestant:
+    # Whether its waiting ranks give way to others when there are more of them than processors. MPICH's do not: in real time each would spin for its whole slice of 100 ms.
+    gives_way = True
+
+    def __init__(self, name):
+        self.name = name
+        self.title = NAMES[name]
+        BUILT.mkdir(parents=True, exist_ok=True)
+        self.version = getattr(self, name)()
+
+    def ours(self):
+        """DM_BENCH_LIB names another libdevicemesh.so than that of this tree."""
+        library = Path(os.environ.get("DM_BENCH_LIB", LIBRARY)).resolve()
+        folder = BUILT / "library"
+        folder.mkdir(exist_ok=True)
+        soname = run(["readelf", "-d", library]).split("soname: [")[1].split("]")[0]
+        for link in (folder / soname, folder / "libdevicemesh.so"):
+            link.unlink(missing_ok=True)
+            link.symlink_to(library)
+        program = BUILT / "ours"
+        run([CC, "-std=c11", *WARNINGS, f"-I{ROOT}/include", HERE / "ours.c", f"-L{folder}", "-ldevicemesh", f"-Wl,-rpath,{folder}", "-o", program])
+        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", program]
+        return "" if library == LIBRARY else str(library)
+
+    def gloo(self):
+        if not Path("/usr/include/gloo/allreduce.h").exists():
+            raise Missing("apt-get install libgloo-dev")
+        program = BUILT / "gloo"
+        run([CXX, "-std=c++17", *WARNINGS, HERE / "gloo.cpp", "-lgloo", "-pthread", "-o", program])
+        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", program]
+        return debian("libgloo-dev")
+
+    def mpich(self):
+        self.gives_way = False
+        self.mpi("mpich", "mpicc.mpich", "mpirun.mpich")
+        return debian("libmpich12", "mpich")
+
+    def openmpi(self):
+        self.mpi("openmpi-bin libopenmpi-dev", "mpicc.openmpi", "mpirun.openmpi", "--allow-run-as-root", "--oversubscribe")
+        return debian("openmpi-bin")
+
+    def mpi(self, packages, compiler, launcher, *options):
+        if not shutil.which(compiler) or not shutil.which(launcher):
+            raise Missing(f"apt-get install {packages}")
+        program = BUILT / self.name
+        run([compiler, "-std=gnu11", *WARNINGS, HERE / "mpi.c", "-o", program])
+        self.start = lambda ranks: [launcher, *options, "-n", ranks, program]
+
+    def torch(self):
+        sys.path.insert(0, str(HERE.parent))
+        from common import interpreter
+        python = interpreter()
+        if python is None:
+            raise Missing("make bench-peers, or DM_BENCH_PYTHON=/path/to/a/python/that/has/it")
+        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", python, HERE / "torch_ranks.py"]
+        return run([python, "-c", "import torch; print(torch.__version__)"]).strip()
+
+    def output(self, kind, ranks, *arguments, timeout=1800):
+        with tempfile.TemporaryDirectory(prefix="dm-bench-") as scratch:
+            if kind == "realtime" and not self.gives_way and ranks > os.cpu_count():
+                kind = "autogroup" if permitted("autogroup") else "none"
+            command = [str(part) for part in (*self.start(ranks), *arguments)]
+            return run(command, env={**os.environ, "DM_BENCH_SCRATCH": scratch, "OMP_NUM_THREADS": "1"}, timeout=timeout, preexec_fn=lambda: prefer(kind))
+
+
+def debian(*packages):
+    for package in packages:
+        done = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", package], capture_output=True, text=True)
+        if done.returncode == 0 and done.stdout:
+            return done.stdout
+    return ""

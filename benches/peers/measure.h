@@ -1,0 +1,369 @@
+/* What the measuring programs of benches/peers share: the cases, the clock, the check of results and the lines that they print.
+ *
+ * A program fills a `struct library` with its calls and hands it to measure(). Its arguments are those of bench.py's command:
+ *
+ *     PROGRAM collectives BUDGET_MS OPERATION,... DTYPE,... BYTES,...
+ *     PROGRAM idle SECONDS
+ *
+ * Rank 0 prints one line of JSON for each case. All ranks are on one machine, so CLOCK_MONOTONIC is one clock for them: an iteration lasts from when the
+ * last rank was through with the one before to when the last rank was through with it. */
+#ifndef DM_BENCH_MEASURE_H
+#define DM_BENCH_MEASURE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+enum operation { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL, SEND_RECV, OPERATIONS };
+static const char *const OPERATION_NAMES[OPERATIONS] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"};
+enum dtype { FLOAT32, BFLOAT16, DTYPES };
+static const char *const DTYPE_NAMES[DTYPES] = {"float32", "bfloat16"};
+static const size_t DTYPE_SIZES[DTYPES] = {4, 2};
+
+enum { FEWEST = 3, MOST = 4000, MAX_VARIANTS = 4, MAX_RANKS = 1024, LONG = 100000000 };
+
+/* A case: `count` elements are the whole buffer of a rank; all-gather, reduce-scatter and all-to-all divide it between the ranks. */
+struct work {
+  enum operation operation;
+  enum dtype dtype;
+  size_t count, part;
+  void *send, *recv; /* the same buffer for all-reduce and broadcast */
+  int rank, ranks, left, right;
+  void *state; /* of the library, from prepare to release */
+};
+
+struct library {
+  int rank, ranks;
+  /* The variants of an operation: algorithms between which the caller chooses. Each is a contestant; NULL ends the list, and an empty list says that the
+   * library has no such operation. */
+  const char *const *(*variants)(enum operation operation, enum dtype dtype);
+  /* Once for each case and variant, before it is timed; both may be NULL. */
+  void (*prepare)(struct work *work, const char *variant);
+  void (*release)(struct work *work, const char *variant);
+  /* One iteration: one call; of broadcast one from each rank in turn; of send_recv one message around the ring. */
+  void (*run)(struct work *work, const char *variant);
+  /* The largest of each value over the ranks, in place. */
+  void (*maximum)(int64_t *values, size_t count);
+};
+
+static const struct library *measured;
+
+static int64_t now_ns(void)
+{
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static int64_t processor_ns(void)
+{
+  struct rusage used;
+  getrusage(RUSAGE_SELF, &used);
+  return ((int64_t)used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000000 + ((int64_t)used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1000;
+}
+
+static void stop(const char *what, const char *variant, const struct work *work, size_t index, double got, double expected)
+{
+  fprintf(stderr, "rank %d: %s of %zu %s (%s): element %zu is %g, expected %g\n", work->rank, what, work->count, DTYPE_NAMES[work->dtype], variant, index, got,
+          expected);
+  exit(1);
+}
+
+static void store(const struct work *work, void *buffer, size_t index, float value)
+{
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  if (work->dtype == FLOAT32)
+    ((float *)buffer)[index] = value;
+  else
+    ((uint16_t *)buffer)[index] = (uint16_t)(bits >> 16);
+}
+
+static float load(const struct work *work, const void *buffer, size_t index)
+{
+  if (work->dtype == FLOAT32)
+    return ((const float *)buffer)[index];
+  uint32_t bits = (uint32_t)((const uint16_t *)buffer)[index] << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+/* Small whole numbers, whose sums over up to 8 ranks have at most 8 bits: exact in bfloat16. */
+static float pattern(int rank, size_t index)
+{
+  return (float)((index * 7 + (size_t)rank * 3 + index / 64) % 16);
+}
+
+static float sum_of_patterns(int ranks, size_t index)
+{
+  float sum = 0;
+  for (int rank = 0; rank < ranks; rank++)
+    sum += pattern(rank, index);
+  return sum;
+}
+
+static size_t elements(const struct work *work, int sent)
+{
+  if ((work->operation == ALL_GATHER && sent) || (work->operation == REDUCE_SCATTER && !sent))
+    return work->part;
+  return work->count;
+}
+
+/* Runs the case once with numbers and looks at every element of the result. */
+static void check_result(struct work *work, const char *variant)
+{
+  const size_t sent = elements(work, 1), received = elements(work, 0);
+  for (size_t index = 0; index < received; index++)
+    store(work, work->recv, index, -1);
+  for (size_t index = 0; index < sent; index++)
+    store(work, work->send, index, pattern(work->rank, index));
+  measured->run(work, variant);
+  for (size_t index = 0; index < received; index++) {
+    float expected = 0;
+    const int from = (int)(index / work->part);
+    const size_t mine = (size_t)work->rank * work->part;
+    switch (work->operation) {
+    case ALL_REDUCE: expected = sum_of_patterns(work->ranks, index); break;
+    case ALL_GATHER: expected = pattern(from, index % work->part); break;
+    case REDUCE_SCATTER: expected = sum_of_patterns(work->ranks, mine + index); break;
+    case BROADCAST: expected = pattern(0, index); break; /* rank 0 was the first root: what it sent is what the others then send */
+    case ALL_TO_ALL: expected = pattern(from, mine + index % work->part); break;
+    default: expected = pattern(work->left, index); break;
+    }
+    const float got = load(work, work->recv, index);
+    if (got != expected)
+      stop(OPERATION_NAMES[work->operation], variant, work, index, got, expected);
+  }
+}
+
+static int by_size(const void *a, const void *b)
+{
+  const int64_t left = *(const int64_t *)a, right = *(const int64_t *)b;
+  return (left > right) - (left < right);
+}
+
+/* `iterations` of them: their times into `times`, and the processor time of all ranks together. */
+static int64_t iterate(struct work *work, const char *variant, int iterations, int64_t *times)
+{
+  static int64_t ends[MOST + 1];
+  int64_t used[MAX_RANKS] = {0};
+  measured->maximum(used, 1); /* all are here */
+  const int64_t before = processor_ns();
+  ends[0] = now_ns();
+  for (int index = 1; index <= iterations; index++) {
+    measured->run(work, variant);
+    ends[index] = now_ns();
+  }
+  used[work->rank] = processor_ns() - before;
+  measured->maximum(used, (size_t)work->ranks);
+  measured->maximum(ends, (size_t)iterations + 1);
+  for (int index = 0; index < iterations; index++)
+    times[index] = ends[index + 1] - ends[index];
+  int64_t total = 0;
+  for (int rank = 0; rank < work->ranks; rank++)
+    total += used[rank];
+  return total;
+}
+
+/* Its median, in nanoseconds. */
+static int64_t one_case(struct work *work, const char *variant, int64_t budget)
+{
+  static int64_t times[MOST];
+  if (measured->prepare)
+    measured->prepare(work, variant);
+  check_result(work, variant);
+  /* Sums are made in place, again and again: of zeros, so that they stay what they are. */
+  memset(work->send, 0, elements(work, 1) * DTYPE_SIZES[work->dtype]);
+  memset(work->recv, 0, elements(work, 0) * DTYPE_SIZES[work->dtype]);
+  iterate(work, variant, 2, times);
+  int64_t spent = 0, processor = 0, each = times[1];
+  int iterations = 0;
+  /* In blocks, each at most twice what there is so far: a hiccup at first does not decide how many there are. All ranks see the same times, so they agree. */
+  while (iterations < FEWEST || (spent < budget && iterations < MOST)) {
+    const int64_t wanted = (budget - spent) / (each > 0 ? each : 1) + 1;
+    int block = wanted < 2 * iterations + 1 ? (int)wanted : 2 * iterations + 1;
+    block = block < 1 ? 1 : block > MOST - iterations ? MOST - iterations : block;
+    processor += iterate(work, variant, block, times + iterations);
+    for (int index = 0; index < block; index++)
+      spent += times[iterations + index];
+    iterations += block;
+    each = spent / iterations;
+  }
+  /* A broadcast from each rank, or a message around the ring, are as many one after another. */
+  const double calls = work->operation == BROADCAST || work->operation == SEND_RECV ? work->ranks : 1;
+  qsort(times, (size_t)iterations, sizeof times[0], by_size);
+  if (work->rank == 0)
+    printf("{\"operation\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"variant\": \"%s\", \"iterations\": %d, \"median\": %.9f, \"mean\": %.9f, \"least\": %.9f, "
+           "\"processor\": %.9f}\n",
+           OPERATION_NAMES[work->operation], DTYPE_NAMES[work->dtype], work->count * DTYPE_SIZES[work->dtype], variant, iterations,
+           times[iterations / 2] / calls * 1e-9, (double)spent / iterations / calls * 1e-9, times[0] / calls * 1e-9, (double)processor / iterations / calls * 1e-9);
+  fflush(stdout);
+  if (measured->release)
+    measured->release(work, variant);
+  return times[iterations / 2];
+}
+
+static int listed(const char *list, const char *name)
+{
+  const size_t length = strlen(name);
+  for (const char *at = list; (at = strstr(at, name)); at += length)
+    if ((at == list || at[-1] == ',') && (at[length] == ',' || at[length] == 0))
+      return 1;
+  return 0;
+}
+
+static void *buffer_of(size_t bytes)
+{
+  void *buffer = NULL;
+  if (posix_memalign(&buffer, 4096, bytes + 4096) != 0) {
+    fprintf(stderr, "no %zu bytes of memory\n", bytes);
+    exit(1);
+  }
+  memset(buffer, 0, bytes + 4096);
+  return buffer;
+}
+
+static void collectives(int64_t budget, const char *operations, const char *dtypes, const char *sizes)
+{
+  for (int operation = 0; operation < OPERATIONS; operation++)
+    for (int dtype = 0; dtype < DTYPES; dtype++) {
+      if (!listed(operations, OPERATION_NAMES[operation]) || !listed(dtypes, DTYPE_NAMES[dtype]))
+        continue;
+      const char *const *variants = measured->variants((enum operation)operation, (enum dtype)dtype);
+      int64_t took[MAX_VARIANTS] = {0};
+      for (const char *size = sizes; variants[0] && size; size = strchr(size, ',') ? strchr(size, ',') + 1 : NULL) {
+        struct work work;
+        memset(&work, 0, sizeof work);
+        work.operation = (enum operation)operation;
+        work.dtype = (enum dtype)dtype;
+        work.rank = measured->rank;
+        work.ranks = measured->ranks;
+        work.left = (work.rank + work.ranks - 1) % work.ranks;
+        work.right = (work.rank + 1) % work.ranks;
+        work.count = (size_t)strtoull(size, NULL, 10) / DTYPE_SIZES[dtype];
+        work.part = work.count / (size_t)work.ranks;
+        if (work.part == 0)
+          work.part = 1;
+        if (operation == ALL_GATHER || operation == REDUCE_SCATTER || operation == ALL_TO_ALL)
+          work.count = work.part * (size_t)work.ranks;
+        work.send = buffer_of(work.count * DTYPE_SIZES[dtype]);
+        work.recv = operation == ALL_REDUCE || operation == BROADCAST ? work.send : buffer_of(work.count * DTYPE_SIZES[dtype]);
+        /* A variant that took over 100 ms, and over 8 times as long as the best, at the size before is not tried: some would take minutes. */
+        int64_t best = INT64_MAX;
+        for (int which = 0; variants[which]; which++)
+          best = took[which] < best ? took[which] : best;
+        for (int which = 0; variants[which]; which++)
+          if (took[which] < LONG || took[which] / 8 <= best)
+            took[which] = one_case(&work, variants[which], budget);
+        if (work.recv != work.send)
+          free(work.recv);
+        free(work.send);
+      }
+    }
+}
+
+/* The processor time that each of ranks 1, 2 ... uses while it waits in an all-reduce for rank 0, which sleeps. */
+static void idle(double seconds)
+{
+  struct work work;
+  memset(&work, 0, sizeof work);
+  work.count = 1;
+  work.rank = measured->rank;
+  work.ranks = measured->ranks;
+  work.send = work.recv = buffer_of(4);
+  const char *variant = measured->variants(ALL_REDUCE, FLOAT32)[0];
+  if (measured->prepare)
+    measured->prepare(&work, variant);
+  for (int index = 0; index < 20; index++)
+    measured->run(&work, variant);
+  const int64_t before = processor_ns();
+  if (work.rank == 0)
+    usleep((useconds_t)(seconds * 1e6));
+  measured->run(&work, variant);
+  int64_t used[MAX_RANKS] = {0}, total = 0;
+  used[work.rank] = work.rank == 0 ? 0 : processor_ns() - before;
+  measured->maximum(used, (size_t)work.ranks);
+  for (int rank = 1; rank < work.ranks; rank++)
+    total += used[rank];
+  if (work.rank == 0)
+    printf("{\"idle\": %.9f, \"seconds\": %g}\n", (double)total * 1e-9 / (work.ranks > 1 ? work.ranks - 1 : 1), seconds);
+  fflush(stdout);
+  if (measured->release)
+    measured->release(&work, variant);
+  free(work.send);
+}
+
+/* A start: what each rank noted on the way, told as the time from when the first rank was executed, and from the last rank's end of one phase to the last
+ * rank's end of the next. */
+enum { MAX_MARKS = 8 };
+static struct {
+  int64_t executed, at[MAX_MARKS];
+  const char *names[MAX_MARKS];
+  int count;
+} marks;
+
+/* The first thing that main does: notes the time, and executes the program anew, so that loading its libraries is in the start. */
+static void note_execution(int argc, char **argv)
+{
+  if (argc < 2 || (strcmp(argv[1], "start") != 0 && strcmp(argv[1], "phases") != 0))
+    return;
+  char text[32];
+  if (!getenv("DM_BENCH_EXECUTED")) {
+    snprintf(text, sizeof text, "%lld", (long long)now_ns());
+    setenv("DM_BENCH_EXECUTED", text, 1);
+    execv("/proc/self/exe", argv);
+    exit(127);
+  }
+  marks.executed = atoll(getenv("DM_BENCH_EXECUTED"));
+}
+
+static void mark(const char *name)
+{
+  marks.names[marks.count] = name;
+  marks.at[marks.count++] = now_ns();
+}
+
+static void print_marks(const struct library *library)
+{
+  int64_t values[MAX_MARKS + 1];
+  values[0] = -marks.executed;
+  memcpy(values + 1, marks.at, sizeof marks.at);
+  library->maximum(values, (size_t)marks.count + 1);
+  if (library->rank != 0)
+    return;
+  printf("{\"total\": %.9f, \"phases\": {", (double)(values[marks.count] + values[0]) * 1e-9);
+  for (int index = 0; index < marks.count; index++)
+    printf("%s\"%s\": %.9f", index ? ", " : "", marks.names[index], (double)(values[index + 1] + (index ? -values[index] : values[0])) * 1e-9);
+  printf("}}\n");
+  fflush(stdout);
+}
+
+/* (N / 4, 2, 2), as far as there are ranks. */
+static void start_shape(int ranks, int shape[3])
+{
+  shape[0] = ranks >= 4 ? ranks / 4 : 1;
+  shape[1] = ranks >= 2 ? 2 : 1;
+  shape[2] = ranks >= 4 ? 2 : 1;
+}
+
+static int measure(const struct library *library, int argc, char **argv)
+{
+  measured = library;
+  if (argc == 6 && strcmp(argv[1], "collectives") == 0)
+    collectives((int64_t)(atof(argv[2]) * 1e6), argv[3], argv[4], argv[5]);
+  else if (argc == 3 && strcmp(argv[1], "idle") == 0)
+    idle(atof(argv[2]));
+  else {
+    fprintf(stderr, "usage: %s collectives BUDGET_MS OPERATIONS DTYPES SIZES | idle SECONDS | start\n", argv[0]);
+    return 2;
+  }
+  return 0;
+}
+
+#endif

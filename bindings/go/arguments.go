@@ -1,0 +1,151 @@
+package devicemesh
+
+// #include "shim.h"
+import "C"
+
+import (
+	"math"
+	"runtime"
+	"strings"
+	"time"
+	"unsafe"
+)
+
+// arguments are Go memory that C reads during one call: strings, arrays, and the pointers between them, which have to be pinned. The first
+// wrong one is kept as the error.
+type arguments struct {
+	pins runtime.Pinner
+	err  error
+}
+
+func (a *arguments) refuse(format string, values ...any) {
+	if a.err == nil {
+		a.err = invalid(format, values...)
+	}
+}
+
+// text is a string as C takes it.
+func (a *arguments) text(what, value string) *C.char {
+	if strings.IndexByte(value, 0) >= 0 {
+		a.refuse("%s %q has a NUL in it", what, value)
+		return nil
+	}
+	bytes := make([]byte, len(value)+1)
+	copy(bytes, value)
+	a.pins.Pin(&bytes[0])
+	return (*C.char)(unsafe.Pointer(&bytes[0]))
+}
+
+// optional is a string, with NULL for the empty one.
+func (a *arguments) optional(what, value string) *C.char {
+	if value == "" {
+		return nil
+	}
+	return a.text(what, value)
+}
+
+// texts is an array of strings; NULL for a nil one.
+func (a *arguments) texts(what string, values []string) **C.char {
+	if values == nil {
+		return nil
+	}
+	// One more: the array of no strings has an address, too.
+	array := make([]*C.char, len(values)+1)
+	for i, value := range values {
+		array[i] = a.text(what, value)
+	}
+	a.pins.Pin(&array[0])
+	return &array[0]
+}
+
+// sizes is an array of size_t.
+func (a *arguments) sizes(what string, values []int) *C.size_t {
+	array := make([]C.size_t, len(values)+1)
+	for i, value := range values {
+		if value < 0 {
+			a.refuse("%s[%d] is %d", what, i, value)
+		}
+		array[i] = C.size_t(value)
+	}
+	a.pins.Pin(&array[0])
+	return &array[0]
+}
+
+func (a *arguments) size(what string, value int) C.size_t {
+	if value < 0 {
+		a.refuse("%s is %d", what, value)
+	}
+	return C.size_t(value)
+}
+
+// int32s is an array of int32_t; NULL for a nil one.
+func (a *arguments) int32s(what string, values []int) *C.int32_t {
+	if values == nil {
+		return nil
+	}
+	array := make([]C.int32_t, len(values)+1)
+	for i, value := range values {
+		array[i] = a.int32(what, value)
+	}
+	a.pins.Pin(&array[0])
+	return &array[0]
+}
+
+func (a *arguments) int32(what string, value int) C.int32_t {
+	if value < math.MinInt32 || value > math.MaxInt32 {
+		a.refuse("%s is %d, which has more than 32 bits", what, value)
+	}
+	return C.int32_t(value)
+}
+
+// milliseconds of a timeout, rounded up; 0 is the default.
+func (a *arguments) milliseconds(timeout time.Duration) C.int64_t {
+	if timeout < 0 {
+		a.refuse("the timeout is %v", timeout)
+	}
+	return C.int64_t((timeout + time.Millisecond - 1) / time.Millisecond)
+}
+
+// call makes a call with these arguments, unless one is wrong, and lets them go.
+func (a *arguments) call(function func() C.outcome) error {
+	defer a.pins.Unpin()
+	if a.err != nil {
+		return a.err
+	}
+	return failure(function())
+}
+
+// listed is a list out of the library: asked for once more when it is longer than expected.
+func listed[T any](ask func(buffer *T, capacity C.size_t, length *C.size_t) C.outcome) ([]T, error) {
+	buffer := make([]T, 16)
+	for {
+		var length C.size_t
+		result := ask(&buffer[0], C.size_t(len(buffer)), &length)
+		if result.status == C.DM_STATUS_BUFFER_TOO_SMALL {
+			C.free(unsafe.Pointer(result.message))
+			buffer = make([]T, length)
+			continue
+		}
+		if err := failure(result); err != nil {
+			return nil, err
+		}
+		return buffer[:length], nil
+	}
+}
+
+// textOf is a string out of the library.
+func textOf(ask func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome) (string, error) {
+	bytes, err := listed(ask)
+	if err != nil {
+		return "", err
+	}
+	return C.GoString(&bytes[0]), nil
+}
+
+func ints[T ~int32 | ~int64 | ~uint64](values []T) []int {
+	numbers := make([]int, len(values))
+	for i, value := range values {
+		numbers[i] = int(value)
+	}
+	return numbers
+}

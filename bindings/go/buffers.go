@@ -1,0 +1,115 @@
+package devicemesh
+
+// #include "shim.h"
+import "C"
+
+import (
+	"reflect"
+	"unsafe"
+)
+
+// A DType is the type of a buffer's elements: the values of ncclDataType_t.
+type DType int32
+
+// The types of elements.
+const (
+	DTypeInt8     DType = C.DM_INT8
+	DTypeUint8    DType = C.DM_UINT8
+	DTypeInt32    DType = C.DM_INT32
+	DTypeUint32   DType = C.DM_UINT32
+	DTypeInt64    DType = C.DM_INT64
+	DTypeUint64   DType = C.DM_UINT64
+	DTypeFloat16  DType = C.DM_FLOAT16
+	DTypeFloat32  DType = C.DM_FLOAT32
+	DTypeFloat64  DType = C.DM_FLOAT64
+	DTypeBFloat16 DType = C.DM_BFLOAT16
+)
+
+// An Op is a reduction: the values of ncclRedOp_t.
+type Op int32
+
+// The reductions. Avg is the sum divided by the number of ranks, truncated for integers.
+const (
+	Sum  Op = C.DM_SUM
+	Prod Op = C.DM_PROD
+	Max  Op = C.DM_MAX
+	Min  Op = C.DM_MIN
+	Avg  Op = C.DM_AVG
+)
+
+// Element is what a collective can reduce and copy. int and uint are 64-bit integers.
+type Element interface {
+	~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~int | ~uint | ~float32 | ~float64 | Float16 | BFloat16
+}
+
+func dtypeOf[T Element]() DType {
+	var element T
+	switch any(element).(type) {
+	case Float16:
+		return DTypeFloat16
+	case BFloat16:
+		return DTypeBFloat16
+	}
+	switch reflect.TypeFor[T]().Kind() {
+	case reflect.Int8:
+		return DTypeInt8
+	case reflect.Uint8:
+		return DTypeUint8
+	case reflect.Int32:
+		return DTypeInt32
+	case reflect.Uint32:
+		return DTypeUint32
+	case reflect.Int64, reflect.Int:
+		return DTypeInt64
+	case reflect.Uint64, reflect.Uint:
+		return DTypeUint64
+	case reflect.Float32:
+		return DTypeFloat32
+	default:
+		return DTypeFloat64
+	}
+}
+
+// A Buffer is memory that a collective reads or writes: of a slice (Of), or any other. Device memory on cuda.
+type Buffer struct {
+	Address unsafe.Pointer
+	Count   int // Elements.
+	DType   DType
+}
+
+// Nothing is where an empty slice lies; the library takes no NULL.
+var nothing [8]byte
+
+// Of is a slice's memory, where it lies.
+func Of[T Element](values []T) Buffer {
+	if len(values) == 0 {
+		return Buffer{unsafe.Pointer(&nothing), 0, dtypeOf[T]()}
+	}
+	return Buffer{unsafe.Pointer(unsafe.SliceData(values)), len(values), dtypeOf[T]()}
+}
+
+// A Stream is a cudaStream_t; nil on cpu.
+type Stream unsafe.Pointer
+
+// same refuses two buffers that differ in type.
+func (a *arguments) same(send, recv Buffer) {
+	if send.DType != recv.DType {
+		a.refuse("send has elements of type %d, recv of type %d", send.DType, recv.DType)
+	}
+}
+
+// sameCount refuses two buffers that differ in length or type.
+func (a *arguments) sameCount(send, recv Buffer) {
+	a.same(send, recv)
+	if send.Count != recv.Count {
+		a.refuse("send has %d elements, recv has %d", send.Count, recv.Count)
+	}
+}
+
+// times refuses a buffer that has not as many elements as all ranks' parts together.
+func (a *arguments) times(its string, large Buffer, other string, small Buffer, ranks int) {
+	a.same(large, small)
+	if ranks > 0 && (large.Count%ranks != 0 || large.Count/ranks != small.Count) {
+		a.refuse("%s has %d elements, but %s has %d, times %d ranks", its, large.Count, other, small.Count, ranks)
+	}
+}

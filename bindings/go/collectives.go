@@ -1,0 +1,171 @@
+package devicemesh
+
+// #include "shim.h"
+import "C"
+
+import (
+	"context"
+	"unsafe"
+)
+
+// The collectives on any memory; the functions of the same names without "Buffer" take slices. On cpu a call returns when the result is there, with
+// stream nil; on cuda when the work is on the stream, and the memory must stay until it is done.
+
+// AllReduceBuffer reduces over all ranks along a dimension; every rank gets the result, bitwise the same. In place when send and recv are the same.
+func (m *Mesh) AllReduceBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, stream Stream) error {
+	var a arguments
+	a.sameCount(send, recv)
+	along := a.optional("dimension name", dim)
+	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_all_reduce(mesh, along, send.Address, recv.Address, C.size_t(send.Count), C.int32_t(send.DType), C.int32_t(op), unsafe.Pointer(stream))
+	})
+}
+
+// ReduceBuffer reduces to rank root along the dimension, whose recv gets the result. The others' recv is not used.
+func (m *Mesh) ReduceBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, root int, stream Stream) error {
+	var a arguments
+	if m.along(&a, dim).rank == root {
+		a.sameCount(send, recv)
+	}
+	along, to := a.optional("dimension name", dim), a.int32("root", root)
+	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_reduce(mesh, along, send.Address, recv.Address, C.size_t(send.Count), C.int32_t(send.DType), C.int32_t(op), to, unsafe.Pointer(stream))
+	})
+}
+
+// BroadcastBuffer copies the send of rank root along the dimension to every rank's recv. The others' send is not used.
+func (m *Mesh) BroadcastBuffer(ctx context.Context, dim string, send, recv Buffer, root int, stream Stream) error {
+	var a arguments
+	if m.along(&a, dim).rank == root {
+		a.sameCount(send, recv)
+	}
+	along, from := a.optional("dimension name", dim), a.int32("root", root)
+	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_broadcast(mesh, along, send.Address, recv.Address, C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
+	})
+}
+
+// AllGatherBuffer gathers every rank's send in recv, in rank order.
+func (m *Mesh) AllGatherBuffer(ctx context.Context, dim string, send, recv Buffer, stream Stream) error {
+	var a arguments
+	a.times("recv", recv, "send", send, m.along(&a, dim).size)
+	along := a.optional("dimension name", dim)
+	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_all_gather(mesh, along, send.Address, recv.Address, C.size_t(send.Count), C.int32_t(send.DType), unsafe.Pointer(stream))
+	})
+}
+
+// ReduceScatterBuffer reduces over all ranks and leaves block i of the result in the recv of rank i.
+func (m *Mesh) ReduceScatterBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, stream Stream) error {
+	var a arguments
+	a.times("send", send, "recv", recv, m.along(&a, dim).size)
+	along := a.optional("dimension name", dim)
+	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_reduce_scatter(mesh, along, send.Address, recv.Address, C.size_t(recv.Count), C.int32_t(recv.DType), C.int32_t(op), unsafe.Pointer(stream))
+	})
+}
+
+// AllToAllBuffer sends block i of send to rank i, and receives block i of recv from rank i. They must not overlap.
+func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer, stream Stream) error {
+	var a arguments
+	a.sameCount(send, recv)
+	size := max(1, m.along(&a, dim).size)
+	if send.Count%size != 0 {
+		a.refuse("send has %d elements, which %d ranks do not share evenly", send.Count, size)
+	}
+	along := a.optional("dimension name", dim)
+	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_all_to_all(mesh, along, send.Address, recv.Address, C.size_t(send.Count/size), C.int32_t(send.DType), unsafe.Pointer(stream))
+	})
+}
+
+// SendBuffer sends to rank peer along the dimension, which receives. Sends and receives of one exchange belong in a Group.
+func (m *Mesh) SendBuffer(ctx context.Context, dim string, send Buffer, peer int, stream Stream) error {
+	var a arguments
+	along, to := a.optional("dimension name", dim), a.int32("peer", peer)
+	return m.operation(ctx, &a, []Buffer{send}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_send(mesh, along, send.Address, C.size_t(send.Count), C.int32_t(send.DType), to, unsafe.Pointer(stream))
+	})
+}
+
+// RecvBuffer receives from rank peer along the dimension, which sends as many elements.
+func (m *Mesh) RecvBuffer(ctx context.Context, dim string, recv Buffer, peer int, stream Stream) error {
+	var a arguments
+	along, from := a.optional("dimension name", dim), a.int32("peer", peer)
+	return m.operation(ctx, &a, []Buffer{recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_recv(mesh, along, recv.Address, C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
+	})
+}
+
+// place is where this rank is along a dimension, and of how many.
+type place struct{ rank, size int }
+
+// along asks for it; what goes wrong is the error of the operation.
+func (m *Mesh) along(a *arguments, dim string) place {
+	rank, err := m.LocalRank(dim)
+	size := 0
+	if err == nil {
+		size, err = m.Size(dim)
+	}
+	if err != nil && a.err == nil {
+		a.err = err
+	}
+	return place{rank, size}
+}
+
+// operation makes one collective, in the group of ctx when that has one.
+func (m *Mesh) operation(ctx context.Context, a *arguments, buffers []Buffer, function func(mesh C.uintptr_t) C.outcome) error {
+	for _, buffer := range buffers {
+		if buffer.Count < 0 {
+			a.refuse("a buffer has %d elements", buffer.Count)
+		}
+	}
+	if group := groupOf(ctx); group != nil {
+		if err := group.take(buffers); err != nil && a.err == nil {
+			a.err = err
+		}
+		// It is only noted now: the group's end waits.
+		return m.call(a, function)
+	}
+	return m.collective(ctx, a, function)
+}
+
+// AllReduce reduces over all ranks along a dimension; every rank gets the result in recv, bitwise the same. In place when send and recv are the same.
+func AllReduce[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, op Op) error {
+	return m.AllReduceBuffer(ctx, dim, Of(send), Of(recv), op, nil)
+}
+
+// Reduce reduces to rank root along the dimension. The others' recv is not used and may be nil.
+func Reduce[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, op Op, root int) error {
+	return m.ReduceBuffer(ctx, dim, Of(send), Of(recv), op, root, nil)
+}
+
+// Broadcast copies the values of rank root along the dimension to all its ranks, in place.
+func Broadcast[T Element](ctx context.Context, m *Mesh, dim string, values []T, root int) error {
+	return m.BroadcastBuffer(ctx, dim, Of(values), Of(values), root, nil)
+}
+
+// AllGather gathers every rank's send in recv, in rank order.
+func AllGather[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T) error {
+	return m.AllGatherBuffer(ctx, dim, Of(send), Of(recv), nil)
+}
+
+// ReduceScatter reduces over all ranks and leaves block i of the result in the recv of rank i.
+func ReduceScatter[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, op Op) error {
+	return m.ReduceScatterBuffer(ctx, dim, Of(send), Of(recv), op, nil)
+}
+
+// AllToAll sends block i of send to rank i, and receives block i of recv from rank i.
+func AllToAll[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T) error {
+	return m.AllToAllBuffer(ctx, dim, Of(send), Of(recv), nil)
+}
+
+// Send sends to rank peer along the dimension, which receives. Sends and receives of one exchange belong in a Group.
+func Send[T Element](ctx context.Context, m *Mesh, dim string, values []T, peer int) error {
+	return m.SendBuffer(ctx, dim, Of(values), peer, nil)
+}
+
+// Recv receives from rank peer along the dimension, which sends as many.
+func Recv[T Element](ctx context.Context, m *Mesh, dim string, values []T, peer int) error {
+	return m.RecvBuffer(ctx, dim, Of(values), peer, nil)
+}

@@ -1,0 +1,133 @@
+package devicemesh
+
+// #include "shim.h"
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"unsafe"
+)
+
+// A Status is the way in which a call failed. Each is an error for errors.Is:
+//
+//	if errors.Is(err, devicemesh.ErrPeerLost) { ... }
+type Status int32
+
+// The ways in which a call can fail.
+const (
+	// An argument is out of range, repeated or contradicts another.
+	ErrInvalidArgument Status = C.DM_STATUS_INVALID_ARGUMENT
+	// The mesh or world was closed.
+	ErrInvalidHandle Status = C.DM_STATUS_INVALID_HANDLE
+	// No dimension, symbol or registered mesh of that name.
+	ErrNotFound Status = C.DM_STATUS_NOT_FOUND
+	// The calling rank is not part of this mesh.
+	ErrNotMember Status = C.DM_STATUS_NOT_MEMBER
+	// The answer is longer than the buffer for it.
+	ErrBufferTooSmall Status = C.DM_STATUS_BUFFER_TOO_SMALL
+	// Ranks disagree about a collective call; the message says which rank asked for what.
+	ErrMismatch Status = C.DM_STATUS_MISMATCH
+	// A deadline passed; the message names the ranks that never came.
+	ErrTimeout Status = C.DM_STATUS_TIMEOUT
+	// The rendezvous store is unreachable, broke the protocol or refused us.
+	ErrStore Status = C.DM_STATUS_STORE
+	// The communicator library failed; Error.CCLResult has its code.
+	ErrCCL Status = C.DM_STATUS_CCL
+	// The device driver failed; Error.DeviceError has its code.
+	ErrDevice Status = C.DM_STATUS_DEVICE
+	// No usable communicator library; the message lists what was tried.
+	ErrLibrary Status = C.DM_STATUS_LIBRARY
+	// Not available for this device type, world or library version; the message says what to do instead.
+	ErrUnsupported Status = C.DM_STATUS_UNSUPPORTED
+	// The mesh was aborted or finalized, or its world aborted.
+	ErrAborted Status = C.DM_STATUS_ABORTED
+	// A rank died or left; the message names it where known.
+	ErrPeerLost Status = C.DM_STATUS_PEER_LOST
+	// A bug in the library.
+	ErrInternal Status = C.DM_STATUS_INTERNAL
+)
+
+// Error gives the status's C name, for example "DM_STATUS_TIMEOUT".
+func (s Status) Error() string {
+	return C.GoString(C.dm_status_name(C.dm_status(s)))
+}
+
+// An Error is what a call of the library failed with.
+type Error struct {
+	Status  Status
+	Message string // One line, with the values and the ranks.
+
+	// The codes of the layers below (ncclResult_t, CUresult, errno); 0 where those were not involved.
+	CCLResult, DeviceError int
+	OSError                syscall.Errno
+
+	// Why the call ended: the context's cause where that ended it, or what the program's own Store answered. Often nil.
+	Cause error
+}
+
+// Error gives the library's message.
+func (e *Error) Error() string {
+	if e.Cause != nil {
+		return fmt.Sprintf("%s: %v", e.Message, e.Cause)
+	}
+	return e.Message
+}
+
+// Timeout says whether a deadline passed, as net.Error does.
+func (e *Error) Timeout() bool {
+	return e.Status == ErrTimeout
+}
+
+// Unwrap gives the status, the errno and the cause, so that errors.Is finds each.
+func (e *Error) Unwrap() []error {
+	below := []error{e.Status}
+	if e.OSError != 0 {
+		below = append(below, e.OSError)
+	}
+	if e.Cause != nil {
+		below = append(below, e.Cause)
+	}
+	return below
+}
+
+// failure is the error of a call, nil when there is none.
+func failure(result C.outcome) error {
+	if result.status == C.DM_STATUS_OK {
+		return nil
+	}
+	defer C.free(unsafe.Pointer(result.message))
+	return &Error{
+		Status:      Status(result.status),
+		Message:     C.GoString(result.message),
+		CCLResult:   int(result.ccl_result),
+		DeviceError: int(result.device_error),
+		OSError:     syscall.Errno(result.os_error),
+	}
+}
+
+func invalid(format string, values ...any) error {
+	return &Error{Status: ErrInvalidArgument, Message: fmt.Sprintf(format, values...)}
+}
+
+// until makes a call that may wait for other ranks. When ctx is done first, end is called, which makes it return.
+func until(ctx context.Context, end func(), call func() error) error {
+	if ctx.Err() != nil {
+		// The other ranks may be waiting already: they are told now, as they would be a moment later.
+		end()
+	} else if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, end)
+		defer stop()
+	}
+	err := call()
+	if failed, ok := err.(*Error); ok && failed.Cause == nil && ctx.Err() != nil && failed.Status == ErrAborted {
+		failed.Cause = context.Cause(ctx)
+	}
+	return err
+}
+
+// Version is that of the loaded library: 10000 * major + 100 * minor + patch.
+func Version() int {
+	return int(C.dm_version())
+}

@@ -1,0 +1,3 @@
+module libdevicemesh/devicemesh
+
+go 1.24

@@ -1,0 +1,420 @@
+package devicemesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var background = context.Background()
+
+// offline is a mesh of 8 ranks on this process, which is rank 6.
+func offline(t *testing.T) *Mesh {
+	t.Helper()
+	world, err := Join(background, "cpu", &WorldOptions{Size: 8, Rank: 6, Offline: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mesh, err := Init(background, "cpu", []int{2, 4}, []string{"dp", "tp"}, &MeshOptions{World: world})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { mesh.Close(); world.Close() })
+	return mesh
+}
+
+// expect checks a value that comes with an error.
+func expect[T any](t *testing.T, expected T) func(T, error) {
+	t.Helper()
+	return func(got T, err error) {
+		t.Helper()
+		if err != nil || !reflect.DeepEqual(got, expected) {
+			t.Errorf("got %v, %v; expected %v", got, err, expected)
+		}
+	}
+}
+
+// refused checks an error's status and a part of its message.
+func refused(t *testing.T, err error, status Status, part string) {
+	t.Helper()
+	var failed *Error
+	if !errors.Is(err, status) || !errors.As(err, &failed) || failed.Status != status || !strings.Contains(err.Error(), part) {
+		t.Errorf("got %v; expected %v with %q", err, status, part)
+	}
+}
+
+func TestQueries(t *testing.T) {
+	mesh := offline(t)
+	expect(t, []int{2, 4})(mesh.Shape())
+	expect(t, 8)(mesh.Size(""))
+	expect(t, 4)(mesh.Size("tp"))
+	expect(t, 6)(mesh.Rank())
+	expect(t, 2)(mesh.LocalRank("tp"))
+	expect(t, []int{1, 2})(mesh.Coordinate())
+	expect(t, []int{0, 1, 2, 3, 4, 5, 6, 7})(mesh.Ranks())
+	expect(t, []int{4, 5, 6, 7})(mesh.GroupRanks("tp"))
+	expect(t, [][]int{{0, 4}, {1, 5}, {2, 6}, {3, 7}})(mesh.ReplicaGroups("dp"))
+	expect(t, 2)(mesh.TranslateRank("dp", 0))
+	expect(t, 7)(mesh.Neighbor("tp", 1, false))
+	expect(t, -1)(mesh.Neighbor("tp", 2, false))
+	expect(t, 4)(mesh.Neighbor("tp", 2, true))
+	if names := mesh.Names(); !reflect.DeepEqual(names, []string{"dp", "tp"}) {
+		t.Error(names)
+	}
+	if text := fmt.Sprint(mesh); text != "DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1))" {
+		t.Error(text)
+	}
+	if rank, err := mesh.World().Rank(); rank != 6 || err != nil {
+		t.Error(rank, err)
+	}
+	if Version() < 100 {
+		t.Error(Version())
+	}
+}
+
+func TestListsLongerThanTheFirstBuffer(t *testing.T) {
+	world, err := Join(background, "cpu", &WorldOptions{Size: 1000, Rank: 0, Offline: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer world.Close()
+	ranks := make([]int, 1000)
+	for i := range ranks {
+		ranks[i] = 999 - i
+	}
+	mesh, err := Init(background, "cpu", []int{1000}, nil, &MeshOptions{World: world, Ranks: ranks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mesh.Close()
+	expect(t, ranks)(mesh.Ranks())
+	expect(t, 999)(mesh.LocalRank(""))
+	text, err := mesh.Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Deserialize(background, text, &MeshOptions{World: world, Dims: []DimOptions{{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, true)(again.Equal(mesh))
+	hash, _ := mesh.Hash()
+	expect(t, hash)(again.Hash())
+	_, err = Deserialize(background, text, &MeshOptions{World: world, Dims: make([]DimOptions, 2)})
+	refused(t, err, ErrInvalidArgument, "2 options for 1 dimensions")
+	_, err = Deserialize(background, "{", &MeshOptions{World: world})
+	refused(t, err, ErrInvalidArgument, "not the text of a mesh")
+}
+
+func TestViews(t *testing.T) {
+	mesh := offline(t)
+	view := func(made *Mesh, err error) string {
+		if err != nil {
+			return err.Error()
+		}
+		defer made.Close()
+		return made.String()
+	}
+	tp, _ := mesh.Slice("tp")
+	dp, _ := mesh.Slice("dp")
+	for _, each := range [][2]string{
+		{view(mesh.Slice("tp", "dp")), "DeviceMesh((tp=4, dp=2), 'cpu', stride=(1, 4))"},
+		{view(mesh.Slice()), "DeviceMesh((), 'cpu', stride=())"},
+		{view(mesh.Flatten(background, "all")), "DeviceMesh((all=8), 'cpu', stride=(1,))"},
+		{view(mesh.Unflatten(background, "tp", []int{2, 2}, []string{"a", "b"}, DimOptions{}, DimOptions{OwnComm: true, CommName: "b"})),
+			"DeviceMesh((dp=2, a=2, b=2), 'cpu', stride=(4, 2, 1))"},
+		{view(mesh.Reshape(background, []int{8, 1}, []string{"ep", "one"})), "DeviceMesh((ep=8, one=1), 'cpu', stride=(1, ()))"},
+		{view(mesh.SliceRange(background, "tp", 2, 2, 1)), "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))"},
+		{view(Concatenate(tp, dp)), "DeviceMesh((tp=4, dp=2), 'cpu', stride=(1, 4))"},
+		{view(tp.Root()), mesh.String()},
+		{view(mesh.Clone()), mesh.String()},
+		{view(mesh.Submesh(1, "tp")), tp.String()},
+	} {
+		if strings.ReplaceAll(each[0], ",)", ")") != strings.ReplaceAll(each[1], ",)", ")") {
+			t.Errorf("got %s, expected %s", each[0], each[1])
+		}
+	}
+	expect(t, 2)(mesh.SubmeshCount("tp"))
+	if err := tp.Register("go/tp"); err != nil {
+		t.Fatal(err)
+	}
+	found, err := Lookup("go/tp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, true)(found.Equal(tp))
+	if err := Unregister("go/tp"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Lookup("go/tp")
+	refused(t, err, ErrNotFound, "go/tp")
+}
+
+func TestPlanning(t *testing.T) {
+	mesh := offline(t)
+	shape, offset, err := mesh.LocalShard([]Placement{Shard(0, 1), Shard(0, 0)}, []int{16, 3}, -1)
+	if err != nil || !reflect.DeepEqual([][]int{shape, offset}, [][]int{{2, 3}, {10, 0}}) {
+		t.Error(shape, offset, err)
+	}
+	_, _, err = mesh.LocalShard([]Placement{{}}, []int{16}, -1)
+	refused(t, err, ErrInvalidArgument, "1 placements for 2 dimensions")
+	_, _, err = mesh.LocalShard([]Placement{Shard(1<<40, 0), {}}, []int{16}, -1)
+	refused(t, err, ErrInvalidArgument, "2147483647")
+	locations := []string{"a", "b", "a", "b", "a", "b", "a", "b"}
+	ranks, report, err := PlanRanks(locations, []int{2, 4}, []uint32{1, 10})
+	if err != nil || !reflect.DeepEqual(ranks, []int{0, 2, 4, 6, 1, 3, 5, 7}) || !strings.Contains(report, `"crossing_groups":[0]`) {
+		t.Error(ranks, report, err)
+	}
+	_, _, err = PlanRanks(locations, []int{math.MaxInt, 2}, nil)
+	refused(t, err, ErrInvalidArgument, "more ranks than there are locations, 8")
+	_, _, err = PlanRanks(nil, []int{1}, nil)
+	refused(t, err, ErrInvalidArgument, "locations, 0")
+	_, _, err = PlanRanks(locations, []int{2, 4}, []uint32{1})
+	refused(t, err, ErrInvalidArgument, "1 weights for 2 dimensions")
+}
+
+func TestWrongArguments(t *testing.T) {
+	mesh := offline(t)
+	world := mesh.World()
+	mustFail := func(status Status, part string) func(any, error) {
+		t.Helper()
+		return func(_ any, err error) { t.Helper(); refused(t, err, status, part) }
+	}
+	init := func(shape []int, names []string, options MeshOptions) (*Mesh, error) {
+		options.World = world
+		return Init(background, "cpu", shape, names, &options)
+	}
+	bad := func(made *Mesh, err error) (any, error) { return made, err }
+	mustFail(ErrNotFound, "ep")(mesh.Size("ep"))
+	mustFail(ErrNotFound, "dp, tp")(mesh.LocalRank("ep"))
+	mustFail(ErrInvalidArgument, "2 dimensions")(mesh.LocalRank(""))
+	mustFail(ErrInvalidArgument, `"t\x00p" has a NUL`)(mesh.Size("t\x00p"))
+	mustFail(ErrInvalidArgument, `has a NUL`)(mesh.GroupRanks("t\x00p"))
+	mustFail(ErrInvalidArgument, "")(mesh.Size("\xff\xfe"))
+	mustFail(ErrInvalidArgument, "more than 32 bits")(mesh.TranslateRank("tp", 1<<40))
+	mustFail(ErrInvalidArgument, "4")(mesh.TranslateRank("tp", 4))
+	mustFail(ErrInvalidArgument, "shape[1] is -4")(bad(init([]int{2, -4}, nil, MeshOptions{})))
+	mustFail(ErrInvalidArgument, "1 names for 2 dimensions")(bad(init([]int{2, 4}, []string{"a"}, MeshOptions{})))
+	mustFail(ErrInvalidArgument, "a")(bad(init([]int{2, 4}, []string{"a", "a"}, MeshOptions{})))
+	mustFail(ErrInvalidArgument, "")(bad(init([]int{2, 4}, []string{"a", ""}, MeshOptions{})))
+	mustFail(ErrInvalidArgument, "3 ranks")(bad(init([]int{2, 4}, nil, MeshOptions{Ranks: []int{0, 1, 2}})))
+	mustFail(ErrInvalidArgument, "1 ranks")(bad(init([]int{1 << 40, 1 << 40}, nil, MeshOptions{Ranks: []int{0}})))
+	mustFail(ErrInvalidArgument, "")(bad(init([]int{1 << 40, 1 << 40}, nil, MeshOptions{})))
+	mustFail(ErrInvalidArgument, "1 options")(bad(init([]int{2, 4}, nil, MeshOptions{Dims: make([]DimOptions, 1)})))
+	mustFail(ErrInvalidArgument, "timeout")(bad(init([]int{2, 4}, nil, MeshOptions{Timeout: -time.Second})))
+	mustFail(ErrInvalidArgument, "xpu")(bad(Init(background, "xpu", []int{2}, nil, &MeshOptions{World: world})))
+	mustFail(ErrInvalidArgument, "2 options")(bad(mesh.Flatten(background, "f", DimOptions{}, DimOptions{})))
+	mustFail(ErrInvalidArgument, "3 names")(bad(mesh.Unflatten(background, "tp", []int{2, 2}, []string{"a", "b", "c"})))
+	mustFail(ErrInvalidArgument, "index is -1")(bad(mesh.Submesh(-1, "tp")))
+	mustFail(ErrInvalidArgument, "1 communicators")(bad(FromComms("cpu", []int{2, 4}, nil, []Comm{1}, false, nil)))
+	mustFail(ErrCCL, "no live communicator")(bad(FromComms("cpu", []int{2}, nil, []Comm{1}, false, nil)))
+	mustFail(ErrInvalidArgument, "")(bad(Concatenate()))
+	mustFail(ErrUnsupported, "offline")(mesh.Comm(background, "tp"))
+	mustFail(ErrUnsupported, "offline")(mesh.Proc("ncclAllReduce"))
+	refused(t, AllReduce(background, mesh, "tp", []float32{1}, []float32{1}, Sum), ErrUnsupported, "offline")
+	refused(t, mesh.Register(""), ErrInvalidArgument, "name")
+	_, err := Join(background, "cpu", &WorldOptions{Size: 2, Rank: 2})
+	refused(t, err, ErrInvalidArgument, "2")
+	_, err = Join(background, "cpu", &WorldOptions{Size: 1, InitMethod: "file://\x00"})
+	refused(t, err, ErrInvalidArgument, "NUL")
+	_, err = Join(background, "cpu", &WorldOptions{Size: 1 << 40})
+	refused(t, err, ErrInvalidArgument, "32 bits")
+}
+
+func TestClosedAndNil(t *testing.T) {
+	mesh := offline(t)
+	tp, err := mesh.Slice("tp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := tp.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(t, 8)(mesh.Size(""))
+	var none *Mesh
+	values := []float32{1}
+	for _, m := range []*Mesh{tp, none, {}} {
+		results := []error{
+			m.Abort(), m.Check("tp"), m.Finalize(background), AllReduce(background, m, "tp", values, values, Sum),
+			AllGather(background, m, "tp", values, make([]float32, 4)), Broadcast(background, m, "tp", values, 0),
+			m.Group(background, func(context.Context) error { t.Error("a group of no mesh began"); return nil }),
+		}
+		add := func(_ any, err error) { results = append(results, err) }
+		add(m.Size(""))
+		add(m.Shape())
+		add(m.Ranks())
+		add(m.GroupRanks(""))
+		add(m.ReplicaGroups(""))
+		add(m.Rank())
+		add(m.Hash())
+		add(m.Serialize())
+		add(m.Equal(mesh))
+		add(mesh.Equal(m))
+		add(m.Slice("tp"))
+		add(m.Clone())
+		add(m.Root())
+		add(m.Flatten(background, ""))
+		add(m.Shrink(background, "tp", []int{1}))
+		add(m.Comm(background, ""))
+		add(m.Proc("ncclAllReduce"))
+		add(Concatenate(m))
+		for at, err := range results {
+			if !errors.Is(err, ErrInvalidHandle) || !strings.Contains(err.Error(), "not a live dm_mesh") {
+				t.Errorf("call %d of mesh %v: %v", at, m, err)
+			}
+		}
+		_ = m.String()
+	}
+	refused(t, none.Register("x"), ErrInvalidHandle, "nil")
+	if none.Close() != nil || none.Names() != nil || none.World() != nil {
+		t.Error("a nil mesh has something")
+	}
+
+	world, err := Join(background, "cpu", &WorldOptions{Size: 1, Offline: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	world.Close()
+	world.Close()
+	var nowhere *World
+	for _, w := range []*World{world, nowhere} {
+		_, err := w.Rank()
+		refused(t, err, ErrInvalidHandle, "")
+		refused(t, w.Barrier(background, 0), ErrInvalidHandle, "")
+		_, err = w.Locations(background, "")
+		refused(t, err, ErrInvalidHandle, "")
+		refused(t, w.Abort(), ErrInvalidHandle, "")
+	}
+	_, err = Init(background, "cpu", []int{1}, nil, &MeshOptions{World: world})
+	refused(t, err, ErrInvalidHandle, "dm_world")
+}
+
+// Each goroutine makes a failure of its own again and again, while others move it from thread to thread: whose reason it gets shows whether it was read on the
+// thread of the call.
+func TestReasonsAreNeverMixedUp(t *testing.T) {
+	mesh := offline(t)
+	var group sync.WaitGroup
+	for id := range 64 {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			name := fmt.Sprintf("dimension-%d.", id)
+			for round := range 500 {
+				var err error
+				status, part := ErrNotFound, name
+				switch (id + round) % 4 {
+				case 0:
+					_, err = mesh.Size(name)
+				case 1:
+					_, err = mesh.GroupRanks(name)
+				case 2:
+					_, err = mesh.Slice("tp", name)
+				default:
+					status, part = ErrInvalidArgument, fmt.Sprint(1000+id)
+					_, err = mesh.TranslateRank("tp", 1000+id)
+				}
+				if !errors.Is(err, status) || !strings.Contains(err.Error(), part) {
+					t.Errorf("goroutine %d got %v, expected %v with %q", id, err, status, part)
+					return
+				}
+				if round%8 == 0 {
+					runtime.Gosched()
+				}
+			}
+		}()
+	}
+	group.Wait()
+}
+
+func TestMeshesThatNothingRefersToAreClosed(t *testing.T) {
+	mesh := offline(t)
+	forget := func() []*Mesh {
+		for range 1000 {
+			if _, err := mesh.Slice("tp"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return nil
+	}
+	forget()
+	last, err := mesh.Slice("tp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	handle := &Mesh{handle: last.handle}
+	runtime.KeepAlive(last)
+	last = nil
+	until := time.Now().Add(30 * time.Second)
+	for {
+		if _, err := handle.Size(""); errors.Is(err, ErrInvalidHandle) {
+			return
+		}
+		if time.Now().After(until) {
+			t.Fatal("the handle lives on")
+		}
+		runtime.GC()
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestErrorsOfTheLayersBelow(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Join(background, "cpu", &WorldOptions{Size: 2, InitMethod: "file://" + file + "/in/it", Timeout: time.Second})
+	refused(t, err, ErrStore, file)
+	if !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("%v should be ENOTDIR", err)
+	}
+	cause := errors.New("the cause")
+	failed := &Error{Status: ErrTimeout, Message: "late", Cause: cause}
+	if !failed.Timeout() || !errors.Is(failed, cause) || errors.Is(failed, ErrStore) || failed.Error() != "late: the cause" {
+		t.Error(failed)
+	}
+	if text := Status(99).Error(); text != "DM_STATUS_UNKNOWN" {
+		t.Error(text)
+	}
+}
+
+func TestHalves(t *testing.T) {
+	for bits := range 1 << 16 {
+		half, brain := Float16(bits), BFloat16(bits)
+		if value := half.Float32(); value == value && ToFloat16(value) != half {
+			t.Fatalf("float16 %#x is %v, which is %#x", bits, value, ToFloat16(value))
+		}
+		if value := brain.Float32(); value == value && ToBFloat16(value) != brain {
+			t.Fatalf("bfloat16 %#x is %v, which is %#x", bits, value, ToBFloat16(value))
+		}
+	}
+	inf := float32(math.Inf(1))
+	for _, each := range []struct {
+		value float32
+		half  Float16
+		brain BFloat16
+	}{
+		{1, 0x3c00, 0x3f80}, {-2, 0xc000, 0xc000}, {65504, 0x7bff, 0x4780}, {65519.996, 0x7bff, 0x4780}, {65520, 0x7c00, 0x4780}, {inf, 0x7c00, 0x7f80},
+		{0x1p-24, 1, 0x3380}, {0x1p-25, 0, 0x3300}, {0x1.8p-24, 2, 0x33c0}, {1 + 0x1p-11, 0x3c00, 0x3f80}, {1 + 0x3p-11, 0x3c02, 0x3f80},
+		{1 + 0x1p-8, 0x3c04, 0x3f80}, {1 + 0x3p-8, 0x3c0c, 0x3f82}, {2 - 0x1p-20, 0x4000, 0x4000},
+	} {
+		if half, brain := ToFloat16(each.value), ToBFloat16(each.value); half != each.half || brain != each.brain {
+			t.Errorf("%v is %#x and %#x, expected %#x and %#x", each.value, half, brain, each.half, each.brain)
+		}
+	}
+	nan := float32(math.NaN())
+	if half, brain := ToFloat16(nan).Float32(), ToBFloat16(nan).Float32(); half == half || brain == brain {
+		t.Error(half, brain)
+	}
+}

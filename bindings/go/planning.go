@@ -1,0 +1,76 @@
+package devicemesh
+
+// #include "shim.h"
+import "C"
+
+import "math"
+
+// A Placement is what one mesh dimension does with a tensor. The zero value replicates it; Shard splits a dimension.
+type Placement struct {
+	placement C.dm_placement
+}
+
+// Shard splits a dimension of the tensor. Among mesh dimensions that shard the same one, lower orders split first, equal ones in the order of the
+// mesh.
+func Shard(tensorDim, order int) Placement {
+	// What does not fit is refused by the library, as a dimension that no tensor has.
+	fit := func(value int) C.int32_t { return C.int32_t(max(math.MinInt32, min(math.MaxInt32, value))) }
+	return Placement{C.dm_placement{kind: C.DM_SHARD, tensor_dim: fit(tensorDim), order: fit(order)}}
+}
+
+// LocalShard is the shape and the offset of one rank's block of a tensor; rank -1 is this process's. Local. placements has one element for each dimension
+// of the mesh.
+func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, rank int) (shape, offset []int, err error) {
+	var a arguments
+	if m != nil {
+		a.count("placements", len(placements), true, len(m.names))
+	}
+	array := make([]C.dm_placement, len(placements)+1)
+	for i, placement := range placements {
+		array[i] = placement.placement
+	}
+	lengths, ndim, whose := a.sizes("the tensor's shape", tensorShape), len(tensorShape), a.int32("the rank", rank)
+	local, start := make([]C.size_t, ndim+1), make([]C.size_t, ndim+1)
+	err = m.call(&a, func(mesh C.uintptr_t) C.outcome {
+		return C.go_local_shard(mesh, &array[0], lengths, C.size_t(ndim), whose, &local[0], &start[0])
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return ints(local[:ndim]), ints(start[:ndim]), nil
+}
+
+// PlanRanks gives ranks for MeshOptions.Ranks that keep the dimensions that talk most inside the closest domains of the machine, and a report of what each
+// dimension crosses, as a line of JSON. Local. locations are the ranks' paths (World.Locations); traffic has a weight for each dimension, nil: later dimensions
+// talk more.
+func PlanRanks(locations []string, shape []int, traffic []uint32) (ranks []int, report string, err error) {
+	var a arguments
+	a.count("weights", len(traffic), traffic != nil, len(shape))
+	n := product(shape)
+	if n < 0 || n > len(locations) {
+		a.refuse("the shape %v has more ranks than there are locations, %d", shape, len(locations))
+		n = 0
+	}
+	if locations == nil {
+		locations = []string{}
+	}
+	paths, lengths, answer := a.texts("location", locations), a.sizes("shape", shape), make([]C.int32_t, n+1)
+	var weights *C.uint32_t
+	if len(traffic) > 0 {
+		array := make([]C.uint32_t, len(traffic))
+		for i, weight := range traffic {
+			array[i] = C.uint32_t(weight)
+		}
+		weights = &array[0]
+	}
+	err = (*Mesh)(nil).asked(&a, func() error {
+		report, err = textOf(func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome {
+			return C.go_plan_ranks(paths, C.size_t(len(locations)), lengths, C.size_t(len(shape)), weights, &answer[0], text, capacity, length)
+		})
+		return err
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return ints(answer[:n]), report, nil
+}

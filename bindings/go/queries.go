@@ -1,0 +1,162 @@
+package devicemesh
+
+// #include "shim.h"
+import "C"
+
+import "runtime"
+
+// Shape is the sizes of the dimensions, in order.
+func (m *Mesh) Shape() ([]int, error) {
+	defer runtime.KeepAlive(m)
+	sizes, err := listed(func(sizes *C.size_t, capacity C.size_t, length *C.size_t) C.outcome {
+		return C.go_shape(m.token(), sizes, capacity, length)
+	})
+	return ints(sizes), err
+}
+
+// Size is the number of ranks along a dimension, or with "" in the whole view.
+func (m *Mesh) Size(dim string) (int, error) {
+	var a arguments
+	var size C.size_t
+	along := a.optional("dimension name", dim)
+	err := m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_size(mesh, along, &size) })
+	return int(size), err
+}
+
+// Rank is this process's rank in the world, whether or not it is in the mesh.
+func (m *Mesh) Rank() (int, error) {
+	var rank C.int32_t
+	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_rank(mesh, &rank) })
+	return int(rank), err
+}
+
+// LocalRank is this rank's coordinate along a dimension, which is also its rank in that dimension's communicator.
+func (m *Mesh) LocalRank(dim string) (int, error) {
+	var a arguments
+	var rank C.int32_t
+	along := a.optional("dimension name", dim)
+	err := m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_get_local_rank(mesh, along, &rank) })
+	return int(rank), err
+}
+
+// Coordinate is this rank's place in the view, one number for each dimension.
+func (m *Mesh) Coordinate() ([]int, error) {
+	defer runtime.KeepAlive(m)
+	coordinate, err := listed(func(coordinate *C.size_t, capacity C.size_t, length *C.size_t) C.outcome {
+		return C.go_get_coordinate(m.token(), coordinate, capacity, length)
+	})
+	return ints(coordinate), err
+}
+
+// Ranks are the world ranks of the view, row-major in its shape.
+func (m *Mesh) Ranks() ([]int, error) {
+	defer runtime.KeepAlive(m)
+	ranks, err := listed(func(ranks *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
+		return C.go_ranks(m.token(), ranks, capacity, length)
+	})
+	return ints(ranks), err
+}
+
+// GroupRanks are the world ranks of this rank's group along a dimension, in the order of their ranks in its communicator.
+func (m *Mesh) GroupRanks(dim string) ([]int, error) {
+	var a arguments
+	var ranks []C.int32_t
+	along := a.optional("dimension name", dim)
+	err := m.asked(&a, func() (err error) {
+		ranks, err = listed(func(ranks *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
+			return C.go_group_ranks(m.token(), along, ranks, capacity, length)
+		})
+		return err
+	})
+	return ints(ranks), err
+}
+
+// ReplicaGroups are all groups along a dimension, as XLA wants them: each rank of the root mesh once.
+func (m *Mesh) ReplicaGroups(dim string) ([][]int, error) {
+	var a arguments
+	var ranks []C.int64_t
+	along := a.optional("dimension name", dim)
+	err := m.asked(&a, func() (err error) {
+		ranks, err = listed(func(ranks *C.int64_t, capacity C.size_t, length *C.size_t) C.outcome {
+			return C.go_replica_groups(m.token(), along, ranks, capacity, length)
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	size, err := m.Size(dim)
+	if err != nil {
+		return nil, err
+	}
+	var groups [][]int
+	for at := 0; at < len(ranks); at += size {
+		groups = append(groups, ints(ranks[at:at+size]))
+	}
+	return groups, nil
+}
+
+// asked is a question whose arguments are kept until it is answered.
+func (m *Mesh) asked(a *arguments, question func() error) error {
+	defer runtime.KeepAlive(m)
+	defer a.pins.Unpin()
+	if a.err != nil {
+		return a.err
+	}
+	return question()
+}
+
+// TranslateRank is the world rank of member localRank of this rank's group along a dimension.
+func (m *Mesh) TranslateRank(dim string, localRank int) (int, error) {
+	var a arguments
+	var rank C.int32_t
+	along, member := a.optional("dimension name", dim), a.int32("the local rank", localRank)
+	err := m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_translate_rank(mesh, along, member, &rank) })
+	return int(rank), err
+}
+
+// Neighbor is the world rank that lies offset steps along a dimension from this rank. Past the edge: -1, or with wrap the rank at the other end.
+func (m *Mesh) Neighbor(dim string, offset int, wrap bool) (int, error) {
+	var a arguments
+	var rank C.int32_t
+	along := a.optional("dimension name", dim)
+	err := m.call(&a, func(mesh C.uintptr_t) C.outcome {
+		return C.go_neighbor(mesh, along, C.int64_t(offset), C.bool(wrap), &rank)
+	})
+	return int(rank), err
+}
+
+// Equal says whether two views have the same ranks, shape, names and device type.
+func (m *Mesh) Equal(other *Mesh) (bool, error) {
+	var equal C.bool
+	defer runtime.KeepAlive(other)
+	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_equal(mesh, other.token(), &equal) })
+	return bool(equal), err
+}
+
+// Hash is one of what Equal compares: equal views have equal hashes, on every rank and in every run.
+func (m *Mesh) Hash() (uint64, error) {
+	var hash C.uint64_t
+	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_hash(mesh, &hash) })
+	return uint64(hash), err
+}
+
+// String is the view as PyTorch prints it, DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)), or what is wrong with it.
+func (m *Mesh) String() string {
+	defer runtime.KeepAlive(m)
+	text, err := textOf(func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome {
+		return C.go_describe(m.token(), text, capacity, length)
+	})
+	if err != nil {
+		return "DeviceMesh(" + err.Error() + ")"
+	}
+	return text
+}
+
+// Serialize is the view as one line of JSON, from which Deserialize makes it again: in a checkpoint, in another job, in another language.
+func (m *Mesh) Serialize() (string, error) {
+	defer runtime.KeepAlive(m)
+	return textOf(func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome {
+		return C.go_serialize(m.token(), text, capacity, length)
+	})
+}

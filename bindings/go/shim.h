@@ -1,0 +1,131 @@
+/* What Go calls: each function of devicemesh.h with the reason of a failure in its result.
+ *
+ * dm_last_error is the calling thread's. A goroutine may be on another thread by its next call, so the reason is fetched within the same one.
+ * Tokens are integers here: Go's collector looks at pointers. */
+
+#ifndef DEVICEMESH_GO_SHIM_H
+#define DEVICEMESH_GO_SHIM_H
+
+#include <devicemesh.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef struct outcome {
+  int32_t status, ccl_result, device_error, os_error;
+  char *message; /* The caller frees it; NULL on success. */
+} outcome;
+
+static inline outcome go_outcome(dm_status status)
+{
+  outcome result = {status, 0, 0, 0, NULL};
+  if (status != DM_STATUS_OK) {
+    dm_error_info info = DM_ERROR_INFO_INIT;
+    dm_last_error_info(&info);
+    result.ccl_result = info.ccl_result;
+    result.device_error = info.device_error;
+    result.os_error = info.os_error;
+    result.message = strdup(info.message);
+  }
+  return result;
+}
+
+/* For calls whose failure says nothing new. */
+static inline void go_drop_outcome(outcome result) { free(result.message); }
+
+/* Callbacks of a store written in Go; defined in store.c. */
+void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store);
+
+static inline long go_thread(void) { return syscall(SYS_gettid); }
+static inline void go_free(uintptr_t mesh) { dm_free((dm_mesh *)mesh); }
+static inline void go_world_free(uintptr_t world) { dm_world_free((dm_world *)world); }
+static inline size_t go_ndim(uintptr_t mesh) { return dm_ndim((dm_mesh *)mesh); }
+static inline const char *go_dim_name(uintptr_t mesh, size_t index) { return dm_dim_name((dm_mesh *)mesh, index); }
+static inline void go_set_world(dm_init_options *options, uintptr_t world) { options->world = (dm_world *)world; }
+
+#define MESH (dm_mesh *)mesh
+#define WORLD (dm_world *)world
+#define MESH_OUT (dm_mesh **)mesh_out
+#define SHIM(name, parameters, arguments) \
+  static inline outcome go_##name parameters { return go_outcome(dm_##name arguments); }
+
+SHIM(world_init, (const char *device_type, const dm_world_options *options, uintptr_t *world_out), (device_type, options, (dm_world **)world_out))
+SHIM(world_rank, (uintptr_t world, int32_t *rank_out), (WORLD, rank_out))
+SHIM(world_size, (uintptr_t world, int32_t *size_out), (WORLD, size_out))
+SHIM(world_barrier, (uintptr_t world, int64_t timeout_ms), (WORLD, timeout_ms))
+SHIM(world_locations, (uintptr_t world, const char *location, const char *const **locations_out), (WORLD, location, locations_out))
+SHIM(world_abort, (uintptr_t world), (WORLD))
+
+SHIM(init, (const char *device_type, const size_t *shape, size_t ndim, const char *const *names, const dm_init_options *options, uintptr_t *mesh_out),
+     (device_type, shape, ndim, names, options, MESH_OUT))
+SHIM(from_comms,
+     (const char *device_type, const size_t *shape, size_t ndim, const char *const *names, const uintptr_t *comms, const dm_init_options *options,
+      uintptr_t *mesh_out),
+     (device_type, shape, ndim, names, (const ncclComm_t *)comms, options, MESH_OUT))
+SHIM(deserialize, (const char *text, const dm_init_options *options, uintptr_t *mesh_out), (text, options, MESH_OUT))
+SHIM(lookup, (const char *name, uintptr_t *mesh_out), (name, MESH_OUT))
+SHIM(register, (uintptr_t mesh, const char *name), (MESH, name))
+SHIM(check, (uintptr_t mesh, const char *dim), (MESH, dim))
+SHIM(abort, (uintptr_t mesh), (MESH))
+SHIM(finalize, (uintptr_t mesh), (MESH))
+
+SHIM(slice, (uintptr_t mesh, const char *const *names, size_t n, uintptr_t *mesh_out), (MESH, names, n, MESH_OUT))
+SHIM(flatten, (uintptr_t mesh, const char *name, const dm_dim_options *options, uintptr_t *mesh_out), (MESH, name, options, MESH_OUT))
+SHIM(unflatten,
+     (uintptr_t mesh, const char *dim, const size_t *sizes, const char *const *names, size_t n, const dm_dim_options *options, uintptr_t *mesh_out),
+     (MESH, dim, sizes, names, n, options, MESH_OUT))
+SHIM(reshape, (uintptr_t mesh, const size_t *sizes, const char *const *names, size_t n, const dm_dim_options *options, uintptr_t *mesh_out),
+     (MESH, sizes, names, n, options, MESH_OUT))
+SHIM(slice_range, (uintptr_t mesh, const char *dim, size_t start, size_t len, size_t step, uintptr_t *mesh_out), (MESH, dim, start, len, step, MESH_OUT))
+SHIM(shrink, (uintptr_t mesh, const char *dim, const int32_t *lost, size_t n, uintptr_t *mesh_out), (MESH, dim, lost, n, MESH_OUT))
+SHIM(concatenate, (const uintptr_t *meshes, size_t n, uintptr_t *mesh_out), ((const dm_mesh *const *)meshes, n, MESH_OUT))
+SHIM(root, (uintptr_t mesh, uintptr_t *mesh_out), (MESH, MESH_OUT))
+SHIM(clone, (uintptr_t mesh, uintptr_t *mesh_out), (MESH, MESH_OUT))
+SHIM(submesh_count, (uintptr_t mesh, const char *const *names, size_t n, size_t *count_out), (MESH, names, n, count_out))
+SHIM(submesh, (uintptr_t mesh, const char *const *names, size_t n, size_t index, uintptr_t *mesh_out), (MESH, names, n, index, MESH_OUT))
+
+SHIM(shape, (uintptr_t mesh, size_t *sizes, size_t capacity, size_t *len_out), (MESH, sizes, capacity, len_out))
+SHIM(size, (uintptr_t mesh, const char *dim, size_t *size_out), (MESH, dim, size_out))
+SHIM(rank, (uintptr_t mesh, int32_t *rank_out), (MESH, rank_out))
+SHIM(get_local_rank, (uintptr_t mesh, const char *dim, int32_t *rank_out), (MESH, dim, rank_out))
+SHIM(get_coordinate, (uintptr_t mesh, size_t *coordinate, size_t capacity, size_t *len_out), (MESH, coordinate, capacity, len_out))
+SHIM(ranks, (uintptr_t mesh, int32_t *ranks, size_t capacity, size_t *len_out), (MESH, ranks, capacity, len_out))
+SHIM(group_ranks, (uintptr_t mesh, const char *dim, int32_t *ranks, size_t capacity, size_t *len_out), (MESH, dim, ranks, capacity, len_out))
+SHIM(replica_groups, (uintptr_t mesh, const char *dim, int64_t *ranks, size_t capacity, size_t *len_out), (MESH, dim, ranks, capacity, len_out))
+SHIM(translate_rank, (uintptr_t mesh, const char *dim, int32_t local_rank, int32_t *rank_out), (MESH, dim, local_rank, rank_out))
+SHIM(neighbor, (uintptr_t mesh, const char *dim, int64_t offset, bool wrap, int32_t *rank_out), (MESH, dim, offset, wrap, rank_out))
+SHIM(equal, (uintptr_t mesh, uintptr_t other, bool *equal_out), (MESH, (dm_mesh *)other, equal_out))
+SHIM(hash, (uintptr_t mesh, uint64_t *hash_out), (MESH, hash_out))
+SHIM(describe, (uintptr_t mesh, char *text, size_t capacity, size_t *len_out), (MESH, text, capacity, len_out))
+SHIM(serialize, (uintptr_t mesh, char *text, size_t capacity, size_t *len_out), (MESH, text, capacity, len_out))
+SHIM(local_shard,
+     (uintptr_t mesh, const dm_placement *placements, const size_t *shape, size_t ndim, int32_t rank, size_t *local_shape_out, size_t *offset_out),
+     (MESH, placements, shape, ndim, rank, local_shape_out, offset_out))
+SHIM(plan_ranks,
+     (const char *const *locations, size_t world_size, const size_t *shape, size_t ndim, const uint32_t *traffic, int32_t *ranks_out, char *report,
+      size_t capacity, size_t *len_out),
+     (locations, world_size, shape, ndim, traffic, ranks_out, report, capacity, len_out))
+
+SHIM(get_comm, (uintptr_t mesh, const char *dim, uintptr_t *comm_out), (MESH, dim, (ncclComm_t *)comm_out))
+SHIM(get_proc, (uintptr_t mesh, const char *symbol, void **proc_out), (MESH, symbol, proc_out))
+SHIM(all_reduce, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t count, int32_t dtype, int32_t op, void *stream),
+     (MESH, dim, send, recv, count, dtype, op, stream))
+SHIM(reduce, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t count, int32_t dtype, int32_t op, int32_t root, void *stream),
+     (MESH, dim, send, recv, count, dtype, op, root, stream))
+SHIM(broadcast, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t count, int32_t dtype, int32_t root, void *stream),
+     (MESH, dim, send, recv, count, dtype, root, stream))
+SHIM(all_gather, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t send_count, int32_t dtype, void *stream),
+     (MESH, dim, send, recv, send_count, dtype, stream))
+SHIM(reduce_scatter, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t recv_count, int32_t dtype, int32_t op, void *stream),
+     (MESH, dim, send, recv, recv_count, dtype, op, stream))
+SHIM(all_to_all, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t count_per_peer, int32_t dtype, void *stream),
+     (MESH, dim, send, recv, count_per_peer, dtype, stream))
+SHIM(send, (uintptr_t mesh, const char *dim, const void *send, size_t count, int32_t dtype, int32_t peer, void *stream),
+     (MESH, dim, send, count, dtype, peer, stream))
+SHIM(recv, (uintptr_t mesh, const char *dim, void *recv, size_t count, int32_t dtype, int32_t peer, void *stream),
+     (MESH, dim, recv, count, dtype, peer, stream))
+SHIM(group_start, (uintptr_t mesh), (MESH))
+SHIM(group_end, (uintptr_t mesh), (MESH))
+
+#endif

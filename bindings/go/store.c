@@ -1,0 +1,26 @@
+/* The library's store callbacks, handed on to Go with user_data as an integer: Go refuses a pointer that is none. */
+
+#include "_cgo_export.h"
+
+static int32_t set(void *user_data, const char *key, const void *value, size_t len)
+{
+  return goStoreSet((uintptr_t)user_data, (char *)key, (void *)value, len);
+}
+
+static int32_t get(void *user_data, const char *key, void *value, size_t capacity, size_t *len_out, int64_t timeout_ms)
+{
+  return goStoreGet((uintptr_t)user_data, (char *)key, value, capacity, len_out, timeout_ms);
+}
+
+static int32_t add(void *user_data, const char *key, int64_t amount, int64_t *value_out)
+{
+  return goStoreAdd((uintptr_t)user_data, (char *)key, amount, value_out);
+}
+
+static void drop(void *user_data) { goStoreDrop((uintptr_t)user_data); }
+
+void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store)
+{
+  const dm_store_callbacks made = {sizeof made, (void *)store, set, get, add, drop};
+  *callbacks = made;
+}

@@ -1,0 +1,20 @@
+# devicemesh_import(<name> <file> <include> <static libs> [GLOBAL]) makes the target devicemesh::<name> of a library: of an installation, of the source
+# tree, or of the build that includes this repository. <static libs>: what a program links beside the static library, as linker flags
+# (`rustc --print native-static-libs`).
+function(devicemesh_import name file include static_libs)
+  if(TARGET devicemesh::${name})
+    return()
+  endif()
+  get_filename_component(file "${file}" ABSOLUTE)
+  get_filename_component(include "${include}" ABSOLUTE)
+  if(name STREQUAL "static")
+    add_library(devicemesh::${name} STATIC IMPORTED ${ARGN})
+    string(STRIP "${static_libs}" libs)
+    string(REGEX REPLACE "(^| )-l" ";" libs "${libs}")
+    list(REMOVE_ITEM libs "")
+    set_target_properties(devicemesh::${name} PROPERTIES INTERFACE_LINK_LIBRARIES "${libs}")
+  else()
+    add_library(devicemesh::${name} SHARED IMPORTED ${ARGN})
+  endif()
+  set_target_properties(devicemesh::${name} PROPERTIES IMPORTED_LOCATION "${file}" INTERFACE_INCLUDE_DIRECTORIES "${include}")
+endfunction()

@@ -1,0 +1,89 @@
+#!/bin/sh
+# install.sh install|uninstall: puts a finished build into a prefix, or removes exactly that. `make install` and `make uninstall` call it with the
+# variables below; CMakeLists.txt has the same list of files for CMake, and tests/test_install.py compares the two.
+#
+#   RELEASE                         cargo's folder with the libraries and the tool
+#   DESTDIR PREFIX LIBDIR INCLUDEDIR BINDIR DATADIR MANDIR   as make's (GNU coding standards); all but DESTDIR absolute
+set -eu
+action=$1
+cd "$(dirname "$0")/.."
+
+version=$(sed -n 's/^version = "\([0-9.]*\)"$/\1/p' Cargo.toml | head -n 1)
+case $version in
+  0.*) soversion=${version%.*} ;;
+  *) soversion=${version%%.*} ;;
+esac
+static_libs=$(cat packaging/native-static-libs.txt)
+
+# Paths below the prefix are written relative to it, so that the tree can be moved; others as they are.
+case $LIBDIR in
+  "$PREFIX"/*)
+    up=$(printf %s "${LIBDIR#"$PREFIX"/}" | sed 's,[^/][^/]*,..,g')
+    pc_prefix="\${pcfiledir}/../$up" pc_libdir="\${prefix}/${LIBDIR#"$PREFIX"/}" cmake_prefix="\${_devicemesh_here}/../../$up" ;;
+  *) pc_prefix=$PREFIX pc_libdir=$LIBDIR cmake_prefix=$PREFIX ;;
+esac
+case $INCLUDEDIR in
+  "$PREFIX"/*) pc_include="\${prefix}/${INCLUDEDIR#"$PREFIX"/}" cmake_include="$cmake_prefix/${INCLUDEDIR#"$PREFIX"/}" ;;
+  *) pc_include=$INCLUDEDIR cmake_include=$INCLUDEDIR ;;
+esac
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# put MODE FILE PLACE
+put() {
+  case $action in
+    install) install -D -m "$1" "$2" "$DESTDIR$3" ;;
+    uninstall) rm -f "$DESTDIR$3" ;;
+  esac
+}
+
+# link TARGET PLACE
+link() {
+  case $action in
+    install) ln -sf "$1" "$DESTDIR$2" ;;
+    uninstall) rm -f "$DESTDIR$2" ;;
+  esac
+}
+
+# fill TEMPLATE PLACE
+fill() {
+  sed -e "s|@VERSION@|$version|" -e "s|@SOVERSION@|$soversion|" -e "s|@STATIC_LIBS@|$static_libs|" \
+    -e "s|@PC_PREFIX@|$pc_prefix|" -e "s|@PC_LIBDIR@|$pc_libdir|" -e "s|@PC_INCLUDEDIR@|$pc_include|" -e "s|@CMAKE_INCLUDE@|$cmake_include|" \
+    "$1" >"$scratch/filled"
+  put 644 "$scratch/filled" "$2"
+}
+
+for name in devicemesh hostccl; do
+  put 755 "$RELEASE/lib$name.so" "$LIBDIR/lib$name.so.$version"
+  link "lib$name.so.$version" "$LIBDIR/lib$name.so.$soversion"
+  link "lib$name.so.$soversion" "$LIBDIR/lib$name.so"
+done
+put 644 "$RELEASE/libdevicemesh.a" "$LIBDIR/libdevicemesh.a"
+for header in devicemesh.h devicemesh.hpp hostccl.h; do
+  put 644 "include/$header" "$INCLUDEDIR/$header"
+done
+for module in devicemesh devicemesh-static hostccl; do
+  fill "packaging/$module.pc.in" "$LIBDIR/pkgconfig/$module.pc"
+done
+for file in Config ConfigVersion Targets Nccl; do
+  put 644 "cmake/devicemesh$file.cmake" "$LIBDIR/cmake/devicemesh/devicemesh$file.cmake"
+done
+fill cmake/devicemeshPlaces.cmake.in "$LIBDIR/cmake/devicemesh/devicemeshPlaces.cmake"
+put 755 "$RELEASE/devicemesh" "$BINDIR/devicemesh"
+for licence in LICENSE-APACHE LICENSE-MIT; do
+  put 644 "$licence" "$DATADIR/doc/devicemesh/$licence"
+done
+sh packaging/tool_files.sh "$RELEASE/devicemesh" "$scratch/tool"
+(cd "$scratch/tool" && find . -type f) >"$scratch/list"
+while read -r file; do
+  case $file in
+    ./man/*) put 644 "$scratch/tool/$file" "$MANDIR/${file#./man/}" ;;
+    ./share/*) put 644 "$scratch/tool/$file" "$DATADIR/${file#./share/}" ;;
+  esac
+done <"$scratch/list"
+
+# Folders that are this package's own go with it.
+if [ "$action" = uninstall ]; then
+  rmdir "$DESTDIR$LIBDIR/cmake/devicemesh" "$DESTDIR$DATADIR/doc/devicemesh" 2>/dev/null || true
+fi

@@ -1,0 +1,21 @@
+#!/bin/sh
+# tool_files.sh TOOL FOLDER: what the tool says about itself, for installing: its man page in FOLDER/man, its completions in FOLDER/share, where shells
+# look for them. Leaves out what this tool does not have, and everything where it cannot run (built for another machine).
+set -eu
+tool=$1 folder=$2
+rm -rf "$folder"
+mkdir -p "$folder"
+
+# write FILE ARGUMENT...: what the tool prints, if it does.
+write() {
+  file=$folder/$1
+  shift
+  mkdir -p "$(dirname "$file")"
+  "$tool" "$@" >"$file" 2>/dev/null || rm -f "$file"
+}
+
+write man/man1/devicemesh.1 man
+write share/bash-completion/completions/devicemesh completions bash
+write share/zsh/site-functions/_devicemesh completions zsh
+write share/fish/vendor_completions.d/devicemesh.fish completions fish
+find "$folder" -mindepth 1 -type d -empty -delete

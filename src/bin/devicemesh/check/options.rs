@@ -1,0 +1,256 @@
+//! What `devicemesh check` is asked for: the values on its command line.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use devicemesh::ccl::DATA_TYPES;
+
+use super::operation::Collective;
+use super::values::Kind;
+use crate::show::Names;
+
+#[derive(Args)]
+pub struct Options {
+    /// The sizes of the dimensions, as 2,2,2; one may be -1, what is left of the world [default: one dimension of all ranks]
+    #[arg(value_name = "SIZES", allow_hyphen_values = true)]
+    pub shape: Option<Shape>,
+    /// Their names, as dp,cp,tp [default: dim_0,dim_1,...]
+    #[arg(value_name = "NAMES")]
+    pub names: Option<Names>,
+    /// cuda or cpu [default: cuda where a driver with a device and NCCL are found]
+    #[arg(long, value_name = "TYPE", value_parser = ["cuda", "cpu"])]
+    pub device: Option<String>,
+    /// The communicator library, by path or SONAME, as dm_world_options.ccl_library
+    #[arg(long, value_name = "LIBRARY")]
+    pub library: Option<String>,
+    /// One more dimension out of several, as dp,cp=dpcp; may be given again
+    #[arg(long, value_name = "NAMES=NAME", value_parser = flatten)]
+    pub flatten: Vec<Flatten>,
+    /// Only these collectives, as all_reduce,all_gather
+    #[arg(long = "op", value_name = "NAMES", value_delimiter = ',')]
+    pub collectives: Vec<Collective>,
+    /// The type of the elements
+    #[arg(long, value_name = "TYPE", default_value = "float32", value_parser = kind)]
+    pub dtype: Kind,
+    /// Bytes that are measured: a range as 4B:64MiB (in steps of 32 times) or a list as 4B,1MiB [default: 4B,64KiB,1MiB; on cuda 4B,1MiB,64MiB]
+    #[arg(long, value_name = "SIZES", value_parser = sizes)]
+    pub sizes: Option<Sizes>,
+    /// Calls of one timed batch, at most; fewer where they take long
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub iterations: u32,
+    /// Calls before the first batch
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub warmup: u32,
+    /// Batches; what is slow must be so in every one
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeats: u32,
+    /// How many times the time of its peers a group or rank must take to be called slow
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.5, value_parser = factor)]
+    pub slow_factor: f64,
+    /// The bus bandwidth in GB/s that a dimension must reach with the largest size, as tp=300; may be given again
+    #[arg(long, value_name = "NAME=GB/S", value_parser = expect, conflicts_with = "no_measure")]
+    pub expect: Vec<(String, f64)>,
+    /// Exit with 4 where something is slow
+    #[arg(long)]
+    pub fail_slow: bool,
+    /// Verify, but measure nothing
+    #[arg(long)]
+    pub no_measure: bool,
+    /// The whole check ends by then
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub timeout: Duration,
+    /// The report as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+    /// No progress on standard error
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// "2,-1,2"; `None` is what is left of the world.
+#[derive(Debug, Clone)]
+pub struct Shape(Vec<Option<usize>>);
+
+/// Bytes, in growing order.
+#[derive(Debug, Clone)]
+pub struct Sizes(pub Vec<usize>);
+
+/// A dimension to flatten out of others.
+#[derive(Debug, Clone)]
+pub struct Flatten {
+    pub dims: Vec<String>,
+    pub name: String,
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Shape, String> {
+        // Because of -1, what begins with a hyphen and is no option comes here.
+        if text.trim_start_matches('-').starts_with(|c: char| c.is_alphabetic()) {
+            return Err("there is no such option; --help has them all".to_owned());
+        }
+        let size = |part: &str| match part.trim() {
+            "-1" => Ok(None),
+            part => match part.parse() {
+                Ok(size) if size > 0 => Ok(Some(size)),
+                _ => Err(format!("{part:?} is not a size; write it like 2,2,2 or 2,-1")),
+            },
+        };
+        let sizes: Vec<Option<usize>> = text.split(',').map(size).collect::<Result<_, _>>()?;
+        match sizes.iter().filter(|size| size.is_none()).count() {
+            0 | 1 => Ok(Shape(sizes)),
+            more => Err(format!("-1 stands for what is left of the world, and is there {more} times")),
+        }
+    }
+}
+
+impl Shape {
+    /// The sizes in a world of so many ranks, all of which they must use.
+    pub fn of(shape: Option<&Shape>, world: usize) -> Result<Vec<usize>, String> {
+        let Some(Shape(sizes)) = shape else { return Ok(vec![world]) };
+        let known = sizes.iter().flatten().try_fold(1usize, |product, size| product.checked_mul(*size));
+        let text = sizes.iter().map(|size| size.map_or("-1".to_owned(), |size| size.to_string())).collect::<Vec<_>>();
+        let text = text.join(",");
+        let open = sizes.iter().any(Option::is_none);
+        let fits = |known: &usize| if open { *known <= world && world % known == 0 } else { *known == world };
+        let Some(known) = known.filter(fits) else {
+            let known = known.map_or("more than can be counted".to_owned(), |known| known.to_string());
+            return Err(match open {
+                true => format!(
+                    "the shape {text} has {known} ranks times what -1 stands for, but the world has {world}: start a multiple of {known}"
+                ),
+                false => format!(
+                    "the shape {text} has {known} ranks, but the world has {world}: start {known}, or let -1 stand for one of the sizes"
+                ),
+            });
+        };
+        Ok(sizes.iter().map(|size| size.unwrap_or(world / known)).collect())
+    }
+}
+
+impl Options {
+    /// The collectives that are asked for, each once.
+    pub fn collectives(&self) -> Vec<Collective> {
+        let asked = |collective: &Collective| self.collectives.is_empty() || self.collectives.contains(collective);
+        Collective::ALL.into_iter().filter(asked).collect()
+    }
+
+    pub fn sizes(&self, device_type: &str) -> Vec<usize> {
+        match (&self.sizes, device_type) {
+            (Some(Sizes(sizes)), _) => sizes.clone(),
+            (None, "cuda") => vec![4, 1 << 20, 64 << 20],
+            (None, _) => vec![4, 64 << 10, 1 << 20],
+        }
+    }
+
+    /// What must be the same on every rank, besides the mesh.
+    pub fn agreed(&self) -> String {
+        let collectives: Vec<&str> = self.collectives().iter().map(|collective| collective.name()).collect();
+        let Options { flatten, dtype, sizes, iterations, warmup, repeats, no_measure, timeout, .. } = self;
+        format!(
+            "devicemesh check(flatten={flatten:?}, op={}, dtype={}, sizes={sizes:?}, iterations={iterations}, warmup={warmup}, repeats={repeats}, no_measure={no_measure}, timeout={timeout:?})",
+            collectives.join(","),
+            dtype.name()
+        )
+    }
+}
+
+fn flatten(text: &str) -> Result<Flatten, String> {
+    let (dims, name) = text.split_once('=').ok_or("write it like dp,cp=dpcp")?;
+    let Names(dims) = dims.parse()?;
+    let Names(name) = name.parse()?;
+    match &name[..] {
+        [name] if !name.is_empty() => Ok(Flatten { dims, name: name.clone() }),
+        _ => Err("write it like dp,cp=dpcp".to_owned()),
+    }
+}
+
+fn expect(text: &str) -> Result<(String, f64), String> {
+    let (name, least) = text.split_once('=').ok_or("write it like tp=300")?;
+    match least.parse::<f64>() {
+        Ok(least) if least > 0.0 && least.is_finite() => Ok((name.to_owned(), least)),
+        _ => Err(format!("{least:?} is not a bandwidth in GB/s; write it like tp=300")),
+    }
+}
+
+fn kind(text: &str) -> Result<Kind, String> {
+    let known: Vec<&str> = DATA_TYPES.iter().map(|(name, _)| *name).collect();
+    Kind::named(text).ok_or_else(|| format!("not one of {}", known.join(", ")))
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if factor > 1.0 && factor.is_finite() => Ok(factor),
+        _ => Err("not a number above 1".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (1.0..1e9).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("not a number of seconds, at least 1".to_owned()),
+    }
+}
+
+fn sizes(text: &str) -> Result<Sizes, String> {
+    let mut sizes: Vec<usize> = match text.split_once(':') {
+        Some((least, most)) => {
+            let (least, most) = (bytes(least)?, bytes(most)?);
+            let steps = std::iter::successors(Some(least), |size| size.checked_mul(32));
+            steps.take_while(|size| *size < most).chain([most.max(least)]).collect()
+        }
+        None => text.split(',').map(bytes).collect::<Result<_, _>>()?,
+    };
+    sizes.sort_unstable();
+    sizes.dedup();
+    Ok(Sizes(sizes))
+}
+
+/// 64MiB, 64M and 67108864 are the same, as with nccl-tests.
+fn bytes(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return Err(format!("{text:?} has the unit {unit:?}; there are B, KiB, MiB and GiB")),
+    };
+    let size = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << shift));
+    match size {
+        Some(size) if (1..=64 << 30).contains(&size) => Ok(size),
+        _ => Err(format!("{text:?} is not a size of 1B to 64GiB; write it like 4B:64MiB or 4B,1MiB")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_ranges_or_lists() {
+        assert_eq!(sizes("4B:64KiB").unwrap().0, [4, 128, 4096, 65536]);
+        assert_eq!(sizes("1M,4,1MiB").unwrap().0, [4, 1 << 20]);
+        assert_eq!(sizes("8:8").unwrap().0, [8]);
+        for wrong in ["", "4X", "0", ":", "-4", "99999999999G", "1.5M"] {
+            assert!(sizes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_shape_has_all_ranks_of_the_world() {
+        let of = |text: &str, world| Shape::of(Some(&text.parse().unwrap()), world);
+        assert_eq!(of("2,-1,2", 16).unwrap(), [2, 4, 2]);
+        assert_eq!(of("2,2", 4).unwrap(), [2, 2]);
+        assert_eq!(Shape::of(None, 6).unwrap(), [6]);
+        assert!(of("2,2", 8).unwrap_err().contains("has 4 ranks, but the world has 8: start 4"));
+        for (text, world) in [("2,2,2", 4), ("3,-1", 8), ("18446744073709551615,3", 8)] {
+            assert!(of(text, world).unwrap_err().contains(&format!("the world has {world}")), "{text}");
+        }
+        assert!("-1,-1".parse::<Shape>().is_err() && "0".parse::<Shape>().is_err() && "a".parse::<Shape>().is_err());
+    }
+}

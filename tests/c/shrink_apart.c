@@ -1,0 +1,190 @@
+/* ranks: 6 */
+/* Ranks that do not see alike what was lost: some have aborted, some share what others do not, some take each other for lost. In no case do they wait for
+ * the deadline, and never does a mesh join other ranks than it says. A lost rank here lives and makes no call. */
+#include "blocked.h"
+
+static dm_world *sync_world;
+static int32_t me;
+static const char *const kNames[] = {"dp", "tp"};
+
+static dm_mesh *made(size_t dp, size_t tp, uint32_t flags, const int32_t *ranks)
+{
+  dm_mesh *mesh = NULL;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  const size_t shape[] = {dp, tp};
+  options.flags = flags;
+  options.ranks = ranks;
+  REQUIRE(dm_init("cpu", shape, 2, kNames, &options, &mesh));
+  return mesh;
+}
+
+/* That each communicator of the mesh joins the ranks that the mesh says. */
+static void holds(const dm_mesh *mesh, const char *expected)
+{
+  CHECK(strcmp(describe(mesh), expected) == 0);
+  for (size_t index = 0; index < dm_ndim(mesh); ++index) {
+    const char *name = dm_dim_name(mesh, index);
+    int32_t group[6], gathered[6];
+    size_t length = 0;
+    OK(dm_group_ranks(mesh, name, group, 6, &length));
+    OK(dm_all_gather(mesh, name, &me, gathered, 1, DM_INT32, NULL));
+    CHECK(memcmp(group, gathered, length * sizeof *group) == 0);
+  }
+}
+
+static void together(void) { REQUIRE(dm_world_barrier(sync_world, 0)); }
+
+/* Two halves that take each other for lost go on apart, each with its own ranks, in later calls too. */
+static void halves(void)
+{
+  const int32_t upper[] = {3, 4, 5}, lower[] = {0, 1, 2};
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    dm_mesh *mesh = made(2, 3, DM_INIT_LAZY, NULL), *half = NULL, *flat = NULL;
+    REQUIRE(dm_shrink(mesh, "dp", me < 3 ? upper : lower, 3, &half));
+    holds(half, "DeviceMesh((dp=1, tp=3), 'cpu', stride=((), 1))");
+    REQUIRE(dm_flatten(half, "flat", NULL, &flat));
+    holds(flat, "DeviceMesh((flat=3), 'cpu', stride=(1,))");
+    dm_free(flat);
+    dm_free(half);
+    dm_free(mesh);
+    together();
+  }
+}
+
+/* Names that nobody gave stay with their dimensions where these are transposed. */
+static void unnamed(void)
+{
+  dm_mesh *mesh = NULL, *turned = NULL, *left = NULL;
+  const char *names[] = {"dim_1", "dim_0"};
+  const size_t shape[] = {3, 2};
+  const int32_t lost[] = {5};
+  REQUIRE(dm_init("cpu", shape, 2, NULL, NULL, &mesh));
+  REQUIRE(dm_slice(mesh, names, 2, &turned));
+  if (me != 5) {
+    REQUIRE(dm_shrink(turned, "dim_0", lost, 1, &left));
+    size_t size = 0;
+    OK(dm_size(left, "dim_1", &size));
+    CHECK(size == 2);
+    if (me < 4) holds(left, "DeviceMesh((dim_1=2, dim_0=2), 'cpu', stride=(2, 1))");
+  } else {
+    OK(dm_abort(mesh)); /* else a later mesh of these ranks would share with it here alone */
+  }
+  dm_free(left);
+  dm_free(turned);
+  dm_free(mesh);
+  together();
+}
+
+static dm_mesh *ended, *left;
+
+static dm_status shrink(void *none)
+{
+  const int32_t lost[] = {5};
+  (void)none;
+  return dm_shrink(ended, "dp", lost, 1, &left);
+}
+
+/* Some have aborted the mesh before: the first call goes through all the same. */
+static void aborted_before(void)
+{
+  ended = made(3, 2, 0, NULL);
+  if (me == 0 || me == 3) OK(dm_abort(ended));
+  const double began = seconds_now();
+  if (me != 5) {
+    REQUIRE(shrink(NULL));
+    if (me < 4) holds(left, "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))");
+  } else {
+    OK(dm_abort(ended));
+  }
+  CHECK(seconds_now() - began < 10);
+  dm_free(left);
+  dm_free(ended);
+  left = NULL;
+  together();
+}
+
+/* Another thread aborts the mesh that is being shrunk, as an error handler may: that costs nobody the new one. */
+static void aborted_meanwhile(void)
+{
+  ended = made(3, 2, 0, NULL);
+  if (me == 0) {
+    blocked one;
+    start_blocked(&one, shrink, NULL);
+    OK(dm_abort(ended));
+    together();
+    end_blocked(&one, seconds_now());
+    CHECK(one.status == DM_STATUS_OK);
+  } else {
+    together();
+    OK(me == 5 ? dm_abort(ended) : shrink(NULL));
+  }
+  if (me < 4 && left != NULL) holds(left, "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))");
+  size_t count = 0;
+  FAILS(DM_STATUS_ABORTED, me == 5 ? "dm_abort" : "dm_shrink", dm_submesh_count(ended, kNames, 1, &count));
+  dm_free(left);
+  dm_free(ended);
+  left = NULL;
+  together();
+}
+
+/* An earlier mesh over the ranks that are left has ended on one of them, so that not all could share its communicators. */
+static void ended_on_one(void)
+{
+  const int32_t four[] = {0, 1, 2, 3}, lost[] = {4, 5};
+  dm_mesh *mesh = made(3, 2, 0, NULL), *earlier = made(2, 2, 0, four), *again = NULL;
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  const size_t shape[] = {2, 2};
+  if (me == 0) OK(dm_abort(earlier));
+  const double began = seconds_now();
+  options.ranks = four;
+  FAILS(DM_STATUS_MISMATCH, "with an earlier mesh", dm_init("cpu", shape, 2, (const char *const *)kNames, &options, &again));
+  CHECK(again == NULL);
+  if (me < 4) {
+    REQUIRE(dm_shrink(mesh, "dp", lost, 2, &left));
+    holds(left, "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))");
+  } else {
+    OK(dm_abort(mesh));
+  }
+  CHECK(seconds_now() - began < 10);
+  dm_free(left);
+  dm_free(earlier);
+  dm_free(mesh);
+  left = NULL;
+  together();
+}
+
+/* Inside a group the library would put off the making of communicators, and the group's end would never come. */
+static void in_a_group(void)
+{
+  dm_mesh *mesh = made(3, 2, 0, NULL), *other = NULL, *range = NULL;
+  const size_t shape[] = {2, 3};
+  int32_t sum = 0;
+  OK(dm_group_start(mesh));
+  OK(dm_all_reduce(mesh, "dp", &me, &sum, 1, DM_INT32, DM_SUM, NULL));
+  REQUIRE(dm_init("cpu", shape, 2, (const char *const *)kNames, NULL, &other));
+  REQUIRE(dm_slice_range(mesh, "dp", 0, 2, 1, &range));
+  CHECK(sum == 0);
+  OK(dm_group_end(mesh));
+  CHECK(sum == 6 + 3 * (me % 2));
+  holds(other, "DeviceMesh((dp=2, tp=3), 'cpu', stride=(3, 1))");
+  if (me < 4) holds(range, "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))");
+  dm_free(range);
+  dm_free(other);
+  REQUIRE(dm_finalize(mesh));
+  dm_free(mesh);
+  together();
+}
+
+int main(void)
+{
+  REQUIRE(dm_world_init("cpu", NULL, &sync_world));
+  REQUIRE(dm_world_rank(sync_world, &me));
+  in_a_group();
+  halves();
+  unnamed();
+  aborted_before();
+  aborted_meanwhile();
+  ended_on_one();
+  dm_world_free(sync_world);
+  return finish();
+}

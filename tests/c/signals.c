@@ -1,0 +1,95 @@
+/* ranks: 4 */
+/* A runtime that interrupts its threads all the time (Go does, by SIGURG; profilers, by SIGPROF): every system call that can be interrupted is, again and again,
+ * and no call of the library may fail, end early or give a wrong result for it. The handler is installed without SA_RESTART, which is the harder case. */
+#include "check.h"
+
+#include <signal.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+enum { kRanks = 4, kElements = 300000 };
+
+static volatile sig_atomic_t interruptions;
+
+static void interrupted(int number)
+{
+  (void)number;
+  ++interruptions;
+}
+
+static void interrupt_every(suseconds_t microseconds)
+{
+  struct itimerval every;
+  memset(&every, 0, sizeof every);
+  every.it_value.tv_usec = every.it_interval.tv_usec = microseconds;
+  setitimer(ITIMER_REAL, &every, NULL);
+}
+
+static float values[kElements];
+
+/* The folder where the ranks meet in that round. */
+static void folder_of(char *folder, size_t capacity, int round)
+{
+  snprintf(folder, capacity, "%s/signals-%d-%d", getenv("DM_TMP"), (int)getppid(), round);
+}
+
+/* All that a job does, in a world of its own: joining, making, reducing, waiting, ending. */
+static void one_job(const dm_world *world, int round)
+{
+  const size_t shape[] = {2, 2};
+  const char *names[] = {"dp", "tp"};
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  dm_mesh *mesh = NULL, *all = NULL;
+  options.world = (dm_world *)world;
+  REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
+  REQUIRE(dm_flatten(mesh, "all", NULL, &all));
+  for (int again = 0; again < 10; ++again) {
+    int wrong = 0;
+    for (int at = 0; at < kElements; ++at) values[at] = (float)(again + 1);
+    OK(dm_all_reduce(all, NULL, values, values, kElements, DM_FLOAT32, DM_SUM, NULL));
+    for (int at = 0; at < kElements; ++at) wrong += values[at] != (float)(kRanks * (again + 1));
+    CHECK(wrong == 0);
+  }
+  /* Long enough in the store and in a futex to be interrupted there. */
+  if (rank_of(mesh) == round % kRanks) usleep(50000);
+  OK(dm_world_barrier(world, 0));
+  if (rank_of(mesh) == (round + 1) % kRanks) usleep(50000);
+  OK(dm_all_reduce(all, NULL, values, values, 1, DM_FLOAT32, DM_MAX, NULL));
+  OK(dm_finalize(mesh));
+  dm_free(all);
+  dm_free(mesh);
+}
+
+int main(void)
+{
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = interrupted;
+  sigaction(SIGALRM, &action, NULL);
+  interrupt_every(500);
+  for (int round = 0; round < 7; ++round) {
+    /* Through the tool's store, and every second time through a folder. */
+    char folder[1000], method[1100], command[1200];
+    dm_world_options options = DM_WORLD_OPTIONS_INIT;
+    dm_world *world = NULL;
+    if (round % 2 == 1) {
+      folder_of(folder, sizeof folder, round);
+      snprintf(method, sizeof method, "file://%s", folder);
+      options.world_size = kRanks;
+      options.rank = atoi(getenv("RANK"));
+      options.init_method = method;
+    }
+    REQUIRE(dm_world_init("cpu", &options, &world));
+    one_job(world, round);
+    if (round > 0 && round % 2 == 0 && atoi(getenv("RANK")) == 0) {
+      /* All ranks have left the last one. */
+      folder_of(folder, sizeof folder, round - 1);
+      snprintf(command, sizeof command, "rm -rf '%s'.devicemesh", folder);
+      CHECK(system(command) == 0);
+    }
+    dm_world_free(world);
+  }
+  interrupt_every(0);
+  CHECK(interruptions > 100);
+  return finish();
+}

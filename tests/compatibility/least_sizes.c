@@ -1,0 +1,69 @@
+/* The least struct_size of each struct is that of its first release (LEAST_<struct>, from tests/compatibility/records): one byte less is refused, so much is taken,
+ * whatever the struct has grown to. */
+#include <devicemesh.h>
+
+#include <stdio.h>
+#include <string.h>
+
+static int failures;
+
+/* One byte less is refused, saying the least; so much is not, whatever else the call says. */
+static void check(const char *name, size_t least, size_t less, dm_status status)
+{
+  char said[128];
+  snprintf(said, sizeof said, "struct_size is %zu, but the struct has at least %zu bytes", least - less, least);
+  const int refused = status == DM_STATUS_INVALID_ARGUMENT && strstr(dm_last_error(), said) != NULL;
+  if (refused == (less == 1) && (refused || !strstr(dm_last_error(), "struct_size"))) return;
+  fprintf(stderr, "%s with struct_size %zu of at least %zu: status %d, \"%s\"\n", name, least - less, least, (int)status, dm_last_error());
+  ++failures;
+}
+
+int main(void)
+{
+  const size_t shape[] = {1};
+  dm_world_options offline = DM_WORLD_OPTIONS_INIT;
+  dm_world *world = NULL;
+  offline.flags = DM_WORLD_OFFLINE;
+  offline.world_size = 1;
+
+  for (size_t less = 0; less < 2; ++less) {
+    dm_error_info info = DM_ERROR_INFO_INIT;
+    if (dm_world_init("cpu", &offline, &world) != DM_STATUS_OK) return 1;
+
+    dm_world_options join = offline;
+    dm_world *other = NULL;
+    join.struct_size = LEAST_dm_world_options - less;
+    check("dm_world_options", LEAST_dm_world_options, less, dm_world_init("cpu", &join, &other));
+    dm_world_free(other);
+
+    dm_store_callbacks callbacks = DM_STORE_CALLBACKS_INIT;
+    callbacks.struct_size = LEAST_dm_store_callbacks - less;
+    join = (dm_world_options)DM_WORLD_OPTIONS_INIT;
+    join.store = &callbacks;
+    other = NULL;
+    check("dm_store_callbacks", LEAST_dm_store_callbacks, less, dm_world_init("cpu", &join, &other)); /* refused either way: no callback is set */
+    dm_world_free(other);
+
+    dm_init_options options = DM_INIT_OPTIONS_INIT;
+    dm_dim_options dim = DM_DIM_OPTIONS_INIT;
+    dm_mesh *mesh = NULL;
+    options.world = world;
+    options.dim_options = &dim;
+    options.struct_size = LEAST_dm_init_options - less;
+    check("dm_init_options", LEAST_dm_init_options, less, dm_init("cpu", shape, 1, NULL, &options, &mesh));
+    dm_free(mesh);
+
+    mesh = NULL;
+    options.struct_size = sizeof options;
+    dim.struct_size = LEAST_dm_dim_options - less;
+    check("dm_dim_options", LEAST_dm_dim_options, less, dm_init("cpu", shape, 1, NULL, &options, &mesh));
+    dm_free(mesh);
+
+    info.struct_size = LEAST_dm_error_info - less;
+    check("dm_error_info", LEAST_dm_error_info, less, dm_last_error_info(&info));
+    dm_world_free(world);
+    world = NULL;
+  }
+  printf("%d failures\n", failures);
+  return failures ? 1 : 0;
+}

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""make abi-record: records the C ABI of include/devicemesh.h as that of a release, in tests/compatibility/records/<SONAME's version>: the header, its layout, the
+least struct sizes, and what abidw says. tests/test_compatibility.py holds later headers to it. Only for a release (CONTRIBUTING.md): a record that is renewed to
+make the test pass records a broken promise."""
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import c_abi
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = Path(__file__).resolve().parent / "records"
+
+
+def series():
+    """The version in the SONAME: within it the ABI stays."""
+    major, minor = re.search(r'^version = "(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M).groups()
+    return f"0.{minor}" if major == "0" else major
+
+
+def main():
+    if not shutil.which("abidw"):
+        print("no abidw here (Debian: apt-get install abigail-tools)", file=sys.stderr)
+        return 1
+    folder = RECORDS / series()
+    folder.mkdir(parents=True, exist_ok=True)
+    header = (ROOT / "include/devicemesh.h").read_text()
+    with tempfile.TemporaryDirectory() as scratch:
+        layout = c_abi.layout(header, scratch)
+        recorded = folder / "layout.txt"
+        if recorded.exists():
+            c_abi.compare_layouts(recorded.read_text(), layout, c_abi.sized(header))
+        abi = c_abi.abidw(c_abi.stub(header, scratch, f"libdevicemesh.so.{series()}"))
+    # What the first release of the series had is the least that a caller's struct_size says; it stays when a struct grows.
+    least = folder / "least_sizes.txt"
+    known = c_abi.parse(least.read_text()) if least.exists() else {}
+    sizes = {f"struct {name}": known.get(f"struct {name}", c_abi.parse(layout)[f"struct {name}"]) for name in c_abi.sized(header)}
+    least.write_text("".join(f"{what} {size[0]}\n" for what, size in sizes.items()))
+    recorded.write_text(layout)
+    (folder / "devicemesh.h").write_text(header)
+    (folder / "devicemesh.abi").write_text(abi)
+    print(f"recorded in {folder.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except c_abi.Refused as refused:
+        print(f"breaks what is recorded, so it needs a new SONAME (a new minor version, below 1.0): {refused}", file=sys.stderr)
+        sys.exit(1)

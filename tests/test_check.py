@@ -1,0 +1,406 @@
+#!/usr/bin/env python3
+"""`devicemesh check` with real ranks: what is good, wrong command lines, a library that gives wrong data, ranks that die, stop or are slow, terminals, and the
+GPU's way with a stand-in for the CUDA driver. Every rank's exit code is looked at.
+
+    tests/test_check.py [NAME...]   only cases whose name contains one of these
+"""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
+LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
+SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests")) / "check"
+TOOL = str(LIBRARY / "devicemesh")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "TORCHELASTIC_", "OMPI_", "PMI", "PALS_", "SLURM_", "JOB_COMPLETION_INDEX", "NO_COLOR",
+             "DM_")
+HOST = socket.gethostname()
+QUICK = ("--sizes", "4B,4KiB", "--iterations", "5", "--repeats", "2", "--timeout", "120")
+CASES = []
+
+
+def case(body):
+    CASES.append((body.__name__.replace("_", " "), body))
+    return body
+
+
+def clean(**more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return {**kept, "TERM": "xterm", **more}
+
+
+def torch_like(rank, size, port):
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Job:
+    """Ranks that no launcher ends, so that each one's exit code is its own."""
+
+    def __init__(self, size, *arguments, variables=None, **environment):
+        port = free_port()
+        variables = variables or (lambda rank: torch_like(rank, size, port))
+        self.ranks = [subprocess.Popen([TOOL, "check", *arguments], env=clean(**environment, **variables(rank)), text=True, stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(size)]
+        self.errors = [""] * size
+        self.outputs = [""] * size
+        self.readers = [threading.Thread(target=self.read, args=(rank, kind), daemon=True) for rank in range(size) for kind in ("stdout", "stderr")]
+        for reader in self.readers:
+            reader.start()
+
+    def read(self, rank, kind):
+        told = self.outputs if kind == "stdout" else self.errors
+        for line in getattr(self.ranks[rank], kind):
+            told[rank] += line
+
+    def until(self, rank, text, patience=120):
+        end = time.monotonic() + patience
+        while text not in self.errors[rank]:
+            assert time.monotonic() < end and self.ranks[rank].poll() is None, f"rank {rank} did not say {text!r}: {self.errors[rank]}"
+            time.sleep(0.01)
+
+    def codes(self, but=(), patience=120):
+        end = time.monotonic() + patience
+        for rank, process in enumerate(self.ranks):
+            if rank not in but:
+                try:
+                    process.wait(timeout=max(0.1, end - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    raise AssertionError(f"rank {rank} has not ended after {patience} s\n{self}") from None
+        return [None if rank in but else process.returncode for rank, process in enumerate(self.ranks)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.ranks:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        for reader in self.readers:
+            reader.join(timeout=10)
+
+    def __str__(self):
+        return "\n".join(f"rank {rank}:\n{out}{error}" for rank, (out, error) in enumerate(zip(self.outputs, self.errors)))
+
+
+def run(size, *arguments, code=0, **environment):
+    command = [TOOL, "run", "-n", str(size), "--grace-period", "20", "--", TOOL, "check", *arguments]
+    done = subprocess.run(command, env=clean(**environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
+    assert done.returncode == code, f"{arguments}: exit code {done.returncode} instead of {code}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def report(text):
+    assert text.count("\n") == 1 and text.endswith("\n"), text
+    return json.loads(text)
+
+
+@case
+def good_meshes_are_good():
+    told = report(run(8, "2,-1,2", "dp,cp,tp", "--flatten", "dp,cp=dpcp", "--json", *QUICK).stdout)
+    assert told["schema"] == "devicemesh.check/1" and told["verdict"] in ("good", "slow"), told
+    assert (told["world_size"], told["device_type"], told["dtype"], told["wrong"]) == (8, "cpu", "float32", []), told
+    assert told["hosts"] == [{"name": told["hosts"][0]["name"], "ranks": list(range(8))}] and len(told["ranks"]) == 8, told
+    assert [(d["name"], d["size"], d["groups"]) for d in told["dimensions"]] == [("dp", 2, 4), ("cp", 2, 4), ("tp", 2, 4), ("dpcp", 4, 2)], told
+    factors = {"all_reduce": lambda n: 2 * (n - 1) / n, "reduce": lambda n: 1, "broadcast": lambda n: 1, "all_gather": lambda n: (n - 1) / n,
+               "reduce_scatter": lambda n: (n - 1) / n, "all_to_all": lambda n: (n - 1) / n, "send_recv": lambda n: 1}
+    for dimension in told["dimensions"]:
+        assert dimension["verified_calls"] > 100, dimension
+        assert [m["collective"] for m in dimension["measurements"]] == [name for name in factors for _ in range(2)], dimension
+        for measured in dimension["measurements"]:
+            assert 0 < measured["seconds"] <= measured["slowest_seconds"], measured
+            assert abs(measured["algbw_gbps"] - measured["bytes"] / measured["seconds"] / 1e9) <= 1e-9 * measured["algbw_gbps"], measured
+            wanted = factors[measured["collective"]](dimension["size"]) * measured["algbw_gbps"]
+            assert abs(measured["busbw_gbps"] - wanted) <= 1e-9 * wanted, measured
+            assert len(measured["slowest_group"]) == dimension["size"], measured
+
+    alone = run(1)
+    assert "DeviceMesh((1,), 'cpu'" in alone.stdout and "every element is right" in alone.stdout and "verdict: good" in alone.stdout, alone.stdout
+    four = run(4, "2,2", "dp,tp", "--op", "all_reduce,all_gather", *QUICK)
+    assert re.search(r"^dp +2 +2 +all_reduce .*\n +all_gather ", four.stdout, re.M) and "reduce_scatter" not in four.stdout, four.stdout
+    # Not a terminal: a line for each phase, and nothing to control one with.
+    assert "] verifying dp\n" in four.stderr and "] measuring tp\n" in four.stderr and "\x1b" not in four.stdout + four.stderr, four.stderr
+
+
+@case
+def small_and_large_types_are_verified():
+    for dtype in ("int8", "uint8", "int64", "float16", "bfloat16"):
+        told = report(run(3, "--dtype", dtype, "--no-measure", "--json", "--quiet").stdout)
+        assert (told["verdict"], told["dtype"]) == ("good", dtype), told
+        assert told["dimensions"][0]["measurements"] == [], told
+
+
+@case
+def wrong_command_lines_exit_with_2():
+    for arguments, said in (
+        (("2,2", "dp,tp"), "the shape 2,2 has 4 ranks, but the world has 3: start 4"),
+        (("2,-1",), "the shape 2,-1 has 2 ranks times what -1 stands for, but the world has 3"),
+        (("3", "dp,tp"), "name"),
+        (("--flatten", "dp=x"), "dp"),
+        (("--expect", "tp=3"), "tp"),
+        (("--no-such-option",), "no such option"),
+        (("2,2,2", "dp,cp,tp", "--nothing"), "--nothing"),
+        (("--op", "all_scatter"), "all_reduce"),
+        (("--sizes", "4Q"), "KiB"),
+        (("--slow-factor", "1"), "above 1"),
+        (("--dtype", "float8"), "bfloat16"),
+    ):
+        with Job(3, *arguments) as job:
+            assert job.codes() == [2, 2, 2], f"{arguments}: {job.codes()}\n{job}"
+        assert said in job.errors[0] and not any(job.outputs), f"{arguments}:\n{job}"
+
+
+@case
+def options_that_differ_are_named():
+    port = free_port()
+    with Job(2, "--quiet", variables=lambda rank: torch_like(rank, 2, port)) as job:
+        assert job.codes() == [0, 0], job
+    port = free_port()
+    first = subprocess.Popen([TOOL, "check", *QUICK], env=clean(**torch_like(0, 2, port)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    other = subprocess.Popen([TOOL, "check", *QUICK, "--warmup", "7"], env=clean(**torch_like(1, 2, port)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        said = first.communicate(timeout=120)[1]
+        other.communicate(timeout=120)
+        assert (first.returncode, other.returncode) == (3, 3) and "warmup=7" in said and "same command line" in said, said
+    finally:
+        for process in (first, other):
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+FAULTY = """
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <stdint.h>
+typedef int (*all_reduce)(const void *, void *, size_t, int, int, void *, void *);
+typedef int (*all_gather)(const void *, void *, size_t, int, void *, void *);
+static int here(void) { return atoi(getenv("RANK")) == atoi(getenv("FAULTY_RANK")); }
+/* One bit of element 700 of sums of 1021 float32, on one rank. */
+int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, void *comm, void *stream)
+{
+  const int code = ((all_reduce)dlsym(RTLD_NEXT, "ncclAllReduce"))(send, recv, count, type, op, comm, stream);
+  if (code == 0 && here() && getenv("FAULTY_SUM") && count == 1021 && op == 0) ((uint32_t *)recv)[700] ^= 1u << 22;
+  return code;
+}
+/* Two ranks' blocks in the other's place. */
+int ncclAllGather(const void *send, void *recv, size_t count, int type, void *comm, void *stream)
+{
+  const int code = ((all_gather)dlsym(RTLD_NEXT, "ncclAllGather"))(send, recv, count, type, comm, stream);
+  float *values = recv;
+  if (code == 0 && here() && getenv("FAULTY_ORDER") && count == 1) {
+    const float first = values[0];
+    values[0] = values[1], values[1] = first;
+  }
+  return code;
+}
+"""
+
+
+def faulty():
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    library, real = SCRATCH / "libfaulty.so", SCRATCH / "libhostccl.so.0.1"
+    # Under its SONAME.
+    real.unlink(missing_ok=True)
+    real.symlink_to(LIBRARY / "libhostccl.so")
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed", real,
+                    f"-Wl,-rpath,{SCRATCH}", "-ldl", "-o", library], input=FAULTY, text=True, check=True)
+    return str(library)
+
+
+@case
+def wrong_data_is_named():
+    library = faulty()
+    with Job(4, "2,2", "dp,tp", "--json", *QUICK, DM_CCL_LIBRARY=library, FAULTY_RANK="3", FAULTY_SUM="1") as job:
+        assert job.codes() == [1, 1, 1, 1], f"{job.codes()}\n{job}"
+    told = report(job.outputs[0])
+    assert told["verdict"] == "wrong" and not any(job.outputs[1:]), told
+    assert {(w["dimension"], w["collective"], w["rank"], w["index"], w["count"]) for w in told["wrong"]} == {
+        ("dp", "all_reduce", 3, 700, 1021), ("tp", "all_reduce", 3, 700, 1021)}, told["wrong"]
+    first = told["wrong"][0]
+    assert first["group"] == [1, 3] and first["host"] == told["hosts"][0]["name"] and first["expected"] != first["got"], first
+    assert (first["elements"], first["of"]) == (1, 1021) and all(d["measurements"] == [] for d in told["dimensions"]), told
+
+    with Job(4, "2,2", "dp,tp", "--op", "all_gather", DM_CCL_LIBRARY=library, FAULTY_RANK="2", FAULTY_ORDER="1") as job:
+        assert job.codes() == [1, 1, 1, 1], f"{job.codes()}\n{job}"
+    host = told["hosts"][0]["name"]
+    pattern = rf"^wrong: all_gather along dp \{{0, 2\}}, 1 elements, on rank 2 on {re.escape(host)}: element 0 \(of rank 0\) is -?\d+, not -?\d+; 2 of 2 are wrong$"
+    assert re.search(pattern, job.outputs[0], re.M) and "verdict: wrong" in job.outputs[0] and "; next: " in job.outputs[0], job.outputs[0]
+    # The same library without the fault is good.
+    assert "verdict: " in run(2, "--no-measure", DM_CCL_LIBRARY=library, FAULTY_RANK="-1").stdout
+
+
+LONG = ("--sizes", "4B,64KiB", "--iterations", "1000000", "--repeats", "1000", "--timeout", "300")
+
+
+@case
+def a_rank_that_dies_is_named():
+    for victim, speaker in ((2, 0), (0, 1)):
+        with Job(4, "2,2", "dp,tp", *LONG) as job:
+            job.until(0, "] measuring dp")
+            killed = time.monotonic()
+            job.ranks[victim].kill()
+            codes = job.codes(but=(victim,), patience=60)
+            late = time.monotonic() - killed
+            assert codes == [None if rank == victim else 3 for rank in range(4)], f"{codes}\n{job}"
+        said = job.errors[speaker].splitlines()[-1]
+        assert f"rank {victim}" in said and "; next: " in said, f"{victim}: {said}\n{job}"
+        assert late < 30, f"the last rank knew after {late:.1f} s"
+
+
+@case
+def a_rank_that_hangs_ends_the_check_in_time():
+    with Job(4, "2,2", "dp,tp", *LONG[:-1], "24", "--json") as job:
+        job.until(0, "] measuring dp")
+        job.ranks[3].send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        codes = job.codes(but=(3,), patience=60)
+        late = time.monotonic() - stopped
+    assert codes[:3] == [3, 3, 3], f"{codes}\n{job}"
+    told = report(job.outputs[0])
+    assert told["verdict"] == "error" and "rank 3" in told["error"]["message"], told
+    assert late < 35, f"{late:.1f} s with --timeout 24"
+
+    # Where the others wait for one that never came.
+    with Job(1, "2,2", "--timeout", "3", variables=lambda _: torch_like(0, 4, free_port())) as job:
+        assert job.codes(patience=60) == [3] and "rank" in job.errors[0], job
+
+
+SLOW = """
+#include <signal.h>
+#include <sys/time.h>
+#include <time.h>
+/* From SIGUSR1 on: after every 5 ms of work a rest of 0.7 s, however busy the machine is. */
+static void rest(int signal)
+{
+  const struct timespec pause = {.tv_nsec = 700000000};
+  (void)signal, nanosleep(&pause, NULL);
+}
+static void begin(int signal)
+{
+  const struct itimerval every = {{0, 5000}, {0, 5000}};
+  (void)signal, setitimer(ITIMER_PROF, &every, NULL);
+}
+__attribute__((constructor)) static void prepare(void)
+{
+  struct sigaction action = {.sa_handler = rest, .sa_flags = SA_RESTART};
+  sigaction(SIGPROF, &action, NULL);
+  action.sa_handler = begin;
+  sigaction(SIGUSR1, &action, NULL);
+}
+"""
+
+
+@case
+def a_slow_rank_is_found():
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-o", SCRATCH / "slow.so"], input=SLOW,
+                   text=True, check=True)
+    port = free_port()
+
+    def variables(rank):
+        return {**torch_like(rank, 4, port), **({"LD_PRELOAD": str(SCRATCH / "slow.so")} if rank == 2 else {})}
+
+    arguments = ("2,2", "dp,tp", "--op", "all_reduce", "--sizes", "4B", "--repeats", "3", "--timeout", "240", "--json", "--fail-slow")
+    with Job(4, *arguments, variables=variables) as job:
+        job.until(0, "] measuring dp")
+        job.ranks[2].send_signal(signal.SIGUSR1)
+        codes = job.codes(patience=240)
+    told = report(job.outputs[0])
+    found = {slow["rank"]: slow for slow in told["slow_ranks"]}
+    assert 2 in found and found[2]["evidence"] == "copy" and found[2]["times"] > 1.5, f"{told['slow_ranks']}\n{told['ranks']}"
+    assert found[2]["times"] == max(slow["times"] or 0 for slow in found.values()) and found[2]["host"] == told["hosts"][0]["name"], found
+    assert codes == [4] * 4 and told["verdict"] == "slow", (codes, told)
+
+
+@case
+def bandwidths_can_be_expected():
+    done = run(2, "2", "dp", "--op", "all_reduce", "--expect", "dp=1000000", "--fail-slow", *QUICK, code=4)
+    assert re.search(r"^slow: dp as a whole: [\d.]+ GB/s of bus bandwidth for all_reduce of 4 KiB, expected 1000000$", done.stdout, re.M), done.stdout
+    assert "verdict: slow" in done.stdout, done.stdout
+    run(2, "2", "dp", "--op", "all_reduce", "--expect", "dp=1000000", *QUICK)
+
+
+def on_terminal(*arguments, **environment):
+    """Standard output and standard error of one rank on a terminal each."""
+    ends = [pty.openpty(), pty.openpty()]
+    process = subprocess.Popen([TOOL, "check", *arguments], env=clean(**environment), stdin=subprocess.DEVNULL, stdout=ends[0][1], stderr=ends[1][1])
+    for _, ours in ends:
+        os.close(ours)
+    told = {ends[0][0]: b"", ends[1][0]: b""}
+    open_ends = set(told)
+    until = time.monotonic() + 120
+    while open_ends:
+        assert time.monotonic() < until, told
+        for end in select.select(list(open_ends), [], [], 1)[0]:
+            try:
+                piece = os.read(end, 65536)
+            except OSError:
+                piece = b""
+            told[end] += piece
+            if not piece:
+                open_ends.remove(end)
+                os.close(end)
+    assert process.wait(timeout=60) == 0, told
+    return [text.decode() for text in told.values()]
+
+
+@case
+def terminals_have_colours_and_a_line_of_progress():
+    out, error = on_terminal("--no-measure")
+    assert "\x1b[1m" in out and "\r\x1b[K[" in error and "verifying dim_0: all_reduce" in error and error.endswith("\r\x1b[K"), (out, error)
+    out, error = on_terminal("--no-measure", NO_COLOR="1")
+    assert "\x1b" not in out and not re.search(r"\x1b\[[\d;]*m", error), (out, error)
+    out, error = on_terminal("--no-measure", "--quiet", TERM="dumb")
+    assert "\x1b" not in out and error == "", (out, error)
+
+
+@case
+def under_mpich_too():
+    variables = lambda rank: {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
+    with Job(2, "-1,2", "dp,tp", *QUICK, variables=variables) as job:
+        assert job.codes() == [0, 0], f"{job.codes()}\n{job}"
+    assert "started by PMI" in job.outputs[0] and job.outputs[1] == "", job
+
+
+@case
+def by_the_way_of_a_gpu():
+    folder = SCRATCH / "standin"
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", ROOT / "tests/gpu/standin.cpp",
+                    "-o", folder / "libcuda.so.1"], check=True)
+    told = report(run(2, "2", "dp", "--device", "cuda", "--json", *QUICK, DM_CCL_LIBRARY=str(LIBRARY / "libhostccl.so"), LD_LIBRARY_PATH=str(folder)).stdout)
+    assert told["device_type"] == "cuda" and told["wrong"] == [] and told["ranks"][0]["device"] == "no GPU: the stand-in driver", told
+    assert told["dimensions"][0]["measurements"] and told["ranks"][1]["copy_gbps"] > 0, told
+    # Where there is none, that is said.
+    none = run(1, "--device", "cuda", code=3)
+    assert "next" in none.stderr or "devicemesh info" in none.stderr or "install" in none.stderr, none.stderr
+
+
+def main():
+    chosen = [(name, body) for name, body in CASES if not sys.argv[1:] or any(part in name for part in sys.argv[1:])]
+    for name, body in chosen:
+        began = time.monotonic()
+        body()
+        print(f"ok {name} ({time.monotonic() - began:.1f} s)", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
