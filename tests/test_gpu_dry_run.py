@@ -18,7 +18,7 @@ SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests"))
 BUILD = SCRATCH / "gpu"
 RUN = ROOT / "tests/gpu/run.sh"
 # Without GPU or PyTorch these have nothing to run on.
-CANNOT = {"torch", "multirank", "sanitizer"}
+CANNOT = {"torch", "adopt_torch", "multirank", "sanitizer"}
 
 
 def environment(build=BUILD):

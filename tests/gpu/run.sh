@@ -20,7 +20,7 @@ TEXT
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=${DM_GPU_BUILD:-$root/target/gpu}
-cases=(collectives meshes check hsdp_tp abort kill adopt lazy config cost overhead torch multirank sanitizer)
+cases=(collectives meshes check hsdp_tp abort kill adopt lazy config cost overhead torch adopt_torch multirank sanitizer)
 command_line="tests/gpu/run.sh ${*@Q}"
 
 mode=gpu ranks="1 2 4 8" deadline=120 budget=0 out=$build/results only=() nccl=${DM_CCL_LIBRARY:-} more=()
@@ -224,6 +224,16 @@ python=${DM_GPU_PYTHON:-python3}
 if wanted torch; then
   if [[ -z $why ]] && ! "$python" -c 'import torch' 2>/dev/null; then verdict skip torch 0 "no PyTorch in $python (DM_GPU_PYTHON names another)"
   else each torch "2 8" 1 "$python" "$here/torch_mesh.py"; fi
+fi
+
+if wanted adopt_torch; then
+  if [[ -z $why && $mode != gpu ]]; then verdict skip adopt_torch 0 "a dry run"
+  elif [[ -z $why ]] && ! "$python" -c 'import torch' 2>/dev/null; then verdict skip adopt_torch 0 "no PyTorch in $python (DM_GPU_PYTHON names another)"
+  else
+    settings=("PYTHONPATH=$here/../../bindings/python")
+    each adopt_torch "1 8" 1 "$python" "$here/torch_adopt.py"
+    settings=()
+  fi
 fi
 
 # Since 2.30 NCCL also takes several ranks of one host on a GPU when it is told to.

@@ -1,4 +1,5 @@
-"""PyTorch's NCCL communicator, adopted through its pointer by the Python package: one process per GPU, under torchrun or devicemesh run.
+"""PyTorch's NCCL communicator, adopted through its pointer by the Python package: under torchrun or devicemesh run. Processes may share a GPU where
+NCCL lets them (NCCL_HOSTID, see run.sh).
 
 Tensors go in by DLPack, on PyTorch's current stream, and come out as PyTorch's own all-reduce of the same group leaves them.
 """
@@ -9,7 +10,7 @@ import devicemesh
 import torch
 import torch.distributed as dist
 
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 torch.cuda.set_device(device)
 dist.init_process_group("nccl", device_id=device)
 rank, size = dist.get_rank(), dist.get_world_size()
