@@ -114,13 +114,15 @@ instructions:
 	$(PYTHON) tests/test_instructions.py $(ARGS)
 
 # libFuzzer on what takes foreign bytes: FUZZ=frame (the store's frame decoder) or mesh_text; SECONDS=60. Needs no nightly toolchain.
+# What is found on the way goes into target/, not into the corpus that the tests replay.
 SECONDS ?= 60
 FUZZ ?= frame
 fuzz: target/tools/bin/cargo-fuzz
-	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none $(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
+	@mkdir -p target/fuzz/corpus-$(FUZZ)
+	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none $(FUZZ) target/fuzz/corpus-$(FUZZ) fuzz/corpus/$(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
 
 # libFuzzer on sequences of C calls, under AddressSanitizer and LeakSanitizer. -Zsanitizer is for nightly compilers: RUSTC_BOOTSTRAP=1 lets the stable
-# one take it, for this build alone. What is found on the way goes into target/, not into the corpus that the tests replay.
+# one take it, for this build alone.
 fuzz-abi: target/tools/bin/cargo-fuzz
 	@mkdir -p target/fuzz/corpus-abi
 	RUSTC_BOOTSTRAP=1 PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s address abi target/fuzz/corpus-abi fuzz/corpus/abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
