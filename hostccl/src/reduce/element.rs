@@ -111,7 +111,12 @@ pub(super) trait Element {
     ///
     /// # Safety
     /// `spare` is writable for as many elements, without overlap; the processor has what `I` needs.
-    unsafe fn elements<I: Isa>(source: &[Self::Accumulator], spare: *mut Self::Accumulator) -> *const u8;
+    #[inline(always)]
+    unsafe fn elements<I: Isa>(source: &[Self::Accumulator], spare: *mut Self::Accumulator) -> *const u8 {
+        // SAFETY: the contract of elements.
+        unsafe { Self::narrow::<I>(source, spare.cast()) };
+        spare.cast()
+    }
 
     /// Folds `K` inputs, one after the other, into `sums`; with `START` the first of them is what there is to fold into. One pass over
     /// `sums` where widening needs no room of its own, which else is `spare`.
@@ -212,13 +217,6 @@ impl Element for Float16 {
     }
 
     #[inline(always)]
-    unsafe fn elements<I: Isa>(source: &[f32], spare: *mut f32) -> *const u8 {
-        // SAFETY: the contract of elements.
-        unsafe { Self::narrow::<I>(source, spare.cast()) };
-        spare.cast()
-    }
-
-    #[inline(always)]
     unsafe fn fold<I: Isa, const K: usize, const START: bool>(
         sums: &mut [MaybeUninit<f32>],
         inputs: [*const u8; K],
@@ -264,13 +262,6 @@ impl Element for Bfloat16 {
             // SAFETY: target is good for as many elements as source has.
             unsafe { target.add(i).write_unaligned(round_to_bfloat16(*value)) };
         }
-    }
-
-    #[inline(always)]
-    unsafe fn elements<I: Isa>(source: &[f32], spare: *mut f32) -> *const u8 {
-        // SAFETY: the contract of elements.
-        unsafe { Self::narrow::<I>(source, spare.cast()) };
-        spare.cast()
     }
 
     #[inline(always)]
