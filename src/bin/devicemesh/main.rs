@@ -2,6 +2,7 @@
 
 mod cause;
 mod check;
+mod columns;
 mod info;
 mod nodes;
 mod output;

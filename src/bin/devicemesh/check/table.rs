@@ -2,6 +2,7 @@
 
 use super::report::{Dimension, Measurement, Report, SlowDimension, SlowGroup};
 use super::verify::Wrong;
+use crate::columns::Columns;
 use crate::style::{Style, When};
 
 /// Wrong results that are told in full, and slow groups and ranks.
@@ -147,22 +148,10 @@ fn table(report: &Report, style: Style) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let length = |text: &str| text.chars().count();
-    let width = |column: usize| rows.iter().map(|row| length(&row[column])).max().unwrap_or(0).max(HEADS[column].len());
-    let widths: Vec<usize> = (0..HEADS.len()).map(width).collect();
-    let line = |cells: &[&str]| {
-        let mut line = String::new();
-        for (column, cell) in cells.iter().enumerate() {
-            let space = " ".repeat(widths[column] - length(cell));
-            // Names to the left, numbers to the right.
-            line += &if [0, 3].contains(&column) { format!("{cell}{space}  ") } else { format!("{space}{cell}  ") };
-        }
-        line.trim_end().to_owned()
-    };
-    let mut out = format!("\n{}\n", style.dim(&line(&HEADS)));
+    let columns = Columns::new(&HEADS, &rows, |column| [0, 3].contains(&column));
+    let mut out = format!("\n{}\n", style.dim(columns.line(&HEADS).trim_end()));
     for row in &rows {
-        let cells: Vec<&str> = row.iter().map(String::as_str).collect();
-        out += &format!("{}\n", line(&cells));
+        out += &format!("{}\n", columns.line(row).trim_end());
     }
     let copies: Vec<f64> = report.ranks.iter().filter_map(|rank| rank.copy_gbps).collect();
     if let (Some(least), Some(most)) =

@@ -2,6 +2,7 @@
 
 use super::blocks::blocks;
 use super::view::{Axis, MAX_DRAWN, View, list};
+use crate::columns::Columns;
 use crate::style::Style;
 
 /// Characters that a line may have where it can be helped.
@@ -67,23 +68,11 @@ fn table(view: &View, style: Style) -> String {
         row
     };
     let rows: Vec<Vec<String>> = view.axes.iter().map(row).collect();
-    let length = |text: &str| text.chars().count();
-    let width = |column: usize| rows.iter().map(|row| length(&row[column])).max().unwrap_or(0).max(heads[column].len());
-    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-    let line = |cells: &[&str]| {
-        let mut line = String::new();
-        for (column, cell) in cells.iter().enumerate() {
-            let space = " ".repeat(widths[column] - length(cell));
-            // Names to the left, numbers to the right.
-            line += &if column == 0 { format!("{cell}{space}  ") } else { format!("{space}{cell}  ") };
-        }
-        line
-    };
-    let mut out = format!("\n{}\n", style.dim(&(line(&heads) + "ranks of the groups")));
-    let taken = widths.iter().sum::<usize>() + 2 * widths.len();
+    let columns = Columns::new(&heads, &rows, |column| column == 0);
+    let mut out = format!("\n{}\n", style.dim(&(columns.line(&heads) + "ranks of the groups")));
     for (axis, row) in view.axes.iter().zip(&rows) {
-        let cells: Vec<&str> = row.iter().map(String::as_str).collect();
-        out += &format!("{}{}\n", line(&cells), groups(view, axis, WIDTH.saturating_sub(taken), style));
+        let left = WIDTH.saturating_sub(columns.width());
+        out += &format!("{}{}\n", columns.line(row), groups(view, axis, left, style));
     }
     if view.chosen.is_some() {
         out += &style.dim(&format!("* the groups of rank {}", view.rank));
