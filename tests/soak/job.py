@@ -15,10 +15,11 @@ TOOL = LIBRARY / "devicemesh"
 TAG = "DM_SOAK_JOB"
 
 
-def build():
+def build(name="phases"):
+    """A program of tests/c/programs."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
-    program = SCRATCH / "phases"
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-I", ROOT / "include", ROOT / "tests/c/programs/phases.c",
+    program = SCRATCH / f"soak-{name}"
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-I", ROOT / "include", ROOT / f"tests/c/programs/{name}.c",
                     f"-L{LIBRARY}", "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-pthread", "-o", program], check=True)
     return program
 

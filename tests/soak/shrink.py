@@ -9,17 +9,9 @@ import os
 import subprocess
 import sys
 
-from job import LIBRARY, ROOT, SCRATCH, TOOL
+from job import SCRATCH, TOOL, build
 
 DEADLINE = 120
-
-
-def build():
-    SCRATCH.mkdir(parents=True, exist_ok=True)
-    program = SCRATCH / "shrink-soak"
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-I", ROOT / "include", ROOT / "tests/c/programs/shrink.c",
-                    f"-L{LIBRARY}", "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-pthread", "-o", program], check=True)
-    return program
 
 
 def complaints(program, seed):
@@ -47,7 +39,7 @@ def main():
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    program, failed = build(), []
+    program, failed = build("shrink"), []
     for seed in range(options.seed, options.seed + options.runs):
         odd = complaints(program, seed)
         if odd:
