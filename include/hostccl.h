@@ -308,6 +308,9 @@ ncclResult_t hostcclCommLostRank(ncclComm_t comm, int *rank);
  * too, where that goes on in the background, and for splits of comm. Local. */
 ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
 
+/* ncclCommGetAsyncError that waits, for at most timeout_ms milliseconds, while it would answer ncclInProgress. Local. */
+ncclResult_t hostcclCommWait(ncclComm_t comm, int64_t timeout_ms, ncclResult_t *async_error);
+
 #ifdef __cplusplus
 }
 #endif

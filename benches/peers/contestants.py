@@ -1,5 +1,6 @@
 """The libraries that benches/peers/bench.py compares: how each one's program is built and started."""
 
+import functools
 import os
 import shlex
 import shutil
@@ -57,6 +58,14 @@ def prefer(kind):
         Path("/proc/self/autogroup").write_text("-20")
 
 
+@functools.cache
+def executed():
+    """The program before the C programs, which notes when they are executed."""
+    program = BUILT / "executed"
+    run([CC, "-std=c11", *WARNINGS, "-static", HERE / "executed.c", "-o", program])
+    return program
+
+
 class Contestant:
     # Whether its waiting ranks give way to others when there are more of them than processors. MPICH's do not: in real time each would spin for its whole slice of 100 ms.
     gives_way = True
@@ -78,7 +87,7 @@ class Contestant:
             link.symlink_to(library)
         program = BUILT / "ours"
         run([CC, "-std=c11", *WARNINGS, f"-I{ROOT}/include", HERE / "ours.c", f"-L{folder}", "-ldevicemesh", f"-Wl,-rpath,{folder}", "-o", program])
-        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", program]
+        self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", executed(), program]
         return "" if library == LIBRARY else str(library)
 
     def gloo(self):
@@ -103,7 +112,7 @@ class Contestant:
             raise Missing(f"apt-get install {packages}")
         program = BUILT / self.name
         run([compiler, "-std=gnu11", *WARNINGS, HERE / "mpi.c", "-o", program])
-        self.start = lambda ranks: [launcher, *options, "-n", ranks, program]
+        self.start = lambda ranks: [launcher, *options, "-n", ranks, executed(), program]
 
     def torch(self):
         sys.path.insert(0, str(HERE.parent))

@@ -30,6 +30,8 @@ pub(crate) struct Comm {
     finalized: AtomicBool,
     /// Whom this rank has found dead, gone or late itself, where the segment says something else or nothing; -1 nobody.
     found: AtomicI32,
+    /// The failure of this rank that came while another rank was writing down its own: it stands until that one is there.
+    unwritten: OnceLock<Error>,
     /// How long a wait without progress may last, in milliseconds; 0: as the process's environment says.
     patience: AtomicU64,
     watched: Vec<OnceLock<Arc<Process>>>,
@@ -65,18 +67,19 @@ impl Comm {
             aborted,
             finalized: AtomicBool::new(false),
             found: AtomicI32::new(-1),
+            unwritten: OnceLock::new(),
             patience: AtomicU64::new(0),
             watched: (0..nranks).map(|_| OnceLock::new()).collect(),
             me,
         }
     }
 
-    /// The error that ended the communicator, if any; two loads when there is none.
+    /// The error that ended the communicator, if any; three loads when there is none.
     pub(crate) fn check(&self) -> Result<()> {
         if self.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
         }
-        match self.segment.header().failure.error() {
+        match self.segment.header().failure.error().or_else(|| self.unwritten.get().cloned()) {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -113,9 +116,9 @@ impl Comm {
         let header = self.segment.header();
         header.fail(code, rank.map(|rank| rank as u32), message);
         header.failure.error().unwrap_or_else(|| {
-            // Whoever was writing the failure down has died over it.
+            // Another rank is just writing its failure down, or has died over it.
             self.note(rank);
-            Error::new(code, message).by(rank)
+            self.unwritten.get_or_init(|| Error::new(code, message).by(rank)).clone()
         })
     }
 
@@ -303,4 +306,22 @@ fn list(ranks: &[usize]) -> String {
     let more =
         if ranks.len() > shown.len() { format!(" and {} more", ranks.len() - shown.len()) } else { String::new() };
     format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, shown.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment;
+
+    #[test]
+    fn a_failure_stands_while_another_rank_is_still_writing_its_own() {
+        let fd = segment::create([3; 16]).unwrap();
+        let segment = Segment::map(&fd, 2, 0).unwrap();
+        let comm = Comm::new(segment, 0, "it".to_owned(), Arc::default(), ProcessId::current());
+        assert!(comm.segment.header().failure.begin(), "as the other rank does");
+        assert!(comm.check().is_ok());
+        assert_eq!(comm.fail(ncclInvalidUsage, None, "one").message(), "one");
+        assert_eq!(comm.check().unwrap_err().message(), "one");
+        assert_eq!(comm.fail(ncclRemoteError, Some(1), "two").message(), "one", "the first failure stays");
+    }
 }

@@ -72,6 +72,9 @@ macro_rules! for_each_function {
             /// communicator ends with `ncclTimeout`, in milliseconds; 0: as `HOSTCCL_TIMEOUT_MS` says. Also
             /// while the communicator is still being made. What is split off it begins with the same. Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
+            /// Extension: `ncclCommGetAsyncError` that waits, for at most `timeout_ms` milliseconds, while it would answer
+            /// `ncclInProgress`. Local.
+            fn hostcclCommWait(comm: ncclComm_t, timeout_ms: i64, async_error: *mut ncclResult_t) -> ncclResult_t;
             /// Reduces `count` elements of all ranks; every rank gets the same bits. In place when
             /// `sendbuff == recvbuff`. Collective.
             fn ncclAllReduce(

@@ -166,7 +166,8 @@ impl Handle {
         if let Some(comm) = self.comm.get() {
             comm.abort();
         }
-        self.wait_finished();
+        // The call notices the raised flag within a slice of its sleep.
+        self.wait_finished(Duration::from_secs(5));
         // Joining may have succeeded just before it would have seen the flag.
         if let Some(comm) = self.comm.get() {
             comm.abort();
@@ -183,10 +184,10 @@ impl Handle {
         }
     }
 
-    /// Waits for a call at work in the background, which notices the raised flag within a slice of its sleep.
-    fn wait_finished(&self) {
+    /// Waits, for so long at most, until no call is at work in the background.
+    pub(crate) fn wait_finished(&self, longest: Duration) {
         let error = lock(&self.error);
-        let _ = self.finished.wait_timeout_while(error, Duration::from_secs(5), |_| self.in_progress());
+        let _ = self.finished.wait_timeout_while(error, longest, |_| self.in_progress());
     }
 
     pub(crate) fn add_operator(&self, operator: PreMulSum) -> ncclRedOp_t {

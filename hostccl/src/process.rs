@@ -1,8 +1,10 @@
 //! Processes of this machine: who they are and whether they live.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// A process, told apart from a later one of the same number by the time it started.
@@ -16,10 +18,16 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// This process. Read anew each time: a forked child is another process.
+    /// This process. A forked child is another one, so what was read is kept with the number of the process that read it.
     pub fn current() -> ProcessId {
+        static READ: AtomicU32 = AtomicU32::new(0);
+        static START: AtomicU64 = AtomicU64::new(0);
         let pid = std::process::id();
-        ProcessId { pid, start: stat(pid).map_or(0, |stat| stat.start) }
+        if READ.load(Ordering::Acquire) != pid {
+            START.store(stat(pid).map_or(0, |stat| stat.start), Ordering::Relaxed);
+            READ.store(pid, Ordering::Release);
+        }
+        ProcessId { pid, start: START.load(Ordering::Relaxed) }
     }
 
     /// Whether it has ended or is about to: what it held may be gone already.
@@ -47,7 +55,10 @@ struct Stat {
 const EXITING: u64 = 4;
 
 fn stat(pid: u32) -> Option<Stat> {
-    parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    // The kernel writes the whole line at the first read; all that is asked for comes in its first half, and a rank of a large world looks at many.
+    let mut line = [0; 1024];
+    let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
+    parse_stat(&line[..length])
 }
 
 /// Fields 3 (state), 9 (flags) and 22 (start time) of `/proc/<pid>/stat`; field 2, the name, may hold anything but ends at the last

@@ -63,6 +63,7 @@ fn communicators_that_are_none() {
             refused(ncclCommUserRank(comm, &raw mut int), 4, "ncclCommUserRank", words);
             refused(ncclCommCuDevice(comm, &raw mut int), 4, "ncclCommCuDevice", words);
             refused(hostcclCommLostRank(comm, &raw mut int), 4, "hostcclCommLostRank", words);
+            refused(hostcclCommWait(comm, 1, &raw mut int), 4, "hostcclCommWait", words);
             refused(ncclRedOpDestroy(5, comm), 4, "ncclRedOpDestroy", words);
             let made = ncclRedOpCreatePreMulSum(&raw mut int, at, F32, ncclScalarHostImmediate, comm);
             refused(made, 4, "ncclRedOpCreatePreMulSum", words);

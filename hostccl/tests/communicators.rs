@@ -320,6 +320,47 @@ fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
 }
 
 #[test]
+fn waiting_for_what_is_in_progress_ends_when_it_has_ended_or_the_time_is_up() {
+    let (id, over) = (unique_id(), std::sync::Barrier::new(2));
+    let join = |rank| {
+        let mut config = ncclConfig_t { blocking: 0, ..config() };
+        let mut comm = null_mut();
+        // SAFETY: a place for the communicator.
+        unsafe { assert_eq!(ncclCommInitRankConfig(&raw mut comm, 2, id, rank, &raw mut config), ncclInProgress) };
+        comm
+    };
+    // SAFETY: live communicators, places for the answers.
+    let wait = |comm, millis| unsafe {
+        let (mut state, started) = (-1, Instant::now());
+        ok(hostcclCommWait(comm, millis, &raw mut state));
+        (state, started.elapsed())
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let comm = join(0);
+            let (state, took) = wait(comm, 50);
+            assert_eq!(state, ncclInProgress);
+            assert!(took.as_millis() >= 50, "{took:?}");
+            assert_eq!(wait(comm, 0).0, ncclInProgress);
+            over.wait();
+            let (state, took) = wait(comm, 60_000);
+            assert_eq!(state, ncclSuccess);
+            assert!(took < DEADLINE, "{took:?}: its time, not the end of the work, ended the wait");
+            over.wait();
+            ok(unsafe { ncclCommDestroy(comm) });
+        });
+        over.wait();
+        let comm = join(1);
+        assert_eq!(wait(comm, 60_000).0, ncclSuccess);
+        over.wait();
+        let mut state = -1;
+        assert_eq!(unsafe { hostcclCommWait(comm, -1, &raw mut state) }, ncclInvalidArgument);
+        assert!(last_error().contains("timeout_ms -1 is negative"), "{}", last_error());
+        ok(unsafe { ncclCommDestroy(comm) });
+    });
+}
+
+#[test]
 fn when_the_time_is_up_each_rank_names_whom_it_waits_for_itself() {
     // Rank 2 does not come: rank 0 waits for it, and rank 1 for rank 0.
     let over = std::sync::Barrier::new(3);

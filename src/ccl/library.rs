@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
+use std::time::Duration;
 
 use libloading::os::unix::Library as Handle;
 
@@ -77,6 +78,7 @@ pub(super) struct Functions {
     pub(super) group_end: unsafe extern "C" fn() -> NcclResult,
     pub(super) host_lost_rank: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
     pub(super) host_set_timeout: Option<unsafe extern "C" fn(RawComm, i64) -> NcclResult>,
+    pub(super) host_wait: Option<unsafe extern "C" fn(RawComm, i64, *mut NcclResult) -> NcclResult>,
 }
 
 /// A communicator library.
@@ -151,6 +153,7 @@ impl Library {
             group_end: symbol!("ncclGroupEnd", core),
             host_lost_rank: symbol!("hostcclCommLostRank"),
             host_set_timeout: symbol!("hostcclCommSetTimeout"),
+            host_wait: symbol!("hostcclCommWait"),
         };
         Ok(Library { name: name.to_owned(), version, functions, handle: None })
     }
@@ -391,6 +394,17 @@ impl Library {
             // SAFETY: the communicator is live.
             Some(set) => self.check("hostcclCommSetTimeout", comm, unsafe { set(comm, millis) }),
             None => Ok(()),
+        }
+    }
+
+    /// Lets `pause` pass between two looks at a communicator; where the library can tell when nothing is in progress on it any more (the host engine),
+    /// up to two milliseconds, but no longer than that.
+    pub fn rest(&self, comm: RawComm, pause: Duration) {
+        let mut state = result::SUCCESS;
+        // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the out-parameter is valid.
+        match self.functions.host_wait.map(|wait| unsafe { wait(comm, 2, &mut state) }) {
+            Some(result::SUCCESS) => {}
+            _ => std::thread::sleep(pause),
         }
     }
 

@@ -1,6 +1,7 @@
 //! How a root mesh's communicators end: aborted at once by one rank, or finalized by all together.
 
 use std::sync::{Arc, PoisonError};
+use std::thread::sleep;
 
 use super::beside::beside;
 use super::communicator::{Communicator, State, blame};
@@ -89,7 +90,7 @@ impl RootComms {
         for communicator in self.communicators().iter().filter(|communicator| communicator.state() == State::Ready) {
             // Operations of the host engine are done when they return.
             if !communicator.library().is_host_engine() {
-                settle(&wait, || "dm_group_end".to_owned(), || communicator.poll())?;
+                settle(&wait, || "dm_group_end".to_owned(), sleep, || communicator.poll())?;
             }
         }
         Ok(())
@@ -171,12 +172,12 @@ pub(super) fn retire(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Er
             let flushing = Arc::clone(library);
             let flush = move || flushing.finalize(raw);
             // While a thread is inside, nothing else may be done with it.
-            beside(library, flush, drop, |is_done| settle(wait, what, is_done)).inspect_err(tell)?
+            beside(library, flush, drop, |is_done| settle(wait, what, sleep, is_done)).inspect_err(tell)?
         }
     };
     let flushed = finalized.and_then(|()| {
         let blamed = |error| blame(library, raw, communicator.group(), error);
-        settle(wait, what, || library.poll(raw).map_err(blamed))
+        settle(wait, what, |pause| library.rest(raw, pause), || library.poll(raw).map_err(blamed))
     });
     match flushed {
         Ok(()) => library.destroy(raw).inspect_err(tell),

@@ -5,6 +5,7 @@
 //! a non-blocking communicator that nobody sees, and what is handed out is split from it (docs/nccl.md).
 
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::beside::beside;
@@ -130,7 +131,7 @@ impl Maker<'_> {
         let (library, ending) = (Arc::clone(self.library), Arc::clone(self.library));
         let make = move || library.init_rank(size, &[id], rank, &mut config);
         let too_late = move |made| drop(ending.abort(made));
-        beside(self.library, make, too_late, |is_done| self.poll(what, is_done))?
+        beside(self.library, make, too_late, |is_done| self.poll(what, sleep, is_done))?
     }
 
     /// The child of `parent` that joins the ranks of `group`: those which say the same colour, ordered by key. A rank without a colour takes part
@@ -233,13 +234,14 @@ impl Maker<'_> {
         parent.limit(self.millis_left())?;
         let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
         start(raw, child).map_err(|error| parent.explain(raw, error))?;
-        let outcome = self.poll(what, || parent.poll());
+        let outcome = self.poll(what, |pause| self.library.rest(raw, pause), || parent.poll());
         Ok((child, outcome))
     }
 
     /// Polls a communicator that nobody else has yet, and aborts it when that fails; `explain` says more of its own failure.
     fn settle(&self, comm: RawComm, what: impl Fn() -> String, explain: impl Fn(Error) -> Error) -> Result<()> {
-        let result = self.poll(what, || self.library.poll(comm).map_err(&explain));
+        let rest = |pause| self.library.rest(comm, pause);
+        let result = self.poll(what, rest, || self.library.poll(comm).map_err(&explain));
         if let Err(error) = &result {
             self.tell(error);
             let _ = self.library.abort(comm);
@@ -248,11 +250,16 @@ impl Maker<'_> {
     }
 
     /// Waits until the background work is done: to the deadline, unless cancelled or another rank reports that it failed.
-    fn poll(&self, what: impl Fn() -> String, is_done: impl Fn() -> Result<bool>) -> Result<()> {
+    fn poll(
+        &self,
+        what: impl Fn() -> String,
+        rest: impl Fn(Duration),
+        is_done: impl Fn() -> Result<bool>,
+    ) -> Result<()> {
         let mut looked = Instant::now();
         let extra = if self.library.is_host_engine() { LAST_WORD } else { Duration::ZERO };
         let wait = self.wait.with_deadline(self.wait.deadline.extended(extra));
-        settle(&wait, what, || {
+        settle(&wait, what, rest, || {
             if is_done()? {
                 return Ok(true);
             }
@@ -303,8 +310,14 @@ pub(super) fn outcome<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
     }
 }
 
-/// Polls until nothing is in progress any more: to the deadline, and unless cancelled. `what` names the work.
-pub(super) fn settle(wait: &Wait, what: impl Fn() -> String, mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
+/// Polls until nothing is in progress any more: to the deadline, and unless cancelled. `what` names the work, `rest` lets a pause between two
+/// looks pass, or what remains of it once there is something to see.
+pub(super) fn settle(
+    wait: &Wait,
+    what: impl Fn() -> String,
+    rest: impl Fn(Duration),
+    mut is_done: impl FnMut() -> Result<bool>,
+) -> Result<()> {
     let mut pause = Duration::from_micros(20);
     loop {
         match is_done() {
@@ -320,7 +333,7 @@ pub(super) fn settle(wait: &Wait, what: impl Fn() -> String, mut is_done: impl F
             let timeout = wait.deadline.timeout().as_millis();
             return Err(Error::timeout(format!("{} was not done after {timeout} ms", what())));
         }
-        std::thread::sleep(pause.min(wait.deadline.left()));
+        rest(pause.min(wait.deadline.left()));
         pause = (pause * 2).min(Duration::from_millis(2));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::thread::sleep;
 
 use super::communicator::Communicator;
 use super::making::{millis, settle};
@@ -112,7 +113,7 @@ impl View {
             return Ok(());
         }
         if code == result::IN_PROGRESS {
-            return settle(&self.root_comms().wait(None), || name.to_owned(), || communicator.poll());
+            return settle(&self.root_comms().wait(None), || name.to_owned(), sleep, || communicator.poll());
         }
         communicator.library().check(name, raw, code).map_err(|error| communicator.explain(raw, error))
     }

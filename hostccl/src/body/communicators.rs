@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::check_out;
 use crate::comm::Comm;
@@ -221,8 +222,21 @@ pub(crate) unsafe fn ncclCommAbort(comm: ncclComm_t) -> Result<ncclResult_t> {
 }
 
 pub(crate) unsafe fn ncclCommGetAsyncError(comm: ncclComm_t, async_error: *mut ncclResult_t) -> Result<ncclResult_t> {
+    // SAFETY: the caller's contract.
+    unsafe { hostcclCommWait(comm, 0, async_error) }
+}
+
+pub(crate) unsafe fn hostcclCommWait(
+    comm: ncclComm_t,
+    timeout_ms: i64,
+    async_error: *mut ncclResult_t,
+) -> Result<ncclResult_t> {
     check_out("async_error", async_error)?;
-    let status = handle::find(comm)?.status().unwrap_or_else(|error| {
+    let handle = handle::find(comm)?;
+    if timeout_ms != 0 {
+        handle.wait_finished(Duration::from_millis(millis(timeout_ms)?));
+    }
+    let status = handle.status().unwrap_or_else(|error| {
         error::remember(error.message());
         error.code()
     });
@@ -270,9 +284,10 @@ pub(crate) unsafe fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> 
 }
 
 pub(crate) unsafe fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> Result<ncclResult_t> {
-    let Ok(millis) = u64::try_from(timeout_ms) else {
-        return Err(Error::argument(format!("timeout_ms {timeout_ms} is negative")));
-    };
-    handle::find(comm)?.set_patience(millis)?;
+    handle::find(comm)?.set_patience(millis(timeout_ms)?)?;
     Ok(ncclSuccess)
+}
+
+fn millis(timeout_ms: i64) -> Result<u64> {
+    u64::try_from(timeout_ms).map_err(|_| Error::argument(format!("timeout_ms {timeout_ms} is negative")))
 }

@@ -75,7 +75,7 @@ pub(crate) struct Channel {
 impl Failure {
     /// Records a failure unless there is one.
     fn set(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
-        if self.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        if !self.begin() {
             return;
         }
         let mut end = message.len().min(self.text.len() * 8);
@@ -91,6 +91,11 @@ impl Failure {
         self.code.store(code, Ordering::Relaxed);
         self.rank.store(rank.map_or(-1, |rank| rank as i32), Ordering::Relaxed);
         self.state.store(2, Ordering::SeqCst);
+    }
+
+    /// Whether the caller is the one to write it down.
+    pub(crate) fn begin(&self) -> bool {
+        self.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// Whether there is one: one load.

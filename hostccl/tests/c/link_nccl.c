@@ -101,6 +101,8 @@ static void play(int rank, int size, ncclUniqueId id) {
 
   NCCL(ncclCommGetAsyncError(comm, &state));
   CHECK(state == ncclSuccess);
+  NCCL(hostcclCommWait(comm, 100, &state));
+  CHECK(state == ncclSuccess);
   NCCL(hostcclCommLostRank(comm, &answer));
   CHECK(answer == -1);
   NCCL(ncclCommFinalize(comm));
