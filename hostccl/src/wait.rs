@@ -41,7 +41,8 @@ impl Idle {
     /// Waits until one of the operations may go on.
     pub(crate) fn wait(&mut self, waits: &[Waiting<'_>]) -> Result<()> {
         let moved = || waits.iter().any(Waiting::moved);
-        if SPIN.watch(waits, moved) || COURTESY.offer(moved) {
+        let crowded = waits.iter().any(|wait| wait.comm.nranks > processors());
+        if SPIN.watch(crowded, moved) || COURTESY.offer(crowded, moved) {
             self.since = None;
             return Ok(());
         }
@@ -112,16 +113,14 @@ const MAX_SPINS: u32 = 200;
 
 impl Spin {
     /// Spins; says whether a word has changed meanwhile. The counter is a hint, as in [`Courtesy`].
-    fn watch(&self, waits: &[Waiting<'_>], moved: impl Fn() -> bool) -> bool {
-        static PROCESSORS: OnceLock<usize> = OnceLock::new();
-        let processors = *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
+    fn watch(&self, crowded: bool, moved: impl Fn() -> bool) -> bool {
         let look = |times: u32| {
             (0..times).any(|_| {
                 std::hint::spin_loop();
                 moved()
             })
         };
-        if waits.iter().any(|wait| wait.comm.nranks > processors) {
+        if crowded {
             return look(MIN_SPINS);
         }
         let times = self.times.load(Ordering::Relaxed);
@@ -132,12 +131,21 @@ impl Spin {
     }
 }
 
+fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// Giving the processor to other threads before sleeping.
 ///
 /// Where ranks share processors, the thread that runs next is most likely the rank that this one waits for: it ends the
 /// step in a fraction of the time that a sleep and a wake-up take. Where something else keeps the processors busy, though,
 /// it runs for its whole time slice, which is far longer than a sleep. So a slow yield is followed by a time without any,
 /// longer each time it happens again.
+///
+/// Where there is a processor for each rank, a yield that nobody takes returns at once, and to look on for about as long as a
+/// wake-up from an idle processor takes delays nobody. Once others have run, this rank had better sleep and be woken where there is
+/// room; and an idle processor of fewer than ranks had better take one of the waiting ranks from another.
 struct Courtesy {
     /// Waits that are left without a yield.
     pause: AtomicU32,
@@ -146,23 +154,32 @@ struct Courtesy {
 }
 
 static COURTESY: Courtesy = Courtesy { pause: AtomicU32::new(0), penalty: AtomicU32::new(MIN_PENALTY) };
-const YIELDS: u32 = 2;
+/// The most yields in which others run.
+const TURNS: u32 = 2;
+/// A yield that nobody took is quicker than this: one system call, no switch.
+const QUICK_YIELD: Duration = Duration::from_nanos(1500);
 const SLOW_YIELD: Duration = Duration::from_micros(500);
+const LONGEST_LOOK: Duration = Duration::from_micros(50);
 const MIN_PENALTY: u32 = 64;
 const MAX_PENALTY: u32 = 16_384;
 
 impl Courtesy {
     /// Yields; says whether a word has changed meanwhile. The counters are hints: threads may overwrite each other's.
-    fn offer(&self, moved: impl Fn() -> bool) -> bool {
+    fn offer(&self, crowded: bool, moved: impl Fn() -> bool) -> bool {
         let pause = self.pause.load(Ordering::Relaxed);
         if pause > 0 {
             self.pause.store(pause - 1, Ordering::Relaxed);
             return false;
         }
-        for _ in 0..YIELDS {
-            let before = Instant::now();
+        let began = Instant::now();
+        let (mut before, mut turns) = (began, 0);
+        while turns < TURNS && before.duration_since(began) < LONGEST_LOOK {
             std::thread::yield_now();
-            let slow = before.elapsed() > SLOW_YIELD;
+            let after = Instant::now();
+            let took = after.duration_since(before);
+            before = after;
+            turns += u32::from(crowded || took > QUICK_YIELD);
+            let slow = took > SLOW_YIELD;
             let penalty = self.penalty.load(Ordering::Relaxed);
             if slow {
                 self.pause.store(penalty, Ordering::Relaxed);

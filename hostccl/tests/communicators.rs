@@ -347,6 +347,7 @@ fn waiting_for_what_is_in_progress_ends_when_it_has_ended_or_the_time_is_up() {
             assert_eq!(state, ncclSuccess);
             assert!(took < DEADLINE, "{took:?}: its time, not the end of the work, ended the wait");
             over.wait();
+            // SAFETY: a live communicator.
             ok(unsafe { ncclCommDestroy(comm) });
         });
         over.wait();
@@ -354,9 +355,12 @@ fn waiting_for_what_is_in_progress_ends_when_it_has_ended_or_the_time_is_up() {
         assert_eq!(wait(comm, 60_000).0, ncclSuccess);
         over.wait();
         let mut state = -1;
-        assert_eq!(unsafe { hostcclCommWait(comm, -1, &raw mut state) }, ncclInvalidArgument);
-        assert!(last_error().contains("timeout_ms -1 is negative"), "{}", last_error());
-        ok(unsafe { ncclCommDestroy(comm) });
+        // SAFETY: a live communicator and a place for the answer.
+        unsafe {
+            assert_eq!(hostcclCommWait(comm, -1, &raw mut state), ncclInvalidArgument);
+            assert!(last_error().contains("timeout_ms -1 is negative"), "{}", last_error());
+            ok(ncclCommDestroy(comm));
+        }
     });
 }
 
