@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from contestants import NAMES, ROOT, Contestant, Missing, scheduling
+from contestants import NAMES, ROOT, Contestant, Missing, memory, scheduling
 from plot import svg
 from table import whole
 
@@ -96,12 +96,14 @@ def main():
     parser.add_argument("--update-docs", action="store_true", help="put the table and the drawing into docs/performance.md")
     options = parser.parse_args()
     cases = [case for case in CASES[:3] if case in options.case]
-    report = {"machine": machine(), "date": today(), "rounds": options.rounds, "versions": {}, "start": [], "idle": [], "collectives": []}
+    report = {"machine": machine(), "date": today(), "rounds": options.rounds, "versions": {}, "start": [], "idle": [], "memory": [], "collectives": []}
     if cases:
         options.scheduling = report["scheduling"] = scheduling(options.scheduling)
         contestants = contestants_of(options)
         report["versions"] = {contestant.name: contestant.version for contestant in contestants}
         for round_number in range(options.rounds):
+            if "collectives" in cases:
+                report["memory"] += lines_of(memory(options.scheduling))
             for case in cases:
                 for ranks in options.ranks or ([2, 4, 8, 16, 32] if case == "start" else [2, 4, 8]):
                     for contestant in in_turn(contestants, round_number):

@@ -66,6 +66,13 @@ def executed():
     return program
 
 
+def memory(kind):
+    """What memory.c prints: how fast the processors together copy what is larger than the caches."""
+    program = BUILT / "memory"
+    run([CC, "-std=c11", *WARNINGS, "-pthread", HERE / "memory.c", "-o", program])
+    return run([program, 64], preexec_fn=lambda: prefer(kind))
+
+
 class Contestant:
     # Whether its waiting ranks give way to others when there are more of them than processors. MPICH's do not: in real time each would spin for its whole slice of 100 ms.
     gives_way = True

@@ -63,8 +63,37 @@ def by_library(runs):
     return {library: found for (library,), found in grouped(runs, "library").items()}
 
 
+# Less than this stays in the caches.
+LARGE = 128 << 20
+# What moves in a collective of `ranks` ranks and a buffer of one byte when each input is read once and each output written once.
+MOVED = {
+    "all_reduce": lambda ranks: 2 * ranks,
+    "all_gather": lambda ranks: ranks + 1,
+    "reduce_scatter": lambda ranks: ranks + 1,
+    "broadcast": lambda ranks: ranks,
+    "all_to_all": lambda ranks: 2 * ranks,
+    "send_recv": lambda ranks: 2,
+}
+
+
+def limit(report, operation, ranks, size):
+    """How long memory takes to give and take what a collective has to move."""
+    bandwidths = [found["bytes_per_second"] for found in report.get("memory", [])]
+    moved = MOVED[operation](ranks) * size
+    return time_text(moved / statistics.median(bandwidths)) if bandwidths and moved >= LARGE else ""
+
+
+def memory_line(report):
+    bandwidths = [found["bytes_per_second"] for found in report.get("memory", [])]
+    if not bandwidths:
+        return []
+    median = statistics.median(bandwidths) / 1e9
+    return ["", f"memory limit: each input read once and each output written once, at the {median:.3g} GB/s (reads and writes, {min(bandwidths) / 1e9:.3g} - "
+                f"{max(bandwidths) / 1e9:.3g}) with which the processors together copy 64 MiB each"]
+
+
 def collectives_table(report):
-    libraries, lines = list(report["versions"]), []
+    libraries, lines = list(report["versions"]), memory_line(report)
     for (operation, dtype, ranks), runs in grouped(report["collectives"], "operation", "dtype", "ranks").items():
         body = []
         for (size,), found in sorted(grouped(runs, "bytes").items()):
@@ -76,9 +105,9 @@ def collectives_table(report):
                     cells.append(spread(medians[library].values()) + (f" [{variant}]" if variant else ""))
                 else:
                     cells.append("")
-            body.append([size_text(size), *cells, ratio_text(medians)])
+            body.append([size_text(size), *cells, ratio_text(medians), limit(report, operation, ranks, size)])
         lines += ["", f"{operation}, {dtype}, {ranks} ranks: time of one, median of the rounds' medians (least - most)"]
-        lines += rows(["size", *(TITLES[library] for library in libraries), "best peer / ours"], body)
+        lines += rows(["size", *(TITLES[library] for library in libraries), "best peer / ours", "memory limit"], body)
     return lines
 
 

@@ -22,7 +22,7 @@ const READ: i64 = 16;
 const HASTY: usize = 4;
 /// How long the rank that serves the store stays for the others to read a verdict: where all are known to be there, where they may
 /// still come, and where some will not.
-const STAY: Duration = Duration::from_secs(2);
+const STAY: Duration = Duration::from_secs(10);
 const STAY_AFTER_MISMATCH: Duration = Duration::from_millis(600);
 const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
 
