@@ -9,10 +9,10 @@ list. To add a test, add a file.
 A C file may begin with comments:  /* ranks: 1 4 8 */  runs it under `devicemesh run -n N` for each N (absent: one process without a launcher);
 /* static */  also links it to libdevicemesh.a;  /* flags: -fno-exceptions */  adds to the compiler's. A C++ file may, too.
 
-A test that fails beside others is run once more with nothing beside it, for what the promises of the tests are about is seconds and the machine may be
-busy; both outcomes are printed, and the last line counts it. One that fails again has failed.
+A script that fails beside others is run once more with nothing beside it, for many of their promises are about seconds and the machine may be busy; both
+outcomes are printed, and the last line counts it. One that fails again, or that cannot run the second time, has failed.
 
-The last line is "N passed, N failed" (", N skipped" and ", N of them at the second try" may follow).
+The last line is "N passed, N failed" ("N passed, N at the second try, N failed" where there were any; ", N skipped" may follow).
 """
 
 import argparse
@@ -66,20 +66,20 @@ class Runner:
         self.lock = threading.Lock()
         self.cases, self.again, self.second_tries = [], [], []
 
-    def add(self, name, body):
+    def add(self, name, body, tries=1):
         if not self.options.k or any(part in name for part in self.options.k):
-            self.cases.append((name, body))
+            self.cases.append((name, body, tries))
 
     def run(self):
         with ThreadPoolExecutor(self.options.jobs) as pool:
             list(pool.map(self.one, self.cases))
         cases, self.cases, self.again = self.again, [], []
-        for case in cases:
-            self.second_tries += self.one(case, last=True)
+        for name, body, _ in cases:
+            self.second_tries += self.one((name, body, 0))
 
-    def one(self, case, last=False):
-        """Runs it and gives the names of what passed."""
-        name, body = case
+    def one(self, case):
+        """Runs it and gives the names of what passed. `tries`: 1 is the only one, of 2 the first; 0 is the second."""
+        name, body, tries = case
         began = time.monotonic()
         try:
             count = body() or 1
@@ -91,9 +91,12 @@ class Runner:
         except Exception as error:  # a broken test is a failed test, not a broken run
             count, verdict, text = 1, "FAIL", f"\n{type(error).__name__}: {error}"
         with self.lock:
-            if verdict == "FAIL" and not last:
+            if verdict == "FAIL" and tries == 2:
                 self.again.append(case)
                 verdict = "once more"
+            elif verdict == "skip" and tries == 0:
+                self.failed += count
+                verdict = "FAIL"
             elif verdict == "FAIL":
                 self.failed += count
             elif verdict == "skip":
@@ -105,13 +108,11 @@ class Runner:
 
     def close(self):
         """The last line."""
-        closing = f"{self.passed} passed, {self.failed} failed"
-        if self.skipped:
-            closing += f", {self.skipped} skipped"
+        second = ""
         if self.second_tries:
             print(f"failed beside others, passed alone: {', '.join(self.second_tries)}")
-            closing += f", {len(self.second_tries)} of them at the second try"
-        print(closing)
+            second = f", {len(self.second_tries)} at the second try"
+        print(f"{self.passed} passed{second}, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else ""))
 
 
 def run(command, timeout=DEADLINE, env=None, code=0, cwd=ROOT):
@@ -409,17 +410,17 @@ def main():
         for path in sorted((ROOT / "tests" / folder).glob(pattern)):
             c_cases(runner, path, is_c)
     for path in sorted((ROOT / "tests").glob("test_*.py")):
-        runner.add(f"tests/{path.name}", lambda path=path: script(path))
+        runner.add(f"tests/{path.name}", lambda path=path: script(path), tries=2)
     examples(runner)
     runner.add("build exports and SONAME", exports)
     compile_headers(runner)
     cpp_builds(runner)
     if options.list:
-        print("\n".join(name for name, _ in runner.cases))
+        print("\n".join(name for name, *_ in runner.cases))
         return 0
     runner.run()
     if not options.k:
-        runner.one(("nothing left behind", leftovers(shm_before)), last=True)
+        runner.one(("nothing left behind", leftovers(shm_before), 1))
     runner.close()
     return 1 if runner.failed or not runner.passed else 0
 

@@ -14,6 +14,19 @@ SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests"))
 OPERATIONS = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"}
 
 
+def limits():
+    """The column of what memory allows, of a report that is made up."""
+    sys.path.insert(0, str(ROOT / "benches/peers"))
+    from table import limit
+    report = {"memory": [{"bytes_per_second": rate} for rate in (40e9, 10e9, 20e9)]}
+    assert limit(report, "all_reduce", 8, 1 << 30) == "859 ms" and limit(report, "all_gather", 7, 1 << 30) == "429 ms"
+    assert limit(report, "all_reduce", 2, 1 << 20) == "" and limit({}, "all_reduce", 8, 1 << 30) == ""
+    memory = SCRATCH / "memory"
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", ROOT / "benches/peers/memory.c", "-o", memory], check=True)
+    found = json.loads(subprocess.run([memory, "1"], check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert found["threads"] == len(os.sched_getaffinity(0)) and 1e8 < found["bytes_per_second"] < 1e13, found
+
+
 def main():
     SCRATCH.mkdir(parents=True, exist_ok=True)
     report, drawing = SCRATCH / "bench.json", SCRATCH / "bench.svg"
@@ -36,6 +49,7 @@ def main():
         assert re.search(rf"^{operation}, bfloat16, 2 ranks:.*\n.*\n.*\n.*\n64 KiB  \S+ [mun]?s", done.stdout, re.M), f"no {operation} in\n{done.stdout}"
     lines = ElementTree.parse(drawing).getroot().findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 1 and len(lines[0].get("points").split()) == 3, "one line through three sizes"
+    limits()
     print(f"{len(cases)} figures of collectives, {len(starts)} starts")
     return 0
 

@@ -24,6 +24,8 @@ CASES = ["start", "idle", "collectives", "mesh", "store"]
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
 DOCUMENT = ROOT / "docs/performance.md"
 PLACE = re.compile(r"(<!-- bench -->\n).*(<!-- end of bench -->)", re.S)
+# Bytes: from here on memory is what limits a collective of few ranks.
+LARGE = 16 << 20
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -102,7 +104,7 @@ def main():
         contestants = contestants_of(options)
         report["versions"] = {contestant.name: contestant.version for contestant in contestants}
         for round_number in range(options.rounds):
-            if "collectives" in cases:
+            if "collectives" in cases and max(options.sizes) >= LARGE:
                 report["memory"] += lines_of(memory(options.scheduling))
             for case in cases:
                 for ranks in options.ranks or ([2, 4, 8, 16, 32] if case == "start" else [2, 4, 8]):

@@ -63,7 +63,7 @@ def by_library(runs):
     return {library: found for (library,), found in grouped(runs, "library").items()}
 
 
-# Less than this stays in the caches.
+# Bytes: less than this stays in the caches of common processors.
 LARGE = 128 << 20
 # What moves in a collective of `ranks` ranks and a buffer of one byte when each input is read once and each output written once.
 MOVED = {

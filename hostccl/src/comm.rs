@@ -17,6 +17,8 @@ pub(crate) struct Comm {
     pub(crate) segment: Segment,
     pub(crate) rank: usize,
     pub(crate) nranks: usize,
+    /// How many ranks are known to share this machine: of this communicator, or of the one that it was made of.
+    pub(crate) crowd: usize,
     /// How messages call it.
     pub(crate) name: String,
     /// Held by the thread whose collective, sends, receives are under way, so that calls of several threads take turns.
@@ -54,12 +56,20 @@ pub(crate) enum Blocker {
 }
 
 impl Comm {
-    pub(crate) fn new(segment: Segment, rank: usize, name: String, aborted: Arc<AtomicBool>, me: ProcessId) -> Comm {
+    pub(crate) fn new(
+        segment: Segment,
+        rank: usize,
+        crowd: usize,
+        name: String,
+        aborted: Arc<AtomicBool>,
+        me: ProcessId,
+    ) -> Comm {
         let nranks = segment.layout().nranks;
         Comm {
             segment,
             rank,
             nranks,
+            crowd: crowd.max(nranks),
             name,
             turns: Default::default(),
             step: AtomicU64::new(0),
@@ -79,10 +89,11 @@ impl Comm {
         if self.aborted.load(Ordering::Acquire) {
             return Err(Error::aborted());
         }
-        match self.segment.header().failure.error().or_else(|| self.unwritten.get().cloned()) {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        self.failure().map_or(Ok(()), Err)
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.segment.header().failure.error().or_else(|| self.unwritten.get().cloned())
     }
 
     /// Fails when this rank has aborted it, or `peer` has left it or died, whatever else has become of the communicator.
@@ -117,7 +128,6 @@ impl Comm {
         header.fail(code, rank.map(|rank| rank as u32), message);
         header.failure.error().unwrap_or_else(|| {
             // Another rank is just writing its failure down, or has died over it.
-            self.note(rank);
             self.unwritten.get_or_init(|| Error::new(code, message).by(rank)).clone()
         })
     }
@@ -135,7 +145,7 @@ impl Comm {
     /// The rank found dead, gone or late.
     pub(crate) fn lost_rank(&self) -> Option<usize> {
         let found = usize::try_from(self.found.load(Ordering::Relaxed)).ok();
-        found.or_else(|| self.segment.header().failure.error()?.lost())
+        found.or_else(|| self.failure()?.lost())
     }
 
     fn note(&self, rank: Option<usize>) {
@@ -317,7 +327,7 @@ mod tests {
     fn a_failure_stands_while_another_rank_is_still_writing_its_own() {
         let fd = segment::create([3; 16]).unwrap();
         let segment = Segment::map(&fd, 2, 0).unwrap();
-        let comm = Comm::new(segment, 0, "it".to_owned(), Arc::default(), ProcessId::current());
+        let comm = Comm::new(segment, 0, 0, "it".to_owned(), Arc::default(), ProcessId::current());
         assert!(comm.segment.header().failure.begin(), "as the other rank does");
         assert!(comm.check().is_ok());
         assert_eq!(comm.fail(ncclInvalidUsage, None, "one").message(), "one");

@@ -74,9 +74,10 @@ impl Handle {
 
     /// The communicator, when no call is at work on it in the background.
     pub(crate) fn ready(&self) -> Result<&Arc<Comm>> {
+        let busy = self.in_progress();
         self.check()?;
         match self.comm.get() {
-            Some(comm) if !self.in_progress() => Ok(comm),
+            Some(comm) if !busy => Ok(comm),
             _ => Err(Error::argument(
                 "the communicator is still in progress: ask ncclCommGetAsyncError until it says ncclSuccess",
             )),
@@ -143,9 +144,11 @@ impl Handle {
 
     /// Where the communicator stands, as `ncclCommGetAsyncError` tells it.
     pub(crate) fn status(&self) -> Result<ncclResult_t> {
+        // What ends afterwards with a failure was still in progress here.
+        let busy = self.in_progress();
         self.check()?;
         match self.comm.get() {
-            Some(comm) if !self.in_progress() => comm.check_peers(None).map(|()| ncclSuccess),
+            Some(comm) if !busy => comm.check_peers(None).map(|()| ncclSuccess),
             _ => Ok(ncclInProgress),
         }
     }

@@ -48,6 +48,8 @@ pub(crate) struct Join {
     source: Source,
     nranks: u32,
     rank: u32,
+    /// Of the communicator that this one is made of, if it is; see [`Comm::crowd`].
+    crowd: usize,
     name: String,
     aborted: Arc<AtomicBool>,
     comm: Option<Arc<Comm>>,
@@ -57,7 +59,13 @@ pub(crate) struct Join {
 
 impl Join {
     pub(crate) fn new(source: Source, nranks: u32, rank: u32, name: String, aborted: Arc<AtomicBool>) -> Join {
-        Join { source, nranks, rank, name, aborted, comm: None, creator: None }
+        Join { source, nranks, rank, crowd: 0, name, aborted, comm: None, creator: None }
+    }
+
+    /// The same for a communicator made of ranks of `parent`.
+    pub(crate) fn out_of(mut self, parent: &Comm) -> Join {
+        self.crowd = parent.crowd;
+        self
     }
 
     /// The communicator, once done.
@@ -83,7 +91,8 @@ impl Join {
         seat.pid.store(me.pid, Ordering::Relaxed);
         seat.start.store(me.start, Ordering::Relaxed);
         seat.claim.store(2, Ordering::Release);
-        let comm = Arc::new(Comm::new(segment, self.rank as usize, self.name.clone(), self.aborted.clone(), me));
+        let (rank, name, aborted) = (self.rank as usize, self.name.clone(), self.aborted.clone());
+        let comm = Arc::new(Comm::new(segment, rank, self.crowd, name, aborted, me));
         let arrived = &comm.segment.header().arrived;
         if arrived.count() == self.nranks {
             arrived.wake();

@@ -23,25 +23,34 @@ impl ProcessId {
         static READ: AtomicU32 = AtomicU32::new(0);
         static START: AtomicU64 = AtomicU64::new(0);
         let pid = std::process::id();
-        if READ.load(Ordering::Acquire) != pid {
-            START.store(stat(pid).map_or(0, |stat| stat.start), Ordering::Relaxed);
-            READ.store(pid, Ordering::Release);
+        if READ.load(Ordering::Acquire) == pid {
+            return ProcessId { pid, start: START.load(Ordering::Relaxed) };
         }
-        ProcessId { pid, start: START.load(Ordering::Relaxed) }
+        let Some(stat) = stat(pid) else { return ProcessId { pid, start: 0 } };
+        START.store(stat.start, Ordering::Relaxed);
+        READ.store(pid, Ordering::Release);
+        ProcessId { pid, start: stat.start }
     }
 
     /// Whether it has ended or is about to: what it held may be gone already.
     pub(crate) fn is_ending(self) -> bool {
-        !self.lives() || stat(self.pid).is_none_or(|stat| stat.exiting)
+        !self.lives() || stat(self.pid).is_some_and(|stat| stat.exiting)
     }
 
-    /// Whether that very process exists and is not a zombie.
+    /// Whether that very process exists and is not a zombie. Where `/proc` does not tell, as when this process can open no more files,
+    /// whether there is one of that number.
     fn lives(self) -> bool {
         match stat(self.pid) {
             Some(stat) => (self.start == 0 || stat.start == self.start) && !matches!(stat.state, b'Z' | b'X' | b'x'),
-            None => false,
+            None => exists(self.pid),
         }
     }
+}
+
+fn exists(pid: u32) -> bool {
+    // SAFETY: signal 0 is only a question.
+    let answered = unsafe { libc::kill(pid as libc::pid_t, 0) } == 0;
+    answered || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
 struct Stat {
@@ -156,7 +165,9 @@ mod tests {
             assert!(started.elapsed() < Duration::from_secs(10), "the death was not seen");
             std::thread::sleep(Duration::from_millis(1));
         }
+        assert!(exists(id.pid), "a zombie still has its number");
         child.wait().unwrap();
+        assert!(!exists(id.pid));
         assert_eq!(Process::first_dead(&[watched]), Some(0));
     }
 

@@ -143,7 +143,8 @@ impl Operation for Shrink {
                 return Ok(Poll::Blocked { seen, blocker: Blocker::Offer(first) });
             };
             let (size, place) = (self.members.len() as u32, self.place() as u32);
-            self.join = Some(Join::new(source, size, place, self.name.clone(), self.aborted.clone()));
+            let join = Join::new(source, size, place, self.name.clone(), self.aborted.clone());
+            self.join = Some(join.out_of(&self.parent));
         }
         let Some(join) = &mut self.join else { return Ok(Poll::Done) };
         match join.poll() {

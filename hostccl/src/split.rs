@@ -109,13 +109,9 @@ impl Split {
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
                 let source = Source::Child { owner: offer.owner, fd: offer.fd, token: offer.token };
-                self.join = Some(Join::new(
-                    source,
-                    self.members.len() as u32,
-                    rank as u32,
-                    self.name.clone(),
-                    self.aborted.clone(),
-                ));
+                let size = self.members.len() as u32;
+                let join = Join::new(source, size, rank as u32, self.name.clone(), self.aborted.clone());
+                self.join = Some(join.out_of(&self.parent));
             }
         }
         Ok(())

@@ -41,7 +41,7 @@ impl Idle {
     /// Waits until one of the operations may go on.
     pub(crate) fn wait(&mut self, waits: &[Waiting<'_>]) -> Result<()> {
         let moved = || waits.iter().any(Waiting::moved);
-        let crowded = waits.iter().any(|wait| wait.comm.nranks > processors());
+        let crowded = waits.iter().any(|wait| wait.comm.crowd > processors());
         if SPIN.watch(crowded, moved) || COURTESY.offer(crowded, moved) {
             self.since = None;
             return Ok(());
@@ -131,6 +131,8 @@ impl Spin {
     }
 }
 
+/// Those on which this thread may run: one, where a launcher has bound each rank to its own, so that ranks count as more than the processors and do
+/// not look on.
 fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -173,7 +175,7 @@ impl Courtesy {
         }
         let began = Instant::now();
         let (mut before, mut turns) = (began, 0);
-        while turns < TURNS && before.duration_since(began) < LONGEST_LOOK {
+        while turns < TURNS && (crowded || before.duration_since(began) < LONGEST_LOOK) {
             std::thread::yield_now();
             let after = Instant::now();
             let took = after.duration_since(before);

@@ -397,8 +397,8 @@ impl Library {
         }
     }
 
-    /// Lets `pause` pass between two looks at a communicator; where the library can tell when nothing is in progress on it any more (the host engine),
-    /// up to two milliseconds, but no longer than that.
+    /// Lets `pause` pass between two looks at a communicator. The host engine can tell when nothing is in progress on it any more: there it waits for
+    /// that, for two milliseconds at most whatever `pause` is, so that a deadline may be overrun by as much.
     pub fn rest(&self, comm: RawComm, pause: Duration) {
         let mut state = result::SUCCESS;
         // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the out-parameter is valid.

@@ -310,8 +310,8 @@ pub(super) fn outcome<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
     }
 }
 
-/// Polls until nothing is in progress any more: to the deadline, and unless cancelled. `what` names the work, `rest` lets a pause between two
-/// looks pass, or what remains of it once there is something to see.
+/// Polls until nothing is in progress any more: to the deadline, and unless cancelled. `what` names the work; `rest` lets a pause between two
+/// looks pass, and may end it early when there is something to see.
 pub(super) fn settle(
     wait: &Wait,
     what: impl Fn() -> String,

@@ -185,21 +185,32 @@ impl Round {
     pub fn fail(&self, error: &Error, wait: &Wait) {
         if self.party.members.len() > 1 {
             let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
-            self.tell("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait);
+            self.tell("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, |_, _| ());
         }
     }
 
-    /// Writes a verdict as the last that this rank does in a call. A store that is slow or silent does not keep one that is aborted: its word
-    /// goes out beside it.
-    fn tell(&self, phase: &str, verdict: &Verdict, longest: Duration, wait: &Wait) {
-        let (party, key, verdict) = (Arc::clone(&self.party), self.key(phase, "verdict"), verdict.encode());
+    /// Writes a verdict, does `then`, and that is the last that this rank does in a call or its phase. A store that is slow or silent does not keep one
+    /// that is aborted: its word goes out beside it.
+    fn tell(
+        &self,
+        phase: &str,
+        verdict: &Verdict,
+        longest: Duration,
+        wait: &Wait,
+        then: impl FnOnce(&Round, &Wait) + Send + 'static,
+    ) {
+        let (round, key, verdict) = (self.copy(), self.key(phase, "verdict"), verdict.encode());
+        let say = move |longest| {
+            let wait = Wait::after(longest);
+            let _ = round.party.store.set_once(&key, &verdict, &wait);
+            then(&round, &wait);
+        };
         if !wait.cancel.is_raised() {
-            let _ = party.store.set_once(&key, &verdict, &Wait::after(longest));
-            return;
+            return say(longest);
         }
         let (told, telling) = channel();
         let tell = move || {
-            let _ = party.store.set_once(&key, &verdict, &Wait::after(longest.min(FAREWELL)));
+            say(longest.min(FAREWELL));
             let _ = told.send(());
         };
         if std::thread::Builder::new().name("dm-farewell".to_owned()).spawn(tell).is_ok() {

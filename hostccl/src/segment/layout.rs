@@ -65,7 +65,7 @@ mod tests {
             let n = nranks as usize;
             assert!(layout.descriptors >= HEADER_BYTES + n * size_of::<Seat>());
             assert!(layout.slots >= layout.descriptors + SLOTS * n * LINE);
-            assert!(layout.channels >= layout.slots + SLOTS * n * layout.slot_bytes);
+            assert!(layout.channels >= layout.slots + SLOTS * n * layout.slot_pitch);
             assert!(layout.rings >= layout.channels + n * n * size_of::<Channel>());
             assert!(layout.ring_bytes.is_power_of_two() && layout.slot_bytes % 64 == 0);
             assert!(layout.total < 8 << 30, "{nranks} ranks take {} bytes of address space", layout.total);

@@ -270,9 +270,9 @@ mod tests {
         let (a, b) = (Segment::map(&fd, 3, 0).unwrap(), Segment::map(&again, 3, 1).unwrap());
         // SAFETY: the last byte of the last slot and of the last ring are inside the mapping.
         unsafe {
-            a.data(2, 2).add(a.layout().slot_bytes - 1).write(1);
+            a.data(2, SLOTS - 1).add(a.layout().slot_bytes - 1).write(1);
             a.ring(2, 2).add(a.layout().ring_bytes - 1).write(2);
-            assert_eq!(b.data(2, 2).add(a.layout().slot_bytes - 1).read(), 1);
+            assert_eq!(b.data(2, SLOTS - 1).add(a.layout().slot_bytes - 1).read(), 1);
             assert_eq!(b.ring(2, 2).add(a.layout().ring_bytes - 1).read(), 2);
         }
         a.channel(1, 2).head.set(9);

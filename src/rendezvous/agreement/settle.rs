@@ -20,9 +20,10 @@ const MOMENT: Duration = Duration::from_millis(50);
 const READ: i64 = 16;
 /// The ranks, by position, that act as soon as a deadline has passed.
 const HASTY: usize = 4;
-/// How long the rank that serves the store stays for the others to read a verdict: where all are known to be there, where they may
-/// still come, and where some will not.
+/// How long the rank that serves the store stays for the others to read a verdict: where all are known to be there, if only they run; where they may
+/// still come; and where some will not.
 const STAY: Duration = Duration::from_secs(10);
+const STAY_AFTER_FAILURE: Duration = Duration::from_secs(2);
 const STAY_AFTER_MISMATCH: Duration = Duration::from_millis(600);
 const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
 
@@ -42,6 +43,8 @@ impl Round {
     pub(super) fn settle(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<()> {
         // Thousands of ranks are late at the same moment. Most need only wait a little longer for what the first ones find.
         let patience = if self.party.me < HASTY { Duration::ZERO } else { grace(wait) / 2 };
+        // The rank that serves the store may end its process when this returns, so it stays until the others have read a last word.
+        let with_server = self.party.served && self.party.members.position(0).is_some();
         let verdict = match self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience))) {
             Ok(verdict) => verdict,
             Err(error) if error.status() == Status::Timeout && self.failure.is_none() => {
@@ -55,12 +58,14 @@ impl Round {
                     _ => error.clone(),
                 };
                 let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict);
-                self.tell(phase, &verdict, Duration::from_millis(250), wait);
+                let (phase, reader) = (phase.to_owned(), with_server && !self.party.serving);
+                // Another verdict may stand already, and the rank that serves stay for this one to read it.
+                self.tell(&phase.clone(), &verdict, Duration::from_millis(250), wait, move |round, wait| {
+                    let _ = if reader { round.say_read(&phase, wait) } else { Ok(()) };
+                });
                 return Err(self.party.explain(error));
             }
         };
-        // The rank that serves the store may end its process when this returns, so it stays until the others have read a last word.
-        let with_server = self.party.served && self.party.members.position(0).is_some();
         if with_server && (phase == "/end" || verdict.status != Status::Ok) {
             self.acknowledge(phase, &verdict, wait);
         }
@@ -300,7 +305,8 @@ impl Round {
         let stay = match verdict.status {
             Status::Mismatch => STAY_AFTER_MISMATCH,
             Status::Timeout | Status::PeerLost => STAY_AFTER_LOSS,
-            _ => STAY,
+            Status::Ok => STAY,
+            _ => STAY_AFTER_FAILURE,
         };
         let stay = Deadline::after(stay.min(wait.deadline.left().max(STAY_AFTER_LOSS)));
         let stay = Wait { watch: None, ..wait.with_deadline(stay) };

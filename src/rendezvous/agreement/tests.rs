@@ -336,7 +336,7 @@ fn staying_for_slow_ranks_ends_at_the_deadline_and_when_aborted() {
             });
             end(store, serving(store, 0, 2).agree("call", &wait).unwrap(), &wait);
         });
-        // Not the two seconds that it would stay.
+        // Not the seconds that it would stay.
         assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
     }
 }
