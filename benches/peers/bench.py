@@ -73,9 +73,12 @@ def contestants_of(options):
     return found
 
 
-def update_document(text, drawing):
+def update_document(report, drawing):
+    """The whole report into a file beside the page, and into the page what is asked for most."""
     page = DOCUMENT.read_text()
-    picture = ""
+    DOCUMENT.with_name("bench.txt").write_text(whole(report) + "\n")
+    first = [run for run in report["collectives"] if (run["operation"], run["dtype"]) == ("all_reduce", "float32")]
+    text, picture = whole({**report, "collectives": first}), ""
     if drawing:
         (ROOT / "docs/pictures/bench.svg").write_text(drawing)
         picture = "![Bus bandwidth of all-reduce](pictures/bench.svg)\n\n"
@@ -95,7 +98,7 @@ def main():
     parser.add_argument("--scheduling", choices=["auto", "realtime", "autogroup", "none"], default="auto", help="how the processes are preferred to other work of the machine")
     parser.add_argument("--json", type=Path, help="keep every figure here, and add to it after each run")
     parser.add_argument("--svg", type=Path, help="draw the bus bandwidth of the first operation and type here")
-    parser.add_argument("--update-docs", action="store_true", help="put the table and the drawing into docs/performance.md")
+    parser.add_argument("--update-docs", action="store_true", help="put the tables into docs/bench.txt, what is asked for most and the drawing into docs/performance.md")
     options = parser.parse_args()
     cases = [case for case in CASES[:3] if case in options.case]
     report = {"machine": machine(), "date": today(), "rounds": options.rounds, "versions": {}, "start": [], "idle": [], "memory": [], "collectives": []}
@@ -117,7 +120,7 @@ def main():
         if options.svg and drawing:
             options.svg.write_text(drawing)
         if options.update_docs:
-            update_document(text, drawing)
+            update_document(report, drawing)
     for case, script in (("mesh", "mesh.py"), ("store", "store_start.py")):
         if case in options.case:
             print(f"\n{case}", flush=True)

@@ -25,12 +25,13 @@
 //! # How it works
 //! - Each communicator has a segment of anonymous shared memory (`memfd`), which the ranks find through its creator's
 //!   descriptor: there is no name in any file system, so nothing can be left behind. The last mapping to go frees it.
-//! - Collectives are steps with one wait each, pipelined in chunks through three staging slots a rank; the table in the
-//!   module `collective` says who copies and reduces what, and why three slots are enough.
+//! - Collectives are steps with one wait each, pipelined in chunks through five staging slots a rank; the table in the
+//!   module `collective` says who copies and reduces what, and why five slots are enough.
 //! - Messages flow through a ring for each ordered pair of ranks.
 //! - Every operation is a state machine that is polled; a group polls all of its own, so one thread can drive several ranks.
-//! - A waiting thread spins for a moment, lets other threads run, then sleeps on the words in shared memory that it waits for
-//!   (`futex`, `futex_waitv`); ten times a second it looks at its peers' process descriptors.
+//! - A waiting thread spins for a moment, lets other threads run (where there is a processor for each rank and nobody else wants it, it
+//!   looks on for 50 us), then sleeps on the words in shared memory that it waits for (`futex`, `futex_waitv`); ten times a second it
+//!   looks at its peers' process descriptors.
 
 mod api;
 mod body;
