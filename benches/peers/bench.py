@@ -80,8 +80,8 @@ def update_document(report, drawing):
     first = [run for run in report["collectives"] if (run["operation"], run["dtype"]) == ("all_reduce", "float32")]
     text, picture = whole({**report, "collectives": first}), ""
     if drawing:
-        (ROOT / "docs/pictures/bench.svg").write_text(drawing)
-        picture = "![Bus bandwidth of all-reduce](pictures/bench.svg)\n\n"
+        DOCUMENT.with_name("bench.svg").write_text(drawing)
+        picture = "![Bus bandwidth of all-reduce](bench.svg)\n\n"
     DOCUMENT.write_text(PLACE.sub(lambda match: f"{match[1]}{picture}```\n{text}\n```\n{match[2]}", page))
 
 

@@ -1,6 +1,5 @@
 //! How one verdict comes about: arriving, comparing, counting, and what is said of those who differ, do not come or have gone.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use crate::wait::{Deadline, Wait, Watch};
 const DISSENT: i64 = 1 << 32;
 /// How long the first dissenter waits for others, so that the message names more than one.
 const WINDOW: Duration = Duration::from_millis(250);
-/// How long a dissenter that has counted itself in may take to say who it is.
+/// How long a dissenter that has counted itself in may take to say who it is, and the pause between two looks for who has read.
 const MOMENT: Duration = Duration::from_millis(50);
 /// The most dissenters whose calls are read.
 const READ: i64 = 16;
@@ -188,8 +187,7 @@ impl Round {
         let (store, verdict) = (&self.party.store, self.key(phase, "verdict"));
         let as_verdict = |value: Vec<u8>| Came::Verdict(Verdict::decode(&value));
         loop {
-            let missed = |rank| rank != self.my_rank() && self.party.members.position(rank).is_some();
-            if let Some(lost) = self.party.losses.first(missed) {
+            if let Some(lost) = self.party.losses.first(|rank| self.is_other(rank)) {
                 // What came before it went still counts.
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
                     return Ok(Came::Value(value));
@@ -323,24 +321,42 @@ impl Round {
 
     fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
         let Party { store, losses, members, .. } = &*self.party;
-        let (mut gone, mut unread) = (HashSet::new(), 0);
         loop {
-            // Those that have gone read nothing any more. As a rule they had read it before.
-            let missed = |rank| rank != self.my_rank() && members.position(rank).is_some() && !gone.contains(&rank);
-            let found: HashSet<i32> = losses.all(missed);
-            let keys: Vec<String> = found.iter().map(|rank| self.read_by(phase, *rank)).collect();
-            unread += store.present(&keys, wait)?.into_iter().filter(|read| !read).count();
-            gone.extend(found);
-            let readers = members.len() - 1 - unread;
-            if readers == 0 {
-                return Ok(());
+            if !losses.all(|rank| self.is_other(rank)).is_empty() {
+                return self.await_each_reader(phase, wait);
             }
             let (number, next) = losses.next();
-            match store.get_any(&[&self.key(phase, &format!("read/{readers}")), &next], wait)? {
+            match store.get_any(&[&self.key(phase, &format!("read/{}", members.len() - 1)), &next], wait)? {
                 (1, value) => losses.note(number, &value),
                 _ => return Ok(()),
             }
         }
+    }
+
+    /// The same where some have gone. Their number is no guide then: one may have died after its word and before it counted itself in.
+    fn await_each_reader(&self, phase: &str, wait: &Wait) -> Result<()> {
+        let Party { store, losses, members, .. } = &*self.party;
+        loop {
+            let gone = losses.all(|rank| self.is_other(rank));
+            let ranks = (0..members.len()).map(|position| members.rank(position));
+            let here = ranks.filter(|rank| self.is_other(*rank) && !gone.contains(rank));
+            let keys: Vec<String> = here.map(|rank| self.read_by(phase, rank)).collect();
+            if store.present(&keys, wait)?.into_iter().all(|read| read) {
+                return Ok(());
+            }
+            let (number, next) = losses.next();
+            let moment = wait.with_deadline(Deadline::after(MOMENT.min(wait.deadline.left())));
+            match store.get_any(&[&next], &moment) {
+                Ok((_, value)) => losses.note(number, &value),
+                Err(error) if error.status() == Status::Timeout && !wait.deadline.passed() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether it is a member, and not this one.
+    fn is_other(&self, rank: i32) -> bool {
+        rank != self.my_rank() && self.party.members.position(rank).is_some()
     }
 
     fn read_by(&self, phase: &str, rank: i32) -> String {

@@ -289,6 +289,29 @@ fn serving(store: &MemoryStore, me: usize, size: usize) -> Scope {
 }
 
 #[test]
+fn the_rank_that_serves_does_not_wait_for_one_that_died_while_it_said_that_it_had_read() {
+    let store = MemoryStore::new();
+    let began = Instant::now();
+    std::thread::scope(|threads| {
+        for me in 0..3 {
+            let (scope, store) = (serving(&store, me, 3), &store);
+            threads.spawn(move || {
+                let round = scope.agree("call", &soon()).unwrap();
+                if me == 1 {
+                    come_to_the_end(store);
+                    store.get("test/world/0/end/verdict", &soon()).unwrap();
+                    store.set("test/world/0/end/read/by/1", b"1", &soon()).unwrap();
+                    store.set("test/lost/1", b"1", &soon()).unwrap();
+                } else {
+                    end(store, round, &soon());
+                }
+            });
+        }
+    });
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+}
+
+#[test]
 fn the_rank_that_serves_stays_for_the_slow_ones_when_a_fast_one_has_left() {
     let store = MemoryStore::new();
     let stayed = std::thread::scope(|threads| {
