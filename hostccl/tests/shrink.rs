@@ -161,9 +161,10 @@ fn wrong_arguments_are_refused_with_their_values() {
 
 #[test]
 fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
-    let id = unique_id();
+    let (id, all_settled) = (unique_id(), std::sync::Barrier::new(3));
     std::thread::scope(|scope| {
         for rank in 0..3 {
+            let all_settled = &all_settled;
             scope.spawn(move || {
                 let mut config = non_blocking();
                 let mut comm = null_mut();
@@ -171,6 +172,8 @@ fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
                 unsafe { ncclCommInitRankConfig(&raw mut comm, 3, id, rank, &raw mut config) };
                 let comm = Comm(comm);
                 settle(&comm);
+                // A shrink ends the communicator for who has not seen it come to be.
+                all_settled.wait();
                 if rank == 1 {
                     return;
                 }

@@ -78,7 +78,10 @@ impl Subrange {
             others.push(Digits { size: digits, outer, inner: size });
             size *= digits;
         }
-        let (stride, size) = stride.map_or((size, size * len), |stride| (stride, size));
+        let (stride, size) = match stride {
+            Some(stride) => (stride, size),
+            None => (size, size * len),
+        };
         Ok(Subrange { whole: dim.clone(), start, step, len, stride, others, size })
     }
 
