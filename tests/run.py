@@ -66,20 +66,19 @@ class Runner:
         self.lock = threading.Lock()
         self.cases, self.again, self.second_tries = [], [], []
 
-    def add(self, name, body, tries=1):
+    def add(self, name, body, has_another=False):
         if not self.options.k or any(part in name for part in self.options.k):
-            self.cases.append((name, body, tries))
+            self.cases.append((name, body, has_another))
 
     def run(self):
         with ThreadPoolExecutor(self.options.jobs) as pool:
-            list(pool.map(self.one, self.cases))
-        cases, self.cases, self.again = self.again, [], []
-        for name, body, _ in cases:
-            self.second_tries += self.one((name, body, 0))
+            list(pool.map(lambda case: self.one(*case), self.cases))
+        again, self.cases, self.again = self.again, [], []
+        for name, body in again:
+            self.one(name, body, is_second=True)
 
-    def one(self, case):
-        """Runs it and gives the names of what passed. `tries`: 1 is the only one, of 2 the first; 0 is the second."""
-        name, body, tries = case
+    def one(self, name, body, has_another=False, is_second=False):
+        """One try; of two the first `has_another`."""
         began = time.monotonic()
         try:
             count = body() or 1
@@ -91,20 +90,18 @@ class Runner:
         except Exception as error:  # a broken test is a failed test, not a broken run
             count, verdict, text = 1, "FAIL", f"\n{type(error).__name__}: {error}"
         with self.lock:
-            if verdict == "FAIL" and tries == 2:
-                self.again.append(case)
+            if verdict == "ok  ":
+                self.passed += count
+                self.second_tries += [name] * is_second
+            elif verdict == "skip" and not is_second:
+                self.skipped += count
+            elif has_another:
+                self.again.append((name, body))
                 verdict = "once more"
-            elif verdict == "skip" and tries == 0:
+            else:
                 self.failed += count
                 verdict = "FAIL"
-            elif verdict == "FAIL":
-                self.failed += count
-            elif verdict == "skip":
-                self.skipped += count
-            else:
-                self.passed += count
             print(f"{verdict} {name} ({time.monotonic() - began:.1f} s){text}", flush=True)
-        return [name] if verdict == "ok  " else []
 
     def close(self):
         """The last line."""
@@ -410,7 +407,7 @@ def main():
         for path in sorted((ROOT / "tests" / folder).glob(pattern)):
             c_cases(runner, path, is_c)
     for path in sorted((ROOT / "tests").glob("test_*.py")):
-        runner.add(f"tests/{path.name}", lambda path=path: script(path), tries=2)
+        runner.add(f"tests/{path.name}", lambda path=path: script(path), has_another=True)
     examples(runner)
     runner.add("build exports and SONAME", exports)
     compile_headers(runner)
@@ -420,7 +417,7 @@ def main():
         return 0
     runner.run()
     if not options.k:
-        runner.one(("nothing left behind", leftovers(shm_before), 1))
+        runner.one("nothing left behind", leftovers(shm_before))
     runner.close()
     return 1 if runner.failed or not runner.passed else 0
 

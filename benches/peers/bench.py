@@ -15,7 +15,7 @@ from pathlib import Path
 
 from contestants import NAMES, ROOT, Contestant, Missing, memory, scheduling
 from plot import svg
-from table import whole
+from table import LARGE, MOVED, whole
 
 sys.path.insert(0, str(ROOT / "benches"))
 from common import in_turn, machine, today  # noqa: E402
@@ -24,8 +24,6 @@ CASES = ["start", "idle", "collectives", "mesh", "store"]
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
 DOCUMENT = ROOT / "docs/performance.md"
 PLACE = re.compile(r"(<!-- bench -->\n).*(<!-- end of bench -->)", re.S)
-# Bytes: from here on memory is what limits a collective of few ranks.
-LARGE = 16 << 20
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -106,8 +104,9 @@ def main():
         options.scheduling = report["scheduling"] = scheduling(options.scheduling)
         contestants = contestants_of(options)
         report["versions"] = {contestant.name: contestant.version for contestant in contestants}
+        most = max(MOVED[operation](max(options.ranks or [8])) for operation in options.operations) * max(options.sizes)
         for round_number in range(options.rounds):
-            if "collectives" in cases and max(options.sizes) >= LARGE:
+            if "collectives" in cases and most >= LARGE:
                 report["memory"] += lines_of(memory(options.scheduling))
             for case in cases:
                 for ranks in options.ranks or ([2, 4, 8, 16, 32] if case == "start" else [2, 4, 8]):

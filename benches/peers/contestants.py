@@ -59,18 +59,21 @@ def prefer(kind):
 
 
 @functools.cache
+def built(name, *options):
+    """A C program of this folder."""
+    program = BUILT / name
+    run([CC, "-std=c11", *WARNINGS, HERE / f"{name}.c", *options, "-o", program])
+    return program
+
+
 def executed():
     """The program before the C programs, which notes when they are executed."""
-    program = BUILT / "executed"
-    run([CC, "-std=c11", *WARNINGS, "-static", HERE / "executed.c", "-o", program])
-    return program
+    return built("executed", "-static")
 
 
 def memory(kind):
     """What memory.c prints: how fast the processors together copy what is larger than the caches."""
-    program = BUILT / "memory"
-    run([CC, "-std=c11", *WARNINGS, "-pthread", HERE / "memory.c", "-o", program])
-    return run([program, 64], preexec_fn=lambda: prefer(kind))
+    return run([built("memory", "-pthread"), 64], preexec_fn=lambda: prefer(kind))
 
 
 class Contestant:
@@ -92,8 +95,7 @@ class Contestant:
         for link in (folder / soname, folder / "libdevicemesh.so"):
             link.unlink(missing_ok=True)
             link.symlink_to(library)
-        program = BUILT / "ours"
-        run([CC, "-std=c11", *WARNINGS, f"-I{ROOT}/include", HERE / "ours.c", f"-L{folder}", "-ldevicemesh", f"-Wl,-rpath,{folder}", "-o", program])
+        program = built("ours", f"-I{ROOT}/include", f"-L{folder}", "-ldevicemesh", f"-Wl,-rpath,{folder}")
         self.start = lambda ranks: [TOOL, "run", "-n", ranks, "--", executed(), program]
         return "" if library == LIBRARY else str(library)
 

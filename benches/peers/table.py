@@ -76,15 +76,18 @@ MOVED = {
 }
 
 
+def bandwidths_of(report):
+    return [found["bytes_per_second"] for found in report.get("memory", [])]
+
+
 def limit(report, operation, ranks, size):
     """How long memory takes to give and take what a collective has to move."""
-    bandwidths = [found["bytes_per_second"] for found in report.get("memory", [])]
-    moved = MOVED[operation](ranks) * size
+    bandwidths, moved = bandwidths_of(report), MOVED[operation](ranks) * size
     return time_text(moved / statistics.median(bandwidths)) if bandwidths and moved >= LARGE else ""
 
 
 def memory_line(report):
-    bandwidths = [found["bytes_per_second"] for found in report.get("memory", [])]
+    bandwidths = bandwidths_of(report)
     if not bandwidths:
         return []
     median = statistics.median(bandwidths) / 1e9

@@ -74,14 +74,19 @@ impl Handle {
 
     /// The communicator, when no call is at work on it in the background.
     pub(crate) fn ready(&self) -> Result<&Arc<Comm>> {
+        self.settled()?.ok_or_else(|| {
+            Error::argument(
+                "the communicator is still in progress: ask ncclCommGetAsyncError until it says ncclSuccess",
+            )
+        })
+    }
+
+    /// The same; `None` while one is.
+    fn settled(&self) -> Result<Option<&Arc<Comm>>> {
+        // What ends afterwards with a failure was still in progress here.
         let busy = self.in_progress();
         self.check()?;
-        match self.comm.get() {
-            Some(comm) if !busy => Ok(comm),
-            _ => Err(Error::argument(
-                "the communicator is still in progress: ask ncclCommGetAsyncError until it says ncclSuccess",
-            )),
-        }
+        Ok(self.comm.get().filter(|_| !busy))
     }
 
     /// The failure of a call in the background, if one has failed.
@@ -144,12 +149,9 @@ impl Handle {
 
     /// Where the communicator stands, as `ncclCommGetAsyncError` tells it.
     pub(crate) fn status(&self) -> Result<ncclResult_t> {
-        // What ends afterwards with a failure was still in progress here.
-        let busy = self.in_progress();
-        self.check()?;
-        match self.comm.get() {
-            Some(comm) if !busy => comm.check_peers(None).map(|()| ncclSuccess),
-            _ => Ok(ncclInProgress),
+        match self.settled()? {
+            Some(comm) => comm.check_peers(None).map(|()| ncclSuccess),
+            None => Ok(ncclInProgress),
         }
     }
 

@@ -185,25 +185,18 @@ impl Round {
     pub fn fail(&self, error: &Error, wait: &Wait) {
         if self.party.members.len() > 1 {
             let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
-            self.tell("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, |_, _| ());
+            self.tell("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, false);
         }
     }
 
-    /// Writes a verdict, does `then`, and that is the last that this rank does in a call or its phase. A store that is slow or silent does not keep one
-    /// that is aborted: its word goes out beside it.
-    fn tell(
-        &self,
-        phase: &str,
-        verdict: &Verdict,
-        longest: Duration,
-        wait: &Wait,
-        then: impl FnOnce(&Round, &Wait) + Send + 'static,
-    ) {
-        let (round, key, verdict) = (self.copy(), self.key(phase, "verdict"), verdict.encode());
+    /// Writes a verdict, and with `reads` that this rank has read the one that stands. A store that is slow or silent does not keep
+    /// one that is aborted: its word goes out beside it.
+    fn tell(&self, phase: &str, verdict: &Verdict, longest: Duration, wait: &Wait, reads: bool) {
+        let (round, phase, verdict) = (self.copy(), phase.to_owned(), verdict.encode());
         let say = move |longest| {
             let wait = Wait::after(longest);
-            let _ = round.party.store.set_once(&key, &verdict, &wait);
-            then(&round, &wait);
+            let _ = round.party.store.set_once(&round.key(&phase, "verdict"), &verdict, &wait);
+            let _ = if reads { round.say_read(&phase, &wait) } else { Ok(()) };
         };
         if !wait.cancel.is_raised() {
             return say(longest);

@@ -57,11 +57,9 @@ impl Round {
                     _ => error.clone(),
                 };
                 let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict);
-                let (phase, reader) = (phase.to_owned(), with_server && !self.party.serving);
                 // Another verdict may stand already, and the rank that serves stay for this one to read it.
-                self.tell(&phase.clone(), &verdict, Duration::from_millis(250), wait, move |round, wait| {
-                    let _ = if reader { round.say_read(&phase, wait) } else { Ok(()) };
-                });
+                let reads = with_server && !self.party.serving;
+                self.tell(phase, &verdict, Duration::from_millis(250), wait, reads);
                 return Err(self.party.explain(error));
             }
         };
@@ -312,7 +310,7 @@ impl Round {
         let _ = if self.party.serving { self.await_readers(phase, &stay) } else { self.say_read(phase, &stay) };
     }
 
-    fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
+    pub(super) fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
         let store = &self.party.store;
         store.set(&self.read_by(phase, self.my_rank()), b"1", wait)?;
         let count = store.add(&self.key(phase, "read"), 1, wait)?;
@@ -322,7 +320,7 @@ impl Round {
     fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
         let Party { store, losses, members, .. } = &*self.party;
         loop {
-            if !losses.all(|rank| self.is_other(rank)).is_empty() {
+            if losses.first(|rank| self.is_other(rank)).is_some() {
                 return self.await_each_reader(phase, wait);
             }
             let (number, next) = losses.next();
