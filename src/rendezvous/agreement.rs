@@ -8,13 +8,16 @@
 //! store operations per rank, but for the one that names the missing.
 //!
 //! The call's work follows, and then a second such verdict at `<prefix>/<s>/end/`: all ranks got through, or the first failure.
+//!
+//! What a call left in the store is removed when the next one is agreed (left.rs), so the store stays as small as it is.
 
+mod left;
 mod order;
 mod settle;
 mod verdict;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -22,6 +25,7 @@ use super::losses::Losses;
 use super::store::Store;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
+pub(super) use left::{Left, Leftovers};
 use order::Looks;
 use settle::Came;
 pub(super) use verdict::ranges;
@@ -74,12 +78,15 @@ pub(super) struct Party {
     /// Whether rank 0 of the world serves the store, and whether that is this one.
     pub(super) served: bool,
     pub(super) serving: bool,
+    /// What this rank left in the store for the calls of this scope.
+    pub(super) left: Left,
 }
 
 impl Party {
     /// When rank 0 serves the store, its going is what the others see first.
     fn explain(&self, error: Error) -> Error {
-        if error.status() != Status::Store || !self.served || self.serving {
+        let full = error.os_error() == libc::ENOSPC;
+        if error.status() != Status::Store || full || !self.served || self.serving {
             return error;
         }
         Error::new(
@@ -95,12 +102,14 @@ pub struct Scope {
     party: Arc<Party>,
     prefix: String,
     calls: AtomicU64,
+    /// Whether a call has ended because one of the ranks was lost: none can be agreed any more.
+    over: AtomicBool,
 }
 
 impl Scope {
     /// Its keys begin with `prefix`, which is the same on all its ranks and used once.
     pub(super) fn new(party: Party, prefix: String) -> Scope {
-        Scope { party: Arc::new(party), prefix, calls: AtomicU64::new(0) }
+        Scope { party: Arc::new(party), prefix, calls: AtomicU64::new(0), over: AtomicBool::new(false) }
     }
 
     /// Returns when every rank of the scope has made this same call as its same-numbered call; else every rank gets the same error:
@@ -115,21 +124,42 @@ impl Scope {
     pub fn agree_in_detail(&self, call: &str, detail: &str, wait: &Wait) -> Result<Round> {
         let round = self.next_round(call);
         if round.party.members.len() > 1 {
-            round.settle("", Some(&format!("{call}{DETAIL}{detail}")), wait)?;
+            self.come(&round, &format!("{call}{DETAIL}{detail}"), wait)?;
         }
         Ok(round)
     }
 
+    /// Comes to that call. When it is agreed, all ranks have left the calls before it, and what this one left there is removed.
+    fn come(&self, round: &Round, text: &str, wait: &Wait) -> Result<()> {
+        if let Some(lost) = round.lost().filter(|_| self.over.load(Ordering::SeqCst)) {
+            return Err(round.lost_before(lost));
+        }
+        let behind = self.party.left.take();
+        let settled = round.settle("", Some(text), wait);
+        // Before this rank can come to another call: who finds its word must be able to rely on it.
+        round.looks.take_back_word(round, wait);
+        match &settled {
+            Ok(()) => self.party.store.forget(behind, wait),
+            Err(error) => {
+                self.party.left.note(behind);
+                // The loss stands in the store for good, so every rank finds it by itself: no later call needs keys for that.
+                if error.status() == Status::PeerLost && round.lost().is_some() {
+                    self.over.store(true, Ordering::SeqCst);
+                }
+            }
+        }
+        settled
+    }
+
     /// Makes `error` the verdict of the next call, in which this rank takes no part.
     pub(super) fn refuse(&self, error: &Error, wait: &Wait) {
-        let round = self.next_round("");
-        let _ = round.party.store.set_once(&round.key("", "verdict"), &Verdict::of(error).encode(), wait);
+        let _ = self.next_round("").decide("", &Verdict::of(error), wait);
     }
 
     /// The same for a rank that cannot take part after all, which is what the others are told where it does not wait for all of them.
     pub(super) fn agree_in_vain(&self, call: &str, failure: &Error, wait: &Wait) -> Result<Round> {
         let round = Round { failure: Some(failure.clone()), ..self.next_round(call) };
-        round.settle("", Some(&format!("{call}{DETAIL}")), wait).map(|()| round)
+        self.come(&round, &format!("{call}{DETAIL}"), wait).map(|()| round)
     }
 
     fn next_round(&self, call: &str) -> Round {
@@ -159,8 +189,7 @@ impl Round {
 
     /// Leaves a value for the other ranks of the call.
     pub fn publish(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        let set = self.party.store.set(&self.key("/data", key), value, wait);
-        set.map_err(|error| self.party.explain(error))
+        self.leave(self.key("/data", key), value, wait).map_err(|error| self.party.explain(error))
     }
 
     /// The value that another rank (`from`, its world rank) publishes. Ends early with the error of a rank that failed or was lost meanwhile.
@@ -192,10 +221,10 @@ impl Round {
     /// Writes a verdict, and with `reads` that this rank has read the one that stands. A store that is slow or silent does not keep
     /// one that is aborted: its word goes out beside it.
     fn tell(&self, phase: &str, verdict: &Verdict, longest: Duration, wait: &Wait, reads: bool) {
-        let (round, phase, verdict) = (self.copy(), phase.to_owned(), verdict.encode());
+        let (round, phase, verdict) = (self.copy(), phase.to_owned(), verdict.clone());
         let say = move |longest| {
             let wait = Wait::after(longest);
-            let _ = round.party.store.set_once(&round.key(&phase, "verdict"), &verdict, &wait);
+            let _ = round.decide(&phase, &verdict, &wait);
             let _ = if reads { round.say_read(&phase, &wait) } else { Ok(()) };
         };
         if !wait.cancel.is_raised() {
@@ -228,6 +257,36 @@ impl Round {
     /// Returns when every rank of the call got through its work; else every rank gets the first failure, or the ranks that did not come.
     pub fn finish(self, wait: &Wait) -> Result<()> {
         if self.party.members.len() > 1 { self.settle("/end", None, wait) } else { Ok(()) }
+    }
+
+    /// Stores a value that only this rank writes, and notes that it is to be removed.
+    fn leave(&self, key: String, value: &[u8], wait: &Wait) -> Result<()> {
+        let set = self.party.store.set(&key, value, wait);
+        self.party.left.note([key]);
+        set
+    }
+
+    /// Counts. Who counts first removes the counter later.
+    fn count(&self, key: String, amount: i64, wait: &Wait) -> Result<i64> {
+        let sum = self.party.store.add(&key, amount, wait)?;
+        if sum == amount {
+            self.party.left.note([key]);
+        }
+        Ok(sum)
+    }
+
+    /// Makes that the verdict of a phase unless one stands, and gives the one that stands. Who wrote it removes it later.
+    fn decide(&self, phase: &str, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
+        self.decide_at(self.key(phase, "verdict"), verdict, wait)
+    }
+
+    fn decide_at(&self, key: String, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
+        let mine = verdict.encode();
+        let stands = self.party.store.set_once(&key, &mine, wait)?;
+        if stands == mine {
+            self.party.left.note([key]);
+        }
+        Ok(Verdict::decode(&stands))
     }
 
     fn copy(&self) -> Round {

@@ -1,6 +1,6 @@
 //! What the ranks of a world bring for its communicators: the same version of the library, and a device of their own.
 
-use super::agreement::Round;
+use super::agreement::{Leftovers, Round};
 use super::store::Store;
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
@@ -20,6 +20,7 @@ pub(super) fn check(
     round: &Round,
     store: &dyn Store,
     prefix: &str,
+    leftovers: &Leftovers,
     rank: usize,
     mine: &Equipment,
     wait: &Wait,
@@ -40,6 +41,8 @@ pub(super) fn check(
     let key = format!("{prefix}/device/{identity}");
     let holder = format!("{key}/rank");
     if store.add(&key, 1, wait)? == 1 {
+        leftovers.note(key);
+        leftovers.note(holder.clone());
         return store.set(&holder, rank.to_string().as_bytes(), wait);
     }
     let other = store.get(&holder, wait)?;

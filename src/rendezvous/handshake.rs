@@ -102,7 +102,10 @@ pub(super) fn ask(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String
     let token = random();
     let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
     store.set(&format!("{prefix}/token/{number}"), token.as_bytes(), wait)?;
-    receive(store, prefix, &format!("nonce/{token}"), wait)
+    let received = receive(store, prefix, &format!("nonce/{token}"), wait);
+    // Rank 0 has handed it out, or it never will to this token.
+    store.forget(vec![format!("{prefix}/token/{number}"), format!("{prefix}/nonce/{token}")], wait);
+    received
 }
 
 fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<String> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hostccl::process::{Process, ProcessId};
 
+use super::agreement::Leftovers;
 use super::hosts::HostIdentity;
 use super::store::Store;
 use crate::digest::Fnv1a;
@@ -36,10 +37,16 @@ struct Known {
 
 impl Losses {
     /// Of a world whose keys begin with `prefix`; this rank's own end will be told from now on.
-    pub(super) fn begin(store: Arc<dyn Store>, prefix: &str, rank: usize, size: usize, wait: &Wait) -> Result<Losses> {
+    pub(super) fn begin(
+        store: Arc<dyn Store>,
+        prefix: &str,
+        leftovers: &Leftovers,
+        (rank, size): (usize, usize),
+        wait: &Wait,
+    ) -> Result<Losses> {
         let mut mates = None;
         if size > 1 && !store.leave_last_word(&format!("{prefix}/lost"), rank.to_string().as_bytes(), wait)? {
-            mates = Some(Mates::join(&*store, prefix, rank, wait)?);
+            mates = Some(Mates::join(&*store, prefix, leftovers, rank, wait)?);
         }
         Ok(Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), mates })
     }
@@ -122,12 +129,16 @@ struct Mate {
 }
 
 impl Mates {
-    fn join(store: &dyn Store, prefix: &str, rank: usize, wait: &Wait) -> Result<Mates> {
+    fn join(store: &dyn Store, prefix: &str, leftovers: &Leftovers, rank: usize, wait: &Wait) -> Result<Mates> {
         let host = Fnv1a::default().bytes(HostIdentity::here().line().bytes()).value();
         let key = format!("{prefix}/host/{host:016x}");
         let process = ProcessId::current();
         let number = store.add(&key, 1, wait)?;
         let line = format!("{rank} {} {}", process.pid, process.start);
+        leftovers.note(format!("{key}/{number}"));
+        if number == 1 {
+            leftovers.note(key.clone());
+        }
         store.set(&format!("{key}/{number}"), line.as_bytes(), wait)?;
         Ok(Mates { key, me: rank as i32, found: Mutex::default() })
     }

@@ -9,9 +9,11 @@ mod agreement;
 mod equipment;
 mod handshake;
 mod hosts;
+mod joins;
 pub mod launcher;
 mod locations;
 mod losses;
+mod serve;
 pub mod store;
 mod world;
 

@@ -1,18 +1,17 @@
 //! This process's place in the job.
 
-use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use once_cell::sync::Lazy;
-
-use super::agreement::{Members, Party, Scope};
+use super::agreement::{Left, Leftovers, Members, Party, Scope};
 use super::equipment::{self, Equipment};
 use super::handshake::{self, Host};
-use super::hosts::{self, listens};
+use super::hosts;
+use super::joins::{self, Join, Leaving};
 use super::launcher::{Place, detect, given};
 use super::losses::Losses;
+use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Cancel, Wait};
@@ -57,9 +56,11 @@ pub struct World {
 struct Session {
     scope: Arc<Scope>,
     losses: Arc<Losses>,
+    leftovers: Arc<Leftovers>,
     store: Arc<dyn Store>,
     prefix: String,
     served: bool,
+    _leaving: Leaving,
     _server: Option<Arc<Server>>,
 }
 
@@ -92,13 +93,14 @@ impl World {
         let failure = prepared.as_ref().err().cloned();
         let timeout = if failure.is_some() { timeout.min(TELL) } else { timeout };
         let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
-        let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, host)| {
+        let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, join, host)| {
             world.session = Some(session);
             let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
-            match host {
+            let agreed = match host {
                 Some(host) => host.while_others_come(&wait, agree),
                 None => agree(),
-            }
+            };
+            agreed.map(|()| join.keep())
         });
         match (prepared, joined) {
             // That the ranks want different things says more than that this one cannot have its own.
@@ -154,8 +156,9 @@ impl World {
         let serving = session.served && self.place.rank == 0;
         let prefix = format!("{}/{id}", session.prefix);
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
-        let party =
-            Party { store, losses, members: Members::Listed(ranks), me: position, served: session.served, serving };
+        let members = Members::Listed(ranks);
+        let left = Left::new(&members, &session.leftovers);
+        let party = Party { store, losses, members, me: position, served: session.served, serving, left };
         Ok(Scope::new(party, prefix))
     }
 
@@ -183,7 +186,7 @@ impl World {
     }
 
     /// Reaches the store, and agrees with rank 0 on a prefix for the keys that no earlier run has used.
-    fn meet(&self, method: Method, store: Option<Arc<dyn Store>>, wait: &Wait) -> Result<(Session, Option<Host>)> {
+    fn meet(&self, method: Method, store: Option<Arc<dyn Store>>, wait: &Wait) -> Result<(Session, Join, Option<Host>)> {
         let Place { rank, size, .. } = self.place;
         let mut connect: Option<Box<dyn Fn() -> Result<TcpStore>>> = None;
         let (mut store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
@@ -198,7 +201,7 @@ impl World {
                     ))
                 })?;
                 let serves = rank == 0 && !self.place.agent;
-                let server = if serves { serve(&host, port).map_err(|error| self.place.taken(error))? } else { None };
+                let server = if serves { serve(&host, port, wait).map_err(|error| self.place.taken(error))? } else { None };
                 let wait = wait.clone();
                 let reach = move || TcpStore::connect_with_secret(&host, port, Secret::from_environment(), &wait);
                 let store = reach()?;
@@ -207,36 +210,53 @@ impl World {
             }
         };
         let mut host = None;
-        let prefix = loop {
-            let found = join_prefix(&*store, self.place.job, rank, wait).and_then(|prefix| match (fresh, rank) {
-                (true, 0) => handshake::lead(&*store, &prefix, wait),
-                (true, _) => handshake::follow(&*store, &prefix, wait),
-                (false, 0) => Ok(host.insert(Host::new(Arc::clone(&store), &prefix)).session()),
-                (false, _) => handshake::ask(&*store, &prefix, wait),
+        let (join, prefix) = loop {
+            let join = Join::begin(&store, self.place.job, rank, wait);
+            let found = join.as_ref().map_err(Error::clone).and_then(|join| match (fresh, rank) {
+                (true, 0) => handshake::lead(&*store, &join.prefix, wait),
+                (true, _) => handshake::follow(&*store, &join.prefix, wait),
+                (false, 0) => Ok(host.insert(Host::new(Arc::clone(&store), &join.prefix)).session()),
+                (false, _) => handshake::ask(&*store, &join.prefix, wait),
             });
             match (found, &connect) {
                 // The server of a world before this one, which rank 0 has just freed; it is still to come to this one.
                 (Err(error), Some(connect))
                     if fresh && rank > 0 && error.status() == Status::Store && !wait.deadline.passed() =>
                 {
+                    let _ = join.map(Join::keep);
                     std::thread::sleep(wait.deadline.slice());
                     store = Arc::new(connect()?);
                 }
-                (found, _) => break found?,
+                (found, _) => break (join?, found?),
             }
         };
-        let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, rank, size, wait)?);
+        let (members, leftovers) = (Members::All(size), Arc::<Leftovers>::default());
+        let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, &leftovers, (rank, size), wait)?);
         let served = size > 1 && fresh;
+        let _leaving = Leaving {
+            store: store.name().to_owned(),
+            rank,
+            size,
+            prefix: prefix.clone(),
+            leftovers: Arc::clone(&leftovers),
+        };
+        leftovers.note(format!("{prefix}/rank/{rank}"));
+        if rank == 0 {
+            leftovers.note(format!("{}/session", join.prefix));
+            leftovers.note(format!("{}/tokens", join.prefix));
+        }
         let party = Party {
             store: Arc::clone(&store),
             losses: Arc::clone(&losses),
-            members: Members::All(size),
+            left: Left::new(&members, &leftovers),
+            members,
             me: rank,
             served,
             serving: served && rank == 0,
         };
         let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
-        Ok((Session { scope, losses, store, prefix, served, _server: server }, host))
+        let session = Session { scope, losses, leftovers, store, prefix, served, _leaving, _server: server };
+        Ok((session, join, host))
     }
 
     /// `failure`: why this rank cannot take part after all.
@@ -264,7 +284,7 @@ impl World {
         let store = &*session.store;
         let outcome = match (failure, equipment) {
             (Some(failure), _) => Err(failure.clone()),
-            (None, Some(mine)) => equipment::check(&round, store, &session.prefix, rank, mine, wait),
+            (None, Some(mine)) => equipment::check(&round, store, &session.prefix, &session.leftovers, rank, mine, wait),
             (None, None) if self.device_type == "cpu" => {
                 hosts::share_one(&round, store, &session.prefix, (rank, size), wait)
             }
@@ -274,7 +294,10 @@ impl World {
             round.fail(error, wait);
         }
         let finished = round.finish(wait);
-        outcome.and(finished)
+        outcome.and(finished)?;
+        // Trouble with it is none of the join, and the next join tries again.
+        let _ = joins::clean_up(store, rank, wait);
+        Ok(())
     }
 }
 
@@ -334,33 +357,4 @@ fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
         return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", place.rank, place.size)));
     }
     Ok(place)
-}
-
-/// This process's server at that address: a second world there uses the one that runs. None where another library of this process serves already:
-/// PyTorch's own rank 0, in a program that called init_process_group before. That store is no older than this process, so it is as good as ours.
-fn serve(host: &str, port: u16) -> Result<Option<Arc<Server>>> {
-    type Servers = HashMap<(String, u16), Weak<Server>>;
-    static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);
-    let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
-        return Ok(Some(running));
-    }
-    let server = match Server::at(host, port, Secret::from_environment()) {
-        Err(error) if error.os_error() == libc::EADDRINUSE && listens(port) => return Ok(None),
-        server => Arc::new(server?),
-    };
-    servers.retain(|_, known| known.strong_count() > 0);
-    servers.insert((host.to_owned(), port), Arc::downgrade(&server));
-    Ok(Some(server))
-}
-
-/// Before the keys of this join, which is the n-th of this rank of this process in that store. The store counts: what this process does in other
-/// stores of that name, or with an earlier server there, does not matter to the ranks that meet now.
-fn join_prefix(store: &dyn Store, job: u64, rank: usize, wait: &Wait) -> Result<String> {
-    static NAMES: Lazy<Mutex<HashMap<(String, usize), String>>> = Lazy::new(Mutex::default);
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    let name = names.entry((store.name().to_owned(), rank)).or_insert_with(handshake::random).clone();
-    drop(names);
-    let joins = store.add(&format!("devicemesh/{job:x}/joins/{name}"), 1, wait)?;
-    Ok(format!("devicemesh/{job:x}/{}", joins - 1))
 }

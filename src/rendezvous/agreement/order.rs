@@ -7,11 +7,11 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::verdict::Verdict;
-use super::{Members, Round};
+use super::{FAREWELL_HERE, Members, Round};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
@@ -28,6 +28,8 @@ pub(super) struct Looks {
     turn: AtomicI64,
     /// How many ranks had left word when it last looked.
     seen: AtomicI64,
+    /// Whether this rank has left word.
+    word: AtomicBool,
 }
 
 /// The waits of one call that look now and then.
@@ -41,6 +43,23 @@ struct Call {
     call: String,
     /// The call, by its place in the search, that waits for this rank, which waits in this one.
     wanted: Option<(usize, i32)>,
+    /// What that rank said of itself.
+    word: Vec<u8>,
+}
+
+impl Looks {
+    /// Removes the word that this rank left, which no longer waits in `round`. `wait` is that of the call.
+    pub(super) fn take_back_word(&self, round: &Round, wait: &Wait) {
+        if self.word.swap(false, Ordering::SeqCst) {
+            let longest = if wait.cancel.is_raised() { FAREWELL_HERE } else { SHORT };
+            let _ = round.party.store.delete(&at(round, round.my_rank()), &Wait::after(longest));
+        }
+    }
+}
+
+/// Where a rank says in which call it waits.
+fn at(round: &Round, rank: i32) -> String {
+    format!("{}/at/{rank}", round.party.losses.prefix())
 }
 
 impl Order {
@@ -64,10 +83,12 @@ impl Order {
 
     fn leave_word(&self, wait: &Wait) -> Result<()> {
         let Round { party, prefix, call, number, looks, .. } = &self.0;
-        party.store.set(&self.at(self.0.my_rank()), format!("{prefix}\n{number}\n{call}").as_bytes(), wait)?;
-        let turn = party.store.add(&self.0.key("", "looks"), 1, wait)?;
+        looks.word.store(true, Ordering::SeqCst);
+        let word = format!("{prefix}\n{number}\n{call}");
+        party.store.set(&at(&self.0, self.0.my_rank()), word.as_bytes(), wait)?;
+        let turn = self.0.count(self.0.key("", "looks"), 1, wait)?;
         if turn == 1 {
-            party.store.set(&self.0.key("", "members"), party.members.to_text().as_bytes(), wait)?;
+            self.0.leave(self.0.key("", "members"), party.members.to_text().as_bytes(), wait)?;
         }
         looks.turn.store(turn, Ordering::SeqCst);
         Ok(())
@@ -93,20 +114,21 @@ impl Order {
             number: number.to_string(),
             call: call.clone(),
             wanted: None,
+            word: Vec::new(),
         }];
         let mut waiting = HashSet::new();
-        let (mut at, mut complete) = (0, true);
-        while at < calls.len() {
-            let (came, missing) = self.attendance(&calls[at], wait)?;
-            if at == 0 {
+        let (mut at_call, mut complete) = (0, true);
+        while at_call < calls.len() {
+            let (came, missing) = self.attendance(&calls[at_call], wait)?;
+            if at_call == 0 {
                 waiting = HashSet::from_iter(came);
             } else if let Some(rank) = missing.iter().find(|rank| waiting.contains(rank)) {
-                return self.tell(&calls, at, *rank, wait).map(|()| true);
+                return self.tell(&calls, at_call, *rank, wait).map(|()| true);
             }
             for rank in missing.into_iter().take(LOOKED_FOR) {
-                let Some(word) = party.store.try_get(&self.at(rank), wait)? else { continue };
-                let word = String::from_utf8_lossy(&word).into_owned();
-                let Some((prefix, number, call)) = read(&word) else { continue };
+                let Some(word) = party.store.try_get(&at(&self.0, rank), wait)? else { continue };
+                let text = String::from_utf8_lossy(&word).into_owned();
+                let Some((prefix, number, call)) = read(&text) else { continue };
                 if calls.len() == CALLS || calls.iter().any(|known| known.prefix == prefix) {
                     continue;
                 }
@@ -116,12 +138,12 @@ impl Order {
                 };
                 let Some(members) = Members::from_text(&String::from_utf8_lossy(&members)) else { continue };
                 let (prefix, number, call) = (prefix.to_owned(), number.to_owned(), call.to_owned());
-                let found = Call { prefix, members, number, call, wanted: Some((at, rank)) };
+                let found = Call { prefix, members, number, call, wanted: Some((at_call, rank)), word };
                 if self.waits_in(rank, &found, wait)? {
                     calls.push(found);
                 }
             }
-            at += 1;
+            at_call += 1;
         }
         Ok(complete)
     }
@@ -146,10 +168,14 @@ impl Order {
     /// The last of the calls waits for a rank that waits in the first one.
     fn tell(&self, calls: &[Call], last: usize, rank: i32, wait: &Wait) -> Result<()> {
         let mut ring = vec![(rank, &calls[0])];
-        let mut at = last;
-        while let Some((by, wanted)) = calls[at].wanted {
-            ring.push((wanted, &calls[at]));
-            at = by;
+        let mut at_call = last;
+        while let Some((by, wanted)) = calls[at_call].wanted {
+            // What was read of a call is true only while this rank is in it: it takes its word back when it leaves, and only then can keys be removed.
+            if self.0.party.store.try_get(&at(&self.0, wanted), wait)?.as_ref() != Some(&calls[at_call].word) {
+                return Ok(());
+            }
+            ring.push((wanted, &calls[at_call]));
+            at_call = by;
         }
         ring.reverse();
         let says = |(rank, call): &(i32, &Call)| format!("rank {rank} called {} as call {}", call.call, call.number);
@@ -160,20 +186,15 @@ impl Order {
             says(ends),
             if others.len() == 1 { "other" } else { "one before" },
         );
-        let verdict = Verdict::of(&Error::new(Status::Mismatch, message)).encode();
-        let store = &self.0.party.store;
+        let verdict = Verdict::of(&Error::new(Status::Mismatch, message));
         let theirs: Vec<String> = others.iter().map(|(_, call)| call.verdict()).collect();
         // Where one of them has ended meanwhile, its ranks go on to the next.
-        if store.present(&theirs, wait)?.contains(&true)
-            || store.set_once(&calls[0].verdict(), &verdict, wait)? != verdict
+        if self.0.party.store.present(&theirs, wait)?.contains(&true)
+            || self.0.decide_at(calls[0].verdict(), &verdict, wait)? != verdict
         {
             return Ok(());
         }
-        theirs.iter().try_for_each(|key| store.set_once(key, &verdict, wait).map(drop))
-    }
-
-    fn at(&self, rank: i32) -> String {
-        format!("{}/at/{rank}", self.0.party.losses.prefix())
+        theirs.into_iter().try_for_each(|key| self.0.decide_at(key, &verdict, wait).map(drop))
     }
 }
 

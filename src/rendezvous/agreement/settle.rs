@@ -44,7 +44,8 @@ impl Round {
         let patience = if self.party.me < HASTY { Duration::ZERO } else { grace(wait) / 2 };
         // The rank that serves the store may end its process when this returns, so it stays until the others have read a last word.
         let with_server = self.party.served && self.party.members.position(0).is_some();
-        let verdict = match self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience))) {
+        let arrived = self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience)));
+        let verdict = match arrived {
             Ok(verdict) => verdict,
             Err(error) if error.status() == Status::Timeout && self.failure.is_none() => {
                 self.late(phase, wait, error).map_err(|error| self.party.explain(error))?
@@ -71,9 +72,8 @@ impl Round {
 
     /// Leaves word that this rank is here, compares, counts itself in, and waits for the verdict.
     fn arrive(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Verdict> {
-        let store = &self.party.store;
         let first = self.here(phase, 0);
-        store.set(&self.here(phase, self.party.me), text.unwrap_or("done").as_bytes(), wait)?;
+        self.leave(self.here(phase, self.party.me), text.unwrap_or("done").as_bytes(), wait)?;
         if let Some(mine) = text.filter(|_| self.party.me > 0) {
             match self.await_value(Some(&first), phase, wait)? {
                 Came::Verdict(verdict) => return Ok(verdict),
@@ -83,13 +83,12 @@ impl Round {
                 Came::Value(_) => {}
             }
         }
-        let counted = store.add(&self.key(phase, "count"), 1, wait)?;
+        let counted = self.count(self.key(phase, "count"), 1, wait)?;
         if counted % DISSENT == self.party.members.len() as i64 {
             if counted < DISSENT {
-                let stands = store.set_once(&self.key(phase, "verdict"), &Verdict::agreed().encode(), wait)?;
-                return Ok(Verdict::decode(&stands));
+                return self.decide(phase, &Verdict::agreed(), wait);
             }
-            store.set(&self.key(phase, "all"), b"1", wait)?;
+            self.leave(self.key(phase, "all"), b"1", wait)?;
         }
         self.await_verdict(phase, wait)
     }
@@ -97,13 +96,13 @@ impl Round {
     /// This rank was asked for something else than the first. The first such rank speaks for all of them.
     fn dissent(&self, phase: &str, mine: &str, theirs: &str, wait: &Wait) -> Result<Verdict> {
         let store = &self.party.store;
-        let counted = store.add(&self.key(phase, "count"), DISSENT + 1, wait)?;
+        let counted = self.count(self.key(phase, "count"), DISSENT + 1, wait)?;
         let all = counted % DISSENT == self.party.members.len() as i64;
         let number = counted / DISSENT;
-        store.set(&self.differing(phase, number), self.party.me.to_string().as_bytes(), wait)?;
+        self.leave(self.differing(phase, number), self.party.me.to_string().as_bytes(), wait)?;
         let stands = if number > 1 {
             if all {
-                store.set(&self.key(phase, "all"), b"1", wait)?;
+                self.leave(self.key(phase, "all"), b"1", wait)?;
             }
             self.await_verdict(phase, wait)?
         } else {
@@ -118,12 +117,12 @@ impl Round {
             let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(WINDOW)) };
             let verdict = self.spell_out(phase, theirs, &soon)?;
             let verdict = verdict.unwrap_or_else(|| self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs));
-            Verdict::decode(&store.set_once(&self.key(phase, "verdict"), &verdict.encode(), &soon)?)
+            self.decide(phase, &verdict, &soon)?
         };
         if stands.status == Status::Ok {
             // They were complete without this rank: it takes the set to be a larger one. Where they are not through yet, they learn of it.
             let verdict = self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs);
-            store.set_once(&self.key("/end", "verdict"), &verdict.encode(), wait)?;
+            self.decide("/end", &verdict, wait)?;
             return Ok(verdict);
         }
         Ok(stands)
@@ -185,13 +184,13 @@ impl Round {
         let (store, verdict) = (&self.party.store, self.key(phase, "verdict"));
         let as_verdict = |value: Vec<u8>| Came::Verdict(Verdict::decode(&value));
         loop {
-            if let Some(lost) = self.party.losses.first(|rank| self.is_other(rank)) {
+            if let Some(lost) = self.lost() {
                 // What came before it went still counts.
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
                     return Ok(Came::Value(value));
                 }
                 let found = Verdict::of(&self.loss(phase, lost, wait));
-                return store.set_once(&verdict, &found.encode(), wait).map(as_verdict);
+                return self.decide(phase, &found, wait).map(Came::Verdict);
             }
             let (number, lost) = self.party.losses.next();
             let keys: Vec<&str> = key.into_iter().chain([verdict.as_str(), lost.as_str()]).collect();
@@ -207,7 +206,19 @@ impl Round {
     fn loss(&self, phase: &str, rank: i32, wait: &Wait) -> Error {
         let position = self.party.members.position(rank);
         let came = position.and_then(|position| self.party.store.try_get(&self.here(phase, position), wait).ok());
-        let when = if phase.is_empty() && came.flatten().is_none() { "before it called" } else { "in" };
+        if phase.is_empty() && came.flatten().is_none() { self.lost_before(rank) } else { self.lost_when("in", rank) }
+    }
+
+    /// A rank of the scope that is known to have gone.
+    pub(super) fn lost(&self) -> Option<i32> {
+        self.party.losses.first(|rank| self.is_other(rank))
+    }
+
+    pub(super) fn lost_before(&self, rank: i32) -> Error {
+        self.lost_when("before it called", rank)
+    }
+
+    fn lost_when(&self, when: &str, rank: i32) -> Error {
         let message = format!(
             "rank {rank} was lost {when} {} as call {}: its process ended, it freed its world, or its host fell silent",
             self.call, self.number
@@ -221,9 +232,9 @@ impl Round {
         let grace = grace(wait);
         let (store, verdict_key) = (&self.party.store, self.key(phase, "verdict"));
         let whole = Wait { watch: None, ..wait.with_deadline(wait.deadline.extended(grace)) };
-        let _ = store.set(&self.stuck(phase, self.party.me), b"1", &whole);
+        let _ = self.leave(self.stuck(phase, self.party.me), b"1", &whole);
         // Looking for each of thousands is the first one's work.
-        if store.add(&self.key(phase, "late"), 1, &whole).is_ok_and(|number| number > 1) {
+        if self.count(self.key(phase, "late"), 1, &whole).is_ok_and(|number| number > 1) {
             let half = whole.with_deadline(Deadline::after(whole.deadline.left().min(grace / 2)));
             if let Ok(stands) = store.get(&verdict_key, &half) {
                 return Ok(Verdict::decode(&stands));
@@ -244,10 +255,7 @@ impl Round {
                 error.message()
             )));
         };
-        match store.set_once(&verdict_key, &verdict.encode(), &whole) {
-            Ok(stands) => Ok(Verdict::decode(&stands)),
-            Err(_) => Ok(verdict),
-        }
+        Ok(self.decide(phase, &verdict, &whole).unwrap_or(verdict))
     }
 
     /// That somebody differs says more than that somebody is missing: it was about to be said, or who was to say it has died.
@@ -311,16 +319,15 @@ impl Round {
     }
 
     pub(super) fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
-        let store = &self.party.store;
-        store.set(&self.read_by(phase, self.my_rank()), b"1", wait)?;
-        let count = store.add(&self.key(phase, "read"), 1, wait)?;
-        store.set(&self.key(phase, &format!("read/{count}")), b"1", wait)
+        self.leave(self.read_by(phase, self.my_rank()), b"1", wait)?;
+        let count = self.count(self.key(phase, "read"), 1, wait)?;
+        self.leave(self.key(phase, &format!("read/{count}")), b"1", wait)
     }
 
     fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
         let Party { store, losses, members, .. } = &*self.party;
         loop {
-            if losses.first(|rank| self.is_other(rank)).is_some() {
+            if self.lost().is_some() {
                 return self.await_each_reader(phase, wait);
             }
             let (number, next) = losses.next();

@@ -13,7 +13,8 @@ fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
 }
 
 pub(super) fn party(store: Arc<dyn Store>, losses: Arc<Losses>, members: Members, me: usize) -> Party {
-    Party { store, losses, members, me, served: false, serving: false }
+    let left = Left::new(&members, &Arc::default());
+    Party { store, losses, members, me, served: false, serving: false, left }
 }
 
 /// What each of `size` ranks gets from `run(rank, scope)`.

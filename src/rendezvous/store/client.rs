@@ -11,7 +11,7 @@ use super::connection::{Broken, CANCEL_ANSWER, Connection};
 use super::dial::Address;
 use super::frame::{MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op};
 use super::secret::Secret;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
 /// A server that cannot wait for any of several keys is asked again and again: first after, and at last every.
@@ -31,6 +31,8 @@ pub struct TcpStore {
     ours: AtomicBool,
     /// Key and word to leave on every connection.
     last_word: OnceCell<(Vec<u8>, Vec<u8>)>,
+    /// Keys to be removed beside the next operations.
+    forgotten: Mutex<Vec<String>>,
 }
 
 impl TcpStore {
@@ -47,15 +49,27 @@ impl TcpStore {
         let name = format!("tcp://{bracketed}:{port}");
         let address = Address { name, host: host.to_owned(), port, secret, reached: OnceCell::new() };
         let store = TcpStore {
-            idle: Mutex::new(vec![address.reach(wait)?]),
+            idle: Mutex::default(),
             retired: Mutex::default(),
             address,
             ours: AtomicBool::new(false),
             last_word: OnceCell::new(),
+            forgotten: Mutex::default(),
         };
-        let ours = store.all_there(&[SERVER_KEY.to_vec()], wait)?;
-        store.ours.store(ours, Ordering::SeqCst);
-        Ok(store)
+        loop {
+            let connection = store.address.reach(wait)?;
+            store.idle().push(connection);
+            match store.all_there(&[SERVER_KEY.to_vec()], wait) {
+                Ok(ours) => store.ours.store(ours, Ordering::SeqCst),
+                // It was just going: the server of a world that rank 0 has freed. The next one is still to come.
+                Err(error) if error.status() == Status::Store && !wait.deadline.passed() => {
+                    std::thread::sleep(wait.deadline.slice());
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            return Ok(store);
+        }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
@@ -88,6 +102,9 @@ impl TcpStore {
         talk: impl FnOnce(&mut Connection) -> std::result::Result<T, Broken>,
     ) -> Result<T> {
         let mut connection = self.take(wait)?;
+        if let Some((requests, answers)) = self.removals() {
+            connection.send_ahead(requests, answers);
+        }
         match talk(&mut connection) {
             Ok(value) => {
                 self.idle().push(connection);
@@ -100,6 +117,25 @@ impl TcpStore {
                 Err(self.explain(broken, &what(), wait))
             }
         }
+    }
+
+    fn forgotten(&self) -> MutexGuard<'_, Vec<String>> {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests that remove some of the keys to be forgotten, and how many bytes their answers have.
+    fn removals(&self) -> Option<(Vec<u8>, usize)> {
+        let mut forgotten = self.forgotten();
+        if forgotten.is_empty() {
+            return None;
+        }
+        // So few that their answers always fit into the socket, read or not.
+        let rest = forgotten.len().saturating_sub(IN_FLIGHT);
+        let keys = forgotten.split_off(rest);
+        let answers = size_of::<i64>() * keys.len();
+        let writer = Writer::default();
+        let remove = |writer: Writer, key: &String| writer.then(op::DELETE).string(&full(key));
+        Some((keys.iter().fold(writer, remove).finish(), answers))
     }
 
     fn explain(&self, broken: Broken, what: &str, wait: &Wait) -> Error {
@@ -321,6 +357,12 @@ impl Store for TcpStore {
                 connection.number(wait).map(drop)
             },
         )
+    }
+
+    /// Beside the next operation: no packet of its own.
+    fn forget(&self, mut keys: Vec<String>, _wait: &Wait) {
+        keys.retain(|key| self.check(key, &[]).is_ok());
+        self.forgotten().append(&mut keys);
     }
 
     fn leave_last_word(&self, key: &str, word: &[u8], wait: &Wait) -> Result<bool> {

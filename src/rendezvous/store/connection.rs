@@ -15,6 +15,10 @@ pub(super) const CANCEL_ANSWER: Duration = Duration::from_millis(150);
 /// A stream in non-blocking mode.
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
+    /// Requests that go out together with the next one.
+    ahead: Vec<u8>,
+    /// Bytes of their answers that come before the next one's, and are of no interest.
+    unread: usize,
 }
 
 /// Why an exchange ended early.
@@ -25,7 +29,36 @@ pub(super) enum Broken {
 }
 
 impl Connection {
-    pub(super) fn send(&mut self, mut bytes: &[u8], wait: &Wait) -> std::result::Result<(), Broken> {
+    pub(super) fn new(stream: TcpStream) -> Connection {
+        Connection { stream, ahead: Vec::new(), unread: 0 }
+    }
+
+    /// Sends those requests together with the next one, in one packet, and skips their answers, which have that many bytes together.
+    pub(super) fn send_ahead(&mut self, requests: Vec<u8>, answers: usize) {
+        self.ahead.extend(requests);
+        self.unread += answers;
+    }
+
+    pub(super) fn send(&mut self, bytes: &[u8], wait: &Wait) -> std::result::Result<(), Broken> {
+        if self.ahead.is_empty() {
+            return self.send_all(bytes, wait);
+        }
+        let mut all = std::mem::take(&mut self.ahead);
+        all.extend_from_slice(bytes);
+        self.send_all(&all, wait)
+    }
+
+    pub(super) fn receive(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), Broken> {
+        let mut skipped = [0; 512];
+        while self.unread > 0 {
+            let part = self.unread.min(skipped.len());
+            self.receive_all(&mut skipped[..part], wait)?;
+            self.unread -= part;
+        }
+        self.receive_all(buffer, wait)
+    }
+
+    fn send_all(&mut self, mut bytes: &[u8], wait: &Wait) -> std::result::Result<(), Broken> {
         while !bytes.is_empty() {
             match self.stream.write(bytes) {
                 Ok(count) => bytes = &bytes[count..],
@@ -37,7 +70,7 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn receive(&mut self, mut buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), Broken> {
+    fn receive_all(&mut self, mut buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), Broken> {
         while !buffer.is_empty() {
             match self.stream.read(buffer) {
                 Ok(0) => return Err(Broken::Io(io::Error::new(ErrorKind::UnexpectedEof, "end of stream"))),

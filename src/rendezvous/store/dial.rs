@@ -121,7 +121,7 @@ impl Address {
         let stream = connect_to_any(&addresses, &limited)?;
         stream.set_nodelay(true).and_then(|()| notice_silence(&stream)).map_err(Attempt::Again)?;
         let address = stream.peer_addr().map_err(Attempt::Again)?;
-        let greeted = self.greet(Connection { stream }, &limited)?;
+        let greeted = self.greet(Connection::new(stream), &limited)?;
         self.reached.get_or_init(|| address);
         Ok(greeted)
     }
@@ -268,6 +268,8 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
 fn start_connecting(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
+    // The kernel may give this connection the port at which rank 0 is to listen soon. With this that does not keep rank 0 from it.
+    socket.set_reuse_address(true)?;
     match socket.connect(&address.into()) {
         Ok(()) => Ok(socket),
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),

@@ -60,6 +60,14 @@ pub trait Store: Send + Sync {
     /// Removes `key`; no error when it is not there.
     fn delete(&self, key: &str, wait: &Wait) -> Result<()>;
 
+    /// Removes keys that nobody needs any more, soon: what goes wrong does not matter, and `wait` is not used up where the store can do it
+    /// beside the next operation.
+    fn forget(&self, keys: Vec<String>, wait: &Wait) {
+        for key in keys {
+            let _ = self.delete(&key, wait);
+        }
+    }
+
     /// Asks the store to tell when this process has gone, or has dropped this handle: `key` then counts one more, and `word` stands under
     /// `<key>/<count>`. `false`: this store cannot know. Once for a handle.
     fn leave_last_word(&self, _key: &str, _word: &[u8], _wait: &Wait) -> Result<bool> {

@@ -1,0 +1,113 @@
+//! The keys that this rank has left in the store for its calls, and when it removes them.
+//!
+//! Each key is removed by the rank that wrote it; of a counter or a verdict, which several ranks may write, by the rank that was first. A rank
+//! comes to a call only after it has left the call before. So once all ranks of a scope have agreed on a call, nobody reads what was left in that
+//! scope before, and every rank removes what it had left when it came to the call. Whatever a scope still holds when it is dropped (a mesh was
+//! finalized or freed) is removed after the next agreed call of a scope that has all of its ranks: dm_init of the next mesh, for one.
+//!
+//! A call that failed keeps its keys until a later call is agreed, so a rank that comes late to it reads the same verdict as the others.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Members;
+
+/// What this rank left in one scope.
+pub(in crate::rendezvous) struct Left {
+    members: Members,
+    keys: Mutex<Vec<String>>,
+    /// The leftovers with a lower number were looked at: those that this scope may remove are taken.
+    examined: Mutex<u64>,
+    leftovers: Arc<Leftovers>,
+}
+
+/// What this rank left in one world: in the scopes that it has dropped, and for the world as a whole.
+#[derive(Default)]
+pub(in crate::rendezvous) struct Leftovers(Mutex<Dropped>);
+
+#[derive(Default)]
+struct Dropped {
+    scopes: Vec<(u64, Members, Vec<String>)>,
+    next: u64,
+    /// Keys that are needed for as long as any rank is in the world.
+    of_world: Vec<String>,
+}
+
+impl Left {
+    pub(in crate::rendezvous) fn new(members: &Members, leftovers: &Arc<Leftovers>) -> Left {
+        let (members, leftovers) = (members.clone(), Arc::clone(leftovers));
+        Left { members, keys: Mutex::default(), examined: Mutex::default(), leftovers }
+    }
+
+    /// Notes keys that this rank writes now, or keeps after all.
+    pub(super) fn note(&self, keys: impl IntoIterator<Item = String>) {
+        lock(&self.keys).extend(keys);
+    }
+
+    /// What may be removed once the call that this rank is about to come to is agreed.
+    pub(super) fn take(&self) -> Vec<String> {
+        let mut keys = std::mem::take(&mut *lock(&self.keys));
+        keys.append(&mut self.leftovers.take(&self.members, &mut lock(&self.examined)));
+        keys
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        let keys = std::mem::take(&mut *lock(&self.keys));
+        if !keys.is_empty() {
+            let mut dropped = self.leftovers.lock();
+            let number = dropped.next;
+            dropped.next += 1;
+            dropped.scopes.push((number, self.members.clone(), keys));
+        }
+    }
+}
+
+impl Leftovers {
+    fn lock(&self) -> MutexGuard<'_, Dropped> {
+        lock(&self.0)
+    }
+
+    /// Notes a key that is needed for as long as any rank is in the world.
+    pub(in crate::rendezvous) fn note(&self, key: String) {
+        self.lock().of_world.push(key);
+    }
+
+    /// Everything, when this rank has left the world.
+    pub(in crate::rendezvous) fn take_all(&self) -> Vec<String> {
+        let mut dropped = std::mem::take(&mut *self.lock());
+        dropped.scopes.into_iter().for_each(|(_, _, keys)| dropped.of_world.extend(keys));
+        dropped.of_world
+    }
+
+    /// The keys of dropped scopes all of whose ranks are among `members`, of those that were dropped since `examined`.
+    fn take(&self, members: &Members, examined: &mut u64) -> Vec<String> {
+        let mut dropped = self.lock();
+        let since = std::mem::replace(examined, dropped.next);
+        if dropped.scopes.iter().all(|(number, ..)| *number < since) {
+            return Vec::new();
+        }
+        let mut keys = Vec::new();
+        let all = match members {
+            Members::All(_) => None,
+            Members::Listed(ranks) => Some(ranks.iter().copied().collect::<HashSet<i32>>()),
+        };
+        dropped.scopes.retain_mut(|(number, theirs, left)| {
+            let within = match (&all, &*theirs) {
+                (None, _) => true,
+                (Some(_), Members::All(_)) => false,
+                (Some(all), Members::Listed(ranks)) => *number >= since && ranks.iter().all(|rank| all.contains(rank)),
+            };
+            if within {
+                keys.append(left);
+            }
+            !within
+        });
+        keys
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,125 @@
+//! The number of a join, which all ranks count alike, and what earlier worlds of this process left in the store.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use once_cell::sync::Lazy;
+
+use super::agreement::Leftovers;
+use super::handshake;
+use super::store::Store;
+use crate::error::Result;
+use crate::wait::Wait;
+
+/// How long giving a number back may take.
+const SHORT: Duration = Duration::from_millis(200);
+/// The most worlds that were left and whose keys are remembered.
+const MOST: usize = 64;
+
+/// The place of a join in the store; given back when it is dropped before the join has succeeded, so the next try has the same number. The other ranks
+/// may not have come to this one at all.
+pub(super) struct Join {
+    store: Arc<dyn Store>,
+    counter: String,
+    /// Before the keys of this join.
+    pub(super) prefix: String,
+    rank: usize,
+    done: bool,
+}
+
+impl Join {
+    /// The n-th join of this rank of this process in that store. The store counts: what this process does in other stores of that name, or with an earlier
+    /// server there, does not matter to the ranks that meet now.
+    pub(super) fn begin(store: &Arc<dyn Store>, job: u64, rank: usize, wait: &Wait) -> Result<Join> {
+        static NAMES: Lazy<Mutex<HashMap<(String, usize), String>>> = Lazy::new(Mutex::default);
+        let mut names = lock(&NAMES);
+        let name = names.entry((store.name().to_owned(), rank)).or_insert_with(handshake::random).clone();
+        drop(names);
+        let counter = format!("devicemesh/{job:x}/joins/{name}");
+        let mut joins = store.add(&counter, 1, wait)?;
+        if joins < 1 {
+            // A number was given back to another server than it came from.
+            joins = store.add(&counter, 1 - joins, wait)?;
+        }
+        let prefix = format!("devicemesh/{job:x}/{}", joins - 1);
+        Ok(Join { store: Arc::clone(store), counter, prefix, rank, done: false })
+    }
+
+    /// The join has succeeded, or its store has gone: the number stays used.
+    pub(super) fn keep(mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Join {
+    fn drop(&mut self) {
+        if !self.done {
+            let wait = Wait::after(SHORT);
+            // Before the number is free again: a rank that comes to it must not find what rank 0 left for this join.
+            if self.rank == 0 {
+                let _ = self.store.delete(&format!("{}/session", self.prefix), &wait);
+            }
+            let _ = self.store.add(&self.counter, -1, &wait);
+        }
+    }
+}
+
+/// What this rank left in a world; remembered when it is dropped, for [`clean_up`].
+pub(super) struct Leaving {
+    pub(super) store: String,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) prefix: String,
+    pub(super) leftovers: Arc<Leftovers>,
+}
+
+/// A world that this process has left.
+struct Left {
+    store: String,
+    rank: usize,
+    size: usize,
+    prefix: String,
+    keys: Vec<String>,
+}
+
+static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if self.size < 2 {
+            return;
+        }
+        let mut left = lock(&LEFT);
+        if left.len() == MOST {
+            left.remove(0);
+        }
+        let (store, prefix) = (std::mem::take(&mut self.store), std::mem::take(&mut self.prefix));
+        left.push(Left { store, rank: self.rank, size: self.size, prefix, keys: self.leftovers.take_all() });
+    }
+}
+
+/// Removes what this rank left in the worlds that it joined in this store earlier and has left since. The last rank to do so for a world also removes the notes of
+/// who has gone from it, for which ranks look that are still in it.
+pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()> {
+    let mut all = lock(&LEFT);
+    let (mine, others) = all.drain(..).partition::<Vec<_>, _>(|left| left.rank == rank && left.store == store.name());
+    *all = others;
+    drop(all);
+    for Left { size, prefix, mut keys, .. } in mine {
+        let (lost, gone) = (format!("{prefix}/lost"), format!("{prefix}/gone"));
+        // Another server has nothing of that world.
+        let count = store.try_get(&lost, wait)?;
+        if count.is_some() && store.add(&gone, 1, wait)? == size as i64 {
+            let count: usize = String::from_utf8_lossy(&count.unwrap_or_default()).trim().parse().unwrap_or(0);
+            keys.extend((1..=count.min(2 * size)).map(|number| format!("{lost}/{number}")));
+            keys.extend([lost, gone]);
+        }
+        store.forget(keys, wait);
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,60 @@
+//! The server of the store that rank 0 runs for the other ranks.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use once_cell::sync::Lazy;
+
+use super::hosts::{anybody_listens, listens};
+use super::store::{Secret, Server};
+use crate::error::{Error, Result};
+use crate::wait::{Deadline, Wait};
+
+/// How long a service that listens at the port already may take to end: what served the job before may just be going.
+const GOING: Duration = Duration::from_secs(1);
+
+/// This process's server at that address: a second world there uses the one that runs. None where another library of this process serves already:
+/// PyTorch's own rank 0, in a program that called init_process_group before. That store is no older than this process, so it is as good as ours.
+///
+/// A port that only a connection of this host holds (the kernel gives free ports to outgoing connections) is tried again until the deadline. One at which somebody
+/// else listens is an error after [`GOING`].
+pub(super) fn serve(host: &str, port: u16, wait: &Wait) -> Result<Option<Arc<Server>>> {
+    let going = Deadline::after(GOING);
+    loop {
+        let (error, ours_ended) = match start(host, port) {
+            Ok(server) => return Ok(Some(server)),
+            Err((error, _)) if error.os_error() != libc::EADDRINUSE => return Err(error),
+            Err(taken) => taken,
+        };
+        // A server of this process that is being dropped by another thread listens for a moment still, and then no more.
+        if listens(port) && (!ours_ended || going.passed()) {
+            return Ok(None);
+        }
+        if anybody_listens(port) && going.passed() {
+            return Err(error);
+        }
+        if wait.deadline.passed() {
+            let (timeout, message) = (wait.deadline.timeout().as_millis(), error.message());
+            let why = format!("{message}; no process listens there, but a connection of this host has held the port for {timeout} ms");
+            return Err(Error::new(error.status(), why).with_os_error(error.os_error()));
+        }
+        wait.cancel.check()?;
+        std::thread::sleep(wait.deadline.slice());
+    }
+}
+
+/// The server that runs at that address, or a new one. With the error: whether an earlier server of this process was there.
+fn start(host: &str, port: u16) -> std::result::Result<Arc<Server>, (Error, bool)> {
+    type Servers = HashMap<(String, u16), Weak<Server>>;
+    static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);
+    let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
+        return Ok(running);
+    }
+    let server = Server::at(host, port, Secret::from_environment());
+    let server = Arc::new(server.map_err(|error| (error, servers.contains_key(&(host.to_owned(), port))))?);
+    servers.retain(|_, known| known.strong_count() > 0);
+    servers.insert((host.to_owned(), port), Arc::downgrade(&server));
+    Ok(server)
+}
