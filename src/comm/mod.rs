@@ -8,6 +8,7 @@
 
 mod beside;
 mod communicator;
+mod default_world;
 mod dims;
 mod domain;
 mod life;
@@ -20,6 +21,7 @@ mod slices;
 mod view;
 
 pub use communicator::Communicator;
+pub use default_world::DefaultWorld;
 pub use domain::{Domain, DomainOptions};
 pub use operations::Operands;
 pub use options::{DimOptions, MeshOptions};

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
 use crate::rendezvous::{Round, Scope};
-use crate::wait::{Cancel, Wait, Watch};
+use crate::wait::{Cancel, Deadline, Wait, Watch};
 
 /// How a root mesh's life stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +75,16 @@ pub struct RootComms {
 impl RootComms {
     /// A mesh with its communicators. **Collective over the world** of `domain` (also for ranks outside the mesh).
     pub fn create(domain: &Arc<Domain>, mesh: Mesh, options: &MeshOptions) -> Result<Arc<RootComms>> {
+        RootComms::create_by(domain, mesh, options, None)
+    }
+
+    /// The same, where part of the call's time may be over: it ends at `deadline`, if there is one.
+    pub fn create_by(
+        domain: &Arc<Domain>,
+        mesh: Mesh,
+        options: &MeshOptions,
+        deadline: Option<Deadline>,
+    ) -> Result<Arc<RootComms>> {
         domain.alive()?;
         let world = domain.world();
         let timeout = options.timeout.unwrap_or(world.timeout());
@@ -99,7 +109,7 @@ impl RootComms {
         }
         root.library = Some(Arc::clone(domain.library()?));
 
-        let wait = root.wait(None);
+        let wait = deadline.map_or_else(|| root.wait(None), |deadline| root.wait(None).with_deadline(deadline));
         let _turn = domain.take_turn(&wait)?;
         let call = format!("dm_init({}{})", call_text(&root.root), options.agreed());
         let wanted: Vec<(usize, DimOptions)> = (0..root.root.ndim()).map(|index| (index, options.dim(index))).collect();

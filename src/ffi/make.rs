@@ -15,6 +15,7 @@ use crate::ccl::{self, RawComm};
 use crate::comm::{DimComms, Domain, RootComms, View};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec, MeshText};
+use crate::wait::Deadline;
 
 /// What the quick questions need, read in place without a lock.
 pub(super) struct Quick {
@@ -37,7 +38,8 @@ pub(super) static MESHES: Table<Quick, View> = Table::new(0xd35e, "dm_mesh");
 /// Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
 /// where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
 /// (that of options->world; without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
-/// non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. The caller frees
+/// non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. options->timeout_ms bounds the
+/// whole call, also the join of the default world in it; a join that failed, was late or was aborted is begun anew by the next call. The caller frees
 /// the handle with dm_free.
 ///
 /// Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
@@ -188,16 +190,18 @@ impl<'a> Asked<'a> {
         if self.options.own_comms {
             return Err(Error::invalid("DM_INIT_OWN_COMMS is for dm_from_comms; a mesh always owns what it makes"));
         }
+        // One deadline for the whole call: the join of the default world is part of it.
+        let deadline = self.options.mesh.timeout.map(Deadline::after);
         let domain = match &self.domain {
             Some(domain) => Arc::clone(domain),
             // What can be refused without the world is refused before this process joins one.
             None => {
                 self.check()?;
-                world::default_world(self.device_type)?
+                world::default_world(self.device_type, deadline)?
             }
         };
         let mesh = self.mesh(domain.world().size(), domain.world().rank())?;
-        let root = RootComms::create(&domain, mesh, &self.options.mesh)?;
+        let root = RootComms::create_by(&domain, mesh, &self.options.mesh, deadline)?;
         give(View::of_root(root), mesh_out)
     }
 

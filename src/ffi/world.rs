@@ -3,8 +3,6 @@
 use std::ffi::{CString, c_char};
 use std::sync::Arc;
 
-use once_cell::sync::{Lazy, OnceCell};
-
 use super::arguments::{optional_text, timeout};
 use super::errors::out;
 use super::guard::guard;
@@ -12,9 +10,9 @@ use super::handles::Table;
 use super::options::read_world_options;
 use super::types::{dm_status, dm_world, dm_world_options};
 use crate::ccl;
-use crate::comm::{Domain, DomainOptions};
+use crate::comm::{DefaultWorld, Domain};
 use crate::error::{Error, Result};
-use crate::wait::Cancel;
+use crate::wait::Deadline;
 
 static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
 
@@ -160,11 +158,12 @@ unsafe impl Sync for Borrowed {}
 /// Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
 /// raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
 /// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
-/// one is being joined; this process joins no other then. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+/// one is being joined. A dm_init that begins after that joins the default world anew, so the ranks can meet again once all of them have
+/// aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     guard(|| match world.is_null() {
-        true => abort_default_worlds(),
+        true => CPU_WORLD.abort().and(CUDA_WORLD.abort()),
         false => find(world)?.abort(),
     })
 }
@@ -188,26 +187,14 @@ pub(super) fn find(world: *const dm_world) -> Result<Arc<Domain>> {
     WORLDS.get(world as usize)
 }
 
-/// The worlds that `dm_init` uses when the caller gives none, and what ends them, also while they are being joined.
-static CPU_WORLD: OnceCell<Arc<Domain>> = OnceCell::new();
-static CUDA_WORLD: OnceCell<Arc<Domain>> = OnceCell::new();
-static DEFAULT_CANCEL: Lazy<Cancel> = Lazy::new(Cancel::new);
+/// The worlds that `dm_init` uses when the caller gives none.
+static CPU_WORLD: DefaultWorld = DefaultWorld::new("cpu");
+static CUDA_WORLD: DefaultWorld = DefaultWorld::new("cuda");
 
-/// The default world of a device type, joined from the environment at first use.
-pub(super) fn default_world(device_type: &str) -> Result<Arc<Domain>> {
-    let cell = if device_type == "cpu" { &CPU_WORLD } else { &CUDA_WORLD };
-    let mut options = DomainOptions::default();
-    options.join.cancel = DEFAULT_CANCEL.clone();
-    cell.get_or_try_init(|| Domain::join(device_type, &options).map(Arc::new)).cloned()
-}
-
-fn abort_default_worlds() -> Result<()> {
-    DEFAULT_CANCEL.raise();
-    [&CPU_WORLD, &CUDA_WORLD]
-        .iter()
-        .filter_map(|cell| cell.get())
-        .map(|domain| domain.abort())
-        .fold(Ok(()), Result::and)
+/// The default world of a device type, joined from the environment at first use, by `deadline`.
+pub(super) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Result<Arc<Domain>> {
+    let world = if device_type == "cpu" { &CPU_WORLD } else { &CUDA_WORLD };
+    world.get_or_join(deadline)
 }
 
 /// The device type that the caller means; NULL is what this machine has.

@@ -14,7 +14,7 @@ use super::losses::Losses;
 use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use crate::error::{Error, Result, Status};
-use crate::wait::{Cancel, Wait};
+use crate::wait::{Cancel, Deadline, Wait};
 
 /// How long a wait lasts where nobody says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -35,6 +35,8 @@ pub struct JoinOptions {
     pub local_rank: usize,
     /// How long each wait lasts; `None`: [`DEFAULT_TIMEOUT`].
     pub timeout: Option<Duration>,
+    /// When the joining itself must be done; `None`: after `timeout`.
+    pub deadline: Option<Deadline>,
     /// `env://`, `tcp://host:port` or `file:///path`; `None` is `env://`.
     pub init_method: Option<String>,
     /// The caller's store instead.
@@ -91,8 +93,11 @@ impl World {
             return Ok((world, prepared?));
         }
         let failure = prepared.as_ref().err().cloned();
-        let timeout = if failure.is_some() { timeout.min(TELL) } else { timeout };
-        let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
+        let mut deadline = options.deadline.unwrap_or(Deadline::after(timeout));
+        if failure.is_some() && deadline.left() > TELL {
+            deadline = Deadline::after(TELL);
+        }
+        let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) }.with_deadline(deadline);
         let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, join, host)| {
             world.session = Some(session);
             let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
