@@ -200,6 +200,27 @@ pub(super) unsafe fn give_list<T: Copy>(
     Ok(())
 }
 
+/// As [`give_list`], of values that are made one by one: no list of them is made here, however many there are.
+///
+/// # Safety
+/// As [`give_list`].
+pub(super) unsafe fn give_each<T: Copy>(
+    what: &str,
+    len: usize,
+    values: impl Iterator<Item = T>,
+    buffer: *mut T,
+    capacity: usize,
+    len_out: *mut usize,
+) -> Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { check_room(what, len, buffer, capacity, len_out)? };
+    for (index, value) in values.take(len).enumerate() {
+        // SAFETY: `capacity` values are writable, and `len` is no more than that.
+        unsafe { buffer.add(index).write(value) };
+    }
+    Ok(())
+}
+
 /// Gives a list's length to the caller and refuses where the list does not fit: also before it is made, as it can have as many elements
 /// as the world has ranks.
 ///

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::arguments::{check_room, give_list, give_text, optional_text};
+use super::arguments::{check_room, give_each, give_list, give_text, optional_text};
 use super::errors::out;
 use super::guard::{guard, guard_or};
 use super::make::{MESHES, Quick, find};
@@ -155,8 +155,7 @@ pub unsafe extern "C" fn dm_ranks(
         let view = find(mesh)?;
         // SAFETY: the caller's contract.
         unsafe {
-            check_room("ranks", view.mesh().size(), ranks, capacity, len_out)?;
-            give_list("ranks", &view.mesh().ranks(), ranks, capacity, len_out)
+            give_each("ranks", view.mesh().size(), view.mesh().each_rank(), ranks, capacity, len_out)
         }
     })
 }
@@ -183,8 +182,7 @@ pub unsafe extern "C" fn dm_group_ranks(
         mesh.local_rank(index)?;
         // SAFETY: the caller's contract.
         unsafe {
-            check_room("ranks", mesh.dim_size(index), ranks, capacity, len_out)?;
-            give_list("ranks", &mesh.group_ranks(index)?, ranks, capacity, len_out)
+            give_each("ranks", mesh.dim_size(index), mesh.each_group_rank(index)?, ranks, capacity, len_out)
         }
     })
 }

@@ -123,8 +123,13 @@ impl Mesh {
 
     /// The world ranks of the view, row-major.
     pub fn ranks(&self) -> Vec<i32> {
+        self.each_rank().collect()
+    }
+
+    /// The same one by one, without a list of them.
+    pub fn each_rank(&self) -> impl Iterator<Item = i32> + '_ {
         let all = self.joined();
-        (0..all.size()).map(|index| self.rank_at(self.base + all.offset(index))).collect()
+        (0..all.size()).map(move |index| self.rank_at(self.base + all.offset(index)))
     }
 
     /// The world ranks of the root, row-major.
@@ -134,11 +139,16 @@ impl Mesh {
 
     /// The world ranks of this rank's group along a dimension, in the order of their coordinates.
     pub fn group_ranks(&self, index: usize) -> Result<Vec<i32>> {
+        self.each_group_rank(index).map(Iterator::collect)
+    }
+
+    /// The same one by one, without a list of them.
+    pub fn each_group_rank(&self, index: usize) -> Result<impl Iterator<Item = i32> + '_> {
         let dim = &self.dims[index].dim;
         match self.root.position {
             Some(position) if self.mine => {
                 let base = dim.base(position);
-                Ok((0..dim.size()).map(|index| self.rank_at(base + dim.offset(index))).collect())
+                Ok((0..dim.size()).map(move |index| self.rank_at(base + dim.offset(index))))
             }
             _ => Err(self.outsider()),
         }

@@ -42,7 +42,7 @@ impl Mesh {
         }
         match (self.walk(), other.walk()) {
             (Some(ours), Some(theirs)) => ours == theirs,
-            _ => self.ranks() == other.ranks(),
+            _ => self.each_rank().eq(other.each_rank()),
         }
     }
 
@@ -58,7 +58,12 @@ impl Mesh {
         }
         let ranks = match self.walk() {
             Some((first, dim)) => strided_sum(first, dim.pairs()),
-            None => self.ranks().iter().rev().fold(0, |sum: u64, rank| sum.wrapping_mul(Q).wrapping_add(*rank as u64)),
+            None => {
+                let add = |(sum, power): (u64, u64), rank: i32| {
+                    (sum.wrapping_add(power.wrapping_mul(rank as u64)), power.wrapping_mul(Q))
+                };
+                self.each_rank().fold((0, 1), add).0
+            }
         };
         digest.number(ranks).value()
     }

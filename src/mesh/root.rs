@@ -230,11 +230,25 @@ impl Seen {
     }
 }
 
+/// The most ranks that a mesh keeps as a list: what it takes is 4 bytes for each, on every rank.
+pub const MAX_LISTED: usize = 1 << 24;
+
+/// Refuses more ranks than are kept as a list.
+pub(super) fn check_listed(size: usize) -> Result<()> {
+    if size <= MAX_LISTED {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the mesh has {size} ranks that do not lie in row-major order; such ranks are kept as a list, which has at most {MAX_LISTED}"
+    )))
+}
+
 /// The map of explicit ranks, which may be 0 .. n-1 after all.
 fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<RankMap> {
     if ranks.len() != size {
         return Err(Error::invalid(format!("the shape has {size} ranks, but {} are listed", ranks.len())));
     }
+    check_listed(size)?;
     let mut seen = Seen::new(size, world_size);
     for (index, &rank) in ranks.iter().enumerate() {
         let Some(known) = usize::try_from(rank).ok().filter(|rank| *rank < world_size) else {

@@ -17,7 +17,7 @@ use serde::de::{Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::rank_map::RankMap;
-use super::root::{Mesh, MeshSpec, check_names};
+use super::root::{Mesh, MeshSpec, check_listed, check_names};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair, is_disjoint, row_major};
 
@@ -88,7 +88,7 @@ impl MeshText {
         let (layout, base, runs) = match mesh.rank_map_key() {
             RankMap::Identity => (dims, mesh.base(), vec![Run { first: 0, count: mesh.root_size() as u64, step: 1 }]),
             // The mesh exists, so its shape has a row-major layout.
-            _ => (row_major(&mesh.shape()).unwrap_or(dims), 0, runs_of(&mesh.ranks())),
+            _ => (row_major(&mesh.shape()).unwrap_or(dims), 0, runs_of(mesh.each_rank())),
         };
         MeshText {
             device_type: mesh.device_type().to_owned(),
@@ -177,6 +177,7 @@ impl MeshText {
         if self.is_in_order(&walk) {
             return Ok(in_order);
         }
+        check_listed(walk.size())?;
         Mesh::new(&MeshSpec { ranks: Some(&self.ranks(&walk)), ..spec })
     }
 
@@ -375,17 +376,26 @@ fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usiz
 }
 
 /// Ranks as runs. Two ranks that do not follow each other are no run, so that the second can begin a longer one.
-fn runs_of(ranks: &[i32]) -> Vec<Run> {
-    let (mut rest, mut runs) = (ranks, Vec::new());
-    while let Some(&first) = rest.first() {
-        let gap = |two: &[i32]| i64::from(two[1]) - i64::from(two[0]);
-        let step = rest.windows(2).next().map_or(1, gap);
-        let (count, step) = match 1 + rest.windows(2).take_while(|two| gap(two) == step).count() {
-            2 if step != 1 => (1, 1),
-            count => (count, step),
-        };
-        runs.push(Run { first: first.into(), count: count as u64, step });
-        rest = &rest[count..];
+fn runs_of(ranks: impl Iterator<Item = i32>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for rank in ranks.map(i64::from) {
+        match runs.last_mut() {
+            Some(run) if run.count == 1 => (run.count, run.step) = (2, rank - run.first),
+            Some(run) if rank == run.first + run.step * run.count as i64 => run.count += 1,
+            // Two ranks that are no neighbours are no run: the second one may begin one.
+            Some(run) if run.count == 2 && run.step != 1 => {
+                let second = run.first + run.step;
+                (run.count, run.step) = (1, 1);
+                runs.push(Run { first: second, count: 2, step: rank - second });
+            }
+            _ => runs.push(Run { first: rank, count: 1, step: 1 }),
+        }
+    }
+    // The same at the end.
+    if let Some(run) = runs.last_mut().filter(|run| run.count == 2 && run.step != 1) {
+        let second = run.first + run.step;
+        (run.count, run.step) = (1, 1);
+        runs.push(Run { first: second, count: 1, step: 1 });
     }
     runs
 }

@@ -1,6 +1,8 @@
 //! A mesh without some of its ranks.
 
-use super::root::{Mesh, MeshSpec};
+use std::collections::HashSet;
+
+use super::root::{Mesh, MeshSpec, check_listed};
 use crate::error::{Error, Result};
 
 impl Mesh {
@@ -38,12 +40,12 @@ impl Mesh {
         if lost.contains(&self.rank()) && self.is_member() {
             return Err(Error::invalid(format!("rank {} is this one, which is not lost", self.rank())));
         }
-        let mut gone = vec![false; self.dim_size(index)];
+        let (size, mut gone) = (self.dim_size(index), HashSet::new());
         for rank in lost {
             let coordinate = self.coordinate_of(*rank).map_err(|error| Error::invalid(error.message()))?;
-            gone[coordinate[index]] = true;
+            gone.insert(coordinate[index]);
         }
-        let left = gone.iter().filter(|gone| !**gone).count();
+        let left = size - gone.len();
         if left == 0 {
             return Err(Error::invalid(format!(
                 "each index of dimension {name} of {} holds a lost rank",
@@ -52,8 +54,9 @@ impl Mesh {
         }
         // Row-major, the index changes every `inner` ranks.
         let inner: usize = self.shape()[index + 1..].iter().product();
-        let kept = |(at, rank): (usize, i32)| (!gone[at / inner % gone.len()]).then_some(rank);
-        let ranks: Vec<i32> = self.ranks().into_iter().enumerate().filter_map(kept).collect();
+        let kept = |(at, rank): (usize, i32)| (!gone.contains(&(at / inner % size))).then_some(rank);
+        check_listed(self.size())?;
+        let ranks: Vec<i32> = self.each_rank().enumerate().filter_map(kept).collect();
         let mut shape = self.shape();
         shape[index] = left;
         let names = self.dim_names();

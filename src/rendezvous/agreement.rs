@@ -12,6 +12,7 @@
 //! What a call left in the store is removed when the next one is agreed (left.rs), so the store stays as small as it is.
 
 mod left;
+mod missing;
 mod order;
 mod settle;
 mod verdict;
@@ -33,6 +34,9 @@ use verdict::{DETAIL, Verdict};
 
 /// How long asking for news takes when there are none.
 const LISTEN: Duration = Duration::from_millis(10);
+
+/// The ranks, by position, that act as soon as a deadline has passed.
+const HASTY: usize = 4;
 
 /// How long the word of a rank that is aborted may take to go out, and how much of that the rank waits for.
 const FAREWELL: Duration = Duration::from_secs(1);

@@ -15,6 +15,8 @@ use crate::wait::Wait;
 /// Rank 0 looks for tokens, first after this time and at last this often.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(20);
+/// Tokens that are looked for anew in one look.
+const TOKENS: i64 = 4096;
 /// After a mismatch, how long late ranks can still learn of it.
 const STAY: Duration = Duration::from_millis(500);
 
@@ -55,14 +57,16 @@ impl Host {
 
     /// Trouble with the store is told by the work beside it.
     fn hand_out(&self, done: &AtomicBool, wait: &Wait) {
-        let (mut count, mut pause) = (0, FIRST_LOOK);
+        let (mut count, mut pause) = (0i64, FIRST_LOOK);
         // Numbers whose token is still to come; of a rank that died in between it never does.
         let mut open: Vec<i64> = Vec::new();
         while !done.load(Ordering::SeqCst) {
             let now = self.store.try_get(&format!("{}/tokens", self.prefix), wait).ok().flatten();
             let now = now.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()).unwrap_or(count);
+            // So many in one look: the number is what others say.
+            let now = now.clamp(count, count.saturating_add(TOKENS));
             open.extend(count + 1..=now);
-            count = now.max(count);
+            count = now;
             let before = open.len();
             open.retain(|number| !self.hand_to(*number, wait));
             if open.len() == before {

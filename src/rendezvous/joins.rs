@@ -14,6 +14,8 @@ use crate::wait::Wait;
 
 /// How long giving a number back may take.
 const SHORT: Duration = Duration::from_millis(200);
+/// The most notes of lost ranks that are removed: their number is what the store says.
+const MOST_LOST: usize = 1 << 16;
 /// The most worlds that were left and whose keys are remembered.
 const MOST: usize = 64;
 
@@ -112,7 +114,7 @@ pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()
         let count = store.try_get(&lost, wait)?;
         if count.is_some() && store.add(&gone, 1, wait)? == size as i64 {
             let count: usize = String::from_utf8_lossy(&count.unwrap_or_default()).trim().parse().unwrap_or(0);
-            keys.extend((1..=count.min(2 * size)).map(|number| format!("{lost}/{number}")));
+            keys.extend((1..=count.min(MOST_LOST)).map(|number| format!("{lost}/{number}")));
             keys.extend([lost, gone]);
         }
         store.forget(keys, wait);

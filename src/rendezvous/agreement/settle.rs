@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::order::Order;
-use super::verdict::{Verdict, ranges};
-use super::{Party, Round};
+use super::verdict::Verdict;
+use super::{HASTY, Party, Round};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait, Watch};
 
@@ -17,8 +17,6 @@ const WINDOW: Duration = Duration::from_millis(250);
 const MOMENT: Duration = Duration::from_millis(50);
 /// The most dissenters whose calls are read.
 const READ: i64 = 16;
-/// The ranks, by position, that act as soon as a deadline has passed.
-const HASTY: usize = 4;
 /// How long the rank that serves the store stays for the others to read a verdict: where all are known to be there, if only they run; where they may
 /// still come; and where some will not.
 const STAY: Duration = Duration::from_secs(10);
@@ -270,37 +268,8 @@ impl Round {
         self.spell_out(phase, &String::from_utf8_lossy(&theirs), soon).ok()?
     }
 
-    fn name_missing(&self, phase: &str, timeout: Duration, soon: &Wait) -> Result<Verdict> {
-        let members = &self.party.members;
-        let keys: Vec<String> = (0..members.len()).map(|position| self.here(phase, position)).collect();
-        let present = self.party.store.present(&keys, soon)?;
-        let absent = |present: Vec<bool>| -> Vec<i32> {
-            let missing = present.iter().enumerate().filter(|(_, here)| !**here);
-            missing.map(|(position, _)| members.rank(position)).collect()
-        };
-        let mut missing = absent(present);
-        let mut what = if phase.is_empty() { "never called" } else { "did not get through" };
-        if missing.is_empty() {
-            // One that has come and stopped before it counted itself in is not late like the others, which are so soon.
-            let late = if members.len() > HASTY { soon.deadline.left() * 3 / 4 } else { soon.deadline.left() / 4 };
-            if let Ok(stands) =
-                self.party.store.get(&self.key(phase, "verdict"), &soon.with_deadline(Deadline::after(late)))
-            {
-                return Ok(Verdict::decode(&stands));
-            }
-            let keys: Vec<String> = (0..members.len()).map(|position| self.stuck(phase, position)).collect();
-            // Where the store has gone meanwhile, it can be any of them.
-            let others = || (0..members.len()).map(|position| position == self.party.me).collect();
-            missing = absent(self.party.store.present(&keys, soon).unwrap_or_else(|_| others()));
-            what = "came but got no further in";
-        }
-        let who = if missing.is_empty() { "some ranks (all were here)".to_owned() } else { ranges(&missing) };
-        let message = format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
-        Ok(Verdict::of(&Error::timeout(message)))
-    }
-
     /// Where a rank says that it is late, as the others are.
-    fn stuck(&self, phase: &str, position: usize) -> String {
+    pub(super) fn stuck(&self, phase: &str, position: usize) -> String {
         self.key(phase, &format!("stuck/{position}"))
     }
 
@@ -340,13 +309,11 @@ impl Round {
 
     /// The same where some have gone. Their number is no guide then: one may have died after its word and before it counted itself in.
     fn await_each_reader(&self, phase: &str, wait: &Wait) -> Result<()> {
-        let Party { store, losses, members, .. } = &*self.party;
+        let Party { store, losses, .. } = &*self.party;
         loop {
             let gone = losses.all(|rank| self.is_other(rank));
-            let ranks = (0..members.len()).map(|position| members.rank(position));
-            let here = ranks.filter(|rank| self.is_other(*rank) && !gone.contains(rank));
-            let keys: Vec<String> = here.map(|rank| self.read_by(phase, rank)).collect();
-            if store.present(&keys, wait)?.into_iter().all(|read| read) {
+            let stays = |rank| rank != self.my_rank() && !gone.contains(&rank);
+            if self.all_left(|rank| self.read_by(phase, rank), stays, wait)? {
                 return Ok(());
             }
             let (number, next) = losses.next();

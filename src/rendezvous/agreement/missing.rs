@@ -1,0 +1,84 @@
+//! Who is missing in a call. What is kept for that grows with the ranks that are looked at, not with the size that a world is said to have.
+
+use super::verdict::{Verdict, ranges};
+use super::{HASTY, Round};
+use crate::error::{Error, Result};
+use crate::wait::{Deadline, Wait};
+use std::time::Duration;
+
+/// Ranks that are asked for at once, and in one search.
+const AT_ONCE: usize = 4096;
+const AT_MOST: usize = 1 << 20;
+
+/// The ranks, by position, that left no key, among so many first ones.
+struct Absent {
+    ranks: Vec<i32>,
+    looked_at: usize,
+}
+
+impl Round {
+    /// The verdict of a call whose deadline has passed: names the ranks that are not here.
+    pub(super) fn name_missing(&self, phase: &str, timeout: Duration, soon: &Wait) -> Result<Verdict> {
+        let size = self.party.members.len();
+        let half = || Deadline::after(soon.deadline.left() / 2);
+        let mut absent = self.absent(|position| self.here(phase, position), half(), soon)?;
+        let mut what = if phase.is_empty() { "never called" } else { "did not get through" };
+        if absent.ranks.is_empty() && absent.looked_at == size {
+            // One that has come and stopped before it counted itself in is not late like the others, which are so soon.
+            let late = if size > HASTY { soon.deadline.left() * 3 / 4 } else { soon.deadline.left() / 4 };
+            if let Ok(stands) =
+                self.party.store.get(&self.key(phase, "verdict"), &soon.with_deadline(Deadline::after(late)))
+            {
+                return Ok(Verdict::decode(&stands));
+            }
+            // Where the store has gone meanwhile, it can be any of them.
+            let stuck = self.absent(|position| self.stuck(phase, position), half(), soon);
+            absent = stuck.unwrap_or(Absent { ranks: Vec::new(), looked_at: size });
+            what = "came but got no further in";
+        }
+        let who = match (absent.ranks.is_empty(), absent.looked_at == size) {
+            (true, true) => "some ranks (all were here)".to_owned(),
+            (true, false) => format!("some ranks from rank {} to {}", absent.looked_at, size - 1),
+            (false, true) => ranges(&absent.ranks),
+            (false, false) => {
+                format!("{}, as far as the first {} of {size} ranks go,", ranges(&absent.ranks), absent.looked_at)
+            }
+        };
+        let message = format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
+        Ok(Verdict::of(&Error::timeout(message)))
+    }
+
+    /// Which ranks have not left their key; looks at the first ones only where there is no time for all.
+    fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
+        let (members, mut ranks, mut at) = (&self.party.members, Vec::new(), 0);
+        while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {
+            let end = members.len().min(at + AT_ONCE);
+            let keys: Vec<String> = (at..end).map(&key).collect();
+            let present = self.party.store.present(&keys, wait)?;
+            let missing = present.into_iter().zip(at..end).filter(|(here, _)| !here);
+            ranks.extend(missing.map(|(_, position)| members.rank(position)));
+            at = end;
+        }
+        Ok(Absent { ranks, looked_at: at })
+    }
+
+    /// Whether all ranks for which `counts` holds have left their key.
+    pub(super) fn all_left(
+        &self,
+        key: impl Fn(i32) -> String,
+        counts: impl Fn(i32) -> bool,
+        wait: &Wait,
+    ) -> Result<bool> {
+        let members = &self.party.members;
+        let mut ranks = (0..members.len()).map(|position| members.rank(position)).filter(|rank| counts(*rank));
+        loop {
+            let keys: Vec<String> = ranks.by_ref().take(AT_ONCE).map(&key).collect();
+            if keys.is_empty() {
+                return Ok(true);
+            }
+            if self.party.store.present(&keys, wait)?.contains(&false) {
+                return Ok(false);
+            }
+        }
+    }
+}
