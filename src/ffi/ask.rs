@@ -154,9 +154,7 @@ pub unsafe extern "C" fn dm_ranks(
     guard(|| {
         let view = find(mesh)?;
         // SAFETY: the caller's contract.
-        unsafe {
-            give_each("ranks", view.mesh().size(), view.mesh().each_rank(), ranks, capacity, len_out)
-        }
+        unsafe { give_each("ranks", view.mesh().size(), view.mesh().each_rank(), ranks, capacity, len_out) }
     })
 }
 
@@ -181,9 +179,7 @@ pub unsafe extern "C" fn dm_group_ranks(
         // Who is outside has no group, of whatever size.
         mesh.local_rank(index)?;
         // SAFETY: the caller's contract.
-        unsafe {
-            give_each("ranks", mesh.dim_size(index), mesh.each_group_rank(index)?, ranks, capacity, len_out)
-        }
+        unsafe { give_each("ranks", mesh.dim_size(index), mesh.each_group_rank(index)?, ranks, capacity, len_out) }
     })
 }
 

@@ -36,7 +36,9 @@ pub(super) fn serve(host: &str, port: u16, wait: &Wait) -> Result<Option<Arc<Ser
         }
         if wait.deadline.passed() {
             let (timeout, message) = (wait.deadline.timeout().as_millis(), error.message());
-            let why = format!("{message}; no process listens there, but a connection of this host has held the port for {timeout} ms");
+            let why = format!(
+                "{message}; no process listens there, but a connection of this host has held the port for {timeout} ms"
+            );
             return Err(Error::new(error.status(), why).with_os_error(error.os_error()));
         }
         wait.cancel.check()?;

@@ -191,7 +191,12 @@ impl World {
     }
 
     /// Reaches the store, and agrees with rank 0 on a prefix for the keys that no earlier run has used.
-    fn meet(&self, method: Method, store: Option<Arc<dyn Store>>, wait: &Wait) -> Result<(Session, Join, Option<Host>)> {
+    fn meet(
+        &self,
+        method: Method,
+        store: Option<Arc<dyn Store>>,
+        wait: &Wait,
+    ) -> Result<(Session, Join, Option<Host>)> {
         let Place { rank, size, .. } = self.place;
         let mut connect: Option<Box<dyn Fn() -> Result<TcpStore>>> = None;
         let (mut store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
@@ -206,7 +211,8 @@ impl World {
                     ))
                 })?;
                 let serves = rank == 0 && !self.place.agent;
-                let server = if serves { serve(&host, port, wait).map_err(|error| self.place.taken(error))? } else { None };
+                let server =
+                    if serves { serve(&host, port, wait).map_err(|error| self.place.taken(error))? } else { None };
                 let wait = wait.clone();
                 let reach = move || TcpStore::connect_with_secret(&host, port, Secret::from_environment(), &wait);
                 let store = reach()?;
@@ -289,7 +295,9 @@ impl World {
         let store = &*session.store;
         let outcome = match (failure, equipment) {
             (Some(failure), _) => Err(failure.clone()),
-            (None, Some(mine)) => equipment::check(&round, store, &session.prefix, &session.leftovers, rank, mine, wait),
+            (None, Some(mine)) => {
+                equipment::check(&round, store, &session.prefix, &session.leftovers, rank, mine, wait)
+            }
             (None, None) if self.device_type == "cpu" => {
                 hosts::share_one(&round, store, &session.prefix, (rank, size), wait)
             }

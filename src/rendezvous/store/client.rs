@@ -17,6 +17,8 @@ use crate::wait::{Deadline, Wait};
 /// A server that cannot wait for any of several keys is asked again and again: first after, and at last every.
 const FIRST_LOOK: Duration = Duration::from_millis(25);
 const LAST_LOOK: Duration = Duration::from_millis(400);
+/// How long asking a server why it closed a connection may take.
+const ASK_WHY: Duration = Duration::from_millis(500);
 /// Questions that are sent before the first answer is read.
 const IN_FLIGHT: usize = 1024;
 
@@ -146,13 +148,30 @@ impl TcpStore {
                 "{what} at {name} had no answer within {} ms; the process that serves it (rank 0 or the launcher) is stopped or out of reach",
                 wait.deadline.timeout().as_millis()
             )),
-            Broken::Io(error) => Error::store_io(
+            Broken::Io(error) => self.full(what, wait).unwrap_or_else(|| Error::store_io(
                 format!(
                     "the store at {name} closed the connection during {what}; the process that serves it (rank 0 or the launcher) may have ended"
                 ),
                 &error,
-            ),
+            )),
         }
+    }
+
+    /// That the store is full, if this is why it closed a connection: then another one finds it said under the key by which the server is known.
+    fn full(&self, what: &str, wait: &Wait) -> Option<Error> {
+        if !self.ours.load(Ordering::SeqCst) || wait.cancel.is_raised() {
+            return None;
+        }
+        let short = Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_WHY)) };
+        let mut connection = self.address.reach_again(&short).ok()?;
+        connection.send(&Writer::new(op::GET).string(SERVER_KEY).finish(), &short).ok()?;
+        let said = connection.string(&short).ok().filter(|said| !said.is_empty())?;
+        let message = format!(
+            "the store at {} is full and refused {what}: {}; remove keys that the program has put there itself",
+            self.address.name,
+            String::from_utf8_lossy(&said)
+        );
+        Some(Error::store(message).with_os_error(libc::ENOSPC))
     }
 
     fn check(&self, key: &str, value: &[u8]) -> Result<()> {

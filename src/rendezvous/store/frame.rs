@@ -11,7 +11,7 @@ pub const MAX_VALUE: usize = 8 << 20;
 pub const MAX_KEYS: usize = 131_072;
 /// The longest request, in bytes: the limits on keys and values alone would let one client fill the memory.
 pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
-/// The key by which a client knows a server of this library; it is not listed or counted.
+/// The key by which a client knows a server of this library; it is not listed or counted. Its value is empty, or says that the store is full.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
 /// The first word a client sends.
 pub const MAGIC: u32 = 0x3c85_f7ce;

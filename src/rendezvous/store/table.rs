@@ -19,6 +19,8 @@ pub(super) const MAX_REPLY: usize = 4 * MAX_VALUE;
 pub(super) const MAX_STORED: usize = 1 << 30;
 /// What a pair costs beside its bytes, about: also where both are tiny, and while its table grows.
 const ENTRY: usize = 256;
+/// Why a client is dropped when there is no room for what it asks to keep.
+const FULL: &str = "no room";
 /// The most last words of one client.
 const MAX_WORDS: usize = 16;
 
@@ -37,6 +39,8 @@ pub(super) struct Table {
     /// By key and word: how many connections left them. And by client, which it left.
     words: HashMap<(Key, Vec<u8>), usize>,
     words_of: HashMap<Client, Vec<(Key, Vec<u8>)>>,
+    /// What was kept when there was no room the last time: the value of [`SERVER_KEY`] while much of it is still there.
+    full: Vec<u8>,
 }
 
 /// A client in WAIT or WAIT_ANY.
@@ -71,6 +75,14 @@ impl Table {
     ///
     /// What is to be sent goes to `replies`, also beside an error: others may have been woken before it.
     pub(super) fn handle(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<(), String> {
+        let done = self.carry_out(client, request, replies);
+        if done.as_ref().is_err_and(|why| why == FULL) {
+            self.turn_away(client);
+        }
+        done
+    }
+
+    fn carry_out(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<(), String> {
         let mut reply = |bytes: Vec<u8>| replies.push(Reply::new(client, bytes));
         match request {
             Request::Validate(MAGIC) => {}
@@ -196,6 +208,21 @@ impl Table {
         Ok(())
     }
 
+    /// A client is dropped because there is no room. It has not gone by itself, so its last words are not passed on; why it was dropped it finds under [`SERVER_KEY`].
+    fn turn_away(&mut self, client: Client) {
+        let (stored, keys) = (self.stored, self.values.len());
+        self.full = format!("it keeps {stored} bytes in {keys} keys, and at most {MAX_STORED} bytes").into_bytes();
+        for of_both in self.words_of.remove(&client).unwrap_or_default() {
+            self.stored -= 2 * cost(&of_both.0, &of_both.1);
+            if let Some(connections) = self.words.get_mut(&of_both) {
+                *connections -= 1;
+                if *connections == 0 {
+                    self.words.remove(&of_both);
+                }
+            }
+        }
+    }
+
     /// Forgets a client that has gone, and passes on its last words.
     pub(super) fn leave(&mut self, client: Client, replies: &mut Replies) {
         self.forget_wait(client);
@@ -224,6 +251,9 @@ impl Table {
     }
 
     fn value(&self, key: &[u8]) -> &[u8] {
+        if key == SERVER_KEY && self.stored > MAX_STORED / 2 {
+            return &self.full;
+        }
         self.values.get(key).map_or(&[], Vec::as_slice)
     }
 
@@ -348,7 +378,7 @@ fn cost(key: &[u8], value: &[u8]) -> usize {
 /// What is stored with this much more, if it may be.
 fn room(stored: usize, more: usize) -> Result<usize, String> {
     let stored = stored + more;
-    if stored > MAX_STORED { Err(format!("more than {MAX_STORED} bytes to keep")) } else { Ok(stored) }
+    if stored > MAX_STORED { Err(FULL.to_owned()) } else { Ok(stored) }
 }
 
 fn string(bytes: &[u8]) -> Vec<u8> {
