@@ -149,6 +149,11 @@ typedef struct dm_store_callbacks {
    * Called exactly once, when the world is gone. May be NULL.
    */
   void (*drop)(void *user_data);
+  /**
+   * Removes key; it is no error when it is not there. What it returns does not matter. May be NULL: then what the library has stored stays in the caller's
+   * service, some kilobytes for each collective call.
+   */
+  int32_t (*remove)(void *user_data, const char *key);
 } dm_store_callbacks;
 
 /**
@@ -552,7 +557,8 @@ dm_status dm_world_locations(const struct dm_world *world,
  * Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
  * raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
  * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
- * one is being joined; this process joins no other then. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+ * one is being joined. A dm_init that begins after that joins the default world anew, so the ranks can meet again once all of them have
+ * aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
  */
 dm_status dm_world_abort(const struct dm_world *world);
 
@@ -576,7 +582,8 @@ void dm_world_free(struct dm_world *world);
  * Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
  * where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
  * (that of options->world; without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
- * non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. The caller frees
+ * non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. options->timeout_ms bounds the
+ * whole call, also the join of the default world in it; a join that failed, was late or was aborted is begun anew by the next call. The caller frees
  * the handle with dm_free.
  *
  * Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
@@ -1343,7 +1350,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_store_callbacks without functions: set, get and add are to be filled in.
  */
-#define DM_STORE_CALLBACKS_INIT { sizeof(dm_store_callbacks), NULL, NULL, NULL, NULL, NULL }
+#define DM_STORE_CALLBACKS_INIT { sizeof(dm_store_callbacks), NULL, NULL, NULL, NULL, NULL, NULL }
 /**
  * A dm_dim_options in which everything is the default.
  */

@@ -585,6 +585,12 @@ public:
   virtual std::int32_t get(std::string_view key, std::chrono::milliseconds timeout, std::string &value) = 0;
   /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
   virtual std::int32_t add(std::string_view key, std::int64_t amount, std::int64_t &sum) = 0;
+  /// Removes key; it is no error when it is not there. Where this does nothing, what the library has stored stays there.
+  virtual std::int32_t remove(std::string_view key)
+  {
+    (void)key;
+    return 0;
+  }
 };
 
 /// How to join a world: dm_world_options. What is not set is the default.
@@ -665,6 +671,7 @@ struct StoreBridge {
     callbacks.add = [](void *data, const char *key, std::int64_t amount, std::int64_t *sum) -> std::int32_t {
       return caught([&] { return of(data).add(key, amount, *sum); });
     };
+    callbacks.remove = [](void *data, const char *key) -> std::int32_t { return caught([&] { return of(data).remove(key); }); };
     callbacks.drop = [](void *data) { delete static_cast<Held *>(data); };
     return callbacks;
   }

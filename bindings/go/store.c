@@ -17,10 +17,12 @@ static int32_t add(void *user_data, const char *key, int64_t amount, int64_t *va
   return goStoreAdd((uintptr_t)user_data, (char *)key, amount, value_out);
 }
 
+static int32_t remove_key(void *user_data, const char *key) { return goStoreRemove((uintptr_t)user_data, (char *)key); }
+
 static void drop(void *user_data) { goStoreDrop((uintptr_t)user_data); }
 
 void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store)
 {
-  const dm_store_callbacks made = {sizeof made, (void *)store, set, get, add, drop};
+  const dm_store_callbacks made = {sizeof made, (void *)store, set, get, add, drop, remove_key};
   *callbacks = made;
 }

@@ -24,6 +24,12 @@ type Store interface {
 	Add(key string, amount int64) (int64, error)
 }
 
+// A Remover is a Store that can also remove keys. Where a Store is none, what the library has stored stays there: some kilobytes for each collective call.
+type Remover interface {
+	// Remove removes key; it is no error when it is not there.
+	Remove(key string) error
+}
+
 // ErrNoKey is what a Store's Get answers when the key did not come in time.
 var ErrNoKey = errors.New("devicemesh: no such key yet")
 
@@ -113,6 +119,17 @@ func goStoreAdd(handle C.uintptr_t, key *C.char, amount C.int64_t, sum *C.int64_
 		added, err := s.store.Add(C.GoString(key), int64(amount))
 		*sum = C.int64_t(added)
 		return err
+	})
+}
+
+//export goStoreRemove
+func goStoreRemove(handle C.uintptr_t, key *C.char) C.int32_t {
+	s := storeOf(handle)
+	return s.answer(func() error {
+		if remover, ok := s.store.(Remover); ok {
+			return remover.Remove(C.GoString(key))
+		}
+		return nil
 	})
 }
 

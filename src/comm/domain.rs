@@ -55,6 +55,8 @@ impl PartitionKey {
     }
 }
 
+type Kept = (Vec<String>, Box<dyn Any + Send + Sync>, Box<dyn Any + Send + Sync>);
+
 /// A world with its communicators.
 pub struct Domain {
     world: World,
@@ -75,7 +77,8 @@ pub struct Domain {
     /// What was made and has not ended, also where no mesh holds it any more: raw pointers may be in use.
     living: Mutex<Vec<Arc<Communicator>>>,
     single_turn: Mutex<()>,
-    kept: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
+    /// By key: what is handed out, and what it borrows from.
+    kept: Mutex<Vec<Kept>>,
 }
 
 /// The right to make one collective call of the world; given back when dropped.
@@ -153,9 +156,20 @@ impl Domain {
         wait.outcome(self.world.locations(mine, &wait))
     }
 
-    /// Keeps something for as long as the world.
-    pub fn keep_forever(&self, thing: Box<dyn Any + Send + Sync>) {
-        lock(&self.kept).push(thing);
+    /// What is kept for as long as the world under that key, and is made by `make` the first time: the same thing every time, so that calls that are
+    /// repeated keep no more.
+    pub fn keep_once<T>(&self, key: &[String], make: impl FnOnce() -> (T, Box<dyn Any + Send + Sync>)) -> T
+    where
+        T: Clone + Any + Send + Sync,
+    {
+        let mut kept = lock(&self.kept);
+        let known = kept.iter().find(|known| known.0 == key).and_then(|known| known.1.downcast_ref::<T>());
+        if let Some(known) = known {
+            return known.clone();
+        }
+        let (thing, owner) = make();
+        kept.push((key.to_vec(), Box::new(thing.clone()), owner));
+        thing
     }
 
     /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, all communicators. Local, from any thread; takes no lock

@@ -85,8 +85,8 @@ unsafe fn read_store(callbacks: *const dm_store_callbacks) -> Result<Option<Arc<
     }
     // SAFETY: not NULL, and the caller's contract.
     let given = unsafe { read_struct("options.store", callbacks)? };
-    let callbacks =
-        Callbacks { user_data: given.user_data, set: given.set, get: given.get, add: given.add, drop: given.drop };
+    let dm_store_callbacks { user_data, set, get, add, drop, remove, .. } = given;
+    let callbacks = Callbacks { user_data, set, get, add, drop, remove };
     // SAFETY: the caller vouches for the functions.
     Ok(Some(Arc::new(unsafe { CallbackStore::new(callbacks)? })))
 }

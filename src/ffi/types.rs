@@ -184,6 +184,9 @@ pub struct dm_store_callbacks {
     >,
     /// Called exactly once, when the world is gone. May be NULL.
     pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
+    /// Removes key; it is no error when it is not there. What it returns does not matter. May be NULL: then what the library has stored stays in the caller's
+    /// service, some kilobytes for each collective call.
+    pub remove: Option<unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char) -> i32>,
 }
 
 /// Dimension flag: never share this dimension's communicator with one over the same ranks.

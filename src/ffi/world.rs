@@ -131,26 +131,29 @@ pub unsafe extern "C" fn dm_world_locations(
         // SAFETY: the caller's contract.
         let location = unsafe { optional_text("location", location)? };
         let domain = find(world)?;
-        let texts: Vec<CString> =
-            domain.locations(location)?.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect();
-        let pointers: Vec<Borrowed> = texts.iter().map(|text| Borrowed(text.as_ptr())).collect();
-        // The strings and the list stay where they are when their owners move.
-        let first = pointers.as_ptr().cast();
-        domain.keep_forever(Box::new((texts, pointers)));
+        let locations = domain.locations(location)?;
+        let Borrowed(first) = domain.keep_once(&locations, || {
+            let texts: Vec<CString> =
+                locations.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect();
+            let pointers: Vec<Borrowed<c_char>> = texts.iter().map(|text| Borrowed(text.as_ptr())).collect();
+            // The strings and the list stay where they are when their owners move.
+            (Borrowed(pointers.as_ptr().cast()), Box::new((texts, pointers)))
+        });
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { locations_out.write(first) };
         Ok(())
     })
 }
 
-/// A string that the world holds.
+/// Something that the world holds: a string, or a list of strings.
+#[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Borrowed(#[allow(dead_code, reason = "C reads it")] *const c_char);
+struct Borrowed<T>(*const T);
 
-// SAFETY: the string is never changed, and lives as long as the list that holds this.
-unsafe impl Send for Borrowed {}
+// SAFETY: what it points to is never changed, and lives as long as the world that holds this.
+unsafe impl<T> Send for Borrowed<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Borrowed {}
+unsafe impl<T> Sync for Borrowed<T> {}
 
 /// Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
 /// and aborts all its root meshes, as dm_abort does.

@@ -202,6 +202,7 @@ fn store() -> dm_store_callbacks {
         get: Some(get),
         add: Some(add),
         drop: Some(dropped),
+        remove: None,
     }
 }
 

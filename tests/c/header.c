@@ -30,9 +30,10 @@ int main(void)
   AT(dm_world_options, flags, 8); AT(dm_world_options, world_size, 12); AT(dm_world_options, rank, 16);
   AT(dm_world_options, local_rank, 20); AT(dm_world_options, timeout_ms, 24); AT(dm_world_options, init_method, 32);
   AT(dm_world_options, ccl_library, 40); AT(dm_world_options, store, 48);
-  CHECK(sizeof(dm_store_callbacks) == 48);
+  CHECK(sizeof(dm_store_callbacks) == 56);
   AT(dm_store_callbacks, user_data, 8); AT(dm_store_callbacks, set, 16); AT(dm_store_callbacks, get, 24);
   AT(dm_store_callbacks, add, 32); AT(dm_store_callbacks, drop, 40);
+  AT(dm_store_callbacks, remove, 48);
   CHECK(sizeof(dm_dim_options) == 32);
   AT(dm_dim_options, flags, 8); AT(dm_dim_options, nccl_config, 16); AT(dm_dim_options, comm_name, 24);
   CHECK(sizeof(dm_init_options) == 48);

@@ -27,7 +27,7 @@ static int free_port(void)
 /* ---- a store of the caller's: a table in this process ---- */
 
 struct entry { char key[200]; char value[512]; size_t length; };
-struct table { pthread_mutex_t lock; pthread_cond_t changed; struct entry entries[2000]; size_t count; int dropped; };
+struct table { pthread_mutex_t lock; pthread_cond_t changed; struct entry entries[2000]; size_t count; int dropped; bool removes; };
 
 static struct entry *find(struct table *table, const char *key)
 {
@@ -94,6 +94,16 @@ static int32_t store_add(void *data, const char *key, int64_t amount, int64_t *v
   return result;
 }
 
+static int32_t store_remove(void *data, const char *key)
+{
+  struct table *table = (struct table *)data;
+  pthread_mutex_lock(&table->lock);
+  struct entry *entry = find(table, key);
+  if (entry != NULL) *entry = table->entries[--table->count];
+  pthread_mutex_unlock(&table->lock);
+  return 0;
+}
+
 static void store_drop(void *data)
 {
   struct table *table = (struct table *)data;
@@ -146,6 +156,8 @@ static void as_threads(const char *method, struct table *table, int rounds)
   callbacks.get = store_get;
   callbacks.add = store_add;
   callbacks.drop = store_drop;
+  if (table == NULL || !table->removes) callbacks.struct_size = 48; /* as a program compiled against 0.1, which knows no remove */
+  else callbacks.remove = store_remove;
   for (int rank = 0; rank < kRanks; ++rank) {
     dm_world_options options = DM_WORLD_OPTIONS_INIT;
     options.world_size = kRanks;
@@ -198,9 +210,17 @@ int main(void)
   snprintf(method, sizeof method, "file://%s/worlds-%d", folder, (int)getpid());
   as_threads(method, NULL, 2); /* what the processes and the first round left there is not believed */
 
-  static struct table table = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, {{{0}, {0}, 0}}, 0, 0};
+  static struct table table = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, {{{0}, {0}, 0}}, 0, 0, false};
   as_threads(NULL, &table, 2);
   CHECK(table.dropped == 2 * kRanks); /* once for each world */
+  const size_t after_two = table.count;
+  static struct table tidy = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, {{{0}, {0}, 0}}, 0, 0, true};
+  as_threads(NULL, &tidy, 2);
+  const size_t tidy_after_two = tidy.count;
+  CHECK(tidy_after_two < after_two);
+  as_threads(NULL, &tidy, 10);
+  if (tidy.count > tidy_after_two) fprintf(stderr, "%zu keys after 12 worlds, %zu after two\n", tidy.count, tidy_after_two);
+  CHECK(tidy.count <= tidy_after_two); /* where keys can be removed, no world leaves more than the one before */
 
   char command[300];
   snprintf(command, sizeof command, "rm -rf '%s'.devicemesh", method + strlen("file://"));

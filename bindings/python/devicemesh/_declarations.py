@@ -27,11 +27,13 @@ StoreSet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t)
 StoreGet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t, POINTER(c_size_t), c_int64)
 StoreAdd = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_int64, POINTER(c_int64))
 StoreDrop = ctypes.CFUNCTYPE(None, c_void_p)
+StoreRemove = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p)
 
 
 class StoreCallbacks(Structure):
     _fields_ = [
-        ("struct_size", c_size_t), ("user_data", c_void_p), ("set", StoreSet), ("get", StoreGet), ("add", StoreAdd), ("drop", StoreDrop)]
+        ("struct_size", c_size_t), ("user_data", c_void_p), ("set", StoreSet), ("get", StoreGet), ("add", StoreAdd), ("drop", StoreDrop),
+        ("remove", StoreRemove)]
 
 
 class WorldOptions(Structure):

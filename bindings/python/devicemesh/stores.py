@@ -15,6 +15,9 @@ class Store(Protocol):
     """What a key-value service must do. Keys are short printable ASCII, values at most 8 MiB.
 
     The methods are called from threads of the library, and from several at once. An exception ends the call that needed the store with StoreError.
+
+    A store may also have ``remove(key: str) -> None``, which removes a key and takes no offence where there is none. Without it, what the library has stored
+    stays there: some kilobytes for each collective call.
     """
 
     def set(self, key: str, value: bytes) -> None:
@@ -49,6 +52,9 @@ class TorchStore:
     def add(self, key: str, amount: int) -> int:
         return int(self._store.add(self._prefix + key, amount))
 
+    def remove(self, key: str) -> None:
+        self._store.delete_key(self._prefix + key)
+
 
 class Callbacks:
     """A Store behind the C callbacks. It lives until the library says that the world is gone."""
@@ -60,7 +66,8 @@ class Callbacks:
         self.failure: Optional[BaseException] = None
         self.struct = declarations.StoreCallbacks(
             struct_size=ctypes.sizeof(declarations.StoreCallbacks), user_data=None, set=declarations.StoreSet(self._set),
-            get=declarations.StoreGet(self._get), add=declarations.StoreAdd(self._add), drop=declarations.StoreDrop(self._drop))
+            get=declarations.StoreGet(self._get), add=declarations.StoreAdd(self._add), drop=declarations.StoreDrop(self._drop),
+            remove=declarations.StoreRemove(self._remove))
 
     def keep(self) -> None:
         """The world was made: the library uses the callbacks from now on."""
@@ -91,6 +98,16 @@ class Callbacks:
             value_out[0] = self.store.add(key.decode(), amount)
         except BaseException as error:
             self.failure = error
+            return 1
+        return 0
+
+    def _remove(self, _: Any, key: bytes) -> int:
+        # A key that stays does no harm, so a failure is none of the call.
+        try:
+            remove = getattr(self.store, "remove", None)
+            if remove is not None:
+                remove(key.decode())
+        except BaseException:
             return 1
         return 0
 

@@ -1,7 +1,9 @@
 //! The caller's own key-value service as a store.
 
+use std::collections::HashSet;
 use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::frame::MAX_VALUE;
@@ -22,6 +24,7 @@ pub struct Callbacks {
     pub get: Option<unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_void, usize, *mut usize, i64) -> i32>,
     pub add: Option<unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32>,
     pub drop: Option<unsafe extern "C" fn(*mut c_void)>,
+    pub remove: Option<unsafe extern "C" fn(*mut c_void, *const c_char) -> i32>,
 }
 
 /// A store made of the caller's functions.
@@ -31,6 +34,9 @@ pub struct CallbackStore {
     get: unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_void, usize, *mut usize, i64) -> i32,
     add: unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32,
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
+    remove: Option<unsafe extern "C" fn(*mut c_void, *const c_char) -> i32>,
+    /// The keys with a counter beside them that says who set them; only where they can be removed.
+    owned: Mutex<HashSet<String>>,
     /// Whether a world was made with it: only then is `drop` owed.
     kept: AtomicBool,
 }
@@ -53,8 +59,14 @@ impl CallbackStore {
             get: callbacks.get.ok_or_else(|| missing("get"))?,
             add: callbacks.add.ok_or_else(|| missing("add"))?,
             drop: callbacks.drop,
+            remove: callbacks.remove,
+            owned: Mutex::default(),
             kept: AtomicBool::new(false),
         })
+    }
+
+    fn owned(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on the caller's `drop` is called when the store goes: a world was made with it.
@@ -151,7 +163,10 @@ impl Store for CallbackStore {
 
     /// Without compare-and-set: the first to add to a counter beside the key may set it.
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
-        if self.add(&format!("{key}#owner"), 1, wait)? == 1 {
+        if self.add(&owner(key), 1, wait)? == 1 {
+            if self.remove.is_some() {
+                self.owned().insert(key.to_owned());
+            }
             self.set(key, value, wait)?;
             return Ok(value.to_vec());
         }
@@ -162,14 +177,25 @@ impl Store for CallbackStore {
         keys.iter().map(|key| Ok(self.try_get(key, wait)?.is_some())).collect()
     }
 
-    /// The caller's service cannot remove keys; ours are few and small.
-    fn delete(&self, _key: &str, _wait: &Wait) -> Result<()> {
+    fn delete(&self, key: &str, _wait: &Wait) -> Result<()> {
+        let Some(remove) = self.remove else { return Ok(()) };
+        let owner = self.owned().remove(key).then(|| owner(key));
+        for key in [key].into_iter().chain(owner.as_deref()) {
+            let key = self.key(key)?;
+            // SAFETY: the caller's contract.
+            unsafe { remove(self.user_data, key.as_ptr()) };
+        }
         Ok(())
     }
 
     fn name(&self) -> &str {
         "the caller's store"
     }
+}
+
+/// The counter beside a key that says who was first to set it.
+fn owner(key: &str) -> String {
+    format!("{key}#owner")
 }
 
 impl Drop for CallbackStore {

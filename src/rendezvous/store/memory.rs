@@ -23,6 +23,14 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
+    /// All keys, sorted.
+    #[cfg(test)]
+    pub(in crate::rendezvous) fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.values().keys().cloned().collect();
+        keys.sort();
+        keys
+    }
+
     fn values(&self) -> MutexGuard<'_, HashMap<String, Vec<u8>>> {
         self.0.values.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,0 +1,195 @@
+//! What calls leave in the store: ranks as threads over a store in memory.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use proptest::prelude::RngCore;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+
+use super::super::tests::soon;
+use super::super::{Losses, Party, Scope};
+use super::*;
+use crate::error::Status;
+use crate::rendezvous::store::{MemoryStore, Store};
+use crate::wait::Wait;
+
+/// One rank of a world over a store in memory, which rank 0 serves or which somebody else does.
+struct Rank {
+    me: usize,
+    store: MemoryStore,
+    losses: Arc<Losses>,
+    leftovers: Arc<Leftovers>,
+    world: Scope,
+    served: bool,
+}
+
+impl Rank {
+    fn new(store: &MemoryStore, me: usize, size: usize, served: bool) -> Rank {
+        let shared: Arc<dyn Store> = Arc::new(store.clone());
+        let (losses, leftovers) = (Arc::new(Losses::none(shared, "test")), Arc::<Leftovers>::default());
+        let world = scope(store, &losses, &leftovers, Members::All(size), me, served, "test/world");
+        Rank { me, store: store.clone(), losses, leftovers, world, served }
+    }
+
+    fn set(&self, name: &str, ranks: &[i32]) -> Option<Scope> {
+        let members = Members::Listed(ranks.into());
+        let position = members.position(self.me as i32)?;
+        let prefix = format!("test/{name}");
+        Some(scope(&self.store, &self.losses, &self.leftovers, members, position, self.served, &prefix))
+    }
+}
+
+fn scope(
+    store: &MemoryStore,
+    losses: &Arc<Losses>,
+    leftovers: &Arc<Leftovers>,
+    members: Members,
+    me: usize,
+    served: bool,
+    prefix: &str,
+) -> Scope {
+    let left = Left::new(&members, leftovers);
+    let serving = served && members.rank(me) == 0;
+    let party =
+        Party { store: Arc::new(store.clone()), losses: Arc::clone(losses), members, me, served, serving, left };
+    Scope::new(party, prefix.to_owned())
+}
+
+fn run<T: Send>(store: &MemoryStore, size: usize, served: bool, run: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|threads| {
+        let run = &run;
+        let start = |me| threads.spawn(move || run(Rank::new(store, me, size, served)));
+        let handles: Vec<_> = (0..size).map(start).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+/// A whole call with something published in it.
+fn call(scope: &Scope, me: usize) {
+    let round = scope.agree("call()", &soon()).unwrap();
+    round.publish(&format!("of/{me}"), b"value", &soon()).unwrap();
+    round.finish(&soon()).unwrap();
+}
+
+#[test]
+fn calls_leave_no_more_than_the_last_one_did() {
+    for served in [false, true] {
+        let store = MemoryStore::new();
+        run(&store, 3, served, |rank| (0..300).for_each(|_| call(&rank.world, rank.me)));
+        let keys = store.keys();
+        assert!(keys.iter().all(|key| key.starts_with("test/world/299/")), "{keys:?}");
+        assert!(keys.len() < 30, "{keys:?}");
+    }
+}
+
+#[test]
+fn what_a_dropped_scope_left_goes_with_the_next_call_of_all_its_ranks() {
+    let store = MemoryStore::new();
+    let most = AtomicUsize::new(0);
+    run(&store, 4, true, |rank| {
+        for round in 0..100 {
+            // Sets that overlap, used once or twice, and dropped.
+            for (name, ranks) in [("odd", &[1, 3][..]), ("all but one", &[2, 0, 1])] {
+                if let Some(set) = rank.set(&format!("{name}{round}"), ranks) {
+                    (0..=round % 2).for_each(|_| call(&set, rank.me));
+                }
+            }
+            call(&rank.world, rank.me);
+            most.fetch_max(rank.store.keys().len(), Ordering::SeqCst);
+        }
+    });
+    let most = most.load(Ordering::SeqCst);
+    assert!(most < 150, "{most} keys at a time");
+    assert!(store.keys().iter().all(|key| key.starts_with("test/world/99/")), "{:?}", store.keys());
+}
+
+#[test]
+fn a_set_cleans_up_after_smaller_ones_where_the_world_never_meets_again() {
+    let store = MemoryStore::new();
+    run(&store, 3, false, |rank| {
+        let Some(set) = rank.set("set", &[0, 2]) else { return };
+        for round in 0..50 {
+            rank.set(&format!("part{round}"), &[2, 0]).iter().for_each(|part| call(part, rank.me));
+            call(&set, rank.me);
+        }
+    });
+    assert!(store.keys().iter().all(|key| key.starts_with("test/set/49/")), "{:?}", store.keys());
+}
+
+#[test]
+fn a_failed_call_is_kept_for_late_ranks_until_a_later_one_is_agreed() {
+    let store = MemoryStore::new();
+    let messages = run(&store, 3, false, |rank| {
+        let short = Wait::after(Duration::from_millis(50));
+        if rank.me == 2 {
+            // It comes when the others are two calls ahead.
+            store.get("test/world/1/verdict", &soon()).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let wait = if rank.me == 2 { soon() } else { short };
+        let call = || rank.world.agree("call()", &wait).map(drop);
+        let failed: Vec<_> = (0..2).map(|_| call().unwrap_err()).collect();
+        assert!(failed.iter().all(|error| error.status() == Status::Timeout), "{failed:?}");
+        let messages: Vec<String> = failed.iter().map(|error| error.message().to_owned()).collect();
+        rank.world.agree("call()", &soon()).unwrap();
+        rank.world.agree("call()", &soon()).unwrap();
+        messages
+    });
+    assert_eq!(messages[2], messages[0]);
+    assert_eq!(messages[1], messages[0]);
+    assert!(store.keys().iter().all(|key| key.starts_with("test/world/3/")), "{:?}", store.keys());
+}
+
+#[test]
+fn calls_without_a_lost_rank_leave_nothing_however_many_they_are() {
+    let store = MemoryStore::new();
+    run(&store, 2, false, |rank| {
+        call(&rank.world, rank.me);
+        if rank.me == 1 {
+            store.add("test/lost", 1, &soon()).unwrap();
+            store.set("test/lost/1", b"1", &soon()).unwrap();
+            return;
+        }
+        for number in 1..200 {
+            let error = rank.world.agree("call()", &soon()).map(drop).unwrap_err();
+            assert_eq!(error.status(), Status::PeerLost);
+            let words = format!("rank 1 was lost before it called call() as call {number}");
+            assert!(error.message().starts_with(&words), "{error}");
+        }
+    });
+    assert!(store.keys().len() < 30, "{:?}", store.keys());
+}
+
+/// Ranks come at random moments, some with deadlines that pass before the others come: whatever the interleaving of verdicts, late ranks and
+/// removals, all ranks hear the same of each call, and only the last calls are left in the end.
+#[test]
+fn late_ranks_and_removals_in_any_order_change_no_verdict() {
+    for seed in 0..6u8 {
+        let store = MemoryStore::new();
+        let heard = run(&store, 4, seed % 2 == 0, |rank| {
+            let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed * 8 + rank.me as u8; 32]);
+            let mut heard = Vec::new();
+            for number in 0..40 {
+                let dice = random.next_u32();
+                let pause = if dice % 16 == 0 { 30_000 } else { u64::from(dice % 400) };
+                std::thread::sleep(Duration::from_micros(pause));
+                let wait = Wait::after(Duration::from_millis(if dice / 16 % 8 == 0 { 4 } else { 20_000 }));
+                let name = if dice / 128 % 32 == 0 { "other()" } else { "call()" };
+                let round = rank.world.agree(name, &wait);
+                let outcome = round.and_then(|round| {
+                    round.publish(&format!("of/{}", rank.me), b"value", &soon())?;
+                    round.finish(&soon())
+                });
+                // A mismatch is told by the number, not the same call's name.
+                heard.push((number, outcome.map_err(|error| (error.status(), error.message().to_owned()))));
+            }
+            (0..2).for_each(|_| call(&rank.world, rank.me));
+            heard
+        });
+        for rank in 1..4 {
+            assert_eq!(heard[rank], heard[0], "seed {seed}, rank {rank}");
+        }
+        let keys = store.keys();
+        assert!(keys.iter().all(|key| key.starts_with("test/world/41/") || key.starts_with("test/at/")), "{keys:?}");
+    }
+}
