@@ -57,10 +57,10 @@ def environment():
 
 def unit_tests(python):
     own = {"PYTHONPATH": str(PACKAGE), "DM_LIBRARY": str(LIBRARY / "libdevicemesh.so"), "DM_ROOT": str(ROOT)}
-    output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py", **own)
+    output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py", "tests/test_arguments.py", **own)
     counts = [int(count) for count in re.findall(r"^Ran (\d+) tests", output, re.M)]
     for ranks in (1, 4, 8):
-        output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", **own)
+        output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", "tests/test_groups.py", **own)
         counts += [int(count) for count in re.findall(r"^\[rank 0\] Ran (\d+) tests", output, re.M)]
     assert len(counts) == 4 and min(counts) > 10, (counts, output)
     print(f"unit tests: {counts[0]} in one process, {counts[1]} on 1, 4 and 8")

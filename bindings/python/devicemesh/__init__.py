@@ -14,10 +14,11 @@ parent's; multiprocessing's "spawn" is the way), and may make its own.
 from . import errors
 from ._library import last_error, status_name
 from ._library import version as _version
-from .communicator import Communicator, Group
+from .communicator import Communicator
 from .constants import DType, ReduceOp
 from .current import get_current_mesh
 from .errors import *  # noqa: F403
+from .group import Group
 from .mesh import DeviceMesh, deserialize, init_device_mesh, lookup, unregister
 from .options import DimOptions
 from .planning import RankPlan, plan_ranks

@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Tuple, Union
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._library import check, int32, library, milliseconds, optional_text
+from ._library import check, flag, int32, library, milliseconds, optional_text
 from .errors import InvalidArgumentError
 from .stores import Callbacks, Store
 
@@ -50,12 +50,13 @@ class World:
     ) -> None:
         if (rank is None) != (world_size is None):
             raise InvalidArgumentError(f"world_size is {world_size} and rank is {rank}: give both or neither")
-        if world_size is not None and int32("world_size", world_size) < 1:
+        ranks = 0 if world_size is None else int32("world_size", world_size)
+        if world_size is not None and ranks < 1:
             raise InvalidArgumentError(f"world_size is {world_size}; a world has at least one rank")
         callbacks = Callbacks(store) if store is not None else None
         options = declarations.WorldOptions(
-            struct_size=ctypes.sizeof(declarations.WorldOptions), flags=declarations.WORLD_OFFLINE if offline else 0,
-            world_size=0 if world_size is None else world_size, rank=0 if rank is None else int32("rank", rank),
+            struct_size=ctypes.sizeof(declarations.WorldOptions), flags=declarations.WORLD_OFFLINE if flag("offline", offline) else 0,
+            world_size=ranks, rank=0 if rank is None else int32("rank", rank),
             local_rank=int32("local_rank", local_rank), timeout_ms=milliseconds(timeout),
             init_method=optional_text("init_method", init_method), ccl_library=optional_text("ccl_library", ccl_library))
         if callbacks is not None:
