@@ -147,11 +147,11 @@ class Communicator:
 
     @operation
     def all_to_all(self, buffer: Any, out: Any, *, stream: Any = None) -> None:
-        """Sends block i of ``buffer`` to rank i, and receives block i of ``out`` from rank i. They must not overlap."""
+        """Sends block i of ``buffer`` to rank i, and receives block i of ``out`` from rank i. On cpu they may be the same, on cuda they must lie apart."""
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
         count = self._share(send, "buffer", receive)
-        self._apart("all_to_all", send, receive, None)
+        self._apart("all_to_all", send, receive, receive.address - send.address if self._device == "cpu" or self.size == 1 else None)
         self._run(library.dm_all_to_all, send, receive, send.address, receive.address, count, send.dtype, on)
 
     @operation
@@ -236,12 +236,12 @@ class Communicator:
         return whole.count // self.size
 
     def _apart(self, call: str, send: Memory, receive: Memory, off: Optional[int]) -> None:
-        """In a group: refuses buffers that overlap, unless exactly in place (off is 0), before anything of the group is under way.
+        """In a group: refuses buffers that overlap, unless they are exactly in place (off is 0), before anything of the group is under way.
 
         Outside a group the library does so.
         """
         apart = send.address + send.nbytes <= receive.address or receive.address + receive.nbytes <= send.address
-        if opened.groups and send is not receive and off != 0 and not apart and send.count and receive.count:
+        if opened.groups and off != 0 and not apart and send.count and receive.count:
             self._refuse(f"{call}: buffer and out overlap, but are not in place exactly; let them lie apart", send, receive)
 
     def __reduce__(self) -> Tuple[Any, ...]:
