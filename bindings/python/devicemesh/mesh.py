@@ -40,7 +40,8 @@ class DeviceMesh(MeshQueries):
         mesh_dim_names: a name per dimension. Without names they are dim_0, dim_1 ... where one is asked for.
         world: None is the process's default world, joined from the launcher's environment.
         lazy: make a dimension's communicator at its first use.
-        timeout: how long each collective call of the mesh may take, in seconds or as a timedelta; None is as long as the world's.
+        timeout: how long each collective call of the mesh may take, in seconds or as a timedelta; None is as long as the world's. It bounds this call too, with the
+            join of the default world in it.
         dim_options: wishes for the communicators, a DimOptions per dimension or a dict of them by name or index.
     """
 

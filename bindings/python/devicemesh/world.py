@@ -62,6 +62,14 @@ class World:
         if callbacks is not None:
             options.store = ctypes.pointer(callbacks.struct)
         device = optional_text("device_type", device_type)
+        # A token by which the joining can be ended from the main thread while another one is blocked in it.
+        joining = ctypes.c_void_p()
+        if hasattr(options, "joining_out"):
+            options.joining_out = ctypes.pointer(joining)
+
+        def give_up() -> None:
+            if joining.value:
+                library.dm_world_abort(joining.value)
 
         def join() -> int:
             handle = ctypes.c_void_p()
@@ -77,8 +85,7 @@ class World:
             return handle.value or 0
 
         try:
-            # There is no handle yet by which the call could be ended.
-            self._handle = interrupt.apart(join, library.dm_world_free)
+            self._handle = interrupt.apart(join, give_up, library.dm_world_free)
         except Exception as error:
             if callbacks is not None and callbacks.failure is not None:
                 raise error from callbacks.failure
@@ -140,5 +147,5 @@ def _abort_and_free(handle: int) -> None:
 
 
 def abort_default_worlds() -> None:
-    """Ends the worlds that init_device_mesh joins by itself, also while one is being joined; this process joins no other then."""
+    """Ends the worlds that init_device_mesh joins by itself, also while one is being joined. A later init_device_mesh joins anew."""
     check(library.dm_world_abort(None))
