@@ -117,7 +117,7 @@ def texts(what: str, values: Iterable[str]) -> Any:
     """A C array of strings."""
     if isinstance(values, str):
         raise TypeError(f"{what} is one str, {values!r}; a tuple of them was expected")
-    encoded = [text(what, value) for value in in_order(what, values)]
+    encoded = [text(what, value) for value in listing(what, values)]
     return (ctypes.c_char_p * len(encoded))(*encoded)
 
 
@@ -126,6 +126,13 @@ def in_order(what: str, values: Iterable[Any]) -> Iterable[Any]:
     if isinstance(values, (set, frozenset)):
         raise TypeError(f"{what} is a set, which has no order; pass a tuple or a list")
     return values
+
+
+def listing(what: str, values: Any) -> Iterable[Any]:
+    """As in_order, of what must be a sequence."""
+    if not hasattr(type(values), "__iter__"):
+        raise TypeError(f"{what} is {values!r} (a {type(values).__name__}); a tuple or a list was expected")
+    return in_order(what, values)
 
 
 def integer(what: str, value: Any) -> int:
@@ -156,13 +163,13 @@ def size(what: str, value: Any) -> int:
 
 def sizes(what: str, values: Iterable[Any]) -> Any:
     """A C array of size_t."""
-    numbers = [size(what, value) for value in in_order(what, values)]
+    numbers = [size(what, value) for value in listing(what, values)]
     return (ctypes.c_size_t * len(numbers))(*numbers)
 
 
 def ranks(what: str, values: Iterable[Any]) -> Any:
     """A C array of int32_t."""
-    numbers = [int32(what, value) for value in in_order(what, values)]
+    numbers = [int32(what, value) for value in listing(what, values)]
     return (ctypes.c_int32 * len(numbers))(*numbers)
 
 

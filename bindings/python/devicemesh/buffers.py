@@ -106,6 +106,8 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         loss = _losses[kind]
     except KeyError:
         loss = _losses[kind] = _loss(kind)
+    except TypeError:  # a class that cannot be hashed
+        loss = _loss(kind)
     if loss is not None:
         raise InvalidArgumentError(f"{what} is {loss}")
     if _is_buffer(array):
@@ -125,6 +127,7 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         return _from_array_interface(array, what, CUDA, stream)
     raise TypeError(
         f"{what} is a {type(array).__name__}, which has neither the buffer protocol nor __dlpack__ nor __cuda_array_interface__"
+        + ("; an operator is passed as op=, a rank as root=" if what == "out" else "")
         + ("; its to_numpy() gives an array that has" if hasattr(array, "to_numpy") else ""))
 
 

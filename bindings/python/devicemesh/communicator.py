@@ -97,6 +97,9 @@ class Communicator:
         if root != self._rank:
             on = stream_handle(stream)
             send = self._one(buffer, False, on)
+            if out is not None:
+                # It is not used here. But reduce(buffer, 1), as PyTorch says "to rank 1", must fail on every rank alike.
+                memory(out, "out", on).release()
             self._run(library.dm_reduce, send, None, send.address, None, send.count, send.dtype, op, root, on)
             return
         send, receive, on = self._two(buffer, out, stream)
@@ -114,7 +117,7 @@ class Communicator:
             self._same_count(send, receive)
             self._apart("broadcast", send, receive, receive.address - send.address)
         else:
-            send = receive = self._one(buffer if out is None else out, True, on)
+            send = receive = self._one(buffer, True, on) if out is None else self._one(out, True, on, "out")
         self._run(library.dm_broadcast, send, receive, send.address, receive.address, receive.count, receive.dtype, root, on)
 
     @operation

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from . import _declarations as declarations
 from . import _interrupt as interrupt
 from ._arguments import Timeout, as_many, as_tuple, init_options, labels, nested, split
-from ._library import check, flag, in_order, library, optional_text, ranks, sizes, string, texts
+from ._library import check, flag, library, listing, optional_text, ranks, sizes, string, texts
 from ._library import text as as_text
 from ._queries import Dim, MeshQueries
 from .communicator import Communicator, adopted_handle
@@ -166,7 +166,7 @@ class DeviceMesh(MeshQueries):
     @staticmethod
     def concatenate(meshes: Sequence["DeviceMesh"]) -> "DeviceMesh":
         """Views of one root mesh side by side: a view with the dimensions of all of them, in order. Local."""
-        for mesh in meshes:
+        for mesh in listing("meshes", meshes):
             if not isinstance(mesh, DeviceMesh):
                 raise TypeError(f"meshes has a {type(mesh).__name__}, not a DeviceMesh")
         handles = (ctypes.c_void_p * len(meshes))(*(mesh._handle for mesh in meshes))
@@ -305,7 +305,7 @@ def init_device_mesh(
     DeviceMesh.
     """
     made = DeviceMesh.__new__(DeviceMesh)
-    made._init(device_type, tuple(in_order("mesh_shape", mesh_shape)), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
+    made._init(device_type, tuple(listing("mesh_shape", mesh_shape)), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
     return made
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Sequence, Union
 
 from . import _declarations as declarations
-from ._library import flag, in_order, is_bool, optional_text, within
+from ._library import flag, is_bool, listing, optional_text, within
 from .errors import InvalidArgumentError
 
 __all__ = ["DimOptions"]
@@ -53,7 +53,7 @@ def dim_options(options: DimOptionsLike, ndim: int, names: Optional[Sequence[str
     else:
         if isinstance(options, DimOptions):
             raise TypeError("dim_options is one DimOptions; pass a list with one for each dimension, or a dict of them by name or index")
-        chosen = list(in_order("dim_options", options))
+        chosen = list(listing("dim_options", options))
         if len(chosen) != ndim:
             raise InvalidArgumentError(f"dim_options has {len(chosen)} elements for {ndim} dimensions")
     for option in chosen:

@@ -111,6 +111,11 @@ class Numbers(unittest.TestCase):
         self.refuses(ValueError, "peer is -1, but dimension tp has ranks 0 to 3", lambda: group.send(value, -1))
         self.refuses(ValueError, "device type cpu has no streams", lambda: group.all_reduce(value, stream=7))
         self.refuses(ValueError, "stream is -1", lambda: group.all_reduce(value, stream=-1))
+        for wrong in (1, "max", ReduceOp.MAX, [value]):
+            for call in (group.all_reduce, group.reduce, group.broadcast, group.all_gather, group.reduce_scatter, group.all_to_all):
+                # On every rank, as PyTorch's callers pass a rank or an operator there.
+                self.refuses(TypeError, "an operator is passed as op=, a rank as root=", lambda: call(value, wrong))
+                self.refuses(TypeError, "an operator is passed as op=, a rank as root=", lambda: getattr(offline(rank=1).get_group("tp"), call.__name__)(value, wrong))
         self.refuses(TypeError, "a group is a bool", lambda: DeviceMesh.from_group(True, "cpu", [0]))
         self.refuses(ValueError, "group is 0", lambda: DeviceMesh.from_group(0, "cpu", [0]))
 
@@ -137,6 +142,8 @@ class Numbers(unittest.TestCase):
         self.refuses(TypeError, "a set, which has no order", lambda: offline(ranks=set(range(8))))
         self.refuses(TypeError, "not a devicemesh.World", lambda: init_device_mesh("cpu", (2,), world=offline()))
         self.refuses(TypeError, "not a DeviceMesh", lambda: DeviceMesh.concatenate([offline().get_group("dp")]))
+        self.refuses(TypeError, "mesh_shape is 8 (a int); a tuple or a list was expected", lambda: offline(shape=8))
+        self.refuses(TypeError, "a tuple or a list was expected", lambda: DeviceMesh.concatenate(offline()))
         self.refuses(TypeError, "one DimOptions", lambda: offline(dim_options=DimOptions()))
         self.refuses(TypeError, "not a range", lambda: offline().slice_range("tp", [0, 1]))
 

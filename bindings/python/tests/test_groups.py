@@ -13,7 +13,7 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class Mistake(Exception):
-    pass
+    """What the tests raise."""
 
 
 class Groups(unittest.TestCase):
