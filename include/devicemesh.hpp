@@ -968,6 +968,7 @@ public:
   // Ends it after a callback that returned: issues the operations, or hands them to the group around. What went wrong.
   std::optional<Error> end()
   {
+    if (starts_ > 0) refuse(Error(Status::invalid_argument, "group: its callback has called group_start() without group_end()"));
     std::optional<Error> failure = refused_;
     if (!failure && outer_ != nullptr) {
       for (Operation &operation : operations_) outer_->operations_.push_back(std::move(operation));
@@ -990,6 +991,11 @@ public:
     operations_.push_back({mesh, dim.c_str() == nullptr ? std::optional<std::string>() : dim.string(), std::move(issue)});
     return std::nullopt;
   }
+
+  // Counts group_start() in the callback.
+  void started() noexcept { ++starts_; }
+  // Counts group_end() in the callback; false when it has no group_start() there.
+  bool ended() noexcept { return starts_ > 0 && starts_-- > 0; }
 
   // Notes what was refused first.
   std::optional<Error> refuse(Error error)
@@ -1052,12 +1058,14 @@ private:
   dm_status leave() noexcept
   {
     innermost() = outer_;
+    for (; starts_ > 0; --starts_) dm_group_end(mesh_);
     return dm_group_end(std::exchange(mesh_, nullptr));
   }
 
   dm_mesh *own_ = nullptr;
   const dm_mesh *mesh_ = nullptr;  // while the library's group is open
   Collected *outer_ = nullptr;
+  std::size_t starts_ = 0;
   std::vector<Operation> operations_;
   std::optional<Error> refused_;
 };
@@ -1646,10 +1654,20 @@ public:
 
   /// Begins a group: this thread's operations up to group_end() run together. Local. See dm_group_start; group() is safer, as it ends by itself and
   /// runs whole or not at all.
-  Returns<void> group_start() const { return Calls::done(dm_group_start(capi())); }
+  Returns<void> group_start() const
+  {
+    const dm_status status = dm_group_start(capi());
+    if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr && status == DM_STATUS_OK) group->started();
+    return Calls::done(status);
+  }
 
   /// Ends the group and runs its operations. See dm_group_end.
-  Returns<void> group_end() const { return Calls::done(dm_group_end(capi())); }
+  Returns<void> group_end() const
+  {
+    if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr && !group->ended())
+      return refused("group_end: this ends the group of group(), which ends by itself");
+    return Calls::done(dm_group_end(capi()));
+  }
 
   /// Calls operations(), which gives nothing or a Result<void>, and runs the operations that it called together: mesh.group([&] { mesh.send(...);
   /// mesh.recv(...); }).

@@ -112,6 +112,17 @@ static void refusals(const Ring &ring)
     mine_too.all_reduce("x", theirs);
     mine_too = dm::Mesh();
   });
+  // The C way of a group, within this one: as a pair it does no harm, and halves of it are refused.
+  fails(Status::invalid_argument, "group_end: this ends the group of group()", [&] { mesh.group_end(); });
+  fails(Status::invalid_argument, "group_start() without group_end()", [&] { mesh.group_start(); });
+  mesh.group([&] {
+    mesh.group_start();
+    mesh.send("x", mine, ring.next);
+    mesh.group_end();
+    mesh.recv("x", theirs, ring.before);
+  });
+  CHECK(theirs[0] == 1);
+
   // The group's own mesh may go, too.
   dm::Mesh own = mesh.clone();
   own.group([&] {
