@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import weakref
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ._library import within
 from .constants import SIZES, SUPPORTED, DType
@@ -101,15 +100,8 @@ class Memory:
 
 def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
     """The memory of array; what names it in errors."""
-    kind = type(array)
-    try:
-        loss = _losses[kind]
-    except KeyError:
-        loss = _losses[kind] = _loss(kind)
-    except TypeError:  # a class that cannot be hashed
-        loss = _loss(kind)
-    if loss is not None:
-        raise InvalidArgumentError(f"{what} is {loss}")
+    if id(type(array)) not in _lossless:
+        _refuse_lossy(type(array), what)
     if _is_buffer(array):
         try:
             return _from_buffer(array, what)
@@ -131,8 +123,8 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         + ("; its to_numpy() gives an array that has" if hasattr(array, "to_numpy") else ""))
 
 
-# What would be lost of an array of a type, None when nothing would. Asked once for each type.
-_losses: MutableMapping[type, Optional[str]] = weakref.WeakKeyDictionary()
+# The types, by id, of arrays that say no more than their memory; each is looked at once. They are kept alive, so that no other type gets the id.
+_lossless: Dict[int, type] = {}
 LOSSES = {
     ("numpy.ma", "MaskedArray"): "a masked array, whose mask would be lost: pass array.filled(value), or array.data if the masked elements count too",
     ("torch.masked", "MaskedTensor"): "a MaskedTensor, whose mask would be lost: pass tensor.to_tensor(value)",
@@ -140,12 +132,14 @@ LOSSES = {
 }
 
 
-def _loss(kind: type) -> Optional[str]:
+def _refuse_lossy(kind: type, what: str) -> None:
     for base in kind.__mro__:
         for (module, name), loss in LOSSES.items():
             if base.__name__ == name and base.__module__.startswith(module):
-                return loss
-    return None
+                raise InvalidArgumentError(f"{what} is {loss}")
+    if len(_lossless) >= 1000:  # a program that makes classes all the time
+        _lossless.clear()
+    _lossless[id(kind)] = kind
 
 
 def _from_buffer(array: Any, what: str) -> Memory:

@@ -243,8 +243,10 @@ class Communicator:
 
         Outside a group the library does so.
         """
+        if off == 0 or not opened.groups:
+            return
         apart = send.address + send.nbytes <= receive.address or receive.address + receive.nbytes <= send.address
-        if opened.groups and off != 0 and not apart and send.count and receive.count:
+        if not apart and send.count and receive.count:
             self._refuse(f"{call}: buffer and out overlap, but are not in place exactly; let them lie apart", send, receive)
 
     def __reduce__(self) -> Tuple[Any, ...]:

@@ -127,11 +127,13 @@ def operation(method: Method) -> Method:
 
     @functools.wraps(method)
     def noting(*arguments: Any, **named: Any) -> None:
+        groups = opened.groups
+        if not groups:
+            return method(*arguments, **named)
         try:
             method(*arguments, **named)
         except Exception as error:
-            if opened.groups:
-                opened.groups[-1].refuse(error)
+            groups[-1].refuse(error)
             raise
 
     return cast(Method, noting)
