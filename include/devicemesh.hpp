@@ -811,7 +811,7 @@ struct InitOptions {
 // ---- collectives: what they need to know of buffers ----
 
 /// The Dtype of a C++ type, in its member value. It is there for integers of 1, 4 and 8 bytes, std::byte, float and double, and for CUDA's __half
-/// and __nv_bfloat16 when their headers come before this one. For another type:
+/// and __nv_bfloat16 when their headers come before this one. For another type of the same size and meaning:
 /// template <> struct dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float16; };
 template <class T, class Enable = void> struct DtypeOf {};
 
