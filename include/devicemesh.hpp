@@ -11,7 +11,8 @@
  *
  * What a function does, whether it is local or collective, and its errors stand at the C function that is named with it. Threads: as in C,
  * everything may be called from several threads at once, on the same object too; only moving, assigning and destroying an object need it
- * for themselves, as ever in C++.
+ * for themselves, as ever in C++. Two threads in operations along one dimension at the same time would pair differently on different ranks;
+ * that is Status::mismatch. Give each thread a dimension with a name of its own (flatten, reshape).
  *
  * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a handle that is not live: calls on it give
  * Status::invalid_handle. Views keep what they need: they may outlive the mesh they came from, and the world. */
@@ -817,7 +818,7 @@ struct InitOptions {
 // ---- collectives: what they need to know of buffers ----
 
 /// The Dtype of a C++ type, in its member value. It is there for integers of 1, 4 and 8 bytes, std::byte, float and double, and for CUDA's __half
-/// and __nv_bfloat16 when their headers come before this one. For another type:
+/// and __nv_bfloat16 when their headers come before this one. For another type of the same size and meaning:
 /// template <> struct dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float16; };
 template <class T, class Enable = void> struct DtypeOf {};
 
@@ -866,24 +867,215 @@ template <class T> using Same = typename Identity<T>::type;
 template <class T, class = void> struct HasDtype : std::false_type {};
 template <class T> struct HasDtype<T, std::void_t<decltype(DtypeOf<T>::value)>> : std::true_type {};
 
+// The bytes of one element; 0 for a number that is no Dtype.
+constexpr std::size_t size_of(Dtype dtype) noexcept
+{
+  switch (dtype) {
+  case Dtype::int8:
+  case Dtype::uint8: return 1;
+  case Dtype::float16:
+  case Dtype::bfloat16: return 2;
+  case Dtype::int32:
+  case Dtype::uint32:
+  case Dtype::float32: return 4;
+  case Dtype::int64:
+  case Dtype::uint64:
+  case Dtype::float64: return 8;
+  }
+  return 0;
+}
+
 template <class T> constexpr dm_dtype dtype() noexcept
 {
+  static_assert(!std::is_const_v<T>, "the receiving buffer is const");
   static_assert(HasDtype<T>::value, "no dm::Dtype belongs to this element type: specialise dm::DtypeOf for it");
+  static_assert(sizeof(T) == size_of(DtypeOf<T>::value),
+                "dm::DtypeOf of this type is a Dtype of another size, so only a part of each element would be sent: send its bytes, "
+                "dm::Span<std::byte>, with their number");
+  static_assert(std::is_trivially_copyable_v<T>, "elements of this type cannot be sent as bytes: it is not trivially copyable");
   return static_cast<dm_dtype>(DtypeOf<T>::value);
 }
 
 // The element of a container, const where it can only be read; no type where there is none.
 template <class Container> using ElementOf = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
 
+// Whether an argument of this deduced type is a temporary that owns its elements, so that they end with the call. Views do not own theirs: they
+// give the same elements when they are const.
+template <class Container>
+inline constexpr bool is_temporary = !std::is_lvalue_reference_v<Container> && !std::is_const_v<ElementOf<Container>> &&
+                                     std::is_const_v<ElementOf<const Container>>;
+
 // What a collective reads and what it writes, as spans of one type of element.
 template <class Container> using Sent = Span<const std::remove_cv_t<ElementOf<Container>>>;
 template <class Container> using Received = Span<ElementOf<Container>>;
 
+// What the buffers of a call must be, seen by their deduced types; one that is read and written is given as Recv.
+template <class Recv> constexpr void check_received() noexcept
+{
+  static_assert(!std::is_void_v<ElementOf<Recv>>, "std::vector<bool> holds bits, not elements in memory: use std::vector<std::uint8_t>");
+  static_assert(!std::is_const_v<ElementOf<Recv>>, "the receiving buffer is const");
+  static_assert(!is_temporary<Recv>, "the receiving buffer is a temporary, so the result would be lost: give it a name");
+}
+
 template <class Send, class Recv> constexpr void check_types() noexcept
 {
-  static_assert(!std::is_const_v<ElementOf<Recv>>, "the receiving buffer is const");
+  check_received<Recv>();
+  static_assert(!std::is_void_v<ElementOf<Send>>, "std::vector<bool> holds bits, not elements in memory: use std::vector<std::uint8_t>");
   static_assert(std::is_same_v<std::remove_cv_t<ElementOf<Send>>, ElementOf<Recv>>, "the buffers have different types of elements");
 }
+
+// ---- groups ----
+
+// What an operation works on, as far as a group checks it when it takes the operation in.
+struct Operands {
+  const char *call;
+  const void *send;
+  void *recv;
+  std::size_t send_bytes, recv_bytes;  // of the whole buffers; 0 for one that is not used
+  std::ptrdiff_t in_place;             // the bytes from the beginning of send to that of recv when it is done in place
+  const char *member;                  // "root" or "peer", or nullptr
+  std::int32_t rank;                   // of that member
+  dm_op op;
+  const void *stream;
+  bool host_only = false;  // whether only host memory can be worked on in place
+};
+
+// The operations that mesh.group() has collected on this thread. They are issued together when its callback has returned, and dropped when
+// it has not: a library's group cannot be given up once an operation is in it.
+class Collected {
+public:
+  // The innermost group of this thread; nullptr outside of all.
+  static Collected *&innermost() noexcept
+  {
+    static thread_local Collected *open = nullptr;
+    return open;
+  }
+
+  Collected() = default;
+  Collected(const Collected &) = delete;
+  Collected &operator=(const Collected &) = delete;
+  // A callback that was left by an exception: nothing of it runs.
+  ~Collected()
+  {
+    if (mesh_ != nullptr) leave();
+    dm_free(own_);
+  }
+
+  // Begins it, in the library too, for calls through raw communicators that belong to the group.
+  dm_status begin(const dm_mesh *mesh) noexcept
+  {
+    // A handle of its own, so that the group can be ended when the callback has freed the mesh.
+    if (const dm_status status = dm_clone(mesh, &own_); status != DM_STATUS_OK) return status;
+    if (const dm_status status = dm_group_start(own_); status != DM_STATUS_OK) return status;
+    mesh_ = own_;
+    outer_ = std::exchange(innermost(), this);
+    return DM_STATUS_OK;
+  }
+
+  // Ends it after a callback that returned: issues the operations, or hands them to the group around. What went wrong.
+  std::optional<Error> end()
+  {
+    if (starts_ > 0) refuse(Error(Status::invalid_argument, "group: its callback has called group_start() without group_end()"));
+    std::optional<Error> failure = refused_;
+    if (!failure && outer_ != nullptr) {
+      for (Operation &operation : operations_) outer_->operations_.push_back(std::move(operation));
+    } else if (!failure) {
+      failure = issue();
+    }
+    const dm_status status = leave();
+    if (!failure && status != DM_STATUS_OK) failure = Error::last(status);
+    return failure;
+  }
+
+  // Takes an operation in, or says what is wrong with it; then none of the group will run.
+  template <class Issue> std::optional<Error> add(const dm_mesh *mesh, const Text &dim, const Operands &operands, Issue issue)
+  {
+    // The communicator of a lazy mesh is made here, as the operation itself would do.
+    ncclComm_t comm = nullptr;
+    if (const dm_status status = dm_get_comm(mesh, dim.c_str(), &comm); status != DM_STATUS_OK) return refuse(Error::last(status));
+    if (const std::string problem = wrong(mesh, dim, operands); !problem.empty())
+      return refuse(Error(Status::invalid_argument, operands.call + (": " + problem)));
+    operations_.push_back({mesh, dim.c_str() == nullptr ? std::optional<std::string>() : dim.string(), std::move(issue)});
+    return std::nullopt;
+  }
+
+  // Counts group_start() in the callback.
+  void started() noexcept { ++starts_; }
+  // Counts group_end() in the callback; false when it has no group_start() there.
+  bool ended() noexcept { return starts_ > 0 && starts_-- > 0; }
+
+  // Notes what was refused first.
+  std::optional<Error> refuse(Error error)
+  {
+    if (!refused_) refused_ = error;
+    return error;
+  }
+
+private:
+  struct Operation {
+    const dm_mesh *mesh;
+    std::optional<std::string> dim;
+    std::function<dm_status(const dm_mesh *, const char *)> issue;
+
+    const char *name() const noexcept { return dim ? dim->c_str() : nullptr; }
+  };
+
+  // What the library would refuse when the operation is issued, which is too late for those before it.
+  static std::string wrong(const dm_mesh *mesh, const Text &dim, const Operands &operands)
+  {
+    std::size_t ranks = 0;
+    dm_size(mesh, dim.c_str(), &ranks);
+    if (operands.member != nullptr && (operands.rank < 0 || static_cast<std::size_t>(operands.rank) >= ranks))
+      return std::string(operands.member) + " is " + std::to_string(operands.rank) + ", but dimension " + dim.string() + " has ranks 0 to " +
+             std::to_string(ranks - 1);
+    if (operands.op < DM_SUM || operands.op > DM_AVG) return "op is " + std::to_string(operands.op) + ", not one of 0 to 4";
+    if (operands.send_bytes > PTRDIFF_MAX || operands.recv_bytes > PTRDIFF_MAX) return "the buffers are larger than memory can be";
+    if (operands.send == nullptr && operands.send_bytes > 0) return "send is NULL, but there are elements to send";
+    if (operands.recv == nullptr && operands.recv_bytes > 0) return "recv is NULL, but there are elements to receive";
+    const std::uintptr_t send = reinterpret_cast<std::uintptr_t>(operands.send), recv = reinterpret_cast<std::uintptr_t>(operands.recv);
+    const bool apart = operands.send_bytes == 0 || operands.recv_bytes == 0 || send + operands.send_bytes <= recv ||
+                       recv + operands.recv_bytes <= send;
+    const bool in_place = recv - send == static_cast<std::uintptr_t>(operands.in_place) && (!operands.host_only || ranks == 1 || on_cpu(mesh));
+    if (!apart && !in_place) return "send and recv overlap, but are not in place exactly: let them lie apart";
+    return operands.stream != nullptr && on_cpu(mesh) ? "stream is given, but device type cpu has no streams: pass nullptr" : std::string();
+  }
+
+  // The text of a mesh is the one place where C says its device type.
+  static bool on_cpu(const dm_mesh *mesh)
+  {
+    std::string text;
+    const dm_status status = Calls<Gives>::fill(text, 256, [&](char *buffer, std::size_t capacity, std::size_t *length) {
+      return dm_describe(mesh, buffer, capacity, length);
+    });
+    return status == DM_STATUS_OK && text.find(", 'cpu', stride=") != std::string::npos;
+  }
+
+  std::optional<Error> issue()
+  {
+    // A mesh that was freed in the callback must not be noticed when a part is under way.
+    for (const Operation &operation : operations_) {
+      std::int32_t rank = 0;
+      if (const dm_status status = dm_get_local_rank(operation.mesh, operation.name(), &rank); status != DM_STATUS_OK) return Error::last(status);
+    }
+    for (const Operation &operation : operations_)
+      if (const dm_status status = operation.issue(operation.mesh, operation.name()); status != DM_STATUS_OK) return Error::last(status);
+    return std::nullopt;
+  }
+
+  dm_status leave() noexcept
+  {
+    innermost() = outer_;
+    for (; starts_ > 0; --starts_) dm_group_end(mesh_);
+    return dm_group_end(std::exchange(mesh_, nullptr));
+  }
+
+  dm_mesh *own_ = nullptr;
+  const dm_mesh *mesh_ = nullptr;  // while the library's group is open
+  Collected *outer_ = nullptr;
+  std::size_t starts_ = 0;
+  std::vector<Operation> operations_;
+  std::optional<Error> refused_;
+};
 
 }  // namespace detail
 
@@ -1273,6 +1465,7 @@ public:
   Returns<void> all_reduce(const Text &dim, Send &&send, Recv &&recv, Op op = Op::sum, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("all_reduce");
     const S from(send);
     const R to(recv);
     if (to.size() != from.size()) return sizes("all_reduce", "recv", to.size(), from.size());
@@ -1282,13 +1475,17 @@ public:
   template <class Buffer, class R = detail::Received<Buffer>>
   Returns<void> all_reduce(const Text &dim, Buffer &&buffer, Op op = Op::sum, void *stream = nullptr) const
   {
+    detail::check_received<Buffer>();
     return all_reduce(dim, buffer, buffer, op, stream);
   }
   /// The same of count elements.
   template <class T>
   Returns<void> all_reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, Op op = Op::sum, void *stream = nullptr) const
   {
-    return Calls::done(dm_all_reduce(capi(), dim.c_str(), send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), stream));
+    return operate(dim, {"all_reduce", send, recv, bytes<T>(count), bytes<T>(count), 0, nullptr, 0, static_cast<dm_op>(op), stream},
+                   [=](const dm_mesh *mesh, const char *name) {
+                     return dm_all_reduce(mesh, name, send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), stream);
+                   });
   }
 
   /// Reduces over all ranks of dim to its rank root; recv is looked at there only, and has as many elements as send. See dm_reduce.
@@ -1296,10 +1493,11 @@ public:
   Returns<void> reduce(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, Op op = Op::sum, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("reduce");
     const S from(send);
     const R to(recv);
     std::int32_t rank = 0;
-    if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return Calls::done(status);
+    if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return refused(Error::last(status));
     if (rank == root && to.size() != from.size()) return sizes("reduce", "recv", to.size(), from.size());
     return reduce(dim, from.data(), to.data(), from.size(), root, op, stream);
   }
@@ -1308,13 +1506,18 @@ public:
   Returns<void> reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, std::int32_t root, Op op = Op::sum,
                        void *stream = nullptr) const
   {
-    return Calls::done(dm_reduce(capi(), dim.c_str(), send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), root, stream));
+    const bool is_root = place(dim).rank == static_cast<std::size_t>(root);
+    return operate(dim, {"reduce", send, recv, bytes<T>(count), is_root ? bytes<T>(count) : 0, 0, "root", root, static_cast<dm_op>(op), stream},
+                   [=](const dm_mesh *mesh, const char *name) {
+                     return dm_reduce(mesh, name, send, recv, count, detail::dtype<T>(), static_cast<dm_op>(op), root, stream);
+                   });
   }
 
   /// Copies buffer from the rank root of dim to all its ranks, in place. See dm_broadcast.
   template <class Buffer, class R = detail::Received<Buffer>>
   Returns<void> broadcast(const Text &dim, Buffer &&buffer, std::int32_t root, void *stream = nullptr) const
   {
+    detail::check_received<Buffer>();
     return broadcast(dim, buffer, buffer, root, stream);
   }
   /// The same from send, which is looked at on the root only, to recv; there they have as many elements.
@@ -1322,10 +1525,11 @@ public:
   Returns<void> broadcast(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("broadcast");
     const S from(send);
     const R to(recv);
     std::int32_t rank = 0;
-    if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return Calls::done(status);
+    if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return refused(Error::last(status));
     if (rank == root && to.size() != from.size()) return sizes("broadcast", "recv", to.size(), from.size());
     return broadcast(dim, from.data(), to.data(), to.size(), root, stream);
   }
@@ -1333,7 +1537,11 @@ public:
   template <class T>
   Returns<void> broadcast(const Text &dim, const detail::Same<T> *send, T *recv, std::size_t count, std::int32_t root, void *stream = nullptr) const
   {
-    return Calls::done(dm_broadcast(capi(), dim.c_str(), send, recv, count, detail::dtype<T>(), root, stream));
+    const bool is_root = place(dim).rank == static_cast<std::size_t>(root);
+    return operate(dim, {"broadcast", send, recv, is_root ? bytes<T>(count) : 0, bytes<T>(count), 0, "root", root, DM_SUM, stream},
+                   [=](const dm_mesh *mesh, const char *name) {
+                     return dm_broadcast(mesh, name, send, recv, count, detail::dtype<T>(), root, stream);
+                   });
   }
 
   /// Gathers send of every rank of dim, in rank order, on every rank; recv has send.size() times size(dim) elements. See dm_all_gather.
@@ -1341,10 +1549,11 @@ public:
   Returns<void> all_gather(const Text &dim, Send &&send, Recv &&recv, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("all_gather");
     const S from(send);
     const R to(recv);
     std::size_t ranks = 0;
-    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return Calls::done(status);
+    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return refused(Error::last(status));
     if (to.size() % ranks != 0 || to.size() / ranks != from.size()) return sizes("all_gather", "recv", to.size(), from.size(), "send", ranks);
     return all_gather(dim, from.data(), to.data(), from.size(), stream);
   }
@@ -1352,7 +1561,12 @@ public:
   template <class T>
   Returns<void> all_gather(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t send_count, void *stream = nullptr) const
   {
-    return Calls::done(dm_all_gather(capi(), dim.c_str(), send, recv, send_count, detail::dtype<T>(), stream));
+    const Place here = place(dim);
+    return operate(dim, {"all_gather", send, recv, bytes<T>(send_count), bytes<T>(send_count, here.ranks),
+                    -static_cast<std::ptrdiff_t>(bytes<T>(send_count, here.rank)), nullptr, 0, DM_SUM, stream},
+                   [=](const dm_mesh *mesh, const char *name) {
+                     return dm_all_gather(mesh, name, send, recv, send_count, detail::dtype<T>(), stream);
+                   });
   }
 
   /// Reduces over all ranks of dim and leaves block i on rank i; send has recv.size() times size(dim) elements. See dm_reduce_scatter.
@@ -1360,10 +1574,11 @@ public:
   Returns<void> reduce_scatter(const Text &dim, Send &&send, Recv &&recv, Op op = Op::sum, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("reduce_scatter");
     const S from(send);
     const R to(recv);
     std::size_t ranks = 0;
-    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return Calls::done(status);
+    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return refused(Error::last(status));
     if (from.size() % ranks != 0 || from.size() / ranks != to.size())
       return sizes("reduce_scatter", "send", from.size(), to.size(), "recv", ranks);
     return reduce_scatter(dim, from.data(), to.data(), to.size(), op, stream);
@@ -1373,7 +1588,12 @@ public:
   Returns<void> reduce_scatter(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t recv_count, Op op = Op::sum,
                                void *stream = nullptr) const
   {
-    return Calls::done(dm_reduce_scatter(capi(), dim.c_str(), send, recv, recv_count, detail::dtype<T>(), static_cast<dm_op>(op), stream));
+    const Place here = place(dim);
+    return operate(dim, {"reduce_scatter", send, recv, bytes<T>(recv_count, here.ranks), bytes<T>(recv_count),
+                    static_cast<std::ptrdiff_t>(bytes<T>(recv_count, here.rank)), nullptr, 0, static_cast<dm_op>(op), stream},
+                   [=](const dm_mesh *mesh, const char *name) {
+                     return dm_reduce_scatter(mesh, name, send, recv, recv_count, detail::dtype<T>(), static_cast<dm_op>(op), stream);
+                   });
   }
 
   /// Sends block i of send to rank i of dim and receives block i of recv from it; both have as many elements, a multiple of size(dim). See
@@ -1382,76 +1602,98 @@ public:
   Returns<void> all_to_all(const Text &dim, Send &&send, Recv &&recv, void *stream = nullptr) const
   {
     detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("all_to_all");
     const S from(send);
     const R to(recv);
     std::size_t ranks = 0;
-    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return Calls::done(status);
+    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return refused(Error::last(status));
     if (to.size() != from.size()) return sizes("all_to_all", "recv", to.size(), from.size());
     if (from.size() % ranks != 0)
-      return invalid<void>("all_to_all: send has " + std::to_string(from.size()) + " elements, which " + std::to_string(ranks) +
-                           " ranks do not divide");
+      return refused("all_to_all: send has " + std::to_string(from.size()) + " elements, which " + std::to_string(ranks) + " ranks do not divide");
     return all_to_all(dim, from.data(), to.data(), from.size() / ranks, stream);
   }
   /// The same with blocks of count_per_peer elements.
   template <class T>
   Returns<void> all_to_all(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count_per_peer, void *stream = nullptr) const
   {
-    return Calls::done(dm_all_to_all(capi(), dim.c_str(), send, recv, count_per_peer, detail::dtype<T>(), stream));
+    const Place here = place(dim);
+    return operate(dim, {"all_to_all", send, recv, bytes<T>(count_per_peer, here.ranks), bytes<T>(count_per_peer, here.ranks),
+                    0, nullptr, 0, DM_SUM, stream, true},
+                   [=](const dm_mesh *mesh, const char *name) {
+                     return dm_all_to_all(mesh, name, send, recv, count_per_peer, detail::dtype<T>(), stream);
+                   });
   }
 
   /// Sends a buffer to the rank peer of dim, which receives it with recv(). See dm_send.
   template <class Buffer, class S = detail::Sent<Buffer>>
   Returns<void> send(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
   {
+    static_assert(!std::is_void_v<detail::ElementOf<Buffer>>, "std::vector<bool> holds bits, not elements in memory: use std::vector<std::uint8_t>");
+    if (gone<Buffer>()) return temporary("send");
     const S from(buffer);
     return send(dim, from.data(), from.size(), peer, stream);
   }
   /// The same of count elements.
   template <class T> Returns<void> send(const Text &dim, const T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
   {
-    return Calls::done(dm_send(capi(), dim.c_str(), buffer, count, detail::dtype<T>(), peer, stream));
+    return operate(dim, {"send", buffer, nullptr, bytes<T>(count), 0, 0, "peer", peer, DM_SUM, stream},
+                   [=](const dm_mesh *mesh, const char *name) {
+                     return dm_send(mesh, name, buffer, count, detail::dtype<T>(), peer, stream);
+                   });
   }
 
   /// Receives a buffer from the rank peer of dim, which sends as many elements with send(). See dm_recv.
   template <class Buffer, class R = detail::Received<Buffer>>
   Returns<void> recv(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
   {
+    detail::check_received<Buffer>();
     const R to(buffer);
     return recv(dim, to.data(), to.size(), peer, stream);
   }
   /// The same of count elements.
   template <class T> Returns<void> recv(const Text &dim, T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
   {
-    return Calls::done(dm_recv(capi(), dim.c_str(), buffer, count, detail::dtype<T>(), peer, stream));
+    return operate(dim, {"recv", nullptr, buffer, 0, bytes<T>(count), 0, "peer", peer, DM_SUM, stream},
+                   [=](const dm_mesh *mesh, const char *name) {
+                     return dm_recv(mesh, name, buffer, count, detail::dtype<T>(), peer, stream);
+                   });
   }
 
-  /// Begins a group: this thread's operations up to group_end() run together. Local. See dm_group_start; group() is safer.
-  Returns<void> group_start() const { return Calls::done(dm_group_start(capi())); }
+  /// Begins a group: this thread's operations up to group_end() run together. Local. See dm_group_start; group() is safer, as it ends by itself and
+  /// runs whole or not at all.
+  Returns<void> group_start() const
+  {
+    const dm_status status = dm_group_start(capi());
+    if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr && status == DM_STATUS_OK) group->started();
+    return Calls::done(status);
+  }
 
   /// Ends the group and runs its operations. See dm_group_end.
-  Returns<void> group_end() const { return Calls::done(dm_group_end(capi())); }
+  Returns<void> group_end() const
+  {
+    if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr && !group->ended())
+      return refused("group_end: this ends the group of group(), which ends by itself");
+    return Calls::done(dm_group_end(capi()));
+  }
 
-  /// Calls operations(), which gives nothing or a Result<void>, within a group: mesh.group([&] { mesh.send(...); mesh.recv(...); }). The group is
-  /// ended however operations() ends; its error comes before that of the end.
+  /// Calls operations(), which gives nothing or a Result<void>, and runs the operations that it called together: mesh.group([&] { mesh.send(...);
+  /// mesh.recv(...); }).
+  ///
+  /// The arguments of each are checked and kept when it is called; all are issued when operations() has returned, so that their buffers must live
+  /// until group() has returned. When operations() throws or gives an error, or when one operation was refused, none of them runs and that error
+  /// comes out. Calls through raw communicators are not collected: they join the library's group at once.
   template <class Operations> Returns<void> group(Operations &&operations) const
   {
-    struct Open {
-      const dm_mesh *mesh;
-      ~Open()
-      {
-        if (mesh != nullptr) dm_group_end(mesh);
-      }
-      dm_status end() noexcept { return dm_group_end(std::exchange(mesh, nullptr)); }
-    };
-    if (const dm_status status = dm_group_start(capi()); status != DM_STATUS_OK) return Calls::done(status);
-    Open open{capi()};
+    detail::Collected collected;
+    if (const dm_status status = collected.begin(capi()); status != DM_STATUS_OK) return Calls::done(status);
     if constexpr (std::is_void_v<std::invoke_result_t<Operations>>) {
       std::forward<Operations>(operations)();
     } else {
       const Result<void> result = std::forward<Operations>(operations)();
       if (!result) return Style::template failure<void>(result.error());
     }
-    return Calls::done(open.end());
+    if (const std::optional<Error> failure = collected.end()) return Style::template failure<void>(*failure);
+    return Returns<void>();
   }
 
 private:
@@ -1460,6 +1702,54 @@ private:
   };
 
   template <class T> static Returns<T> invalid(const std::string &message) { return Calls::template fail<T>(Status::invalid_argument, message); }
+
+  // Runs an operation, or keeps it for the end of this thread's group.
+  template <class Issue> Returns<void> operate(const Text &dim, const detail::Operands &operands, Issue issue) const
+  {
+    detail::Collected *const group = detail::Collected::innermost();
+    if (group == nullptr) return Calls::done(issue(capi(), dim.c_str()));
+    if (const std::optional<Error> error = group->add(capi(), dim, operands, std::move(issue))) return Style::template failure<void>(*error);
+    return Returns<void>();
+  }
+
+  // An operation that is refused here; the rest of its group does not run either.
+  static Returns<void> refused(const Error &error)
+  {
+    if (detail::Collected *const group = detail::Collected::innermost(); group != nullptr) group->refuse(error);
+    return Style::template failure<void>(error);
+  }
+  static Returns<void> refused(const std::string &message) { return refused(Error(Status::invalid_argument, message)); }
+
+  // A temporary as what is sent: in a group its elements have gone before they are sent.
+  template <class Buffer> static constexpr bool gone() noexcept
+  {
+    if constexpr (detail::is_temporary<Buffer>) return detail::Collected::innermost() != nullptr;
+    return false;
+  }
+  static Returns<void> temporary(const char *call)
+  {
+    return refused(std::string(call) + ": the buffer is a temporary, which has gone when the group runs: give it a name");
+  }
+
+  // The bytes of count elements for so many ranks; more than memory has instead of an overflow.
+  template <class T> static constexpr std::size_t bytes(std::size_t count, std::size_t ranks = 1) noexcept
+  {
+    return count > PTRDIFF_MAX / sizeof(T) / (ranks > 0 ? ranks : 1) ? SIZE_MAX : count * sizeof(T) * ranks;
+  }
+
+  // This rank's place along dim and the ranks there, for what a group checks; of a dimension that there is not the communicator tells.
+  struct Place {
+    std::size_t rank = 0, ranks = 1;
+  };
+  Place place(const Text &dim) const noexcept
+  {
+    Place here;
+    std::int32_t rank = 0;
+    if (detail::Collected::innermost() == nullptr || dm_get_local_rank(capi(), dim.c_str(), &rank) != DM_STATUS_OK) return here;
+    here.rank = static_cast<std::size_t>(rank);
+    if (dm_size(capi(), dim.c_str(), &here.ranks) != DM_STATUS_OK) here.ranks = 1;
+    return here;
+  }
 
   // A new handle of what a C function makes.
   template <class Make> static Returns<BasicMesh> view(Make make)
@@ -1501,13 +1791,13 @@ private:
 
   static Returns<void> sizes(const char *call, const char *which, std::size_t size, std::size_t other)
   {
-    return invalid<void>(std::string(call) + ": " + which + " has " + std::to_string(size) + " elements, send has " + std::to_string(other));
+    return refused(std::string(call) + ": " + which + " has " + std::to_string(size) + " elements, send has " + std::to_string(other));
   }
 
   static Returns<void> sizes(const char *call, const char *which, std::size_t size, std::size_t other, const char *other_name, std::size_t ranks)
   {
-    return invalid<void>(std::string(call) + ": " + which + " has " + std::to_string(size) + " elements, not " + std::to_string(ranks) +
-                         " (the ranks of the dimension) times the " + std::to_string(other) + " of " + other_name);
+    return refused(std::string(call) + ": " + which + " has " + std::to_string(size) + " elements, not " + std::to_string(ranks) +
+                   " (the ranks of the dimension) times the " + std::to_string(other) + " of " + other_name);
   }
 
   std::unique_ptr<dm_mesh, Free> mesh_;

@@ -98,16 +98,48 @@ MISUSES = [
     ("std::vector<float> values; mesh.all_reduce(nullptr, values, DM_MAX);", "no matching"),
     ("mesh.proc<int>(\"ncclAllReduce\");", "a pointer to a function"),
     ("static_cast<void>(dm::init(\"cpu\", {\"dp\", 2}));", "no matching|conversion"),
+    ("std::vector<Whole> values(1); mesh.broadcast(nullptr, values, 0);", "a Dtype of another size, so only a part of each element would be sent"),
+    ("Whole value; mesh.broadcast(nullptr, &value, &value, 1, 0);", "a Dtype of another size"),
+    ("std::vector<Half> values(1); mesh.send(nullptr, values, 0);", "a Dtype of another size"),
+    ("std::vector<Owner> values(1); mesh.all_reduce(nullptr, values);", "not trivially copyable"),
+    ("mesh.recv(nullptr, std::vector<float>(4), 0);", "a temporary, so the result would be lost"),
+    ("std::vector<float> in(4); mesh.all_reduce(nullptr, in, std::vector<float>(4));", "a temporary, so the result would be lost"),
+    ("mesh.all_reduce(nullptr, std::array<float, 2>{});", "a temporary, so the result would be lost"),
+    ("mesh.broadcast(nullptr, std::string(4, ' '), 0);", "a temporary, so the result would be lost"),
+    ("const std::vector<float> in(4); mesh.recv(nullptr, in, 0);", "the receiving buffer is const"),
+    ("const float in[2] = {}; mesh.all_reduce(nullptr, in);", "the receiving buffer is const"),
+    ("const float in[2] = {}; mesh.recv(nullptr, &in[0], 2, 0);", "the receiving buffer is const"),
+    ("mesh.broadcast(nullptr, \"text\", 0);", "the receiving buffer is const"),
+    ("std::vector<bool> bits(4); mesh.all_reduce(nullptr, bits);", "holds bits|no matching"),
+    ("const std::vector<bool> bits(4); mesh.send(nullptr, bits, 0);", "holds bits|no matching"),
+    ("std::vector<std::complex<float>> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
+    ("std::vector<std::int16_t> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
+    ("float table[2][2]; mesh.all_reduce(nullptr, table);", "specialise dm::DtypeOf"),
 ]
+# Types whose DtypeOf is wrong: 32 bytes that would go as one, 2 bytes that would go as 4, and one that owns memory.
+BEFORE = """#include <devicemesh.hpp>
+#include <array>
+#include <complex>
+#include <memory>
+struct Whole { int a; double b; char c[16]; };
+struct Half { std::uint16_t bits; };
+struct Owner { std::unique_ptr<int> it; };
+template <> struct dm::DtypeOf<Whole> { static constexpr dm::Dtype value = dm::Dtype::uint8; };
+template <> struct dm::DtypeOf<Half> { static constexpr dm::Dtype value = dm::Dtype::float32; };
+template <> struct dm::DtypeOf<Owner> { static constexpr dm::Dtype value = dm::Dtype::int64; };
+"""
 
 
 def misuse():
     def built(body):
-        source = f"#include <devicemesh.hpp>\nvoid use(dm::Mesh &mesh)\n{{\n  mesh.check();\n  {body}\n}}\n"
+        source = f"{BEFORE}void use(dm::Mesh &mesh)\n{{\n  mesh.check();\n  {body}\n}}\n"
         return compile("-std=c++17", *STRICT, "-I", ROOT / "include", "-fsyntax-only", "-x", "c++", "-", source=source)
 
-    right = built("std::vector<float> values; mesh.all_reduce(nullptr, values, dm::Op::max);")
-    assert right.returncode == 0, right.stderr
+    for right in ("std::vector<float> values; mesh.all_reduce(nullptr, values, dm::Op::max);",
+                  # Views do not own what they show, so they may be temporaries; and so may what is only read.
+                  "float values[4]; mesh.all_reduce(nullptr, dm::Span<float>(values, 2)); mesh.send(nullptr, std::vector<float>(4), 0);"):
+        done = built(right)
+        assert done.returncode == 0, done.stderr
     for body, says in MISUSES:
         done = built(body)
         assert done.returncode != 0, f"compiles: {body}"

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,14 @@ EXPECTED = {
     "default world": ("KeyboardInterrupt", None),
     "world": ("KeyboardInterrupt", None),
     "own handler": ("AbortedError", "PeerLostError"),
+    "terminated": ("AbortedError", "PeerLostError"),
+}
+# What rank 0 (rank 1 where rank 0 has gone) says of its joins in vain, before both ranks join.
+JOINS = {
+    "late": ("MeshTimeoutError", "MeshTimeoutError"),
+    "gone": ("(?:MeshTimeoutError|PeerLostError)",),
+    "interrupted": ("KeyboardInterrupt",),
+    "own world": ("KeyboardInterrupt",),
 }
 
 
@@ -57,10 +66,10 @@ def environment():
 
 def unit_tests(python):
     own = {"PYTHONPATH": str(PACKAGE), "DM_LIBRARY": str(LIBRARY / "libdevicemesh.so"), "DM_ROOT": str(ROOT)}
-    output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py", **own)
+    output = run(python, "-m", "unittest", "tests/test_header.py", "tests/test_vectors.py", "tests/test_local.py", "tests/test_arguments.py", **own)
     counts = [int(count) for count in re.findall(r"^Ran (\d+) tests", output, re.M)]
     for ranks in (1, 4, 8):
-        output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", **own)
+        output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", "tests/test_groups.py", **own)
         counts += [int(count) for count in re.findall(r"^\[rank 0\] Ran (\d+) tests", output, re.M)]
     assert len(counts) == 4 and min(counts) > 10, (counts, output)
     print(f"unit tests: {counts[0]} in one process, {counts[1]} on 1, 4 and 8")
@@ -86,11 +95,12 @@ def interrupted(python, mode):
             lines.append(line.strip())
             if line.startswith("blocked"):
                 sent = time.monotonic()
-                os.kill(int(line.split()[1]), signal.SIGINT)
-                if mode == "own handler":
+                number = signal.SIGTERM if mode == "terminated" else signal.SIGINT
+                os.kill(int(line.split()[1]), number)
+                if mode in ("own handler", "terminated"):
                     time.sleep(0.5)
                     assert not any("Error" in line for line in lines), "the first signal leaves the call alone"
-                    os.kill(int(line.split()[1]), signal.SIGINT)
+                    os.kill(int(line.split()[1]), number)
             elif line.startswith(("KeyboardInterrupt", "AbortedError", "returned")):
                 took = time.monotonic() - sent
                 file.touch()
@@ -102,6 +112,29 @@ def interrupted(python, mode):
     assert "descriptor -1" in lines, "the wakeup descriptor was put back"
     assert took < 2, (mode, took)
     print(f"Ctrl-C in {mode}: {ours} after {took:.2f} s")
+
+
+def joins(python, mode):
+    """Joins that are in vain end when their timeout or Ctrl-C says so, not after ten minutes, and the ranks can still meet."""
+    own = {"PYTHONPATH": str(PACKAGE), "DM_LIBRARY": str(LIBRARY / "libdevicemesh.so")}
+    with tempfile.TemporaryDirectory() as folder:
+        output = run(TOOL, "run", "-n", "2", "--", python, "tests/joins.py", mode, Path(folder) / "go on", timeout=120, **own)
+    for said in JOINS[mode]:
+        took = re.search(rf"{said} after (\d+\.\d) s", output)
+        assert took and float(took.group(1)) < 30, (mode, said, output)
+    assert output.count("done") == 2, (mode, output)
+    told = ", ".join(re.findall(r"[A-Z]\w+ after [0-9.]+ s", output))
+    print(f"joins, {mode}: {told}")
+
+
+def nobody_serves(python):
+    """The store is where rank 0 would serve it, and rank 0 has gone."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        output = run(python, "tests/joins.py", "gone", "no file", timeout=120, PYTHONPATH=str(PACKAGE), DM_LIBRARY=str(LIBRARY / "libdevicemesh.so"), RANK="1",
+                     LOCAL_RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(unused.getsockname()[1]))
+    took = re.search(r"(?:MeshTimeoutError|StoreError) after (\d+\.\d) s", output)
+    assert took and float(took.group(1)) < 30, output
 
 
 def wheel(python):
@@ -137,6 +170,9 @@ def main():
     types(python)
     for mode in EXPECTED:
         interrupted(python, mode)
+    for mode in JOINS:
+        joins(python, mode)
+    nobody_serves(python)
     wheel(python)
     return 0
 

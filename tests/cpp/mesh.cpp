@@ -268,7 +268,8 @@ static void ends(dm::Mesh mesh)
   const dm::Mesh view = mesh["tp"];
   mesh.finalize();
   THROWS(dm::Status::aborted, "finalized", mesh.comm("tp"));
-  THROWS(dm::Status::aborted, "finalized", view.all_reduce(nullptr, std::array<float, 1>{1}));
+  std::array<float, 1> value{1};
+  THROWS(dm::Status::aborted, "finalized", view.all_reduce(nullptr, value));
   THROWS(dm::Status::aborted, "", mesh.finalize());
   mesh.abort();
   CHECK(view.size() == 2);

@@ -230,6 +230,14 @@ def standalone():
     fine(torchrun("--standalone", "--nproc-per-node", 4, script="side_by_side.py"), 4, SIDE)
 
 
+@case("PyTorch's operators and tensors, as the Python package takes or refuses them")
+def tensors():
+    package = ROOT / "bindings/python"
+    output = run([torch(), package / "tests/test_arguments.py"], env={**torch_environment(), "PYTHONPATH": str(package)}, timeout=170)
+    if not output.endswith("\nOK\n"):  # or "OK (skipped=...)"
+        raise Failure(f"not all of the tests ran:\n{output}")
+
+
 @case("the programs of PyTorch's DeviceMesh tutorial beside the Python package, 8 ranks")
 def tutorial():
     # Eight processes that import PyTorch: minutes on a machine that is busy.

@@ -7,17 +7,18 @@
 
 The C library underneath, libdevicemesh, is documented in include/devicemesh.h of its repository; every function of it is reachable here.
 
-Threads: everything may be called from several threads. Forks: a forked child must not use a mesh or world of its parent (the communicators are the
-parent's; multiprocessing's "spawn" is the way), and may make its own.
+Threads: everything may be called from several threads; two of them in operations along one dimension at the same time get a MismatchError. Forks: a forked
+child must not use a mesh or world of its parent (the communicators are the parent's; multiprocessing's "spawn" is the way), and may make its own.
 """
 
 from . import errors
 from ._library import last_error, status_name
 from ._library import version as _version
-from .communicator import Communicator, Group
+from .communicator import Communicator
 from .constants import DType, ReduceOp
 from .current import get_current_mesh
 from .errors import *  # noqa: F403
+from .group import Group
 from .mesh import DeviceMesh, deserialize, init_device_mesh, lookup, unregister
 from .options import DimOptions
 from .planning import RankPlan, plan_ranks

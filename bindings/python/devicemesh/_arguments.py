@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 from datetime import timedelta
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _declarations as declarations
-from ._library import milliseconds, ranks, sizes, texts
+from ._library import in_order, integer, milliseconds, ranks, sizes, texts
 from .errors import InvalidArgumentError
 from .options import DimOptionsLike, dim_options
 from .world import World
@@ -40,13 +39,15 @@ def as_many(shape: Sequence[int], numbers: Optional[Sequence[int]]) -> None:
     for length in shape:
         count *= length
     if numbers is not None and len(numbers) != count:
-        raise InvalidArgumentError(f"ranks has {len(numbers)} elements, but the shape {tuple(shape)} has {count} places")
+        raise InvalidArgumentError(f"ranks has {len(numbers)} elements, but the shape {tuple(shape[:])} has {count} places")
 
 
 def init_options(
     world: Optional[World], numbers: Optional[Sequence[int]], ndim: int, names: Optional[Sequence[str]], timeout: Timeout, wishes: DimOptionsLike
 ) -> Tuple[Any, Any]:
     """dm_init_options, and what its pointers point to."""
+    if world is not None and not isinstance(world, World):
+        raise TypeError(f"world is a {type(world).__name__}, not a devicemesh.World")
     places = None if numbers is None else ranks("ranks", numbers)
     each = dim_options(wishes, ndim, names)
     return declarations.InitOptions(
@@ -58,8 +59,8 @@ def nested(mesh: Any) -> Tuple[Tuple[int, ...], List[int]]:
     """The shape and the elements of nested lists or of an array."""
     if hasattr(mesh, "tolist"):
         mesh = mesh.tolist()
-    if not isinstance(mesh, (list, tuple, range)):
-        return (), [operator.index(mesh)]
+    if not isinstance(in_order("mesh", mesh), (list, tuple, range)):
+        return (), [integer("a rank of mesh", mesh)]
     parts = [nested(part) for part in mesh]
     if any(shape != parts[0][0] for shape, _ in parts):
         raise InvalidArgumentError("mesh is ragged: its rows have different lengths")

@@ -6,7 +6,7 @@ call that is blocked by aborting its mesh or world. The call returns, and Python
 what was there before (an event loop's descriptor) gets its bytes and is put back.
 
 A handler of the program's own may not want to raise (many only note that the job should stop after this step), so then the first signal leaves the call
-alone and a second one during the same call ends it.
+alone and a second one during the same call ends it. This holds for SIGINT and for SIGTERM, which has no handler of Python's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import threading
 import time
 from typing import Any, Callable, Optional, Tuple, TypeVar
 
+# The signals by which a program is asked to end. Others (SIGCHLD, SIGUSR1 ...) leave a blocked call alone.
+ENDING = frozenset((int(signal.SIGINT), int(signal.SIGTERM)))
 # A call that ends by itself within this time of the signal leaves the mesh alive.
 GRACE = 0.1
 
@@ -47,10 +49,11 @@ class Watch:
             if self.previous >= 0:
                 with contextlib.suppress(OSError):
                     os.write(self.previous, numbers)
-            blocked = self.blocked
-            if blocked is None or signal.SIGINT not in numbers:
+            blocked, asked = self.blocked, [number for number in numbers if number in ENDING]
+            if blocked is None or not asked:
                 continue
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler or warned is blocked or numbers.count(signal.SIGINT) > 1:
+            raises = signal.SIGINT in asked and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if raises or warned is blocked or len(asked) > 1:
                 time.sleep(GRACE)
                 if self.blocked is blocked:
                     with contextlib.suppress(Exception):  # the call itself says what went wrong
@@ -97,10 +100,10 @@ def call(end: End, function: Callable[..., int], *arguments: Any) -> int:
         signal.set_wakeup_fd(here.previous)
 
 
-def apart(work: Callable[[], Result], undo: Callable[[Result], Any]) -> Result:
-    """work() where nothing can end it from outside: on a thread of its own, for which the main thread waits in a way that Ctrl-C ends.
+def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -> Result:
+    """work() on a thread of its own, for which the main thread waits in a way that Ctrl-C and every handler that raises end at once.
 
-    What an abandoned one makes later is undone.
+    An abandoned one is told to end by end(), and what it still makes is undone.
     """
     if threading.get_ident() != main_thread:
         return work()
@@ -129,6 +132,7 @@ def apart(work: Callable[[], Result], undo: Callable[[Result], Any]) -> Result:
             abandoned = True
             if made:
                 undo(made[0])
+        end()
         raise
     if failed:
         raise failed[0]

@@ -88,6 +88,18 @@ def check(status: int) -> None:
         raise exception(status)
 
 
+def is_bool(value: Any) -> bool:
+    """Whether value is a truth value: Python's, or numpy's or torch's of one element, which all pass for the integers 0 and 1."""
+    return isinstance(value, bool) or (type(value) is not int and str(getattr(value, "dtype", "")) in ("bool", "torch.bool"))
+
+
+def flag(what: str, value: Any) -> bool:
+    """A truth value. Anything else is refused, because "no" and [False] would be true."""
+    if not is_bool(value):
+        raise TypeError(f"{what} is {value!r} (a {type(value).__name__}), not True or False")
+    return bool(value)
+
+
 def text(what: str, value: str) -> bytes:
     """A string as C takes it."""
     if not isinstance(value, str):
@@ -105,13 +117,37 @@ def texts(what: str, values: Iterable[str]) -> Any:
     """A C array of strings."""
     if isinstance(values, str):
         raise TypeError(f"{what} is one str, {values!r}; a tuple of them was expected")
-    encoded = [text(what, value) for value in values]
+    encoded = [text(what, value) for value in listing(what, values)]
     return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def in_order(what: str, values: Iterable[Any]) -> Iterable[Any]:
+    """Values whose order is the same in every process. That of a set is not."""
+    if isinstance(values, (set, frozenset)):
+        raise TypeError(f"{what} is a set, which has no order; pass a tuple or a list")
+    return values
+
+
+def listing(what: str, values: Any) -> Iterable[Any]:
+    """As in_order, of what must be a sequence."""
+    if not hasattr(type(values), "__iter__"):
+        raise TypeError(f"{what} is {values!r} (a {type(values).__name__}); a tuple or a list was expected")
+    return in_order(what, values)
+
+
+def integer(what: str, value: Any) -> int:
+    """An integer of any type: Python's, numpy's, a tensor of one element. Truth values and fractions are refused."""
+    if not is_bool(value):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{what} is {value!r} (a {type(value).__name__}), not an integer")
 
 
 def within(what: str, value: Any, low: int, high: int) -> int:
     """An integer that fits its C type, which ctypes would cut to size without a word."""
-    number = operator.index(value)
+    number = integer(what, value)
     if not low <= number <= high:
         raise InvalidArgumentError(f"{what} is {number}, not {low} to {high}")
     return number
@@ -127,13 +163,13 @@ def size(what: str, value: Any) -> int:
 
 def sizes(what: str, values: Iterable[Any]) -> Any:
     """A C array of size_t."""
-    numbers = [size(what, value) for value in values]
+    numbers = [size(what, value) for value in listing(what, values)]
     return (ctypes.c_size_t * len(numbers))(*numbers)
 
 
 def ranks(what: str, values: Iterable[Any]) -> Any:
     """A C array of int32_t."""
-    numbers = [int32(what, value) for value in values]
+    numbers = [int32(what, value) for value in listing(what, values)]
     return (ctypes.c_int32 * len(numbers))(*numbers)
 
 
@@ -141,6 +177,12 @@ def milliseconds(timeout: Union[None, float, timedelta]) -> int:
     """A timeout in seconds, or as PyTorch takes it; None is the default, which is 0 in C."""
     if timeout is None:
         return 0
+    if type(timeout).__name__ == "timedelta64":
+        timeout = timeout.item()  # type: ignore[union-attr]  # numpy's; an int when it counts nanoseconds
+        if not isinstance(timeout, timedelta):
+            raise TypeError(f"timeout is a numpy.timedelta64 of {timeout} units; pass seconds or a datetime.timedelta")
+    if is_bool(timeout) or isinstance(timeout, (str, bytes, bytearray)) or not (isinstance(timeout, timedelta) or hasattr(type(timeout), "__float__")):
+        raise TypeError(f"timeout is {timeout!r} (a {type(timeout).__name__}); give seconds, a timedelta, or None for the default")
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     if not 0 < seconds < 2**53:
         raise InvalidArgumentError(f"timeout is {seconds} seconds; give more than 0, or None for the default")

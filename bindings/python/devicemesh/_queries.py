@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 import re
 import weakref
 from ctypes import byref
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
-from ._library import check, int32, library, listed, string
+from ._library import check, flag, int32, integer, library, listed, string, within
 from ._library import text as as_text
 from .errors import InvalidHandleError, NotMemberError
 from .sharding import Placement, local_shard
@@ -126,7 +125,7 @@ class MeshQueries:
     def neighbor(self, mesh_dim: Dim, offset: int, *, wrap: bool = False) -> Optional[int]:
         """The world rank offset steps along a dimension: 1 is the next stage of a pipeline, -1 the one before. Past the edge None, or around it."""
         answer = ctypes.c_int32()
-        check(library.dm_neighbor(self._handle, self._dim(mesh_dim), operator.index(offset), wrap, byref(answer)))
+        check(library.dm_neighbor(self._handle, self._dim(mesh_dim), within("offset", offset, -(2**63), 2**63 - 1), flag("wrap", wrap), byref(answer)))
         return None if answer.value < 0 else answer.value
 
     def local_shard(
@@ -161,7 +160,7 @@ class MeshQueries:
             return None
         if isinstance(mesh_dim, str):
             return as_text("mesh_dim", mesh_dim)
-        index = operator.index(mesh_dim)
+        index = integer("mesh_dim", mesh_dim)
         if not -len(self._names) <= index < len(self._names):
             raise IndexError(f"mesh dimension {index} is out of range: the mesh has {len(self._names)}")
         return self._names[index].encode()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import operator
+import sys
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
+from ._library import within
 from .constants import SIZES, SUPPORTED, DType
 from .errors import InvalidArgumentError
 
@@ -36,7 +37,7 @@ class DLManagedTensorVersioned(Structure):
 
 
 PYBUF_STRIDED_WITH_FORMAT = 0x10 | 0x08 | 0x04
-DLPACK_READ_ONLY = 1
+DLPACK_READ_ONLY, DLPACK_COPIED = 1, 2
 HOST, CUDA = "cpu", "cuda"
 # kDLCPU, kDLCUDAHost, kDLROCMHost; kDLCUDA, kDLROCM; kDLCUDAManaged is both.
 DLPACK_DEVICES = {1: HOST, 3: HOST, 11: HOST, 2: CUDA, 10: CUDA, 13: "managed"}
@@ -67,10 +68,14 @@ _byref = ctypes.byref
 class Memory:
     """Contiguous elements somewhere: an address that is good until release()."""
 
-    __slots__ = ("address", "count", "dtype", "readonly", "device", "kept", "view")
+    __slots__ = ("address", "count", "dtype", "readonly", "device", "copied", "kept", "view")
 
-    def __init__(self, address: int, count: int, dtype: int, readonly: bool, device: str, kept: Any = None, view: Any = None) -> None:
+    def __init__(
+        self, address: int, count: int, dtype: int, readonly: bool, device: str, kept: Any = None, view: Any = None, copied: bool = False
+    ) -> None:
         self.address, self.count, self.dtype, self.readonly, self.device = address, count, dtype, readonly, device
+        # Whether the producer made a copy to show, so that nobody would see what is written into it.
+        self.copied = copied
         # What must live as long: the object, or the capsule whose destructor calls the producer's deleter.
         self.kept, self.view = kept, view
 
@@ -83,6 +88,11 @@ class Memory:
     def __del__(self) -> None:
         self.release()
 
+    @property
+    def nbytes(self) -> int:
+        """The length of the memory."""
+        return self.count * SIZES[self.dtype]
+
     def part(self, index: int, count: int) -> int:
         """The address of block index of count elements."""
         return self.address + index * count * SIZES[self.dtype]
@@ -90,6 +100,8 @@ class Memory:
 
 def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
     """The memory of array; what names it in errors."""
+    if id(type(array)) not in _lossless:
+        _refuse_lossy(type(array), what)
     if _is_buffer(array):
         try:
             return _from_buffer(array, what)
@@ -106,7 +118,28 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
     if hasattr(array, "__cuda_array_interface__"):
         return _from_array_interface(array, what, CUDA, stream)
     raise TypeError(
-        f"{what} is a {type(array).__name__}, which has neither the buffer protocol nor __dlpack__ nor __cuda_array_interface__")
+        f"{what} is a {type(array).__name__}, which has neither the buffer protocol nor __dlpack__ nor __cuda_array_interface__"
+        + ("; an operator is passed as op=, a rank as root=" if what == "out" else "")
+        + ("; its to_numpy() gives an array that has" if hasattr(array, "to_numpy") else ""))
+
+
+# The types, by id, of arrays that say no more than their memory; each is looked at once. They are kept alive, so that no other type gets the id.
+_lossless: Dict[int, type] = {}
+LOSSES = {
+    ("numpy.ma", "MaskedArray"): "a masked array, whose mask would be lost: pass array.filled(value), or array.data if the masked elements count too",
+    ("torch.masked", "MaskedTensor"): "a MaskedTensor, whose mask would be lost: pass tensor.to_tensor(value)",
+    ("torch.distributed.tensor", "DTensor"): "a DTensor, which is not this rank's memory alone: pass tensor.to_local()",
+}
+
+
+def _refuse_lossy(kind: type, what: str) -> None:
+    for base in kind.__mro__:
+        for (module, name), loss in LOSSES.items():
+            if base.__name__ == name and base.__module__.startswith(module):
+                raise InvalidArgumentError(f"{what} is {loss}")
+    if len(_lossless) >= 1000:  # a program that makes classes all the time
+        _lossless.clear()
+    _lossless[id(kind)] = kind
 
 
 def _from_buffer(array: Any, what: str) -> Memory:
@@ -130,7 +163,7 @@ def _from_buffer(array: Any, what: str) -> Memory:
 def _odd_format(letter: Optional[bytes], itemsize: int, what: str) -> DType:
     """A format that says more than one letter, or that we do not take."""
     text = (letter or b"B").decode()
-    if text[0] == ">" and itemsize > 1 or text[0] == "!" and itemsize > 1:
+    if text[:1] in (">", "!") and itemsize > 1:
         raise TypeError(f"{what} has big-endian elements (format {text!r}); this machine is little-endian")
     found = FORMATS.get((text.lstrip("@=<>!").encode(), itemsize))
     if found is None:
@@ -156,7 +189,15 @@ def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]
 
 
 def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
-    device_type, device_id = array.__dlpack_device__()
+    # torch's views may say "times -1" or "conjugate" by a bit of the tensor. It does not lie in the memory, and DLPack has no word for it.
+    for bit, name in (("is_neg", "negative"), ("is_conj", "conjugate")):
+        if callable(getattr(array, bit, None)) and getattr(array, bit)():
+            raise InvalidArgumentError(
+                f"{what} is a view with torch's {name} bit, so its memory holds other values: pass a tensor that resolve_{bit[3:]}() has made of it")
+    try:
+        device_type, _device_id = array.__dlpack_device__()
+    except (RuntimeError, ValueError, TypeError, BufferError, NotImplementedError) as error:
+        raise InvalidArgumentError(f"{what}: its __dlpack_device__ says: {error}") from error
     device = DLPACK_DEVICES.get(int(device_type))
     if device is None:
         raise InvalidArgumentError(f"{what} lies on DLPack device type {int(device_type)}; cpu and cuda are supported")
@@ -167,15 +208,15 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
             capsule = array.__dlpack__(max_version=(1, 0), **options)
         except TypeError:  # a producer from before DLPack 1.0
             capsule = array.__dlpack__(**options)
-    except (RuntimeError, ValueError, BufferError) as error:
+    except (RuntimeError, ValueError, TypeError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: its __dlpack__ says: {error}") from error
     # The capsule stays unused in DLPack's sense: its own destructor calls the deleter when we let go of it.
-    readonly = False
+    readonly = copied = False
     if _capsule_is(capsule, b"dltensor_versioned"):
         managed = DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
         if managed.major != 1:
             raise InvalidArgumentError(f"{what} comes in DLPack {managed.major}.{managed.minor}; 1.x is understood")
-        tensor, readonly = managed.tensor, bool(managed.flags & DLPACK_READ_ONLY)
+        tensor, readonly, copied = managed.tensor, bool(managed.flags & DLPACK_READ_ONLY), bool(managed.flags & DLPACK_COPIED)
     elif _capsule_is(capsule, b"dltensor"):
         tensor = DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     else:
@@ -185,7 +226,10 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
         raise TypeError(f"{what} has elements of {_name(array, (tensor.code, tensor.bits))}; supported are {SUPPORTED}")
     ndim = tensor.ndim
     count = _contiguous(what, tensor.shape[:ndim], tensor.strides[:ndim] if tensor.strides else None, 1)
-    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly, device, (array, capsule))
+    if count > 0 and not tensor.data:
+        raise InvalidArgumentError(
+            f"{what} is a {type(array).__name__} of {count} elements without memory behind it (a fake, functional or wrapped tensor, or its storage was freed)")
+    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly, device, (array, capsule), copied=copied)
 
 
 def _name(array: Any, code: Tuple[int, int]) -> str:
@@ -201,6 +245,8 @@ def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -
     kind = DType.BFLOAT16 if name == "bfloat16" and size == 2 else KINDS.get((letter, size))
     if kind is None or (order == ">" and size > 1):
         raise TypeError(f"{what} has elements of type {name or described}; supported are {SUPPORTED}")
+    if interface.get("mask") is not None:
+        raise InvalidArgumentError(f"{what} is masked, and its mask would be lost: pass an array without one")
     waits_for = interface.get("stream")
     if waits_for is not None and waits_for not in (stream, stream or 1):
         raise InvalidArgumentError(f"{what} is being written on stream {waits_for}: pass stream={waits_for}, or synchronise first")
@@ -210,6 +256,13 @@ def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -
     return Memory(int(address or 0), count, kind, bool(readonly), device, array)
 
 
+def changed(array: Any) -> None:
+    """Tells torch's autograd that the elements of a tensor change, so that a backward pass that needs the old ones fails instead of using the new ones."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor) and hasattr(torch.autograd.graph, "increment_version"):
+        torch.autograd.graph.increment_version(array)
+
+
 def stream_handle(stream: Any) -> int:
     """A cudaStream_t: of an integer, torch.cuda.Stream, cupy's Stream or an object with __cuda_stream__; None is the default stream."""
     if stream is None:
@@ -217,10 +270,10 @@ def stream_handle(stream: Any) -> int:
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         _, handle = protocol() if callable(protocol) else protocol
-        return int(handle)
+        return within("stream", handle, 0, 2**64 - 1)
     for name in ("cuda_stream", "ptr"):
         if hasattr(stream, name):
-            return int(getattr(stream, name))
-    return operator.index(stream)
+            return within("stream", getattr(stream, name), 0, 2**64 - 1)
+    return within("stream", stream, 0, 2**64 - 1)
 
 

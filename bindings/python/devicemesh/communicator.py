@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
 
 from . import _interrupt as interrupt
-from ._library import check, int32, library, listed
-from .buffers import Memory, memory, stream_handle
+from ._library import check, int32, is_bool, library, listed, within
+from .buffers import Memory, changed, memory, stream_handle
 from .constants import DType, ReduceOp, reduction
 from .errors import InvalidArgumentError, UnsupportedError
+from .group import Queued, operation, opened
 
 if TYPE_CHECKING:
     from .mesh import DeviceMesh
 
-__all__ = ["Communicator", "Group"]
+__all__ = ["Communicator"]
 
-Op = Union[ReduceOp, str, int]
-
-
-class Issued(threading.local):
-    """Buffers that operations of this thread's open groups still use, and how many groups are open."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.buffers: List[Memory] = []
-
-
-issued = Issued()
+# Also torch's and mpi4py's operators, which this package does not import.
+Op = Union[ReduceOp, str, int, Any]
 
 
 class Communicator:
@@ -91,34 +81,46 @@ class Communicator:
         """Raises the communicator's asynchronous error, if it has one. Does not wait."""
         check(library.dm_check(self._handle, self._dim))
 
+    @operation
     def all_reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, stream: Any = None) -> None:
         """Reduces over all ranks; every rank gets the result in ``out``, or in place when there is none."""
+        op = reduction(op)
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
-        self._run(library.dm_all_reduce, send, receive, send.address, receive.address, send.count, send.dtype, reduction(op), on)
+        self._apart("all_reduce", send, receive, receive.address - send.address)
+        self._run(library.dm_all_reduce, send, receive, send.address, receive.address, send.count, send.dtype, op, on)
 
+    @operation
     def reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, root: int = 0, stream: Any = None) -> None:
         """Reduces over all ranks to rank root of the group, into its ``out`` or in place; the other ranks' ``out`` is not used."""
-        root = int32("root", root)
+        op, root = reduction(op), self._member("root", root)
         if root != self._rank:
-            send = self._one(buffer, False, stream_handle(stream))
-            self._run(library.dm_reduce, send, None, send.address, None, send.count, send.dtype, reduction(op), root, stream_handle(stream))
+            on = stream_handle(stream)
+            send = self._one(buffer, False, on)
+            if out is not None:
+                # It is not used here. But reduce(buffer, 1), as PyTorch says "to rank 1", must fail on every rank alike.
+                memory(out, "out", on).release()
+            self._run(library.dm_reduce, send, None, send.address, None, send.count, send.dtype, op, root, on)
             return
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
-        self._run(library.dm_reduce, send, receive, send.address, receive.address, send.count, send.dtype, reduction(op), root, on)
+        self._apart("reduce", send, receive, receive.address - send.address)
+        self._run(library.dm_reduce, send, receive, send.address, receive.address, send.count, send.dtype, op, root, on)
 
+    @operation
     def broadcast(self, buffer: Any, out: Any = None, *, root: int = 0, stream: Any = None) -> None:
         """Copies the buffer of rank root of the group to all ranks: into ``out``, or in place. ``buffer`` may be None where ``out`` is given and
         this rank is not the root."""
-        root, on = int32("root", root), stream_handle(stream)
+        root, on = self._member("root", root), stream_handle(stream)
         if root == self._rank:
             send, receive, on = self._two(buffer, out, stream, readonly_in_place=True)
             self._same_count(send, receive)
+            self._apart("broadcast", send, receive, receive.address - send.address)
         else:
-            send = receive = self._one(buffer if out is None else out, True, on)
+            send = receive = self._one(buffer, True, on) if out is None else self._one(out, True, on, "out")
         self._run(library.dm_broadcast, send, receive, send.address, receive.address, receive.count, receive.dtype, root, on)
 
+    @operation
     def all_gather(self, buffer: Any, out: Any, *, stream: Any = None) -> None:
         """Gathers every rank's buffer in ``out``, in rank order. ``buffer`` None: it is this rank's block of ``out`` already."""
         if buffer is None:
@@ -128,60 +130,78 @@ class Communicator:
             return
         send, receive, on = self._two(buffer, out, stream)
         self._times(receive, "out", send, "buffer")
+        self._apart("all_gather", send, receive, receive.part(self._rank, send.count) - send.address)
         self._run(library.dm_all_gather, send, receive, send.address, receive.address, send.count, send.dtype, on)
 
+    @operation
     def reduce_scatter(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, stream: Any = None) -> None:
         """Reduces over all ranks and leaves block i on rank i, in ``out``, or in its place in ``buffer`` when there is none."""
+        op = reduction(op)
         if out is None:
-            send = self._one(buffer, True, stream_handle(stream))
+            on = stream_handle(stream)
+            send = self._one(buffer, True, on)
             count = self._share(send, "buffer")
-            self._run(
-                library.dm_reduce_scatter, send, None, send.address, send.part(self._rank, count), count, send.dtype, reduction(op), stream_handle(stream))
+            self._run(library.dm_reduce_scatter, send, None, send.address, send.part(self._rank, count), count, send.dtype, op, on)
             return
         send, receive, on = self._two(buffer, out, stream)
         self._times(send, "buffer", receive, "out")
-        self._run(library.dm_reduce_scatter, send, receive, send.address, receive.address, receive.count, send.dtype, reduction(op), on)
+        self._apart("reduce_scatter", send, receive, receive.address - send.part(self._rank, receive.count))
+        self._run(library.dm_reduce_scatter, send, receive, send.address, receive.address, receive.count, send.dtype, op, on)
 
+    @operation
     def all_to_all(self, buffer: Any, out: Any, *, stream: Any = None) -> None:
-        """Sends block i of ``buffer`` to rank i, and receives block i of ``out`` from rank i. They must not overlap."""
+        """Sends block i of ``buffer`` to rank i, and receives block i of ``out`` from rank i. On cpu they may be the same, on cuda they must lie apart."""
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
         count = self._share(send, "buffer", receive)
+        self._apart("all_to_all", send, receive, receive.address - send.address if self._device == "cpu" or self.size == 1 else None)
         self._run(library.dm_all_to_all, send, receive, send.address, receive.address, count, send.dtype, on)
 
+    @operation
     def send(self, buffer: Any, peer: int, *, stream: Any = None) -> None:
         """Sends to rank peer of the group, which receives. Sends and receives of one exchange belong in ``with mesh.group():``."""
-        on = stream_handle(stream)
+        peer, on = self._member("peer", peer), stream_handle(stream)
         source = self._one(buffer, False, on)
-        self._run(library.dm_send, source, None, source.address, source.count, source.dtype, int32("peer", peer), on)
+        self._run(library.dm_send, source, None, source.address, source.count, source.dtype, peer, on)
 
+    @operation
     def recv(self, buffer: Any, peer: int, *, stream: Any = None) -> None:
         """Receives from rank peer of the group, which sends as many elements."""
-        on = stream_handle(stream)
+        peer, on = self._member("peer", peer), stream_handle(stream)
         target = self._one(buffer, True, on)
-        self._run(library.dm_recv, target, None, target.address, target.count, target.dtype, int32("peer", peer), on)
+        self._run(library.dm_recv, target, None, target.address, target.count, target.dtype, peer, on)
 
     def _run(self, function: Any, one: Memory, two: Optional[Memory], *arguments: Any) -> None:
-        """The call; its buffers are kept until it is over, in a group until that ends."""
+        """The call, in a group its place in line. Its buffers are kept until it is over."""
+        kept = (one,) if two is None or two is one else (one, two)
+        if opened.groups:
+            opened.groups[-1].add(Queued(self, partial(function, self._handle, self._dim, *arguments), kept))
+            return
         try:
             check(interrupt.call(self._end, function, self._handle, self._dim, *arguments))
         finally:
-            if issued.depth:
-                issued.buffers += (one,) if two is None or two is one else (one, two)
-            else:
-                one.release()
-                if two is not None and two is not one:
-                    two.release()
+            for each in kept:
+                each.release()
+
+    def _member(self, what: str, rank: Any) -> int:
+        """A rank of the group."""
+        number = int32(what, rank)
+        if not 0 <= number < self.size:
+            self._refuse(f"{what} is {number}, but dimension {self._name} has ranks 0 to {self.size - 1}")
+        return number
 
     def _one(self, array: Any, written: bool, stream: int, what: str = "buffer") -> Memory:
         found = memory(array, what, stream)
         if found.device != self._device and found.device != "managed":
-            where = found.device
-            found.release()
-            raise InvalidArgumentError(f"{what} lies in {where} memory, but the mesh is on {self._device}")
+            self._refuse(f"{what} lies in {found.device} memory, but the mesh is on {self._device}", found)
+        if stream and self._device == "cpu":
+            self._refuse(f"stream is {stream:#x}, but device type cpu has no streams: pass None", found)
         if written and found.readonly:
-            found.release()
-            raise InvalidArgumentError(f"{what} is read-only, and the result would be written into it")
+            self._refuse(f"{what} is read-only, and the result would be written into it", found)
+        if written and found.copied:
+            self._refuse(f"{what} gives a copy of itself through __dlpack__, so the result that is written there would be lost", found)
+        if written:
+            changed(array)
         return found
 
     def _two(self, buffer: Any, out: Any, stream: Any, readonly_in_place: bool = False) -> Tuple[Memory, Memory, int]:
@@ -218,6 +238,17 @@ class Communicator:
             self._refuse(f"{what} has {whole.count} elements, which {self.size} ranks do not share evenly", whole, *others)
         return whole.count // self.size
 
+    def _apart(self, call: str, send: Memory, receive: Memory, off: Optional[int]) -> None:
+        """In a group: refuses buffers that overlap, unless they are exactly in place (off is 0), before anything of the group is under way.
+
+        Outside a group the library does so.
+        """
+        if off == 0 or not opened.groups:
+            return
+        apart = send.address + send.nbytes <= receive.address or receive.address + receive.nbytes <= send.address
+        if not apart and send.count and receive.count:
+            self._refuse(f"{call}: buffer and out overlap, but are not in place exactly; let them lie apart", send, receive)
+
     def __reduce__(self) -> Tuple[Any, ...]:
         raise TypeError("a Communicator lives in one process and cannot be pickled; pickle its mesh")
 
@@ -225,37 +256,12 @@ class Communicator:
         return f"Communicator({self._name!r}, rank={self._rank}, ranks={self._ranks})"
 
 
-class Group:
-    """``with mesh.group():`` runs the operations of its body together, so that no order of sends and receives blocks.
-
-    They run at the end of the outermost group of the thread, with an exception of the body too: the ranks wait for what was issued.
-    """
-
-    def __init__(self, mesh: "DeviceMesh") -> None:
-        self._mesh = mesh
-
-    def __enter__(self) -> "Group":
-        check(library.dm_group_start(self._mesh._handle))
-        issued.depth += 1
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        issued.depth -= 1
-        try:
-            check(interrupt.call(self._mesh._end, library.dm_group_end, self._mesh._handle))
-        finally:
-            if issued.depth == 0:
-                for each in issued.buffers:
-                    each.release()
-                issued.buffers.clear()
-
-
 def adopted_handle(group: Any, device_type: str) -> int:
     """The ncclComm_t of what from_group takes: an address, a Communicator, or PyTorch's ProcessGroup with an NCCL backend."""
     if isinstance(group, Communicator):
         return group.handle
-    if isinstance(group, int):
-        return group
+    if isinstance(group, int) and not is_bool(group):
+        return within("group", group, 1, 2**64 - 1)
     if hasattr(group, "_get_backend"):
         import torch  # type: ignore[import-not-found, unused-ignore]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
-from typing import Union
+from typing import Any, Optional, Union
 
 from .errors import InvalidArgumentError
 
@@ -31,7 +32,11 @@ class DType(IntEnum):
 
 
 class ReduceOp(IntEnum):
-    """A reduction; the values of ncclRedOp_t. Wherever one is asked for, its name in any case ("sum") will do."""
+    """A reduction; the values of ncclRedOp_t.
+
+    Wherever one is asked for, these will do as well: its name in any case ("sum"), its number as an int, torch.distributed's ReduceOp and mpi4py's operators. Those
+    are taken by their names, because their numbers mean other reductions. What is not among the five is refused.
+    """
 
     SUM = 0
     PROD = 1
@@ -44,11 +49,37 @@ SIZES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2)
 SUPPORTED = ", ".join(kind.name.lower() for kind in DType)
 
 
-def reduction(op: Union[ReduceOp, str, int]) -> int:
-    """The number of a reduction that is given by number or name."""
-    if isinstance(op, str):
-        found = ReduceOp.__members__.get(op.upper())
-        if found is None:
-            raise InvalidArgumentError(f"op is {op!r}, not one of {', '.join(name.lower() for name in ReduceOp.__members__)}")
-        return int(found)
-    return int(op)
+NAMES = {**ReduceOp.__members__, "PRODUCT": ReduceOp.PROD}
+EXPECTED = f"one of {', '.join(name.lower() for name in ReduceOp.__members__)} (a devicemesh.ReduceOp, its name or number, torch's or mpi4py's of that name)"
+
+
+def reduction(op: Any) -> int:
+    """The number of a reduction, which is given as one, by its name, or as an operator of torch or mpi4py."""
+    if type(op) is ReduceOp:
+        return op.value
+    name = op if isinstance(op, str) else _name_of(op)
+    if name is not None:
+        found = NAMES.get(name.upper())
+        if found is not None:
+            return found.value
+    elif type(op) is int and 0 <= op < len(ReduceOp):
+        return op
+    shown = repr(op) if isinstance(op, (str, int, float)) else f"{name or op!r} (a {type(op).__name__})"
+    raise InvalidArgumentError(f"op is {shown}, not {EXPECTED}")
+
+
+def _name_of(op: Any) -> Optional[str]:
+    """What another library calls its operator. None for an object without a name; numbers are never asked for, as they mean something else there."""
+    if type(op) is int:
+        return None
+    kind = type(op)
+    if kind.__module__.partition(".")[0] == "mpi4py":
+        # Its operators are compared, because older releases give them no name. What is passed has been imported already.
+        operators = sys.modules.get("mpi4py.MPI")
+        return next((name for name in ("SUM", "PROD", "MAX", "MIN") if operators is not None and op == getattr(operators, name, None)), None)
+    # torch's dist.ReduceOp.AVG is a member of an enumeration; dist.ReduceOp(...) holds one in its attribute op.
+    for member in (op, getattr(op, "op", None)):
+        name = getattr(member, "name", None)
+        if isinstance(name, str):
+            return name
+    return None

@@ -62,7 +62,7 @@ class BufferTooSmallError(DeviceMeshError):
 
 
 class MismatchError(DeviceMeshError):
-    """Ranks disagree about a collective call; the message says which rank asked for what."""
+    """Ranks disagree about a collective call, or two threads of this rank are in operations along one dimension at once. The message says who asked for what."""
 
     status = 6
 

@@ -12,12 +12,13 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from . import _declarations as declarations
 from . import _interrupt as interrupt
 from ._arguments import Timeout, as_many, as_tuple, init_options, labels, nested, split
-from ._library import check, library, optional_text, ranks, sizes, string, texts
+from ._library import check, flag, library, listing, optional_text, ranks, sizes, string, texts
 from ._library import text as as_text
 from ._queries import Dim, MeshQueries
-from .communicator import Communicator, Group, adopted_handle
+from .communicator import Communicator, adopted_handle
 from .current import stack
 from .errors import DeviceMeshError, InvalidArgumentError
+from .group import Group
 from .options import DimOptions, DimOptionsLike
 from .world import World, abort_default_worlds
 
@@ -39,7 +40,8 @@ class DeviceMesh(MeshQueries):
         mesh_dim_names: a name per dimension. Without names they are dim_0, dim_1 ... where one is asked for.
         world: None is the process's default world, joined from the launcher's environment.
         lazy: make a dimension's communicator at its first use.
-        timeout: how long each collective call of the mesh may take, in seconds or as a timedelta; None is as long as the world's.
+        timeout: how long each collective call of the mesh may take, in seconds or as a timedelta; None is as long as the world's. It bounds this call too, with the
+            join of the default world in it.
         dim_options: wishes for the communicators, a DimOptions per dimension or a dict of them by name or index.
     """
 
@@ -63,8 +65,8 @@ class DeviceMesh(MeshQueries):
     ) -> None:
         lengths, names_array = sizes("mesh_shape", shape), labels(names, len(shape))
         options, _kept = init_options(world, numbers, len(lengths), names, timeout, wishes)
-        options.flags = declarations.INIT_LAZY if lazy else 0
-        as_many(shape, numbers)
+        options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
+        as_many(lengths, numbers)
         handle = ctypes.c_void_p()
         check(interrupt.call(
             _world_end(world), library.dm_init, optional_text("device_type", device_type), lengths, len(lengths), names_array, byref(options), byref(handle)))
@@ -144,6 +146,8 @@ class DeviceMesh(MeshQueries):
         the ranks at other indices, whose handle raises NotMemberError where membership matters."""
         if isinstance(indices, slice):
             indices = range(self.size(self._names[0] if dim is None else dim))[indices]
+        if not isinstance(indices, range):
+            raise TypeError(f"indices is a {type(indices).__name__}, not a range or a slice")
         if indices.step < 0 or (len(indices) and indices[0] < 0):
             raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
         return self._view(library.dm_slice_range, self._handle, self._dim(dim), indices.start if len(indices) else 0, len(indices), indices.step)
@@ -162,6 +166,9 @@ class DeviceMesh(MeshQueries):
     @staticmethod
     def concatenate(meshes: Sequence["DeviceMesh"]) -> "DeviceMesh":
         """Views of one root mesh side by side: a view with the dimensions of all of them, in order. Local."""
+        for mesh in listing("meshes", meshes):
+            if not isinstance(mesh, DeviceMesh):
+                raise TypeError(f"meshes has a {type(mesh).__name__}, not a DeviceMesh")
         handles = (ctypes.c_void_p * len(meshes))(*(mesh._handle for mesh in meshes))
         handle = ctypes.c_void_p()
         check(library.dm_concatenate(handles, len(meshes), byref(handle)))
@@ -224,7 +231,7 @@ class DeviceMesh(MeshQueries):
             world = next((each._mesh._world for each in groups if isinstance(each, Communicator)), None)
         lengths, array = sizes("mesh", shape), labels(mesh_dim_names, len(shape))
         options, _kept = init_options(world, numbers if world is not None else None, len(shape), mesh_dim_names, None, None)
-        options.flags = declarations.INIT_OWN_COMMS if own else 0
+        options.flags = declarations.INIT_OWN_COMMS if flag("own", own) else 0
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
         handle = ctypes.c_void_p()
         check(library.dm_from_comms(as_text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
@@ -298,7 +305,7 @@ def init_device_mesh(
     DeviceMesh.
     """
     made = DeviceMesh.__new__(DeviceMesh)
-    made._init(device_type, tuple(mesh_shape), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
+    made._init(device_type, tuple(listing("mesh_shape", mesh_shape)), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
     return made
 
 
@@ -315,7 +322,7 @@ def deserialize(
         except (ValueError, KeyError, TypeError, AttributeError):
             dim_options = None  # the library says what is wrong with the text
     options, _kept = init_options(world, None, ndim, names, timeout, dim_options)
-    options.flags = declarations.INIT_LAZY if lazy else 0
+    options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
     handle = ctypes.c_void_p()
     check(interrupt.call(_world_end(world), library.dm_deserialize, as_text("text", text), byref(options), byref(handle)))
     return _adopted(handle, world)

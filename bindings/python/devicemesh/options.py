@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Sequence, Union
 
 from . import _declarations as declarations
-from ._library import optional_text
+from ._library import flag, is_bool, listing, optional_text, within
 from .errors import InvalidArgumentError
 
 __all__ = ["DimOptions"]
@@ -30,8 +30,8 @@ class DimOptions:
     def struct(self) -> Any:
         """As C takes it."""
         return declarations.DimOptions(
-            struct_size=ctypes.sizeof(declarations.DimOptions), flags=declarations.DIM_OWN_COMM if self.own_comm else 0,
-            nccl_config=self.nccl_config or None, comm_name=optional_text("comm_name", self.comm_name))
+            struct_size=ctypes.sizeof(declarations.DimOptions), flags=declarations.DIM_OWN_COMM if flag("own_comm", self.own_comm) else 0,
+            nccl_config=within("nccl_config", self.nccl_config, 0, 2**64 - 1) or None, comm_name=optional_text("comm_name", self.comm_name))
 
 
 DimOptionsLike = Union[None, Sequence[DimOptions], Mapping[Union[int, str], DimOptions]]
@@ -44,14 +44,19 @@ def dim_options(options: DimOptionsLike, ndim: int, names: Optional[Sequence[str
     if isinstance(options, Mapping):
         chosen = [DimOptions() for _ in range(ndim)]
         for key, value in options.items():
-            if isinstance(key, int) and 0 <= key < ndim:
+            if isinstance(key, int) and not is_bool(key) and 0 <= key < ndim:
                 chosen[key] = value
             elif names is not None and key in names:
                 chosen[list(names).index(str(key))] = value
             else:
                 raise InvalidArgumentError(f"dim_options has the key {key!r}, but the dimensions are {', '.join(names or map(str, range(ndim)))}")
     else:
-        chosen = list(options)
+        if isinstance(options, DimOptions):
+            raise TypeError("dim_options is one DimOptions; pass a list with one for each dimension, or a dict of them by name or index")
+        chosen = list(listing("dim_options", options))
         if len(chosen) != ndim:
             raise InvalidArgumentError(f"dim_options has {len(chosen)} elements for {ndim} dimensions")
+    for option in chosen:
+        if not isinstance(option, DimOptions):
+            raise TypeError(f"dim_options has a {type(option).__name__}, not a DimOptions")
     return (declarations.DimOptions * ndim)(*(option.struct() for option in chosen))

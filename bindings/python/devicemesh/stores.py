@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Dict, Optional, Protocol
 
 from . import _declarations as declarations
+from ._library import within
 
 __all__ = ["Store", "TorchStore"]
 
@@ -84,18 +85,21 @@ class Callbacks:
     def _get(self, _: Any, key: bytes, value: int, capacity: int, length_out: Any, timeout_ms: int) -> int:
         try:
             found = self.store.get(key.decode(), timeout_ms / 1000)
+            if found is None:
+                return 1
+            if not isinstance(found, (bytes, bytearray, memoryview)):
+                raise TypeError(f"{type(self.store).__name__}.get returned a {type(found).__name__}, not bytes")
+            found = bytes(found)
+            ctypes.memmove(value, found, min(capacity, len(found)))
+            length_out[0] = len(found)
         except BaseException as error:
             self.failure = error
             return 1
-        if found is None:
-            return 1
-        length_out[0] = len(found)
-        ctypes.memmove(value, found, min(capacity, len(found)))
         return 0
 
     def _add(self, _: Any, key: bytes, amount: int, value_out: Any) -> int:
         try:
-            value_out[0] = self.store.add(key.decode(), amount)
+            value_out[0] = within("what the store's add returned", self.store.add(key.decode(), amount), -(2**63), 2**63 - 1)
         except BaseException as error:
             self.failure = error
             return 1

@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Tuple, Union
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._library import check, int32, library, milliseconds, optional_text
+from ._library import check, flag, int32, library, milliseconds, optional_text
 from .errors import InvalidArgumentError
 from .stores import Callbacks, Store
 
@@ -50,17 +50,26 @@ class World:
     ) -> None:
         if (rank is None) != (world_size is None):
             raise InvalidArgumentError(f"world_size is {world_size} and rank is {rank}: give both or neither")
-        if world_size is not None and int32("world_size", world_size) < 1:
+        ranks = 0 if world_size is None else int32("world_size", world_size)
+        if world_size is not None and ranks < 1:
             raise InvalidArgumentError(f"world_size is {world_size}; a world has at least one rank")
         callbacks = Callbacks(store) if store is not None else None
         options = declarations.WorldOptions(
-            struct_size=ctypes.sizeof(declarations.WorldOptions), flags=declarations.WORLD_OFFLINE if offline else 0,
-            world_size=0 if world_size is None else world_size, rank=0 if rank is None else int32("rank", rank),
+            struct_size=ctypes.sizeof(declarations.WorldOptions), flags=declarations.WORLD_OFFLINE if flag("offline", offline) else 0,
+            world_size=ranks, rank=0 if rank is None else int32("rank", rank),
             local_rank=int32("local_rank", local_rank), timeout_ms=milliseconds(timeout),
             init_method=optional_text("init_method", init_method), ccl_library=optional_text("ccl_library", ccl_library))
         if callbacks is not None:
             options.store = ctypes.pointer(callbacks.struct)
         device = optional_text("device_type", device_type)
+        # A token by which the joining can be ended from the main thread while another one is blocked in it.
+        joining = ctypes.c_void_p()
+        if hasattr(options, "joining_out"):
+            options.joining_out = ctypes.pointer(joining)
+
+        def give_up() -> None:
+            if joining.value:
+                library.dm_world_abort(joining.value)
 
         def join() -> int:
             handle = ctypes.c_void_p()
@@ -76,8 +85,7 @@ class World:
             return handle.value or 0
 
         try:
-            # There is no handle yet by which the call could be ended.
-            self._handle = interrupt.apart(join, library.dm_world_free)
+            self._handle = interrupt.apart(join, give_up, library.dm_world_free)
         except Exception as error:
             if callbacks is not None and callbacks.failure is not None:
                 raise error from callbacks.failure
@@ -139,5 +147,5 @@ def _abort_and_free(handle: int) -> None:
 
 
 def abort_default_worlds() -> None:
-    """Ends the worlds that init_device_mesh joins by itself, also while one is being joined; this process joins no other then."""
+    """Ends the worlds that init_device_mesh joins by itself, also while one is being joined. A later init_device_mesh joins anew."""
     check(library.dm_world_abort(None))

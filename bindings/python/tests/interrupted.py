@@ -61,8 +61,8 @@ def blocked_call():
 
 
 signals = []
-if MODE == "own handler":
-    signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
+if MODE in ("own handler", "terminated"):
+    signal.signal(signal.SIGTERM if MODE == "terminated" else signal.SIGINT, lambda number, frame: signals.append(number))
 if RANK == 0:
     call = blocked_call()
     threading.Thread(target=watch, daemon=True).start()

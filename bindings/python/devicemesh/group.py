@@ -1,0 +1,154 @@
+"""Groups: operations that run together, all of them or none."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, TypeVar, cast
+
+from . import _interrupt as interrupt
+from ._library import check, library
+from .errors import InvalidHandleError
+
+if TYPE_CHECKING:
+    from .buffers import Memory
+    from .communicator import Communicator
+    from .mesh import DeviceMesh
+
+__all__ = ["Group"]
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+class Open(threading.local):
+    """The groups that this thread has open, the outermost first."""
+
+    def __init__(self) -> None:
+        self.groups: List["Group"] = []
+
+
+opened = Open()
+
+
+class Queued:
+    """An operation of a group: its communicator, the call that issues it, and the memory that it uses."""
+
+    __slots__ = ("of", "issue", "kept")
+
+    def __init__(self, of: "Communicator", issue: Callable[[], int], kept: Tuple["Memory", ...]) -> None:
+        self.of, self.issue, self.kept = of, issue, kept
+
+
+class Group:
+    """``with mesh.group():`` runs the operations of its body together, so that no order of sends and receives blocks.
+
+    They run when the outermost group of the thread ends; their arguments are checked at once. When the body raises, or one of its operations was refused, none
+    of them runs: no exchange is half done, and the exception comes out. The other ranks, if they did not raise, wait for this one until their deadline.
+    """
+
+    def __init__(self, mesh: "DeviceMesh") -> None:
+        self._mesh = mesh
+        self._handle = 0
+        self._queue: List[Queued] = []
+        self._refused: Optional[Exception] = None
+
+    def __enter__(self) -> "Group":
+        if self._handle:
+            raise RuntimeError("this group is open already; call mesh.group() again for one within it")
+        # A handle of its own, so that the group can be ended when the mesh was closed in the body.
+        handle = ctypes.c_void_p()
+        check(library.dm_clone(self._mesh._handle, ctypes.byref(handle)))
+        own = handle.value or 0
+        # Begun in the library too, for calls beside this package (through raw communicators) that belong to the group.
+        status = library.dm_group_start(own)
+        try:
+            check(status)
+        except BaseException:
+            library.dm_free(own)
+            raise
+        self._handle, self._refused = own, None
+        opened.groups.append(self)
+        return self
+
+    def __exit__(self, _: Any, raised: Optional[BaseException], __: Any) -> None:
+        if not opened.groups or opened.groups[-1] is not self:
+            raise RuntimeError("groups end in the reverse order of their beginnings, each in the thread that began it")
+        opened.groups.pop()
+        queue, self._queue = self._queue, []
+        failure = raised or self._refused or closed(queue)
+        try:
+            if failure is None and opened.groups:
+                opened.groups[-1]._queue += queue
+                queue = []
+            elif failure is None:
+                failure = self._issue(queue)
+            # Also when nothing of ours is in it: the library's group was begun.
+            status = interrupt.call(partial(library.dm_abort, self._handle), library.dm_group_end, self._handle)
+            if failure is None:
+                check(status)
+        finally:
+            library.dm_free(self._handle)
+            self._handle = 0
+            release(queue)
+        if failure is not None and failure is not raised:
+            raise failure
+
+    def add(self, operation: Queued) -> None:
+        """Puts an operation in line."""
+        try:
+            operation.of.handle  # makes the communicator of a lazy mesh, as the operation itself would have done
+        except BaseException:
+            release([operation])
+            raise
+        self._queue.append(operation)
+
+    def refuse(self, error: Exception) -> None:
+        """Notes that an operation was refused; the others will not run without it."""
+        self._refused = self._refused or error
+
+    def _issue(self, queue: Sequence[Queued]) -> Optional[BaseException]:
+        """Hands the operations to the library, whose group collects them. What went wrong."""
+        try:
+            for operation in queue:
+                check(operation.issue())
+        except Exception as error:
+            return error
+        except BaseException as error:
+            # Ctrl-C between two of them. The mesh ends, as it does when Ctrl-C ends a call, so that no peer takes a part for the whole.
+            library.dm_abort(self._handle)
+            return error
+        return None
+
+
+def operation(method: Method) -> Method:
+    """An operation of a Communicator: one that is refused inside a group fails the group."""
+
+    @functools.wraps(method)
+    def noting(*arguments: Any, **named: Any) -> None:
+        groups = opened.groups
+        if not groups:
+            return method(*arguments, **named)
+        try:
+            method(*arguments, **named)
+        except Exception as error:
+            groups[-1].refuse(error)
+            raise
+
+    return cast(Method, noting)
+
+
+def closed(queue: Sequence[Queued]) -> Optional[Exception]:
+    """What is wrong when a mesh of these operations was closed in the body."""
+    for each in queue:
+        if not each.of._mesh._free.alive:
+            return InvalidHandleError(f"{each.of!r}: its mesh was closed before the group ended, so none of the group's operations ran")
+    return None
+
+
+def release(queue: Sequence[Queued]) -> None:
+    """Lets go of the operations' memory."""
+    for each in queue:
+        for memory in each.kept:
+            memory.release()

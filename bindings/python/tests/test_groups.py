@@ -1,0 +1,163 @@
+"""Groups run whole or not at all: under `devicemesh run -n N -- python -m unittest tests/test_groups.py`, for any N. Every rank runs every test."""
+
+import gc
+import os
+import threading
+import unittest
+
+import numpy
+
+from devicemesh import DimOptions, InvalidArgumentError, InvalidHandleError, NotFoundError, init_device_mesh
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class Mistake(Exception):
+    """What the tests raise."""
+
+
+class Groups(unittest.TestCase):
+    def setUp(self):
+        self.mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), dim_options=[DimOptions(own_comm=True)], timeout=30)
+        self.group = self.mesh.get_group("x")
+        self.right, self.left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+        self.mine, self.theirs = numpy.full(1000, RANK + 1.0), numpy.zeros(1000)
+
+    def tearDown(self):
+        self.mesh.finalize()
+
+    def exchange(self):
+        """A ring, which shows that nothing of an earlier group is still under way: its values would arrive in the place of these."""
+        sent, got = numpy.full(7, RANK + 100), numpy.zeros(7, "int64")
+        with self.mesh.group():
+            self.group.send(sent, self.right)
+            self.group.recv(got, self.left)
+        self.assertEqual(got.tolist(), [self.left + 100] * 7)
+        total = numpy.ones(1)
+        self.group.all_reduce(total)
+        self.assertEqual(total[0], SIZE)
+
+    def test_an_exception_after_the_first_operation(self):
+        with self.assertRaises(Mistake):
+            with self.mesh.group():
+                self.group.send(self.mine, self.right)
+                raise Mistake
+        self.exchange()
+        with self.assertRaises(Mistake):
+            with self.mesh.group():
+                self.group.all_reduce(self.mine)
+                self.group.recv(self.theirs, self.left)
+                raise Mistake
+        self.assertEqual(self.mine[0], RANK + 1)
+        self.exchange()
+
+    def test_a_refused_operation(self):
+        for refused, kind in (
+            (lambda: self.group.recv(self.theirs, SIZE), InvalidArgumentError), (lambda: self.group.recv(b"read-only", self.left), InvalidArgumentError),
+            (lambda: self.group.recv("text", self.left), TypeError), (lambda: self.group.all_reduce(self.theirs, op="median"), InvalidArgumentError),
+            (lambda: self.group.all_reduce(self.theirs, root=1), TypeError), (lambda: self.group.all_gather(self.mine, self.theirs[1:]), InvalidArgumentError),
+            (lambda: self.group.all_reduce(self.theirs[:-1], self.theirs[1:]), InvalidArgumentError),
+            (lambda: self.group.all_to_all(self.theirs[: 2 * SIZE], self.theirs[1 : 2 * SIZE + 1]), InvalidArgumentError),
+        ):
+            with self.assertRaises(kind):
+                with self.mesh.group():
+                    self.group.send(self.mine, self.right)
+                    refused()
+            self.exchange()
+            # Its own exception caught, the group still lacks an operation.
+            with self.assertRaises(kind):
+                with self.mesh.group():
+                    self.group.send(self.mine, self.right)
+                    with self.assertRaises(kind):
+                        refused()
+            self.exchange()
+
+    def test_in_place_in_a_group(self):
+        whole = numpy.full(3 * SIZE, RANK + 1.0)
+        block = whole[3 * RANK : 3 * RANK + 3]
+        with self.mesh.group():
+            self.group.all_gather(block, whole)
+            self.group.all_reduce(self.mine, self.mine[:])
+        self.assertEqual(whole.tolist(), [float(rank + 1) for rank in range(SIZE) for _ in range(3)])
+        self.assertEqual(self.mine[0], SIZE * (SIZE + 1) / 2)
+
+    def test_groups_in_groups(self):
+        with self.mesh.group():
+            self.group.send(self.mine, self.right)
+            with self.mesh.group():
+                self.group.recv(self.theirs, self.left)
+            self.assertEqual(self.theirs[0], 0, "nothing runs before the end of the outermost")
+        self.assertEqual(self.theirs[0], self.left + 1)
+        with self.assertRaises(Mistake):
+            with self.mesh.group():
+                with self.mesh.group():
+                    self.group.send(self.mine, self.right)
+                raise Mistake
+        self.exchange()
+        with self.mesh.group():
+            self.group.send(self.mine, self.right)
+            with self.assertRaises(Mistake):
+                with self.mesh.group():
+                    self.group.all_reduce(self.mine)
+                    raise Mistake
+            self.group.recv(self.theirs, self.left)
+        self.assertEqual((self.theirs[0], self.mine[0]), (self.left + 1, RANK + 1))
+
+    def test_arguments_are_those_of_the_call(self):
+        def sent():
+            self.group.send(numpy.full(5, RANK + 0.5), self.right)  # nobody else holds the array
+
+        got = [numpy.zeros(5)]
+        with self.mesh.group():
+            sent()
+            self.group.recv(got[0], self.left)
+            got.append(got.pop())
+            gc.collect()
+        self.assertEqual(got[0].tolist(), [self.left + 0.5] * 5)
+
+    def test_a_mesh_that_is_closed_in_its_group(self):
+        mesh = init_device_mesh("cpu", (SIZE,), timeout=30)
+        with self.assertRaisesRegex(InvalidHandleError, "closed before the group ended"):
+            with mesh.group():
+                mesh.get_group().all_reduce(self.mine)
+                mesh.close()
+        self.assertEqual(self.mine[0], RANK + 1)
+        self.exchange()
+
+    def test_a_lazy_mesh(self):
+        lazy = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("y",), lazy=True, timeout=30, dim_options=[DimOptions(own_comm=True)])
+        with self.mesh.group():
+            self.group.all_reduce(self.mine)
+            lazy.get_group("y").all_reduce(self.theirs)
+        self.assertEqual(self.mine[0], SIZE * (SIZE + 1) / 2)
+        lazy.finalize()
+
+    def test_other_threads_and_views(self):
+        with self.assertRaises(NotFoundError):
+            with self.mesh.group():
+                self.mesh.get_group("y")
+        done = []
+
+        def other():
+            # This thread has no group: the call runs at once.
+            value = numpy.ones(1)
+            self.mesh.flatten("z", options=DimOptions(own_comm=True)).get_group("z").all_reduce(value)
+            done.append(value[0])
+
+        with self.mesh.group():
+            self.group.all_reduce(self.mine)
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            self.assertEqual((done, self.mine[0]), ([SIZE], RANK + 1))
+        self.assertEqual(self.mine[0], SIZE * (SIZE + 1) / 2)
+        group = self.mesh.group()
+        with group:
+            with self.assertRaisesRegex(RuntimeError, "open already"):
+                group.__enter__()
+        with group:
+            self.group.all_reduce(self.theirs)
+
+
+if __name__ == "__main__":
+    unittest.main()

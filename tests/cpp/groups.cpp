@@ -1,0 +1,173 @@
+/* ranks: 1 4 */
+// mesh.group() runs whole or not at all: after an exception, a refused operation or an ignored error no rank is left with half of an exchange.
+#include "check.hpp"
+
+#include <cstdlib>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+struct Ring {
+  const dm::Mesh &mesh;
+  std::int32_t me, ranks, next, before;
+
+  // Shows that nothing of an earlier group is still under way: its values would arrive in the place of these.
+  void turn(std::int32_t value) const
+  {
+    std::vector<std::int32_t> mine(5, value + me), got(5, -1), one(1, 1);
+    mesh.group([&] {
+      mesh.send("x", mine, next);
+      mesh.recv("x", got, before);
+    });
+    CHECK(got == std::vector<std::int32_t>(5, value + before));
+    mesh.all_reduce("x", one);
+    CHECK(one[0] == ranks);
+  }
+};
+
+static void exceptions(const Ring &ring)
+{
+  const dm::Mesh &mesh = ring.mesh;
+  std::vector<float> mine(1000, 1.0f + static_cast<float>(ring.me)), theirs(1000);
+  try {
+    mesh.group([&] {
+      mesh.send("x", mine, ring.next);
+      throw std::runtime_error("after the first of two");
+    });
+    CHECK(false);
+  } catch (const std::runtime_error &error) {
+    CHECK(error.what() == std::string("after the first of two"));
+  }
+  ring.turn(10);
+  try {
+    mesh.group([&] {
+      mesh.all_reduce("x", mine);
+      mesh.group([&] { mesh.recv("x", theirs, ring.before); });
+      throw 5;
+    });
+    CHECK(false);
+  } catch (int thrown) {
+    CHECK(thrown == 5 && mine[0] == 1.0f + static_cast<float>(ring.me) && theirs[0] == 0);
+  }
+  ring.turn(20);
+
+  // A group within one that is left by an exception takes nothing of the outer one with it.
+  mesh.group([&] {
+    mesh.send("x", mine, ring.next);
+    try {
+      mesh.group([&] {
+        mesh.all_reduce("x", mine);
+        throw 5;
+      });
+    } catch (int) {
+    }
+    mesh.group([&] { mesh.recv("x", theirs, ring.before); });
+    CHECK(theirs[0] == 0);
+  });
+  CHECK(theirs[0] == 1.0f + static_cast<float>(ring.before) && mine[0] == 1.0f + static_cast<float>(ring.me));
+}
+
+static void refusals(const Ring &ring)
+{
+  const dm::Mesh &mesh = ring.mesh;
+  const std::size_t n = static_cast<std::size_t>(ring.ranks);
+  std::vector<float> mine(4 * n + 4, 1), theirs(4 * n + 4);
+  const auto fails = [&](dm::Status status, const char *text, auto operation) {
+    THROWS(status, text, (mesh.group([&] {
+      mesh.send("x", mine, ring.next);
+      operation();
+    }), 0));
+    ring.turn(30);
+    // An error that the callback catches, or does not look at, fails the group as well.
+    const dm::nothrow::Mesh quiet(mesh.clone().release());
+    REFUSED(status, text, quiet.group([&] {
+      static_cast<void>(quiet.send("x", mine, ring.next));
+      try {
+        operation();
+      } catch (const dm::Error &) {
+      }
+    }));
+    ring.turn(40);
+  };
+  using Status = dm::Status;
+  fails(Status::invalid_argument, "recv: peer is 99, but dimension x has ranks 0 to", [&] { mesh.recv("x", theirs, 99); });
+  fails(Status::invalid_argument, "peer is -1", [&] { mesh.send("x", mine, -1); });
+  fails(Status::invalid_argument, "root is 99", [&] { mesh.reduce("x", mine.data(), theirs.data(), 1, 99); });
+  fails(Status::not_found, "y", [&] { mesh.recv("y", theirs, ring.before); });
+  fails(Status::invalid_argument, "recv is NULL", [&] { mesh.recv("x", static_cast<float *>(nullptr), 4, ring.before); });
+  fails(Status::invalid_argument, "larger than memory", [&] { mesh.recv("x", theirs.data(), SIZE_MAX / 2, ring.before); });
+  fails(Status::invalid_argument, "op is 77", [&] { mesh.all_reduce("x", mine, static_cast<dm::Op>(77)); });
+  fails(Status::invalid_argument, "all_gather: recv has", [&] { mesh.all_gather("x", mine, dm::Span<float>(theirs.data(), 3)); });
+  fails(Status::invalid_argument, "all_reduce: send and recv overlap", [&] { mesh.all_reduce("x", theirs.data(), theirs.data() + 1, 2); });
+  fails(Status::invalid_argument, "all_to_all: send and recv overlap", [&] { mesh.all_to_all("x", theirs.data(), theirs.data() + 1, 2); });
+  fails(Status::invalid_argument, "cpu has no streams", [&] { mesh.send("x", mine, ring.next, &theirs); });
+  fails(Status::invalid_argument, "send: the buffer is a temporary", [&] { mesh.send("x", std::vector<float>(4), ring.next); });
+  fails(Status::invalid_argument, "all_reduce: the buffer is a temporary", [&] { mesh.all_reduce("x", std::vector<float>(mine), mine); });
+
+  dm::Mesh mine_too = mesh.clone();
+  fails(Status::invalid_handle, "", [&] {
+    mesh.recv("x", theirs, ring.before);
+    if (mine_too.capi() == nullptr) mine_too = mesh.clone();
+    mine_too.all_reduce("x", theirs);
+    mine_too = dm::Mesh();
+  });
+  // The C way of a group, within this one: as a pair it does no harm, and halves of it are refused.
+  fails(Status::invalid_argument, "group_end: this ends the group of group()", [&] { mesh.group_end(); });
+  fails(Status::invalid_argument, "group_start() without group_end()", [&] { mesh.group_start(); });
+  mesh.group([&] {
+    mesh.group_start();
+    mesh.send("x", mine, ring.next);
+    mesh.group_end();
+    mesh.recv("x", theirs, ring.before);
+  });
+  CHECK(theirs[0] == 1);
+
+  // The group's own mesh may go, too.
+  dm::Mesh own = mesh.clone();
+  own.group([&] {
+    mesh.send("x", mine, ring.next);
+    mesh.recv("x", theirs, ring.before);
+    own = dm::Mesh();
+  });
+  CHECK(theirs[0] == 1);
+  THROWS(Status::ccl, "", mesh.group_end());
+}
+
+static void kept(const Ring &ring)
+{
+  const dm::Mesh &mesh = ring.mesh;
+  const std::size_t n = static_cast<std::size_t>(ring.ranks), me = static_cast<std::size_t>(ring.me);
+  std::vector<double> whole(2 * n), blocks(2 * n, 1), mine(3, ring.me + 1.0), rooted(3);
+  std::iota(whole.begin() + static_cast<std::ptrdiff_t>(2 * me), whole.begin() + static_cast<std::ptrdiff_t>(2 * me) + 2, 2.0 * ring.me);
+  // Names and counts are those of the call; in place is in place.
+  mesh.group([&] {
+    std::string name = "x";
+    std::size_t count = 2;
+    mesh.all_gather(name, whole.data() + count * me, whole.data(), count);
+    mesh.reduce_scatter(name, blocks.data(), blocks.data() + count * me, count);
+    mesh.reduce(name, mine, rooted, 0);
+    mesh.broadcast(name, mine, 0);
+    name = "no such dimension";
+    count = 99;
+  });
+  for (std::size_t at = 0; at < 2 * n; ++at) CHECK(whole[at] == static_cast<double>(at));
+  CHECK(blocks[2 * me] == static_cast<double>(n) && mine[2] == 1);
+  CHECK(ring.me != 0 || rooted[1] == static_cast<double>(n * (n + 1) / 2));
+}
+
+int main()
+{
+  return run([] {
+    const char *given = std::getenv("WORLD_SIZE");
+    const int ranks = given == nullptr ? 1 : std::atoi(given);
+    const dm::Mesh mesh = dm::init("cpu", {{"x", ranks}});
+    const std::int32_t me = mesh.local_rank();
+    const Ring ring{mesh, me, ranks, (me + 1) % ranks, (me + ranks - 1) % ranks};
+    exceptions(ring);
+    refusals(ring);
+    kept(ring);
+    ring.turn(50);
+    mesh.finalize();
+  });
+}
