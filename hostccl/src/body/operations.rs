@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::group::{self, Task};
 use crate::handle;
 use crate::message::{Message, Side};
+use crate::turn::Name;
 use crate::types::*;
 
 /// A collective's arguments as they came.
@@ -42,6 +43,7 @@ impl Raw {
     /// # Safety
     /// The buffers are as the call of that kind wants them and stay until it is over.
     unsafe fn submit(self) -> Result<ncclResult_t> {
+        let name = Name::take_next();
         group::submit_collective(|| {
             let handle = handle::find(self.comm)?;
             let comm = handle.ready()?.clone();
@@ -60,7 +62,7 @@ impl Raw {
             let recv = checked("recvbuff", self.recvbuff, self.count, receives)?;
             let call = Call { kind: self.kind, send, recv, count: self.count, dtype, reduction, root };
             // SAFETY: the caller's contract.
-            unsafe { Collective::new(comm, call) }
+            unsafe { Collective::new(comm, call, name) }
         })
     }
 }
@@ -200,6 +202,7 @@ unsafe fn message(
     peer: c_int,
     comm: ncclComm_t,
 ) -> Result<ncclResult_t> {
+    let call = Name::take_next();
     group::submit(|| {
         let handle = handle::find(comm)?;
         let comm = handle.ready()?.clone();
@@ -212,7 +215,7 @@ unsafe fn message(
             .ok_or_else(|| Error::argument(format!("peer {peer} is not a rank of {nranks}")))?;
         let side = side(checked(name, buffer, count, true)?);
         // SAFETY: the caller's contract.
-        Ok(vec![Task::Message(unsafe { Message::new(comm, side, peer, count, dtype) }?)])
+        Ok(vec![Task::Message(unsafe { Message::new(comm, side, peer, count, dtype, call) }?)])
     })
 }
 
