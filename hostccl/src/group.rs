@@ -30,6 +30,29 @@ struct Group {
     error: Option<Error>,
 }
 
+impl Drop for Group {
+    /// A thread that ends inside a group has peers that wait for its operations: they are told.
+    fn drop(&mut self) {
+        if self.depth == 0 {
+            return;
+        }
+        let describe = |task: &Task| match task {
+            Task::Collective(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
+            Task::Message(message) => Some((Arc::clone(message.communicator()), message.describe())),
+            Task::Init(_) | Task::Child(_) => None,
+        };
+        let queued: Vec<_> = self.tasks.iter().filter_map(describe).collect();
+        for (comm, call) in &queued {
+            let message = format!(
+                "a thread of {} ended inside a group, with {} operations queued and not done, among them {call}: every ncclGroupStart or dm_group_start needs its end",
+                comm.describe(comm.rank),
+                queued.len()
+            );
+            comm.fail(ncclInvalidUsage, None, &message);
+        }
+    }
+}
+
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::new(Group::default());
 }
@@ -50,12 +73,15 @@ pub(crate) fn end() -> Result<ncclResult_t> {
                 return Ok(None);
             }
         }
+        group.depth = 0;
         Ok(Some(std::mem::take(group)))
     })?;
     match whole {
         None => Ok(ncclSuccess),
-        Some(Group { error: Some(error), .. }) => Err(error),
-        Some(Group { tasks, .. }) => perform(tasks),
+        Some(mut group) => match group.error.take() {
+            Some(error) => Err(error),
+            None => perform(std::mem::take(&mut group.tasks)),
+        },
     }
 }
 

@@ -430,8 +430,7 @@ fn wanted_by_all(comm: &Comm) -> Option<u64> {
 }
 
 /// Why a call that comes too late to be told apart from another one fails.
-pub(crate) const SHARED: &str =
-    "which share one communicator; call along them in one order on all ranks, or give one of them a communicator of its own (DM_DIM_OWN_COMM)";
+pub(crate) const SHARED: &str = "which share one communicator; call along them in one order on all ranks, or give one of them a communicator of its own (DM_DIM_OWN_COMM)";
 
 /// The error of calls that ended because they shared a communicator.
 pub(crate) fn apart(comm: &Comm, calls: &str, millis: u128) -> Error {

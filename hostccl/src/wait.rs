@@ -89,8 +89,7 @@ fn sleep(waits: &[Waiting<'_>], slice: Duration) {
         // A failure wakes who sleeps on a barrier; there are too many channels to wake them all, so their sleepers watch the
         // alarm as well.
         let alarm = &wait.comm.segment.header().alarm;
-        let pairwise =
-            matches!(wait.blocker, Blocker::From(_) | Blocker::To(_) | Blocker::Turn | Blocker::Other(_));
+        let pairwise = matches!(wait.blocker, Blocker::From(_) | Blocker::To(_) | Blocker::Turn | Blocker::Other(_));
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }

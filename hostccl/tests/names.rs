@@ -150,7 +150,9 @@ fn a_thread_for_each_name_meets_one_thread_that_calls_them_in_turn() {
     // Rank 0 has a thread for each name; the last rank makes the same calls one after another, in an order of its own.
     const CALLS: usize = 60;
     ranks(3, |comm, rank| {
-        let one = |under: usize, call: usize| call_and_check(comm, under, under * 1000 + call, (under + call) % KINDS, 700);
+        // Without messages: one that is not taken stays in front of those of other names.
+        let kind = |under: usize, call: usize| (under + call) % (KINDS - 1);
+        let one = |under: usize, call: usize| call_and_check(comm, under, under * 1000 + call, kind(under, call), 700);
         std::thread::scope(|scope| {
             if rank == 2 {
                 for call in 0..CALLS {
@@ -270,7 +272,8 @@ fn a_message_under_another_name_is_told_to_both_sides() {
     });
     for (code, message) in errors {
         assert_eq!(code, ncclInvalidUsage, "{message}");
-        let expected = "rank 0 sends to rank 1 along dim0, where rank 1 receives along dim1, which share one communicator";
+        let expected =
+            "rank 0 sends to rank 1 along dim0, where rank 1 receives along dim1, which share one communicator";
         assert!(message.contains(expected), "{message}");
     }
 }
@@ -339,4 +342,64 @@ fn messages_compare_their_types_not_only_their_bytes() {
         assert_eq!(code, ncclInvalidUsage, "{message}");
         assert!(message.contains("rank 0 sends 2 x float64 where rank 1 receives 4 x float32"), "{message}");
     }
+}
+
+#[test]
+fn a_thread_that_ends_inside_a_group_fails_its_communicators() {
+    let errors = errors_of(|comm, rank| {
+        if rank == 0 {
+            // On a thread of its own, which ends: joining it waits for what it does last.
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    // SAFETY: no arguments.
+                    ok(unsafe { ncclGroupStart() });
+                    ok(all_reduce(comm, 0));
+                });
+                thread.join().unwrap();
+            });
+        }
+        all_reduce(comm, 0)
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        assert!(message.contains("ended inside a group, with 1 operations queued"), "{message}");
+    }
+}
+
+#[test]
+fn buffers_that_overlap_otherwise_than_in_place_are_refused() {
+    ranks(3, |comm, rank| {
+        const N: usize = 20_000;
+        let mut memory = vec![1_i64; 4 * N * 3];
+        let base = memory.as_mut_ptr();
+        // SAFETY: all offsets are inside the vector.
+        let at = |element: usize| unsafe { base.add(element) };
+        let (root, stream) = (rank as c_int, null_mut());
+        let (a, b) = (at(0).cast::<std::ffi::c_void>(), at(7).cast::<std::ffi::c_void>());
+        let own = at(rank * N).cast::<std::ffi::c_void>();
+        // SAFETY: the buffers are inside the vector, if not apart.
+        let refused = unsafe {
+            [
+                ncclAllReduce(a, b, N, I64, SUM, **comm, stream),
+                ncclReduce(a, b, N, I64, SUM, root, **comm, stream),
+                ncclBroadcast(a, b, N, I64, root, **comm, stream),
+                ncclAllGather(b, a, N, I64, **comm, stream),
+                ncclGather(b, a, N, I64, root, **comm, stream),
+                ncclReduceScatter(a, b, N, I64, SUM, **comm, stream),
+                ncclScatter(a, b, N, I64, root, **comm, stream),
+                ncclAlltoAll(a, b, N, I64, **comm, stream),
+            ]
+        };
+        assert_eq!(refused, [ncclInvalidArgument; 8]);
+        assert!(last_error().contains("overlap, but not as in place"), "{}", last_error());
+        // SAFETY: as above; exactly in place, which nothing refuses.
+        unsafe {
+            ok(ncclAllReduce(a, a, N, I64, SUM, **comm, stream));
+            ok(ncclAllGather(own, a, N, I64, **comm, stream));
+            ok(ncclReduceScatter(a, own, N, I64, SUM, **comm, stream));
+            ok(ncclAlltoAll(a, a, N, I64, **comm, stream));
+            ok(ncclGather(own, a, N, I64, 0, **comm, stream));
+            ok(ncclScatter(a, own, N, I64, 0, **comm, stream));
+        }
+    });
 }
