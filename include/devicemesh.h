@@ -193,6 +193,12 @@ typedef struct dm_world_options {
    * NULL: the store that init_method names; else the caller's own.
    */
   const struct dm_store_callbacks *store;
+  /**
+   * NULL, or where dm_world_init writes a token before it waits for anybody. Another thread that gives this token to dm_world_abort ends the joining:
+   * dm_world_init returns DM_STATUS_ABORTED. The token is good for nothing else, and is not live any more once dm_world_init has returned. The write is
+   * atomic, so the other thread may read the token at any time if it does so atomically.
+   */
+  struct dm_world **joining_out;
 } dm_world_options;
 
 /**
@@ -551,7 +557,7 @@ dm_status dm_world_locations(const struct dm_world *world,
  *
  * Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
  * raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
- * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
+ * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of dm_world_options.joining_out ends the dm_world_init that wrote it. world NULL: the default worlds, those that dm_init joins by itself, also while
  * one is being joined; this process joins no other then. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
  */
 dm_status dm_world_abort(const struct dm_world *world);
@@ -1339,7 +1345,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_world_options in which everything is the default.
  */
-#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL }
+#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL }
 /**
  * A dm_store_callbacks without functions: set, get and add are to be filled in.
  */
