@@ -15,15 +15,8 @@ fn on_ranks(size: usize, body: impl Fn(&View, usize) + Sync) {
         for rank in 0..size {
             let (store, body) = (Arc::clone(&store), &body);
             scope.spawn(move || {
-                let join = JoinOptions {
-                    world_size: Some(size),
-                    rank,
-                    local_rank: rank,
-                    timeout: Some(Duration::from_secs(60)),
-                    store: Some(store),
-                    ..JoinOptions::default()
-                };
-                let world = Arc::new(Domain::join("cpu", &DomainOptions { join, library: None }).unwrap());
+                let join = JoinOptions::ranked(rank, size).timeout(Duration::from_secs(60)).store(store);
+                let world = Arc::new(Domain::join("cpu", &DomainOptions::new(join)).unwrap());
                 let mesh = View::init(&world, &[2, size / 2], &["replicate", "shard"]).unwrap();
                 body(&mesh, rank);
                 mesh.root_comms().finalize().unwrap();

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 
 /// What one operation works on, as the C caller gave it.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Operands {
     /// Elements, in the sense of the operation (per rank for gathers and scatters).
     pub count: usize,
@@ -19,6 +20,13 @@ pub struct Operands {
     pub dtype: i32,
     /// A `cudaStream_t`, or NULL on host memory.
     pub stream: *mut c_void,
+}
+
+impl Operands {
+    /// So many elements of that `ncclDataType_t`, on that stream.
+    pub fn new(count: usize, dtype: i32, stream: *mut c_void) -> Operands {
+        Operands { count, dtype, stream }
+    }
 }
 
 /// The names of the five operators by `ncclRedOp_t` number.
@@ -63,7 +71,7 @@ impl View {
     }
 
     /// Checks `op` as [`operate`](View::operate) checks the rest.
-    pub fn check_operator(&self, name: &str, op: i32) -> Result<()> {
+    pub(crate) fn check_operator(&self, name: &str, op: i32) -> Result<()> {
         match usize::try_from(op).ok().and_then(|op| OPERATORS.get(op)) {
             Some(_) => Ok(()),
             None => Err(Error::invalid(format!("{name}: op is {op}, not one of 0 to 4 ({})", OPERATORS.join(", ")))),
@@ -71,7 +79,7 @@ impl View {
     }
 
     /// Checks a rank of dimension `index`, called `what` in the message.
-    pub fn check_peer(&self, name: &str, index: usize, what: &str, rank: i32) -> Result<()> {
+    pub(crate) fn check_peer(&self, name: &str, index: usize, what: &str, rank: i32) -> Result<()> {
         let size = self.mesh().dim_size(index);
         match usize::try_from(rank) {
             Ok(rank) if rank < size => Ok(()),

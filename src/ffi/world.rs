@@ -255,7 +255,7 @@ pub(super) fn device(named: Option<&str>) -> Result<&'static str> {
     match named {
         Some("cuda") => Ok("cuda"),
         Some("cpu") => Ok("cpu"),
-        None if ccl::has_device() && ccl::for_device("cuda", None).is_ok() => Ok("cuda"),
+        None if ccl::has_device() && ccl::for_device("cuda").is_ok() => Ok("cuda"),
         None => Ok("cpu"),
         Some(other) => Err(match other.split_once(':') {
             Some((device_type, _)) => Error::invalid(format!(
