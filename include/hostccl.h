@@ -308,6 +308,12 @@ ncclResult_t hostcclCommLostRank(ncclComm_t comm, int *rank);
  * too, where that goes on in the background, and for splits of comm. Local. */
 ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
 
+/* Extension: names the calling thread's next operation or split. tag is the same on all ranks that take part, 0 for none; name, for messages, is
+ * NULL or has 32 bytes, filled up with zeros. Operations of one communicator under different tags may come in any order from several
+ * threads: each pairs with those of its tag, as if each tag had a communicator of its own. Two threads in operations of one tag at the same time
+ * are refused. Local. */
+ncclResult_t hostcclNextCallName(uint64_t tag, const char *name);
+
 /* ncclCommGetAsyncError that waits, for at most timeout_ms milliseconds, while it would answer ncclInProgress. Local. */
 ncclResult_t hostcclCommWait(ncclComm_t comm, int64_t timeout_ms, ncclResult_t *async_error);
 

@@ -14,7 +14,8 @@ fn cube() -> Mesh {
 
 /// One dimension of all eight ranks of the world, or fewer, in the order listed.
 fn listed(ranks: &[i32], rank: usize) -> Result<Mesh> {
-    let spec = MeshSpec::new("cpu", &[ranks.len()], 8, rank).names(&["x"]).ranks(ranks);
+    let shape = [ranks.len()];
+    let spec = MeshSpec::new("cpu", &shape, 8, rank).names(&["x"]).ranks(ranks);
     Mesh::new(&spec)
 }
 

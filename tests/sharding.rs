@@ -4,7 +4,7 @@ use std::path::Path;
 
 use devicemesh::error::Status;
 use devicemesh::mesh::{Mesh, MeshSpec};
-use devicemesh::sharding::{LocalShard, Placement, chunk, local_shard};
+use devicemesh::sharding::{Placement, chunk, local_shard};
 use proptest::prelude::*;
 use serde_json::Value;
 

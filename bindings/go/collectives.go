@@ -81,7 +81,7 @@ func (m *Mesh) ReduceScatterBuffer(ctx context.Context, dim string, send, recv B
 	})
 }
 
-// AllToAllBuffer sends block i of send to rank i, and receives block i of recv from rank i. They must not overlap.
+// AllToAllBuffer sends block i of send to rank i, and receives block i of recv from rank i. In place, where the library can, when they are the same.
 func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer, stream Stream) error {
 	var a arguments
 	a.sameCount(send, recv)
@@ -89,9 +89,7 @@ func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer
 	if send.Count%size != 0 {
 		a.refuse("send has %d elements, which %d ranks do not share evenly", send.Count, size)
 	}
-	if overlap(send, recv) {
-		a.refuse("send and recv overlap; an all-to-all has no form in place")
-	}
+	a.apartOrSame(send, recv, 0)
 	along := a.optional("dimension name", dim)
 	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
 		return C.go_all_to_all(mesh, along, send.at(), recv.at(), C.size_t(send.Count/size), C.int32_t(send.DType), unsafe.Pointer(stream))

@@ -1,14 +1,17 @@
 //! One rank's membership in a communicator: its segment, its peers, and how the rank waits for them.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::collective;
 use crate::error::{Error, Result};
-use crate::event::Event;
+use crate::event::{self, Event, Watch};
+use crate::message;
 use crate::operation::Poll;
 use crate::process::{Process, ProcessId};
 use crate::segment::Segment;
+use crate::turn::{self, Turns};
 use crate::types::*;
 
 /// A rank's end of a communicator. Shared by its handle and the calls under way, which keep the memory mapped.
@@ -21,8 +24,8 @@ pub(crate) struct Comm {
     pub(crate) crowd: usize,
     /// How messages call it.
     pub(crate) name: String,
-    /// Held by the thread whose collective, sends, receives are under way, so that calls of several threads take turns.
-    pub(crate) turns: [Mutex<()>; 3],
+    /// Which calls of this rank are inside, so that calls of several threads take turns.
+    pub(crate) turns: Turns,
     /// The steps this rank has ended. Changed only with the collectives' turn.
     step: AtomicU64,
     /// By rank: the last of its offers that this rank has taken.
@@ -51,6 +54,14 @@ pub(crate) enum Blocker {
     From(usize),
     /// A rank's taking of the bytes sent to it.
     To(usize),
+    /// This thread's turn behind other threads of this rank. They have deadlines, so this wait needs none.
+    Turn,
+    /// Another thread of this rank, for which the next message of that rank is.
+    Other(usize),
+    /// Calls of all ranks under one name, of which this rank is the judge: those of that step have different ones.
+    Wants(u64),
+    /// Rank 0's word which of the names in that step goes first.
+    Verdict(u64),
     /// A rank's making of a smaller communicator. The failure of this one does not end the wait: the operation looks itself what does.
     Offer(usize),
 }
@@ -71,7 +82,7 @@ impl Comm {
             nranks,
             crowd: crowd.max(nranks),
             name,
-            turns: Default::default(),
+            turns: Turns::new(nranks),
             step: AtomicU64::new(0),
             taken: (0..nranks).map(|_| AtomicU32::new(0)).collect(),
             aborted,
@@ -196,6 +207,9 @@ impl Comm {
             Blocker::Step(_) => &self.segment.header().barrier,
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
             Blocker::To(peer) => &self.segment.channel(self.rank, peer).tail,
+            Blocker::Turn | Blocker::Other(_) => &self.turns.changed,
+            Blocker::Wants(_) => &self.segment.header().wants,
+            Blocker::Verdict(_) => &self.segment.header().verdict,
             Blocker::Offer(peer) => &self.segment.seat(peer).offer.number,
         }
     }
@@ -250,19 +264,51 @@ impl Comm {
             Blocker::Arrivals => self.segment.process(rank).is_none(),
             Blocker::Step(step) => (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0,
             Blocker::From(peer) | Blocker::To(peer) | Blocker::Offer(peer) => peer == rank,
+            // Every rank has a call of its own there.
+            Blocker::Wants(_) | Blocker::Verdict(_) => rank != self.rank,
+            Blocker::Turn | Blocker::Other(_) => false,
         }
     }
 
     /// The ranks that keep this one waiting.
     pub(crate) fn missing(&self, blocker: Blocker) -> Vec<usize> {
-        (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect()
+        match blocker {
+            Blocker::Wants(_) | Blocker::Verdict(_) => Vec::new(),
+            _ => (0..self.nranks).filter(|&rank| self.needs(rank, blocker)).collect(),
+        }
     }
 
     /// Ends the communicator because this rank has waited for too long.
     pub(crate) fn expire(&self, blocker: Blocker, timeout: Duration) -> Error {
+        let millis = timeout.as_millis();
+        match blocker {
+            Blocker::Wants(posted) | Blocker::Verdict(posted) => {
+                return turn::apart(self, &collective::posted(self, posted), millis);
+            }
+            Blocker::To(peer) if self.segment.channel(self.rank, peer).expects.name().is_some() => {
+                return turn::apart(self, &message::named(self, self.rank, peer), millis);
+            }
+            Blocker::Other(peer) => return turn::apart(self, &message::named(self, peer, self.rank), millis),
+            Blocker::To(peer) if self.has_sent(peer) => {
+                let message = format!(
+                    "ranks {} and {peer} both send to each other and neither receives, for {millis} ms: put the send and the receive of each into one group",
+                    self.rank
+                );
+                return self.fail(ncclInvalidUsage, None, &message);
+            }
+            _ => {}
+        }
         let late = self.missing(blocker);
-        let message = format!("{} did not come within {} ms", list(&late), timeout.as_millis());
+        let sending = late.iter().find(|rank| matches!(blocker, Blocker::Step(_)) && self.has_sent(**rank));
+        let sending = sending.map_or_else(String::new, |rank| format!(" (rank {rank} is in a send to this rank)"));
+        let message = format!("{} did not come within {millis} ms{sending}", list(&late));
         self.while_waiting(self.fail(ncclTimeout, late.first().copied(), &message), blocker)
+    }
+
+    /// Whether a message of `peer` to this rank lies there that nobody takes.
+    fn has_sent(&self, peer: usize) -> bool {
+        let channel = self.segment.channel(peer, self.rank);
+        peer != self.rank && channel.head.value() != channel.tail.value()
     }
 
     /// An error that ended a wait of this rank. When the time was up for another rank first, that one may have waited for somebody else, even
@@ -285,8 +331,9 @@ impl Comm {
     /// Waits until no call of this rank is under way and refuses later ones.
     pub(crate) fn finalize(&self) {
         self.finalized.store(true, Ordering::Release);
-        for turn in &self.turns {
-            drop(turn.lock());
+        while self.turns.is_busy() {
+            let changed = &self.turns.changed;
+            event::sleep(&[Watch { event: changed, seen: changed.value() }], Duration::from_millis(1));
         }
     }
 
@@ -298,6 +345,8 @@ impl Comm {
         header.alarm.wake();
         header.barrier.wake();
         header.arrived.wake();
+        header.wants.wake();
+        header.verdict.wake();
     }
 
     /// Ends all calls on all ranks. The caller has raised the flag that this communicator was made with.

@@ -75,6 +75,11 @@ macro_rules! for_each_function {
             /// Extension: `ncclCommGetAsyncError` that waits, for at most `timeout_ms` milliseconds, while it would answer
             /// `ncclInProgress`. Local.
             fn hostcclCommWait(comm: ncclComm_t, timeout_ms: i64, async_error: *mut ncclResult_t) -> ncclResult_t;
+            /// Extension: names the calling thread's next operation or split. `tag` is the same on all ranks that take part, 0 for none;
+            /// `name`, for messages, is NULL or has 32 bytes, filled up with zeros. Operations of one communicator under
+            /// different tags may come in any order from several threads: each pairs with those of its tag, as if each had
+            /// a communicator of its own. Two threads in operations of one tag at the same time are refused. Local.
+            fn hostcclNextCallName(tag: u64, name: *const c_char) -> ncclResult_t;
             /// Reduces `count` elements of all ranks; every rank gets the same bits. In place when
             /// `sendbuff == recvbuff`. Collective.
             fn ncclAllReduce(
@@ -131,7 +136,7 @@ macro_rules! for_each_function {
                 sendbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t,
                 stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Receives `count` elements from `peer`; the sizes on both sides agree.
+            /// Receives `count` elements from `peer`; counts and types on both sides agree.
             fn ncclRecv(
                 recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t,
                 stream: cudaStream_t

@@ -1,17 +1,18 @@
 //! Groups: a thread's calls between `ncclGroupStart` and `ncclGroupEnd` are collected and then driven together, in lanes.
-//! Collectives of one communicator share a lane, and so do messages to one peer and messages from one peer; whatever is in
-//! different lanes goes on side by side, so that no order of sends and receives in a group can deadlock.
+//! Collectives of one communicator under one name share a lane, and so do messages to one peer and messages from one peer; whatever is in
+//! different lanes goes on side by side, so that no order of sends and receives in a group can deadlock. A lane waits for its turn behind
+//! other threads' calls by itself, while it holds no other turn, so that no circle of threads can come to be.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::collective::Collective;
-use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::message::{Message, Side};
 use crate::operation::{self, Lane, Operation};
 use crate::setup::{ChildInto, Init};
+use crate::turn::Place;
 use crate::types::*;
 
 /// One call of a group.
@@ -22,16 +23,34 @@ pub(crate) enum Task {
     Message(Message),
 }
 
-/// The calls of a communicator that take turns; see [`Comm::turns`].
-const COLLECTIVES: usize = 0;
-const SENDS: usize = 1;
-const RECEIVES: usize = 2;
-
 #[derive(Default)]
 struct Group {
     depth: usize,
     tasks: Vec<Task>,
     error: Option<Error>,
+}
+
+impl Drop for Group {
+    /// A thread that ends inside a group has peers that wait for its operations: they are told.
+    fn drop(&mut self) {
+        if self.depth == 0 {
+            return;
+        }
+        let describe = |task: &Task| match task {
+            Task::Collective(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
+            Task::Message(message) => Some((Arc::clone(message.communicator()), message.describe())),
+            Task::Init(_) | Task::Child(_) => None,
+        };
+        let queued: Vec<_> = self.tasks.iter().filter_map(describe).collect();
+        for (comm, call) in &queued {
+            let message = format!(
+                "a thread of {} ended inside a group, with {} operations queued and not done, among them {call}: every ncclGroupStart or dm_group_start needs its end",
+                comm.describe(comm.rank),
+                queued.len()
+            );
+            comm.fail(ncclInvalidUsage, None, &message);
+        }
+    }
 }
 
 thread_local! {
@@ -54,12 +73,15 @@ pub(crate) fn end() -> Result<ncclResult_t> {
                 return Ok(None);
             }
         }
+        group.depth = 0;
         Ok(Some(std::mem::take(group)))
     })?;
     match whole {
         None => Ok(ncclSuccess),
-        Some(Group { error: Some(error), .. }) => Err(error),
-        Some(Group { tasks, .. }) => perform(tasks),
+        Some(mut group) => match group.error.take() {
+            Some(error) => Err(error),
+            None => perform(std::mem::take(&mut group.tasks)),
+        },
     }
 }
 
@@ -86,8 +108,6 @@ pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Collective>) -> Re
         return submit(|| Ok(vec![Task::Collective(make()?)]));
     }
     let mut collective = make()?;
-    let comm = collective.comm().cloned();
-    let _turn = comm.as_ref().map(|comm| comm.turns[COLLECTIVES].lock().unwrap_or_else(PoisonError::into_inner));
     operation::run(&mut collective).map(|()| ncclSuccess)
 }
 
@@ -117,23 +137,20 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
 fn drive(tasks: Vec<Task>) -> Result<()> {
     let tasks = deliver_to_self(tasks)?;
     let mut lanes: Vec<Lane<'_>> = Vec::new();
-    let mut lane_of: HashMap<(usize, usize, usize), usize> = HashMap::new();
-    let mut turns: Vec<(Arc<Comm>, usize)> = Vec::new();
+    let mut lane_of: HashMap<(usize, Place, u64), usize> = HashMap::new();
     for task in tasks {
         let place = match &task {
             Task::Init(_) => None,
-            Task::Child(child) => Some((child.parent(), COLLECTIVES, 0)),
-            Task::Collective(collective) => collective.comm().map(|comm| (comm, COLLECTIVES, 0)),
-            Task::Message(message) => {
-                let turn = if matches!(message.side(), Side::Send(_)) { SENDS } else { RECEIVES };
-                Some((message.communicator(), turn, message.peer()))
+            Task::Child(child) => child.name().map(|name| (child.parent(), Place::Collectives, name)),
+            Task::Collective(collective) => {
+                collective.comm().map(|comm| (comm, Place::Collectives, *collective.name()))
             }
+            Task::Message(message) => Some((message.communicator(), message.place(), *message.name())),
         };
         let lane = match place {
             None => lanes.len(),
-            Some((comm, turn, peer)) => {
-                turns.push((comm.clone(), turn));
-                *lane_of.entry((Arc::as_ptr(comm).addr(), turn, peer)).or_insert(lanes.len())
+            Some((comm, place, name)) => {
+                *lane_of.entry((Arc::as_ptr(comm).addr(), place, name.tag)).or_insert(lanes.len())
             }
         };
         if lane == lanes.len() {
@@ -146,11 +163,6 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
             Task::Message(message) => Box::new(message),
         });
     }
-    // All threads take the turns in one order, so that none waits in a circle.
-    turns.sort_by_key(|(comm, turn)| (Arc::as_ptr(comm).addr(), *turn));
-    turns.dedup_by_key(|(comm, turn)| (Arc::as_ptr(comm).addr(), *turn));
-    let _held: Vec<_> =
-        turns.iter().map(|(comm, turn)| comm.turns[*turn].lock().unwrap_or_else(PoisonError::into_inner)).collect();
     operation::run_all(&mut lanes)
 }
 

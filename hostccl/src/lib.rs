@@ -54,6 +54,7 @@ mod segment;
 mod setup;
 mod shrink;
 mod split;
+mod turn;
 pub mod types;
 mod wait;
 

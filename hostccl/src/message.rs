@@ -10,6 +10,7 @@ use crate::comm::{Blocker, Comm};
 use crate::error::Result;
 use crate::operation::{Operation, Poll};
 use crate::segment::LINE;
+use crate::turn::{Name, Pass, Place};
 use crate::types::{DataType, ncclInvalidUsage};
 
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +18,10 @@ use crate::types::{DataType, ncclInvalidUsage};
 struct Header {
     count: u64,
     dtype: i32,
+    name: Name,
 }
+
+const _: () = assert!(size_of::<Header>() <= LINE);
 
 /// Which side of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +37,7 @@ pub(crate) struct Message {
     peer: usize,
     count: usize,
     dtype: DataType,
+    pass: Pass,
     /// Whether the header has passed.
     opened: bool,
     /// Bytes of the message that have passed.
@@ -51,9 +56,12 @@ impl Message {
         peer: usize,
         count: usize,
         dtype: DataType,
+        name: Name,
     ) -> Result<Message> {
         comm.check_open()?;
-        Ok(Message { comm, side, peer, count, dtype, opened: false, done: 0 })
+        let place = if matches!(side, Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
+        let pass = Pass::new(place, name);
+        Ok(Message { comm, side, peer, count, dtype, pass, opened: false, done: 0 })
     }
 
     pub(crate) fn communicator(&self) -> &Arc<Comm> {
@@ -64,6 +72,17 @@ impl Message {
         self.peer
     }
 
+    pub(crate) fn place(&self) -> Place {
+        match self.side {
+            Side::Send(_) => Place::To(self.peer),
+            Side::Recv(_) => Place::From(self.peer),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        self.pass.name()
+    }
+
     pub(crate) fn side(&self) -> Side {
         self.side
     }
@@ -71,7 +90,7 @@ impl Message {
     /// Copies from a rank to itself: `self` sends what `other` receives.
     pub(crate) fn deliver(&self, other: &Message) -> Result<()> {
         let (Side::Send(from), Side::Recv(to)) = (self.side, other.side) else { return Ok(()) };
-        if self.bytes() != other.bytes() {
+        if (self.count, self.dtype) != (other.count, other.dtype) {
             return Err(other.mismatch(self.count as u64, self.dtype as i32));
         }
         // SAFETY: both buffers hold that many bytes, as `new` demands.
@@ -122,7 +141,7 @@ impl Message {
             let start = head;
             let mut room = free;
             if !self.opened {
-                let header = Header { count: self.count as u64, dtype: self.dtype as i32 };
+                let header = Header { count: self.count as u64, dtype: self.dtype as i32, name: *self.pass.name() };
                 // SAFETY: a line is free at the head; heads are multiples of lines, which divide the ring.
                 unsafe { memory.add(head as usize % ring).cast::<Header>().write(header) };
                 self.opened = true;
@@ -137,6 +156,16 @@ impl Message {
             debug_assert!(head != start);
             channel.head.set(head);
         }
+    }
+
+    /// The next message is for a call of another name: lets that one of this rank go first, once it has come.
+    fn wait_for_other(&mut self, name: &Name) -> Poll {
+        let seen = self.comm.turns.changed.value();
+        if self.pass.hand_over(&self.comm, name.tag) {
+            return Poll::Blocked { seen, blocker: Blocker::Turn };
+        }
+        self.comm.segment.channel(self.peer, self.comm.rank).expects.set(self.pass.name());
+        Poll::Blocked { seen, blocker: Blocker::Other(self.peer) }
     }
 
     fn poll_recv(&mut self, to: *mut u8) -> Result<Poll> {
@@ -156,8 +185,11 @@ impl Message {
             if !self.opened {
                 // SAFETY: the sender put a header at the start of its message and published it.
                 let header = unsafe { memory.add(tail as usize % ring).cast::<Header>().read() };
-                let size = DataType::from_raw(header.dtype).map_or(0, DataType::size) as u64;
-                if header.count.checked_mul(size) != Some(self.bytes() as u64) {
+                if header.name.tag != self.pass.name().tag {
+                    return Ok(self.wait_for_other(&header.name));
+                }
+                channel.expects.clear();
+                if (header.count, header.dtype) != (self.count as u64, self.dtype as i32) {
                     return Err(self.mismatch(header.count, header.dtype));
                 }
                 self.opened = true;
@@ -177,6 +209,11 @@ impl Operation for Message {
     fn poll(&mut self) -> Result<Poll> {
         if !self.opened {
             self.comm.check()?;
+            let (comm, side, peer) = (&self.comm, self.side, self.peer);
+            let call = || describe(comm, side, self.count, self.dtype, peer);
+            if let Some(blocked) = self.pass.enter(comm, call)? {
+                return Ok(blocked);
+            }
         }
         let poll = match self.side {
             Side::Send(from) => self.poll_send(from),
@@ -193,17 +230,45 @@ impl Operation for Message {
     }
 
     fn describe(&self) -> String {
-        let (call, way) = match self.side {
-            Side::Send(_) => ("ncclSend", "to"),
-            Side::Recv(_) => ("ncclRecv", "from"),
-        };
-        format!(
-            "{call}({} x {}, {way} rank {}) on rank {} of {}",
-            self.count,
-            self.dtype.name(),
-            self.peer,
-            self.comm.rank,
-            self.comm.name
-        )
+        describe(&self.comm, self.side, self.count, self.dtype, self.peer)
     }
+
+    fn take_pass(&mut self) -> Option<Pass> {
+        let fresh = Pass::new(self.place(), *self.pass.name());
+        Some(std::mem::replace(&mut self.pass, fresh))
+    }
+
+    fn give_pass(&mut self, pass: Pass) {
+        self.pass = pass;
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.pass.leave(&self.comm)
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        // What failed here has its error already.
+        let _ = self.pass.leave(&self.comm);
+    }
+}
+
+fn describe(comm: &Comm, side: Side, count: usize, dtype: DataType, peer: usize) -> String {
+    let (call, way) = match side {
+        Side::Send(_) => ("ncclSend", "to"),
+        Side::Recv(_) => ("ncclRecv", "from"),
+    };
+    format!("{call}({count} x {}, {way} rank {peer}) on rank {} of {}", dtype.name(), comm.rank, comm.name)
+}
+
+/// "rank 0 sends to rank 1 along pp, where rank 1 receives along all", for a message that the receiver's call is not for.
+pub(crate) fn named(comm: &Comm, from: usize, to: usize) -> String {
+    let (channel, ring) = (comm.segment.channel(from, to), comm.segment.layout().ring_bytes);
+    let at = channel.tail.value() as usize % ring;
+    // SAFETY: there is a header at the tail: the receiver leaves it there for a call of another name.
+    let header = unsafe { comm.segment.ring(from, to).add(at).cast::<Header>().read() };
+    let expected = channel.expects.name().unwrap_or(Name::NONE);
+    let of = |name: &Name| if name.along().is_empty() { " without a name".to_owned() } else { name.along() };
+    format!("rank {from} sends to rank {to}{}, where rank {to} receives{}", of(&header.name), of(&expected))
 }

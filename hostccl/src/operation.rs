@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::comm::{Blocker, Comm};
 use crate::error::Result;
+use crate::turn::Pass;
 use crate::wait::{Idle, Waiting};
 
 /// Where an operation stands.
@@ -33,6 +34,19 @@ pub(crate) trait Operation {
 
     /// The call with its values, for messages.
     fn describe(&self) -> String;
+
+    /// Its turn, for the next operation of its lane: other threads' calls of the same name stay outside until the lane has ended.
+    fn take_pass(&mut self) -> Option<Pass> {
+        None
+    }
+
+    /// Takes over the turn of the operation before it.
+    fn give_pass(&mut self, _pass: Pass) {}
+
+    /// Ends its turn when it is done; fails when its result may belong to another call.
+    fn end(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Drives one operation to its end.
@@ -40,7 +54,7 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
     let mut idle = Idle::default();
     loop {
         let step = operation.poll().and_then(|poll| match poll {
-            Poll::Done => Ok(true),
+            Poll::Done => operation.end().map(|()| true),
             Poll::Blocked { seen, blocker } => {
                 let comm = operation.comm().expect("a blocked operation has a communicator");
                 let patience = operation.patience();
@@ -67,7 +81,16 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
         let mut blocked = Vec::with_capacity(lanes.len());
         lanes.retain_mut(|lane| {
             while let Some(operation) = lane.front_mut() {
-                match operation.poll() {
+                let mut polled = operation.poll();
+                if polled == Ok(Poll::Done) {
+                    let pass = if lane.len() > 1 { lane[0].take_pass() } else { None };
+                    match (pass, lane.get_mut(1)) {
+                        (Some(pass), Some(next)) => next.give_pass(pass),
+                        _ => polled = lane[0].end().map(|()| Poll::Done),
+                    }
+                }
+                let operation = &lane[0];
+                match polled {
                     Ok(Poll::Done) => {
                         lane.pop_front();
                     }

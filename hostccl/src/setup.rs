@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::handle::{self, Handle};
 use crate::join::Join;
 use crate::operation::{Operation, Poll};
+use crate::turn::Name;
 use crate::types::*;
 
 /// How long ranks wait for each other to make a communicator.
@@ -102,6 +103,11 @@ pub(crate) trait Child: Operation + Send {
 
     /// An error of the new communicator as the parent's ranks are to hear it.
     fn for_parent(&self, error: Error) -> Error;
+
+    /// The name of the call, where it takes turns with the parent's collectives.
+    fn name(&self) -> Option<Name> {
+        None
+    }
 }
 
 /// `ncclCommSplit` and `ncclCommShrink`.
@@ -141,6 +147,10 @@ impl ChildInto {
 
     pub(crate) fn parent(&self) -> &Arc<Comm> {
         &self.on
+    }
+
+    pub(crate) fn name(&self) -> Option<Name> {
+        self.child.name()
     }
 
     fn finish(&mut self, outcome: Result<()>) {

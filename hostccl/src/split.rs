@@ -14,6 +14,7 @@ use crate::operation::{Operation, Poll};
 use crate::process::ProcessId;
 use crate::segment::{self, SLOTS};
 use crate::setup::Child;
+use crate::turn::{Meeting, Name};
 use crate::types::*;
 
 /// What a rank of the parent asks for.
@@ -43,6 +44,7 @@ pub(crate) struct Split {
     aborted: Arc<AtomicBool>,
     stage: usize,
     waiting: bool,
+    meeting: Meeting,
     /// Parent's ranks of this colour, in the new order.
     members: Vec<usize>,
     /// Held open by the first of the members until all have joined.
@@ -57,6 +59,7 @@ impl Split {
         key: i32,
         name: String,
         aborted: Arc<AtomicBool>,
+        call: Name,
     ) -> Result<Split> {
         parent.check_open()?;
         Ok(Split {
@@ -66,6 +69,7 @@ impl Split {
             aborted,
             stage: 0,
             waiting: false,
+            meeting: Meeting::new(call),
             members: Vec::new(),
             offered: None,
             join: None,
@@ -81,12 +85,11 @@ impl Split {
         let me = self.parent.rank;
         match self.stage {
             0 => {
-                Descriptor::split().post(&self.parent);
+                Descriptor::split(*self.meeting.pass.name()).post(&self.parent);
                 // SAFETY: in this step only this rank touches its slot, which is larger than this.
                 unsafe { self.slot::<Ask>(me, 0).write(self.ask) };
             }
             1 => {
-                Descriptor::split().compare(&self.parent)?;
                 if self.ask.color == NCCL_SPLIT_NOCOLOR {
                     return Ok(());
                 }
@@ -140,6 +143,10 @@ impl Split {
 }
 
 impl Child for Split {
+    fn name(&self) -> Option<Name> {
+        Some(*self.meeting.pass.name())
+    }
+
     fn joined(&self) -> Option<Arc<Comm>> {
         self.join.as_ref().and_then(Join::joined)
     }
@@ -173,8 +180,17 @@ impl Operation for Split {
                     return Ok(blocked);
                 }
                 self.waiting = false;
-            } else if self.stage == 0 {
+                if self.stage == 1 && !Descriptor::split(*self.meeting.pass.name()).compare(&self.parent)? {
+                    self.stage = 0;
+                    self.meeting.withdraw(&self.parent);
+                }
+            }
+            if self.stage == 0 {
                 self.parent.check()?;
+                let blocked = self.meeting.poll(&self.parent, || "ncclCommSplit".to_owned())?;
+                if let Some(blocked) = blocked {
+                    return Ok(blocked);
+                }
             }
             self.run_stage()?;
             self.stage += 1;
@@ -183,10 +199,11 @@ impl Operation for Split {
                 self.waiting = true;
             }
         }
+        // Who polls a parent that is not blocking may begin the next split as soon as this one says that it is done: its place is left before.
         match &mut self.join {
-            None => Ok(Poll::Done),
+            None => self.meeting.pass.leave(&self.parent).map(|()| Poll::Done),
             Some(join) => match join.poll() {
-                Ok(Poll::Done) => Ok(Poll::Done),
+                Ok(Poll::Done) => self.meeting.pass.leave(&self.parent).map(|()| Poll::Done),
                 // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
@@ -207,6 +224,13 @@ impl Operation for Split {
             "ncclCommSplit(color {}, key {}) on rank {} of {}",
             self.ask.color, self.ask.key, self.parent.rank, self.parent.name
         )
+    }
+}
+
+impl Drop for Split {
+    fn drop(&mut self) {
+        // What failed here has its error already.
+        let _ = self.meeting.pass.leave(&self.parent);
     }
 }
 

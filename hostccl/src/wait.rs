@@ -51,10 +51,15 @@ impl Idle {
         for wait in ended() {
             wait.comm.check().map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
+        // Whoever is inside has a deadline; who waits for its turn needs none.
+        let timed = || ended().filter(|wait| wait.blocker != Blocker::Turn);
         let since = *self.since.get_or_insert_with(Instant::now);
-        let set = *self.set.get_or_insert_with(|| ended().filter_map(|wait| wait.comm.patience()).min());
-        let patience = set.or_else(timeout).or_else(|| ended().filter_map(|wait| wait.patience).min());
-        let patience = patience.filter(|_| ended().next().is_some());
+        if self.set.is_none() && timed().next().is_some() {
+            self.set = Some(timed().filter_map(|wait| wait.comm.patience()).min());
+        }
+        let set = self.set.flatten();
+        let patience = set.or_else(timeout).or_else(|| timed().filter_map(|wait| wait.patience).min());
+        let patience = patience.filter(|_| timed().next().is_some());
         let joining = waits.iter().any(|wait| wait.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
         if let Some(patience) = patience {
@@ -70,7 +75,7 @@ impl Idle {
             checked.map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         match patience {
-            Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(ended(), patience)),
+            Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(timed(), patience)),
             _ => Ok(()),
         }
     }
@@ -84,7 +89,7 @@ fn sleep(waits: &[Waiting<'_>], slice: Duration) {
         // A failure wakes who sleeps on a barrier; there are too many channels to wake them all, so their sleepers watch the
         // alarm as well.
         let alarm = &wait.comm.segment.header().alarm;
-        let pairwise = matches!(wait.blocker, Blocker::From(_) | Blocker::To(_));
+        let pairwise = matches!(wait.blocker, Blocker::From(_) | Blocker::To(_) | Blocker::Turn | Blocker::Other(_));
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use libloading::os::unix::Library as Handle;
 
+use super::call_name::CallName;
 use super::config::CommConfig;
 use super::driver::{CurrentDevice, supported};
 use super::types::{NcclResult, UniqueId, result};
@@ -78,6 +79,7 @@ pub(super) struct Functions {
     pub(super) group_end: unsafe extern "C" fn() -> NcclResult,
     pub(super) host_lost_rank: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
     pub(super) host_set_timeout: Option<unsafe extern "C" fn(RawComm, i64) -> NcclResult>,
+    pub(super) host_next_call_name: Option<unsafe extern "C" fn(u64, *const c_char) -> NcclResult>,
     pub(super) host_wait: Option<unsafe extern "C" fn(RawComm, i64, *mut NcclResult) -> NcclResult>,
 }
 
@@ -153,6 +155,7 @@ impl Library {
             group_end: symbol!("ncclGroupEnd", core),
             host_lost_rank: symbol!("hostcclCommLostRank"),
             host_set_timeout: symbol!("hostcclCommSetTimeout"),
+            host_next_call_name: symbol!("hostcclNextCallName"),
             host_wait: symbol!("hostcclCommWait"),
         };
         Ok(Library { name: name.to_owned(), version, functions, handle: None })
@@ -182,6 +185,11 @@ impl Library {
     /// Its release, which must be the same on all ranks: "NCCL 2.27.7".
     pub fn release(&self) -> String {
         format!("NCCL {}", dotted(self.version))
+    }
+
+    /// Whether both are the same code in this process, and so share their groups: two tables are made where two worlds name one library.
+    pub(crate) fn is_same(&self, other: &Library) -> bool {
+        self.functions.group_start as usize == other.functions.group_start as usize
     }
 
     /// Whether it is AMD's, whose devices the program chooses itself (hipSetDevice).
@@ -313,6 +321,7 @@ impl Library {
         let Some(split) = self.functions.split else {
             return Err(Error::unsupported(format!("{} has no ncclCommSplit", self.label())));
         };
+        self.name_next_call(&CallName::OF_MAKING);
         // SAFETY: the parent is live (its owner calls), `child` is a valid out-parameter that the caller keeps in place.
         let code = unsafe { split(parent, color, key, child, config.as_mut_ptr()) };
         self.check("ncclCommSplit", parent, code)

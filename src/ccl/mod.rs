@@ -4,6 +4,7 @@
 //! everything above this module is one code path. Results stay integers (an enum would be undefined behaviour for a code
 //! that a newer library invents), and every symbol is optional but the core (see `Library::from_lookup`).
 
+mod call_name;
 mod config;
 mod cuda;
 mod driver;
@@ -13,6 +14,7 @@ mod operations;
 mod types;
 mod wheel;
 
+pub(crate) use call_name::CallName;
 pub use config::CommConfig;
 pub(crate) use driver::{Device, select_device};
 pub use driver::{devices, has_device};

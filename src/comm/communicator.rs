@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use once_cell::sync::OnceCell;
 
+use super::gate::Gate;
 use super::making::world_ranks;
 use crate::ccl::{CommConfig, Library, RawComm, result};
 use crate::error::{Error, Result, Status};
@@ -73,6 +74,8 @@ pub(crate) struct Communicator {
     /// Held by questions to the library about the raw communicator and while it is taken away: a library may free it at once. Not held by calls
     /// that wait.
     asking: Mutex<()>,
+    /// Where host calls pass one at a time, on libraries with streams.
+    gate: Gate,
     /// Held by who aborts, so that nobody else goes on before that is done.
     aborting: Mutex<()>,
 }
@@ -90,8 +93,13 @@ impl Communicator {
             scope: OnceCell::new(),
             patience: AtomicU64::new(0),
             asking: Mutex::default(),
+            gate: Gate::default(),
             aborting: Mutex::default(),
         }
+    }
+
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     pub(super) fn adopted(library: Arc<Library>, group: Mesh, raw: RawComm, owned: bool) -> Result<Communicator> {

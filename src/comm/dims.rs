@@ -5,11 +5,11 @@ use std::sync::{Arc, PoisonError};
 
 use super::communicator::{Communicator, LazyPlan, State, lasting_name};
 use super::domain::{Domain, PartitionKey};
+use super::groups::outside_groups;
 use super::making::{Maker, millis, outcome, report};
-use super::operations::outside_groups;
 use super::options::DimOptions;
 use super::root::{DimComm, RootComms};
-use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm};
+use crate::ccl::{CallName, CommConfig, Library, NO_COLOR, RawComm};
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
@@ -234,6 +234,7 @@ impl RootComms {
             name: name.to_owned(),
             dim: view.dim_layout(index).clone(),
             communicator: Arc::clone(communicator),
+            call: CallName::new(&self.id, name, view.dim_layout(index).pairs()),
         });
     }
 

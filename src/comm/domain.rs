@@ -9,6 +9,7 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 
 use super::communicator::{Communicator, State};
+use super::groups::refuse_inside;
 use super::life::abort_all;
 use super::root::RootComms;
 use crate::ccl::{self, Device, Library};
@@ -158,6 +159,7 @@ impl Domain {
     /// Returns when every rank of the world has called it. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         self.alive()?;
+        refuse_inside("dm_world_barrier", self.library.as_ref())?;
         let timeout = timeout.unwrap_or(self.world.timeout());
         let wait = Wait { cancel: self.cancel.clone(), ..Wait::after(timeout) };
         let _turn = self.take_turn(&wait)?;
@@ -167,6 +169,7 @@ impl Domain {
     /// Where every rank is, by rank. **Collective over the world**.
     pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
         self.alive()?;
+        refuse_inside("dm_world_locations", self.library.as_ref())?;
         let wait = Wait { cancel: self.cancel.clone(), ..Wait::after(self.world.timeout()) };
         let _turn = self.take_turn(&wait)?;
         wait.outcome(self.world.locations(mine, &wait))

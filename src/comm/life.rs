@@ -5,6 +5,7 @@ use std::thread::sleep;
 
 use super::beside::beside;
 use super::communicator::{Communicator, State, blame};
+use super::groups::refuse_inside;
 use super::making::{outcome, report, settle};
 use super::root::{Life, RootComms};
 use crate::error::{Error, Result};
@@ -51,6 +52,7 @@ impl RootComms {
     /// Waits for the outstanding work of all ranks and destroys the communicators that no other root mesh shares.
     /// **Collective over the root**; on a rank outside it, local.
     pub fn finalize(&self) -> Result<()> {
+        refuse_inside("dm_finalize", self.library.as_ref())?;
         if self.scope.is_none() {
             self.alive()?;
             self.end(Life::Finalized);

@@ -10,6 +10,8 @@ mod beside;
 mod communicator;
 mod dims;
 mod domain;
+mod gate;
+mod groups;
 mod life;
 mod making;
 mod operations;
@@ -21,6 +23,7 @@ mod view;
 
 pub use domain::{Domain, DomainOptions};
 pub use operations::Operands;
+pub(crate) use operations::Shape;
 pub use options::{DimOptions, MeshOptions};
 pub use root::RootComms;
 pub use slices::{Element, Operator};

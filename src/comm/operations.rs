@@ -1,13 +1,14 @@
 //! Calls of the communicator library along one dimension of a view.
 
-use std::cell::Cell;
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::thread::sleep;
 
 use super::communicator::Communicator;
+use super::groups;
 use super::making::{millis, settle};
 use super::view::View;
-use crate::ccl::{DATA_TYPES, Library, NcclResult, RawComm, element_size, result};
+use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, RawComm, element_size, result};
 use crate::error::{Error, Result};
 
 /// What one operation works on, as the C caller gave it.
@@ -29,6 +30,19 @@ impl Operands {
     }
 }
 
+/// How much the buffers of an operation hold, in blocks of `count` elements, and where it works in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// A block each; in place where they are the same.
+    Same,
+    /// A block is sent, one of each rank received; in place where the one lies at this rank's place in the other.
+    Gather,
+    /// A block for each rank is given, one received; in place likewise.
+    Scatter,
+    /// A block for each rank on both sides; on host memory in place where they are the same, else never.
+    AllToAll,
+}
+
 /// The names of the five operators by `ncclRedOp_t` number.
 const OPERATORS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];
 
@@ -43,6 +57,7 @@ impl View {
         buffers: &[(&str, *const c_void)],
         issue: impl FnOnce(&Library, RawComm) -> NcclResult,
     ) -> Result<()> {
+        self.check_index(index)?;
         let Operands { count, dtype, stream } = operands;
         let Some(element) = element_size(dtype) else {
             let known: Vec<&str> = DATA_TYPES.iter().map(|(name, _)| *name).collect();
@@ -67,7 +82,97 @@ impl View {
             )));
         }
         communicator.limit(millis(self.root_comms().timeout))?;
-        self.outcome(name, communicator, raw, issue(library, raw))
+        let call = self.call_name(index);
+        let outcome = match library.is_host_engine() {
+            true => {
+                library.name_next_call(call);
+                self.outcome(name, communicator, raw, issue(library, raw))
+            }
+            false => self.through_gate(name, index, communicator, call, || {
+                self.outcome(name, communicator, raw, issue(library, raw))
+            }),
+        };
+        if outcome.is_ok() {
+            groups::note(library, || format!("{name} along {}", self.mesh().dim_name(index)));
+        }
+        outcome
+    }
+
+    /// Runs `issue` while no other thread issues anything on the communicator; inside a group nobody else does so until its end.
+    fn through_gate(
+        &self,
+        name: &str,
+        index: usize,
+        communicator: &Arc<Communicator>,
+        call: &CallName,
+        issue: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if groups::keeps(communicator) {
+            return issue();
+        }
+        let described = || format!("{name} along {}", self.mesh().dim_name(index));
+        communicator.gate().enter(call.tag(), || self.root_comms().wait(None), &described)?;
+        let outcome = issue();
+        if !groups::keep(communicator) {
+            communicator.gate().leave();
+        }
+        outcome
+    }
+
+    /// Fails where the buffers of a call overlap in another way than the one in which it works in place.
+    pub(crate) fn check_overlap(
+        &self,
+        name: &str,
+        index: usize,
+        operands: Operands,
+        send: *const c_void,
+        recv: *const c_void,
+        shape: Shape,
+    ) -> Result<()> {
+        let size = self.mesh().dim_size(index);
+        // What is not within memory is refused with the other arguments.
+        let each = element_size(operands.dtype).and_then(|element| operands.count.checked_mul(element));
+        let Some(each) = each.filter(|each| *each > 0 && each.checked_mul(size).is_some()) else { return Ok(()) };
+        let (send, recv, block) =
+            (send.addr(), recv.addr(), || Ok::<usize, Error>(self.mesh().local_rank(index)? * each));
+        let whole = each * size;
+        let (send_bytes, recv_bytes) = match shape {
+            Shape::Same => (each, each),
+            Shape::Gather => (each, whole),
+            Shape::Scatter => (whole, each),
+            Shape::AllToAll => (whole, whole),
+        };
+        let (send_end, recv_end) = (send.saturating_add(send_bytes), recv.saturating_add(recv_bytes));
+        if send_end <= recv || recv_end <= send || size == 1 && send == recv {
+            return Ok(());
+        }
+        let (in_place, instead) = match shape {
+            Shape::Same => (send == recv, "send == recv"),
+            Shape::Gather => (send == recv + block()?, "send == recv + (my rank) * count elements"),
+            Shape::Scatter => (recv == send + block()?, "recv == send + (my rank) * count elements"),
+            Shape::AllToAll if self.library()?.is_host_engine() => (send == recv, "send == recv"),
+            Shape::AllToAll => (false, "never on this library"),
+        };
+        match in_place {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "{name}: send [{send:#x}, {send_end:#x}) and recv [{recv:#x}, {recv_end:#x}) overlap, but not as in place ({instead}): pass buffers that are apart, or exactly in place"
+            ))),
+        }
+    }
+
+    /// Checks the peer of a message.
+    pub(crate) fn check_message(&self, name: &str, index: usize, peer: i32) -> Result<()> {
+        self.check_peer(name, index, "peer", peer)?;
+        if self.mesh().is_member()
+            && self.mesh().local_rank(index)? == peer as usize
+            && !groups::in_group(self.library()?)
+        {
+            return Err(Error::invalid(format!(
+                "{name}: peer {peer} is this rank itself: put the send and its receive into one group (dm_group_start)"
+            )));
+        }
+        Ok(())
     }
 
     /// Checks `op` as [`operate`](View::operate) checks the rest.
@@ -94,8 +199,9 @@ impl View {
     /// Begins a group of operations of the calling thread.
     pub fn group_start(&self) -> Result<()> {
         self.root_comms().alive()?;
-        self.library()?.group_start()?;
-        GROUPS.set(GROUPS.get() + 1);
+        let library = self.library()?;
+        library.group_start()?;
+        groups::begin(library);
         Ok(())
     }
 
@@ -103,7 +209,7 @@ impl View {
     pub fn group_end(&self) -> Result<()> {
         let library = self.library()?;
         let ended = library.group_end();
-        GROUPS.set(GROUPS.get().saturating_sub(1));
+        groups::end(library);
         self.root_comms().alive()?;
         match ended {
             Ok(()) => self.root_comms().settle_all(),
@@ -116,7 +222,7 @@ impl View {
         self.communicator(index)?.poll().map(drop)
     }
 
-    fn outcome(&self, name: &str, communicator: &Communicator, raw: RawComm, code: NcclResult) -> Result<()> {
+    fn outcome(&self, name: &str, communicator: &Arc<Communicator>, raw: RawComm, code: NcclResult) -> Result<()> {
         if code == result::SUCCESS {
             return Ok(());
         }
@@ -125,29 +231,4 @@ impl View {
         }
         communicator.library().check(name, raw, code).map_err(|error| communicator.explain(raw, error))
     }
-}
-
-thread_local! {
-    /// How deep this thread is in groups that it began here.
-    static GROUPS: Cell<u32> = const { Cell::new(0) };
-}
-
-/// Whether this thread is inside a group.
-pub(super) fn in_group() -> bool {
-    GROUPS.get() > 0
-}
-
-/// Makes communicators outside the calling thread's groups: inside one a library would put that off until the group's end. Groups belong to threads, so
-/// it is done on another one where there is need.
-pub(super) fn outside_groups<T: Send>(library: &Library, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    if !in_group() {
-        return make();
-    }
-    let device = library.current_device()?;
-    std::thread::scope(|scope| {
-        let make = || device.select().and_then(|()| make());
-        let making = std::thread::Builder::new().spawn_scoped(scope, make);
-        let making = making.map_err(|error| Error::internal(format!("starting a thread: {error}")))?;
-        making.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }

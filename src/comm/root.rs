@@ -8,7 +8,7 @@ use super::communicator::Communicator;
 use super::dims::Plan;
 use super::domain::{Domain, Turn};
 use super::options::{DimOptions, MeshOptions};
-use crate::ccl::{Library, RawComm};
+use crate::ccl::{CallName, Library, RawComm};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::layout::Dim;
@@ -46,6 +46,8 @@ pub(super) struct DimComm {
     pub(super) name: String,
     pub(super) dim: Dim,
     pub(super) communicator: Arc<Communicator>,
+    /// Under what name calls along it are issued: the same on all its ranks.
+    pub(super) call: CallName,
 }
 
 /// What a root mesh owns. Its views share it.
@@ -152,10 +154,14 @@ impl RootComms {
                 None => Arc::new(Communicator::adopted(Arc::clone(&library), mesh.slice(&[name])?, *raw, owned)?),
             };
             communicator.add_user();
-            dims.push(DimComm { name: name.to_owned(), dim: mesh.dim_layout(index).clone(), communicator });
+            let (dim, call) = (mesh.dim_layout(index).clone(), CallName::default());
+            dims.push(DimComm { name: name.to_owned(), dim, communicator, call });
         }
         // Adopting is local: the id is the same on all ranks of the mesh where they adopt those of these ranks in the same order.
         let id = domain.as_ref().map(|domain| domain.next_adopted(&mesh.root_ranks())).unwrap_or_default();
+        for known in &mut dims {
+            known.call = CallName::new(&id, &known.name, known.dim.pairs());
+        }
         let cancel = domain.as_ref().map_or_else(Cancel::new, |domain| domain.cancel());
         let mut root = RootComms {
             domain,
@@ -315,12 +321,17 @@ impl RootComms {
 
     /// The communicator of a dimension; `None` where none was ever planned.
     pub(super) fn communicator(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
+        self.issued(name, dim).map(|issued| issued.0)
+    }
+
+    /// The same, with the name under which calls along the dimension are issued.
+    pub(super) fn issued(&self, name: &str, dim: &Dim) -> Option<(Arc<Communicator>, CallName)> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();
         let found = dims.iter().filter(same).find(|known| known.name == name).or_else(|| dims.iter().find(same));
-        found.map(|known| Arc::clone(&known.communicator)).or_else(|| {
+        found.map(|known| (Arc::clone(&known.communicator), known.call)).or_else(|| {
             let (_, dim) = self.root.outer_dim(dim)?;
-            self.upper.upgrade()?.communicator(name, &dim)
+            self.upper.upgrade()?.issued(name, &dim)
         })
     }
 

@@ -4,7 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::domain::Domain;
-use super::operations::{Operands, in_group};
+use super::groups::in_group;
+use super::operations::Operands;
 use super::options::MeshOptions;
 use super::root::RootComms;
 use super::view::View;
@@ -154,7 +155,7 @@ impl View {
                 library.label()
             )));
         }
-        if in_group() {
+        if in_group(library) {
             return Err(Error::unsupported(format!(
                 "{name}: a group puts its work off, but slices are borrowed for the call alone: end the group first"
             )));

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::communicator::{Communicator, State};
 use super::dims::{Plan, config, unplanned};
 use super::domain::Turn;
+use super::groups::outside_groups;
 use super::making::{Maker, millis, outcome, report};
-use super::operations::outside_groups;
 use super::options::DimOptions;
 use super::root::{LifeFlag, RootComms};
-use crate::ccl::{Library, RawComm};
+use crate::ccl::{CallName, Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::rendezvous::Round;
@@ -20,14 +20,14 @@ use crate::wait::Wait;
 pub(crate) struct DimComms {
     life: Arc<LifeFlag>,
     /// By dimension; `None` where this rank is not in the view or there are no communicators at all.
-    comms: Vec<Option<Arc<Communicator>>>,
+    comms: Vec<Option<(Arc<Communicator>, CallName)>>,
 }
 
 impl DimComms {
     /// The raw communicator along dimension `index` when it is made and the root has not ended; else the view says why not.
     #[inline]
     pub(crate) fn ready(&self, index: usize) -> Option<RawComm> {
-        let communicator = self.comms.get(index)?.as_ref()?;
+        let (communicator, _) = self.comms.get(index)?.as_ref()?;
         let raw = communicator.raw();
         (!raw.is_null() && self.life.is_alive()).then_some(raw)
     }
@@ -47,7 +47,7 @@ impl View {
     fn new(mesh: Mesh, space: Arc<RootComms>, root: Arc<RootComms>) -> View {
         let comms = (0..mesh.ndim())
             .map(|index| match mesh.is_member() {
-                true => space.communicator(mesh.dim_name(index), mesh.dim_layout(index)),
+                true => space.issued(mesh.dim_name(index), mesh.dim_layout(index)),
                 false => None,
             })
             .collect();
@@ -237,6 +237,7 @@ impl View {
 
     /// The communicator along dimension `index`, made now if it was only planned; an error that says why when there is none.
     pub(crate) fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
+        self.check_index(index)?;
         self.root.alive()?;
         if self.root.is_offline() {
             return Err(Error::unsupported(format!(
@@ -251,13 +252,30 @@ impl View {
                 self.mesh.describe()
             )));
         }
-        let Some(Some(communicator)) = self.comms.comms.get(index) else {
+        let Some(Some((communicator, _))) = self.comms.comms.get(index) else {
             return Err(unplanned(&self.mesh, index));
         };
         if communicator.state() == State::Unmade {
             self.make_lazily(communicator, self.mesh.dim_name(index))?;
         }
         Ok(communicator)
+    }
+
+    /// Under what name calls along dimension `index` are issued.
+    pub(super) fn call_name(&self, index: usize) -> &CallName {
+        self.comms.comms.get(index).and_then(Option::as_ref).map_or(&CallName::NONE, |(_, call)| call)
+    }
+
+    /// Fails for an index that no dimension has: the C ABI takes names, but Rust programs count.
+    pub(super) fn check_index(&self, index: usize) -> Result<()> {
+        match index < self.mesh.ndim() {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "there is no dimension {index} in {}, which has {} dimensions",
+                self.mesh.describe(),
+                self.mesh.ndim()
+            ))),
+        }
     }
 
     /// The library of this mesh's communicators.

@@ -10,7 +10,7 @@ use super::guard::guard;
 use super::make::find;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::ccl::{Library, NcclResult, RawComm};
-use crate::comm::{Operands, View};
+use crate::comm::{Operands, Shape, View};
 use crate::error::Result;
 
 /// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
@@ -41,6 +41,7 @@ pub unsafe extern "C" fn dm_all_reduce(
         let (call, index) = unsafe { Call::along("dm_all_reduce", mesh, dim)? };
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count, dtype, stream };
+        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_reduce(send, recv, count, dtype, op, comm, stream) }
@@ -81,6 +82,9 @@ pub unsafe extern "C" fn dm_reduce(
         let buffers = [("send", send), ("recv", recv.cast_const())];
         let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
         let operands = Operands { count, dtype, stream };
+        if at_root {
+            call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
+        }
         call.run(index, operands, buffers, |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.reduce(send, recv, count, dtype, op, root, comm, stream) }
@@ -119,6 +123,9 @@ pub unsafe extern "C" fn dm_broadcast(
         let buffers = [("recv", recv.cast_const()), ("send", send)];
         let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
         let operands = Operands { count, dtype, stream };
+        if at_root {
+            call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
+        }
         call.run(index, operands, buffers, |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.broadcast(send, recv, count, dtype, root, comm, stream) }
@@ -152,6 +159,7 @@ pub unsafe extern "C" fn dm_all_gather(
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_all_gather", mesh, dim)? };
         let operands = Operands { count: send_count, dtype, stream };
+        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Gather)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_gather(send, recv, send_count, dtype, comm, stream) }
@@ -187,6 +195,7 @@ pub unsafe extern "C" fn dm_reduce_scatter(
         let (call, index) = unsafe { Call::along("dm_reduce_scatter", mesh, dim)? };
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count: recv_count, dtype, stream };
+        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Scatter)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.reduce_scatter(send, recv, recv_count, dtype, op, comm, stream) }
@@ -196,7 +205,7 @@ pub unsafe extern "C" fn dm_reduce_scatter(
 
 /// Sends block i of send to rank i of dim, and receives block i of recv from rank i.
 ///
-/// Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. They must not overlap.
+/// Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. On cpu in place when send == recv; on cuda they must not overlap.
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
 /// returns when the result is there). dim NULL is allowed on a 1-D mesh.
@@ -220,6 +229,7 @@ pub unsafe extern "C" fn dm_all_to_all(
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_all_to_all", mesh, dim)? };
         let operands = Operands { count: count_per_peer, dtype, stream };
+        call.view.check_overlap(call.name, index, operands, send, recv, Shape::AllToAll)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_to_all(send, recv, count_per_peer, dtype, comm, stream) }
@@ -252,7 +262,7 @@ pub unsafe extern "C" fn dm_send(
     guard(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_send", mesh, dim)? };
-        call.view.check_peer(call.name, index, "peer", peer)?;
+        call.view.check_message(call.name, index, peer)?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("send", send)], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -286,7 +296,7 @@ pub unsafe extern "C" fn dm_recv(
     guard(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_recv", mesh, dim)? };
-        call.view.check_peer(call.name, index, "peer", peer)?;
+        call.view.check_message(call.name, index, peer)?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -296,6 +306,10 @@ pub unsafe extern "C" fn dm_recv(
 }
 
 /// Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
+///
+/// No operation of a group may write to a buffer that another one of the same group reads or writes: their order is not defined. A group that is not ended
+/// does nothing: while operations are queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are refused
+/// (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of these operations fail for all their ranks.
 ///
 /// Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Calls that make
 /// communicators (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done when they return. Errors:

@@ -16,6 +16,7 @@ use crate::segment::MAX_RANKS;
 use crate::setup::{Child, ChildInto, Init};
 use crate::shrink::Shrink;
 use crate::split::Split;
+use crate::turn::Name;
 use crate::types::*;
 
 pub(crate) unsafe fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> Result<ncclResult_t> {
@@ -130,6 +131,7 @@ pub(crate) unsafe fn ncclCommSplit(
     new_comm: *mut ncclComm_t,
     config: *mut ncclConfig_t,
 ) -> Result<ncclResult_t> {
+    let call = Name::take_next();
     group::submit(|| {
         check_out("new_comm", new_comm)?;
         if color < 0 && color != NCCL_SPLIT_NOCOLOR {
@@ -138,7 +140,7 @@ pub(crate) unsafe fn ncclCommSplit(
         // SAFETY: the caller's contract.
         unsafe {
             child_of(comm, new_comm, config, &format!("{color}"), |on, name, handle| {
-                Ok(Box::new(Split::new(on, color, key, name, handle.aborted.clone())?))
+                Ok(Box::new(Split::new(on, color, key, name, handle.aborted.clone(), call)?))
             })
         }
     })

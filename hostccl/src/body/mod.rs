@@ -13,6 +13,7 @@ pub(crate) use self::operations::*;
 use crate::error::{self, Error, Result};
 use crate::group;
 use crate::handle::{self, PreMulSum, Scalar};
+use crate::turn::{NAME_BYTES, Name};
 use crate::types::*;
 
 /// The version whose API this one follows.
@@ -45,6 +46,16 @@ pub(crate) unsafe fn ncclGetLastError(comm: ncclComm_t) -> Result<*const c_char>
         }
     }
     Ok(error::last())
+}
+
+pub(crate) unsafe fn hostcclNextCallName(tag: u64, name: *const c_char) -> Result<ncclResult_t> {
+    let mut text = [0; NAME_BYTES];
+    if !name.is_null() {
+        // SAFETY: not NULL, and that many bytes by the caller's contract.
+        unsafe { std::ptr::copy_nonoverlapping(name.cast(), text.as_mut_ptr(), NAME_BYTES) };
+    }
+    Name::set_next(tag, text);
+    Ok(ncclSuccess)
 }
 
 pub(crate) unsafe fn ncclGroupStart() -> Result<ncclResult_t> {

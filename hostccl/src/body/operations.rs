@@ -4,10 +4,12 @@ use std::ffi::{c_int, c_void};
 
 use super::data_type;
 use crate::collective::{Call, Collective, Kind, check_root};
+use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::group::{self, Task};
 use crate::handle;
 use crate::message::{Message, Side};
+use crate::turn::Name;
 use crate::types::*;
 
 /// A collective's arguments as they came.
@@ -38,10 +40,42 @@ fn check_size(count: usize, parts: usize, dtype: DataType) -> Result<()> {
     }
 }
 
+/// Fails where the buffers of a collective overlap in another way than the one in which it works in place. `block` is `count` in bytes.
+fn check_overlap(
+    kind: Kind,
+    send: *const u8,
+    recv: *const u8,
+    block: usize,
+    comm: &Comm,
+    root: Option<usize>,
+) -> Result<()> {
+    // A buffer that only the root uses is nothing elsewhere.
+    if block == 0 || comm.nranks == 1 && send == recv || root.is_some_and(|root| root != comm.rank) {
+        return Ok(());
+    }
+    let (whole, mine) = (block * comm.nranks, block * comm.rank);
+    let (send, recv) = (send.addr(), recv.addr());
+    let (sends, receives, in_place) = match kind {
+        Kind::AllReduce | Kind::Reduce | Kind::Broadcast => (block, block, send == recv),
+        Kind::AllToAll => (whole, whole, send == recv),
+        Kind::AllGather | Kind::Gather => (block, whole, send == recv + mine),
+        Kind::ReduceScatter | Kind::Scatter => (whole, block, recv == send + mine),
+        Kind::Split => return Ok(()),
+    };
+    let (send_end, recv_end) = (send.saturating_add(sends), recv.saturating_add(receives));
+    if in_place || send_end <= recv || recv_end <= send {
+        return Ok(());
+    }
+    Err(Error::argument(format!(
+        "sendbuff [{send:#x}, {send_end:#x}) and recvbuff [{recv:#x}, {recv_end:#x}) overlap, but not as in place: pass buffers that are apart, or exactly in place"
+    )))
+}
+
 impl Raw {
     /// # Safety
     /// The buffers are as the call of that kind wants them and stay until it is over.
     unsafe fn submit(self) -> Result<ncclResult_t> {
+        let name = Name::take_next();
         group::submit_collective(|| {
             let handle = handle::find(self.comm)?;
             let comm = handle.ready()?.clone();
@@ -58,9 +92,10 @@ impl Raw {
             };
             let send = checked("sendbuff", self.sendbuff.cast_mut(), self.count, sends)?;
             let recv = checked("recvbuff", self.recvbuff, self.count, receives)?;
+            check_overlap(self.kind, send, recv, self.count * dtype.size(), &comm, root)?;
             let call = Call { kind: self.kind, send, recv, count: self.count, dtype, reduction, root };
             // SAFETY: the caller's contract.
-            unsafe { Collective::new(comm, call) }
+            unsafe { Collective::new(comm, call, name) }
         })
     }
 }
@@ -200,6 +235,7 @@ unsafe fn message(
     peer: c_int,
     comm: ncclComm_t,
 ) -> Result<ncclResult_t> {
+    let call = Name::take_next();
     group::submit(|| {
         let handle = handle::find(comm)?;
         let comm = handle.ready()?.clone();
@@ -212,7 +248,7 @@ unsafe fn message(
             .ok_or_else(|| Error::argument(format!("peer {peer} is not a rank of {nranks}")))?;
         let side = side(checked(name, buffer, count, true)?);
         // SAFETY: the caller's contract.
-        Ok(vec![Task::Message(unsafe { Message::new(comm, side, peer, count, dtype) }?)])
+        Ok(vec![Task::Message(unsafe { Message::new(comm, side, peer, count, dtype, call) }?)])
     })
 }
 

@@ -20,7 +20,8 @@
 //! | broadcast, scatter | the root copies it in; the others copy it out |
 //!
 //! Every rank puts down a description of its call in the first step, and every rank compares them all in the
-//! second: calls that do not fit together fail on all ranks, with the values.
+//! second: calls that do not fit together fail on all ranks, with the values. Calls of different names are withdrawn, and one after
+//! the other tried again (module `turn`).
 
 mod stages;
 
@@ -29,7 +30,8 @@ use std::sync::Arc;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, Poll};
-use crate::segment::SLOTS;
+use crate::segment::{LINE, SLOTS};
+use crate::turn::{Meeting, Name, Pass, Place};
 use crate::types::*;
 
 /// Which collective.
@@ -74,9 +76,19 @@ pub(crate) enum Reduction {
 }
 
 /// What a rank says about its call; compared between ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Descriptor {
+    what: What,
+    name: Name,
+}
+
+const _: () = assert!(size_of::<Descriptor>() <= LINE);
+
+/// The call without its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+struct What {
     kind: u32,
     dtype: i32,
     /// [`ReduceOp`], [`PRE_MUL_SUM`], or [`NONE`].
@@ -90,24 +102,26 @@ const NONE: i32 = -1;
 const PRE_MUL_SUM: i32 = 5;
 
 impl Descriptor {
-    fn new(call: &Call) -> Descriptor {
+    fn new(call: &Call, name: Name) -> Descriptor {
         let op = match call.reduction {
             None => NONE,
             Some(Reduction::Plain(op)) => op as i32,
             Some(Reduction::PreMulSum(_)) => PRE_MUL_SUM,
         };
-        Descriptor {
+        let what = What {
             kind: call.kind as u32,
             dtype: call.dtype as i32,
             op,
             root: call.root.map_or(NONE, |root| root as i32),
             count: call.count as u64,
-        }
+        };
+        Descriptor { what, name }
     }
 
     /// That of `ncclCommSplit`.
-    pub(crate) fn split() -> Descriptor {
-        Descriptor { kind: Kind::Split as u32, dtype: NONE, op: NONE, root: NONE, count: 0 }
+    pub(crate) fn split(name: Name) -> Descriptor {
+        let what = What { kind: Kind::Split as u32, dtype: NONE, op: NONE, root: NONE, count: 0 };
+        Descriptor { what, name }
     }
 
     /// Puts it down for the current step.
@@ -117,22 +131,38 @@ impl Descriptor {
         unsafe { line.cast::<Descriptor>().write(*self) };
     }
 
-    /// Compares the descriptors that all ranks put down in the step before this one.
-    pub(crate) fn compare(&self, comm: &Comm) -> Result<()> {
+    /// Compares the descriptors that all ranks put down in the step before this one. Whether they are one call; if not, they have different
+    /// names, and every rank finds that.
+    pub(crate) fn compare(&self, comm: &Comm) -> Result<bool> {
         let index = ((comm.step() - 1) % SLOTS as u64) as usize;
         // SAFETY: written in the step before, which all ranks have ended; not written in this one.
-        let of = |rank: usize| unsafe { comm.segment.descriptor(rank, index).cast::<Descriptor>().read() };
-        if (0..comm.nranks).all(|rank| of(rank) == *self) {
-            return Ok(());
+        let of = |rank: usize| unsafe { &*comm.segment.descriptor(rank, index).cast::<Descriptor>() };
+        if (0..comm.nranks).all(|rank| of(rank).what == self.what && of(rank).name.tag == self.name.tag) {
+            return Ok(true);
         }
-        let first = of(0);
-        let other = (1..comm.nranks).find(|&rank| of(rank) != first).unwrap_or(comm.rank);
-        let message = format!("the ranks make different calls: rank 0 calls {first}, rank {other} calls {}", of(other));
+        if (0..comm.nranks).any(|rank| of(rank).name.tag != self.name.tag) {
+            return Ok(false);
+        }
+        let first = of(0).what;
+        let other = (1..comm.nranks).find(|&rank| of(rank).what != first).unwrap_or(comm.rank);
+        let other_call = of(other).what;
+        let message = format!("the ranks make different calls: rank 0 calls {first}, rank {other} calls {other_call}");
         Err(comm.fail(ncclInvalidUsage, None, &message))
     }
 }
 
-impl std::fmt::Display for Descriptor {
+/// "rank 0 is in ncclAllReduce(...) along tp, rank 1 in ncclAllReduce(...) along etp": calls of different names in a step of the past.
+pub(crate) fn posted(comm: &Comm, step: u64) -> String {
+    let index = (step % SLOTS as u64) as usize;
+    // SAFETY: written in that step, which all ranks have ended, and not again while they cannot go on.
+    let of = |rank: usize| unsafe { comm.segment.descriptor(rank, index).cast::<Descriptor>().read() };
+    let first = of(0);
+    let other = (1..comm.nranks).find(|&rank| of(rank).name.tag != first.name.tag).unwrap_or(comm.rank);
+    let call = |descriptor: &Descriptor| format!("{}{}", descriptor.what, descriptor.name.along());
+    format!("rank 0 is in {}, rank {other} in {}", call(&first), call(&of(other)))
+}
+
+impl std::fmt::Display for What {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(Kind::name(self.kind))?;
         let Some(dtype) = DataType::from_raw(self.dtype) else { return Ok(()) };
@@ -167,6 +197,7 @@ pub(crate) struct Collective {
     comm: Arc<Comm>,
     call: Call,
     descriptor: Descriptor,
+    meeting: Meeting,
     plan: stages::Plan,
     stage: usize,
     /// The step of its first stage.
@@ -182,13 +213,14 @@ unsafe impl Send for Collective {}
 impl Collective {
     /// # Safety
     /// The buffers hold what the call says and stay there until the operation is dropped.
-    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call) -> Result<Collective> {
+    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call, name: Name) -> Result<Collective> {
         comm.check_open()?;
         let plan = stages::Plan::new(&call, comm.segment.layout());
         let inputs = Vec::with_capacity(comm.nranks);
         Ok(Collective {
             comm,
-            descriptor: Descriptor::new(&call),
+            descriptor: Descriptor::new(&call, name),
+            meeting: Meeting::new(name),
             call,
             plan,
             stage: 0,
@@ -196,6 +228,10 @@ impl Collective {
             waiting: false,
             inputs,
         })
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.descriptor.name
     }
 }
 
@@ -208,11 +244,18 @@ impl Operation for Collective {
                     return Ok(blocked);
                 }
                 self.waiting = false;
-                if self.stage == 1 {
-                    self.descriptor.compare(&self.comm)?;
+                if self.stage == 1 && !self.descriptor.compare(&self.comm)? {
+                    // Nothing of it has reached another rank but slots that nobody reads.
+                    self.stage = 0;
+                    self.meeting.withdraw(&self.comm);
                 }
-            } else if self.stage == 0 {
+            }
+            if self.stage == 0 {
                 self.comm.check()?;
+                let (comm, what) = (&self.comm, &self.descriptor.what);
+                if let Some(blocked) = self.meeting.poll(comm, || what.to_string())? {
+                    return Ok(blocked);
+                }
                 self.first = self.comm.step();
                 self.descriptor.post(&self.comm);
             }
@@ -234,7 +277,27 @@ impl Operation for Collective {
     }
 
     fn describe(&self) -> String {
-        format!("{} on rank {} of {}", self.descriptor, self.comm.rank, self.comm.name)
+        format!("{} on rank {} of {}", self.descriptor.what, self.comm.rank, self.comm.name)
+    }
+
+    fn take_pass(&mut self) -> Option<Pass> {
+        let fresh = Pass::new(Place::Collectives, self.descriptor.name);
+        Some(std::mem::replace(&mut self.meeting.pass, fresh))
+    }
+
+    fn give_pass(&mut self, pass: Pass) {
+        self.meeting.pass = pass;
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.meeting.pass.leave(&self.comm)
+    }
+}
+
+impl Drop for Collective {
+    fn drop(&mut self) {
+        // What failed here has its error already.
+        let _ = self.meeting.pass.leave(&self.comm);
     }
 }
 

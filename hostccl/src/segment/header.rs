@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::error::Error;
 use crate::event::Event;
+use crate::turn::{NAME_BYTES, Name};
 use crate::types::ncclResult_t;
 
 /// What all ranks of a segment share from the start.
@@ -23,6 +24,12 @@ pub(crate) struct Header {
     pub(crate) barrier_count: Event,
     /// The steps that all ranks have ended.
     pub(crate) barrier: Event,
+    /// Changes when a rank has one more call in its [`Seat::wanted`].
+    pub(crate) wants: Event,
+    /// The last step in which rank 0 decided whose turn it is.
+    pub(crate) verdict: Event,
+    /// The tag of the call whose turn it is then; set before `verdict`.
+    pub(crate) verdict_tag: AtomicU64,
 }
 
 /// The first failure of a segment; the first writer wins.
@@ -48,6 +55,8 @@ pub(crate) struct Seat {
     pub(crate) left: AtomicU32,
     /// Where this rank has put the segment of a communicator that it has shrunk this one to.
     pub(crate) offer: Offer,
+    /// The tags of the collectives in which this rank's threads are or wait, where several are; 0: free.
+    pub(crate) wanted: [AtomicU64; 16],
     /// The steps this rank has ended, on a line of its own.
     pub(crate) step: Event,
 }
@@ -70,6 +79,39 @@ pub(crate) struct Channel {
     pub(crate) head: Event,
     /// Bytes taken by the receiver.
     pub(crate) tail: Event,
+    /// The name under which the receiver waits while the next message has another one; tag 0: none.
+    pub(crate) expects: Expected,
+}
+
+/// A [`Name`] that both sides of a channel can look at.
+#[repr(C)]
+pub(crate) struct Expected {
+    tag: AtomicU64,
+    text: [AtomicU64; NAME_BYTES / 8],
+}
+
+impl Expected {
+    pub(crate) fn set(&self, name: &Name) {
+        for (word, bytes) in self.text.iter().zip(name.text.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")), Ordering::Relaxed);
+        }
+        self.tag.store(name.tag, Ordering::Release);
+    }
+
+    pub(crate) fn clear(&self) {
+        if self.tag.load(Ordering::Relaxed) != 0 {
+            self.tag.store(0, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn name(&self) -> Option<Name> {
+        let tag = self.tag.load(Ordering::Acquire);
+        let mut text = [0; NAME_BYTES];
+        for (word, bytes) in self.text.iter().zip(text.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        (tag != 0).then_some(Name { tag, text })
+    }
 }
 
 impl Failure {
@@ -122,5 +164,7 @@ impl Header {
         self.alarm.set(1);
         self.arrived.wake();
         self.barrier.wake();
+        self.wants.wake();
+        self.verdict.wake();
     }
 }

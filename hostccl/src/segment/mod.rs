@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! header        magic, token, number of ranks, the error that ended it, arrivals, barrier     one page
-//! seats         who sits at each rank: process, state, steps taken, offers                   256 bytes a rank
+//! seats         who sits at each rank: process, state, steps taken, offers                   384 bytes a rank
 //! descriptors   what each rank does in a step: SLOTS lines a rank
 //! slots         SLOTS staging areas a rank
 //! channels      two counters for each ordered pair of ranks
@@ -29,7 +29,7 @@ use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
 /// Changes whenever the layout does: ranks built from different versions refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 4;
+pub(crate) const LAYOUT_VERSION: u32 = 5;
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 const NAME: &CStr = c"hostccl";
 

@@ -1,0 +1,438 @@
+//! Turns: which call of this rank is inside a communicator, and which ones wait.
+//!
+//! A communicator has one place for its collectives, and for each peer one for what is sent to it and one for what is received from it.
+//! One call at a time is inside a place. Calls of several threads under different [names](Name) wait for each other; two calls under one
+//! name at the same time are refused, because nobody can know which of them belongs to which call of the other ranks.
+//!
+//! The order in which threads enter may differ from rank to rank. When the ranks find calls under different names in one step of the
+//! collectives, they withdraw them, and rank 0 decides which name goes first: one under which every rank has a call. For that each rank
+//! keeps the names of its waiting calls in shared memory ([`Seat::wanted`](crate::segment::Seat)). So each name makes progress
+//! whenever it would with a communicator of its own.
+//!
+//! A place whose word holds a tag has a single call, which nobody else has met: taking and leaving it is one atomic operation each. As
+//! soon as a second call comes, the word says [`SLOW`], and the entries under the lock say who is there.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::comm::{Blocker, Comm};
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::operation::Poll;
+use crate::types::ncclInvalidUsage;
+
+/// The longest name in bytes, the zero at its end included.
+pub(crate) const NAME_BYTES: usize = 32;
+
+/// Under what name a call is issued. The same on all ranks of the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Name {
+    /// What tells names apart.
+    pub(crate) tag: u64,
+    /// The name for messages, filled up with zeros.
+    pub(crate) text: [u8; NAME_BYTES],
+}
+
+/// The tag of calls without a name, and the word of a place with several calls.
+const UNNAMED: u64 = 1;
+const SLOW: u64 = u64::MAX;
+
+thread_local! {
+    static NEXT: Cell<Name> = const { Cell::new(Name::NONE) };
+}
+
+impl Name {
+    /// That of a call for which nobody said one.
+    pub(crate) const NONE: Name = Name { tag: UNNAMED, text: [0; NAME_BYTES] };
+
+    /// Names the calling thread's next operation.
+    pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) {
+        let tag = if tag == 0 { UNNAMED } else { tag.clamp(UNNAMED + 1, SLOW - 1) };
+        NEXT.set(Name { tag, text });
+    }
+
+    /// The name of the operation that the calling thread is about to begin.
+    pub(crate) fn take_next() -> Name {
+        NEXT.replace(Name::NONE)
+    }
+
+    /// " along tp", or nothing for a call without a name.
+    pub(crate) fn along(&self) -> String {
+        let text = self.text.split(|byte| *byte == 0).next().unwrap_or_default();
+        match String::from_utf8_lossy(text) {
+            text if text.is_empty() => String::new(),
+            text => format!(" along {text}"),
+        }
+    }
+}
+
+/// A place at which calls take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    Collectives,
+    To(usize),
+    From(usize),
+}
+
+impl Place {
+    fn index(self, nranks: usize) -> usize {
+        match self {
+            Place::Collectives => 0,
+            Place::To(peer) => 1 + peer,
+            Place::From(peer) => 1 + nranks + peer,
+        }
+    }
+}
+
+/// A call that is inside a place or waits there.
+#[derive(Debug)]
+struct Entry {
+    place: usize,
+    id: u64,
+    tag: u64,
+    inside: bool,
+    /// Which of this rank's cells in shared memory has the tag.
+    cell: Option<usize>,
+}
+
+/// The entry of the call that was alone before the second one came: it does not know its number.
+const ALONE: u64 = 0;
+
+#[derive(Debug, Default)]
+struct Entries {
+    list: Vec<Entry>,
+    last: u64,
+}
+
+/// The places of one rank of a communicator.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    /// By place: 0 when nobody is there, the tag of the only call, or [`SLOW`].
+    words: Box<[AtomicU64]>,
+    entries: Mutex<Entries>,
+    /// Changes whenever an entry comes, goes or gets inside.
+    pub(crate) changed: Event,
+    /// Whether two calls of one name have met here: then no result of this communicator is to be relied on.
+    mixed: AtomicBool,
+}
+
+impl Turns {
+    pub(crate) fn new(nranks: usize) -> Turns {
+        Turns {
+            words: (0..=2 * nranks).map(|_| AtomicU64::new(0)).collect(),
+            entries: Mutex::default(),
+            changed: Event::default(),
+            mixed: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether a call of this rank is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self) {
+        self.changed.count();
+        self.changed.wake();
+    }
+
+    /// Has the entries say who is at a place.
+    fn slow_down(&self, place: usize, entries: &mut Entries) {
+        let word = &self.words[place];
+        loop {
+            let now = word.load(Ordering::Acquire);
+            if now == SLOW {
+                return;
+            }
+            if word.compare_exchange(now, SLOW, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                if now != 0 {
+                    entries.list.push(Entry { place, id: ALONE, tag: now, inside: true, cell: None });
+                }
+                return;
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Nothing,
+    /// The place's word has this call's tag, or an entry of [`ALONE`] stands for it.
+    Word,
+    /// The entry of that number.
+    Entry(u64),
+}
+
+/// A call's right to be inside a place, once it has it. Whoever owns it leaves before dropping it.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    place: Place,
+    name: Name,
+    held: Held,
+}
+
+impl Pass {
+    pub(crate) fn new(place: Place, name: Name) -> Pass {
+        Pass { place, name, held: Held::Nothing }
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// `None` once this call is inside, else what it waits for. Refuses a second call under the same name; `call` describes this one.
+    #[inline]
+    pub(crate) fn enter(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
+        match self.held {
+            Held::Word => return Ok(None),
+            Held::Nothing => {
+                let word = &comm.turns.words[self.place.index(comm.nranks)];
+                if word.compare_exchange(0, self.name.tag, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                    self.held = Held::Word;
+                    return Ok(None);
+                }
+                self.queue(comm, call)?;
+            }
+            Held::Entry(_) => {}
+        }
+        Ok(self.inside(comm))
+    }
+
+    #[cold]
+    fn queue(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<()> {
+        let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
+        let mut entries = turns.lock();
+        turns.slow_down(place, &mut entries);
+        if entries.list.iter().any(|entry| entry.place == place && entry.tag == self.name.tag) {
+            turns.mixed.store(true, Ordering::SeqCst);
+            drop(entries);
+            let message = format!(
+                "two threads of rank {} call{} at the same time, one of them {}: nobody can know which call of the other ranks belongs to which thread; let one thread at a time call, or give each a dimension of its own (DM_DIM_OWN_COMM)",
+                comm.rank,
+                self.name.along(),
+                call()
+            );
+            return Err(comm.fail(ncclInvalidUsage, None, &message));
+        }
+        entries.last += 1;
+        let id = entries.last;
+        entries.list.push(Entry { place, id, tag: self.name.tag, inside: false, cell: None });
+        self.held = Held::Entry(id);
+        publish(comm, &mut entries);
+        drop(entries);
+        turns.tell();
+        Ok(())
+    }
+
+    #[cold]
+    fn inside(&self, comm: &Comm) -> Option<Poll> {
+        let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
+        let seen = turns.changed.value();
+        let mut entries = turns.lock();
+        let taken = entries.list.iter().any(|entry| entry.place == place && entry.inside);
+        let first = entries.list.iter_mut().find(|entry| entry.place == place && (!taken || entry.inside));
+        match first.filter(|entry| Held::Entry(entry.id) == self.held) {
+            Some(mine) => {
+                mine.inside = true;
+                None
+            }
+            None => Some(Poll::Blocked { seen, blocker: Blocker::Turn }),
+        }
+    }
+
+    /// Gives this call an entry, whose tag the other ranks can see. It is inside.
+    pub(crate) fn list(&mut self, comm: &Comm) {
+        let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
+        let mut entries = turns.lock();
+        turns.slow_down(place, &mut entries);
+        if self.held == Held::Word {
+            entries.last += 1;
+            let id = entries.last;
+            let mine = entries.list.iter_mut().find(|entry| entry.place == place && entry.id == ALONE);
+            if let Some(mine) = mine {
+                mine.id = id;
+            }
+            self.held = Held::Entry(id);
+        }
+        publish(comm, &mut entries);
+    }
+
+    /// Lets the waiting call of that tag inside in this one's place; whether there is one. This call then waits for its next turn.
+    pub(crate) fn hand_over(&mut self, comm: &Comm, tag: u64) -> bool {
+        self.list(comm);
+        let place = self.place.index(comm.nranks);
+        let mut entries = comm.turns.lock();
+        let Some(next) = entries.list.iter().position(|entry| entry.place == place && entry.tag == tag) else {
+            return false;
+        };
+        for entry in entries.list.iter_mut().filter(|entry| entry.place == place) {
+            entry.inside = false;
+        }
+        entries.list[next].inside = true;
+        drop(entries);
+        comm.turns.tell();
+        true
+    }
+
+    /// Ends this call's stay, or its waiting. Fails when its result may belong to another call of the same name.
+    #[inline]
+    pub(crate) fn leave(&mut self, comm: &Comm) -> Result<()> {
+        match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::Nothing => return Ok(()),
+            Held::Word => {
+                let word = &comm.turns.words[self.place.index(comm.nranks)];
+                if word.compare_exchange(self.name.tag, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                    return Ok(());
+                }
+                self.remove(comm, ALONE);
+            }
+            Held::Entry(id) => self.remove(comm, id),
+        }
+        match comm.turns.mixed.load(Ordering::SeqCst) {
+            true => comm.check(),
+            false => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn remove(&self, comm: &Comm, id: u64) {
+        let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
+        let mut entries = turns.lock();
+        if let Some(mine) = entries.list.iter().position(|entry| entry.place == place && entry.id == id) {
+            if let Some(cell) = entries.list.remove(mine).cell {
+                comm.segment.seat(comm.rank).wanted[cell].store(0, Ordering::SeqCst);
+                publish(comm, &mut entries);
+            }
+        }
+        if !entries.list.iter().any(|entry| entry.place == place) {
+            turns.words[place].store(0, Ordering::Release);
+        }
+        drop(entries);
+        turns.tell();
+    }
+}
+
+/// Writes the tags of this rank's collectives to its cells, as far as there is room.
+fn publish(comm: &Comm, entries: &mut Entries) {
+    let seat = comm.segment.seat(comm.rank);
+    let collectives = Place::Collectives.index(comm.nranks);
+    let mut told = false;
+    for entry in entries.list.iter_mut().filter(|entry| entry.place == collectives && entry.cell.is_none()) {
+        let free = seat.wanted.iter().position(|cell| cell.load(Ordering::Relaxed) == 0);
+        let Some(cell) = free else { break };
+        // What is not needed before ranks withdraw their calls costs the call that is alone nothing.
+        seat.wanted[cell].store(entry.tag, Ordering::SeqCst);
+        entry.cell = Some(cell);
+        told = true;
+    }
+    if told {
+        comm.segment.header().wants.count();
+        comm.segment.header().wants.wake();
+    }
+}
+
+/// Where a collective stands before its first step with the other ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// It has no turn yet.
+    Outside,
+    /// It may put down its description.
+    Open,
+    /// It was withdrawn; the other ranks have to end the empty step that follows. The number is the step of the descriptions.
+    Clearing(u64),
+    /// Rank 0 has to say which name goes first.
+    Deciding(u64),
+}
+
+/// The entry of a collective: its turn on this rank, and the agreement of all ranks on whose turn it is.
+///
+/// The ranks put down descriptions in step `s` and compare them in step `s + 1`. When the names differ, all of them end step `s + 1`
+/// without touching a slot, so that nobody writes to the slots of a call that was withdrawn any more, and go on in step `s + 2` with the
+/// name that rank 0 has chosen.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    pub(crate) pass: Pass,
+    at: At,
+}
+
+impl Meeting {
+    pub(crate) fn new(name: Name) -> Meeting {
+        Meeting { pass: Pass::new(Place::Collectives, name), at: At::Outside }
+    }
+
+    /// `None` when this call may put down its description in the current step, else what it waits for.
+    #[inline]
+    pub(crate) fn poll(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
+        if self.at == At::Open || comm.nranks == 1 {
+            return Ok(None);
+        }
+        if self.at != At::Outside {
+            if let Some(blocked) = self.decide(comm) {
+                return Ok(Some(blocked));
+            }
+        }
+        if self.at == At::Outside {
+            if let Some(blocked) = self.pass.enter(comm, call)? {
+                return Ok(Some(blocked));
+            }
+            self.at = At::Open;
+        }
+        Ok(None)
+    }
+
+    /// Withdraws the call, as all ranks do that find different names in the step before this one.
+    #[cold]
+    pub(crate) fn withdraw(&mut self, comm: &Comm) {
+        self.pass.list(comm);
+        self.at = At::Clearing(comm.step() - 1);
+        comm.end_step();
+    }
+
+    #[cold]
+    fn decide(&mut self, comm: &Comm) -> Option<Poll> {
+        if let At::Clearing(posted) = self.at {
+            if let Some(blocked) = comm.step_blocked() {
+                return Some(blocked);
+            }
+            self.at = At::Deciding(posted);
+        }
+        let At::Deciding(posted) = self.at else { return None };
+        let (header, step) = (comm.segment.header(), comm.step() as u32);
+        let verdict = header.verdict.value();
+        if verdict != step {
+            if comm.rank != 0 {
+                return Some(Poll::Blocked { seen: verdict, blocker: Blocker::Verdict(posted) });
+            }
+            let seen = header.wants.value();
+            let Some(tag) = wanted_by_all(comm) else {
+                return Some(Poll::Blocked { seen, blocker: Blocker::Wants(posted) });
+            };
+            header.verdict_tag.store(tag, Ordering::Relaxed);
+            header.verdict.set(step);
+        }
+        let tag = header.verdict_tag.load(Ordering::Relaxed);
+        self.at = if tag == self.pass.name.tag || !self.pass.hand_over(comm, tag) { At::Open } else { At::Outside };
+        None
+    }
+}
+
+/// A tag under which every rank has a call.
+fn wanted_by_all(comm: &Comm) -> Option<u64> {
+    let tags = |rank: usize| comm.segment.seat(rank).wanted.iter().map(|cell| cell.load(Ordering::SeqCst));
+    let all_want = |tag: &u64| (1..comm.nranks).all(|rank| tags(rank).any(|other| other == *tag));
+    tags(0).filter(|tag| *tag != 0).find(all_want)
+}
+
+/// Why a call that comes too late to be told apart from another one fails.
+pub(crate) const SHARED: &str = "which share one communicator; call along them in one order on all ranks, or give one of them a communicator of its own (DM_DIM_OWN_COMM)";
+
+/// The error of calls that ended because they shared a communicator.
+pub(crate) fn apart(comm: &Comm, calls: &str, millis: u128) -> Error {
+    comm.fail(ncclInvalidUsage, None, &format!("{calls}, {SHARED}: nothing that fits came within {millis} ms"))
+}

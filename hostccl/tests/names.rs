@@ -1,0 +1,405 @@
+//! Calls of several threads on one communicator: under different names each name pairs for itself, under one name they are refused.
+
+mod common;
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{Comm, group, last_error, ok, ranks};
+use hostccl::types::*;
+use hostccl::*;
+
+const I64: c_int = DataType::Int64 as c_int;
+const SUM: c_int = ReduceOp::Sum as c_int;
+
+/// Calls a function of the engine under a name: `called!(3, ncclAllReduce(...))`.
+macro_rules! called {
+    ($name:expr, $call:expr) => {{
+        let (tag, text) = name($name);
+        // SAFETY: the name has 32 bytes; the arguments of the call are valid for what it reads and writes.
+        unsafe {
+            ok(hostcclNextCallName(tag, text.as_ptr().cast()));
+            $call
+        }
+    }};
+}
+
+fn name(number: usize) -> (u64, [u8; 32]) {
+    let mut text = [0; 32];
+    let written = format!("dim{number}");
+    text[..written.len()].copy_from_slice(written.as_bytes());
+    (0x1234_5678_9abc + number as u64, text)
+}
+
+/// Numbers that look random and are the same wherever they start from the same seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % below as u64) as usize
+    }
+}
+
+/// Element `i` of what `rank` gives in a call.
+fn element(seed: usize, rank: usize, i: usize) -> i64 {
+    (seed * 1_000_003 + rank * 10_007 + i) as i64
+}
+
+fn input(seed: usize, rank: usize, count: usize) -> Vec<i64> {
+    (0..count).map(|i| element(seed, rank, i)).collect()
+}
+
+/// One call of any kind under a name; all ranks make it with the same seed. Checks every element.
+fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count: usize) {
+    let (size, rank, root) = (comm.size(), comm.rank(), (seed % comm.size()) as c_int);
+    let (whole, is_root) = (count * size, rank == root as usize);
+    let sum = |i: usize| (0..size).map(|rank| element(seed, rank, i)).sum::<i64>();
+    let send = input(seed, rank, whole);
+    let mut recv = vec![-1; whole];
+    let (from, to) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
+    let of = |rank: usize, block: usize| (0..count).map(move |i| element(seed, rank, block * count + i));
+    let expected: Vec<i64> = match kind {
+        0 => {
+            ok(called!(under, ncclAllReduce(from, to, whole, I64, SUM, **comm, null_mut())));
+            (0..whole).map(sum).collect()
+        }
+        1 => {
+            ok(called!(under, ncclAllGather(from, to, count, I64, **comm, null_mut())));
+            (0..size).flat_map(|rank| of(rank, 0)).collect()
+        }
+        2 => {
+            ok(called!(under, ncclReduceScatter(from, to, count, I64, SUM, **comm, null_mut())));
+            (rank * count..(rank + 1) * count).map(sum).collect()
+        }
+        3 => {
+            ok(called!(under, ncclBroadcast(from, to, whole, I64, root, **comm, null_mut())));
+            input(seed, root as usize, whole)
+        }
+        4 => {
+            ok(called!(under, ncclScatter(from, to, count, I64, root, **comm, null_mut())));
+            of(root as usize, rank).collect()
+        }
+        5 => {
+            ok(called!(under, ncclGather(from, to, count, I64, root, **comm, null_mut())));
+            if is_root { (0..size).flat_map(|rank| of(rank, 0)).collect() } else { Vec::new() }
+        }
+        6 => {
+            ok(called!(under, ncclAlltoAll(from, to, count, I64, **comm, null_mut())));
+            (0..size).flat_map(|other| of(other, rank)).collect()
+        }
+        7 => {
+            ok(called!(under, ncclReduce(from, to, whole, I64, SUM, root, **comm, null_mut())));
+            if is_root { (0..whole).map(sum).collect() } else { Vec::new() }
+        }
+        _ => {
+            // A ring and a sum in one group.
+            let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+            let (mut sums, mut more) = (vec![0; count], vec![0; count]);
+            group(|| {
+                ok(called!(under, ncclAllReduce(from, sums.as_mut_ptr().cast(), count, I64, SUM, **comm, null_mut())));
+                ok(called!(under, ncclSend(from, whole, I64, next as c_int, **comm, null_mut())));
+                ok(called!(under, ncclRecv(to, whole, I64, before as c_int, **comm, null_mut())));
+                ok(called!(under, ncclAllReduce(from, more.as_mut_ptr().cast(), count, I64, SUM, **comm, null_mut())));
+            });
+            assert_eq!(sums, (0..count).map(sum).collect::<Vec<_>>(), "sums in a group under name {under}");
+            assert_eq!(more, sums, "the second sums in a group under name {under}");
+            input(seed, before, whole)
+        }
+    };
+    assert_eq!(recv[..expected.len()], expected, "kind {kind}, {count} elements, under name {under}, rank {rank}");
+}
+
+const KINDS: usize = 9;
+
+/// Makes the calls of one name in their order, with pauses that differ between ranks.
+fn calls_of(comm: &Comm, under: usize, calls: usize, pauses: &mut Numbers) {
+    let mut numbers = Numbers(under as u64);
+    for call in 0..calls {
+        let kind = numbers.next(KINDS);
+        // Mostly small, sometimes of several chunks in the staging slots.
+        let count = if numbers.next(6) == 0 { 40_000 + numbers.next(60_000) } else { numbers.next(2000) };
+        match pauses.next(5) {
+            0 => std::thread::sleep(Duration::from_micros(pauses.next(300) as u64)),
+            1 => std::thread::yield_now(),
+            _ => {}
+        }
+        call_and_check(comm, under, under * 1000 + call, kind, count);
+    }
+}
+
+#[test]
+fn each_name_pairs_for_itself_whatever_the_order_of_the_threads() {
+    for (size, names, calls) in [(2, 2, 300), (2, 4, 150), (3, 3, 100), (4, 2, 120), (8, 3, 40)] {
+        ranks(size, |comm, rank| {
+            std::thread::scope(|scope| {
+                for under in 0..names {
+                    scope.spawn(move || {
+                        calls_of(comm, under, calls, &mut Numbers((rank * 100 + under) as u64));
+                    });
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn a_thread_for_each_name_meets_one_thread_that_calls_them_in_turn() {
+    // Rank 0 has a thread for each name; the last rank makes the same calls one after another, in an order of its own.
+    const CALLS: usize = 60;
+    ranks(3, |comm, rank| {
+        // Without messages: one that is not taken stays in front of those of other names.
+        let kind = |under: usize, call: usize| (under + call) % (KINDS - 1);
+        let one = |under: usize, call: usize| call_and_check(comm, under, under * 1000 + call, kind(under, call), 700);
+        std::thread::scope(|scope| {
+            if rank == 2 {
+                for call in 0..CALLS {
+                    [[0, 1, 2], [2, 0, 1]][call % 2].iter().for_each(|under| one(*under, call));
+                }
+            } else {
+                (0..3).for_each(|under| {
+                    scope.spawn(move || (0..CALLS).for_each(|call| one(under, call)));
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_name_that_another_name_waits_for_on_one_rank_goes_first() {
+    // As with two communicators: rank 1 gets to the second name only after the first, whichever rank 0 begins with.
+    for _ in 0..50 {
+        let order = AtomicUsize::new(0);
+        ranks(2, |comm, rank| {
+            let call = |under| call_and_check(comm, under, under, 0, 10);
+            if rank == 1 {
+                while order.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                call(0);
+                call(1);
+                return;
+            }
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    order.store(1, Ordering::SeqCst);
+                    call(1);
+                });
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_micros(500));
+                    call(0);
+                });
+            });
+        });
+    }
+}
+
+#[test]
+fn splits_and_calls_share_a_communicator() {
+    ranks(4, |comm, rank| {
+        std::thread::scope(|scope| {
+            scope.spawn(move || calls_of(comm, 0, 100, &mut Numbers(rank as u64)));
+            scope.spawn(move || {
+                for turn in 0..20 {
+                    let mut half = null_mut();
+                    ok(called!(1, ncclCommSplit(**comm, (rank % 2) as c_int, 0, &raw mut half, null_mut())));
+                    call_and_check(&Comm(half), 7, turn, turn % KINDS, 50);
+                }
+            });
+        });
+    });
+}
+
+#[test]
+fn messages_of_two_names_between_two_ranks_find_their_receivers() {
+    ranks(2, |comm, rank| {
+        std::thread::scope(|scope| {
+            for under in 0..3 {
+                scope.spawn(move || {
+                    for turn in 0..100 {
+                        let seed = under * 1000 + turn;
+                        let mut data = input(seed, rank, 1 + turn * 37);
+                        let (at, count) = (data.as_mut_ptr(), data.len());
+                        if rank == 0 {
+                            ok(called!(under, ncclSend(at.cast(), count, I64, 1, **comm, null_mut())));
+                        } else {
+                            ok(called!(under, ncclRecv(at.cast(), count, I64, 0, **comm, null_mut())));
+                            assert_eq!(data, input(seed, 0, count));
+                        }
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// Runs `body` on two ranks and returns their errors, each a code and its text.
+fn errors_of(body: impl Fn(&Comm, usize) -> ncclResult_t + Sync) -> Vec<(ncclResult_t, String)> {
+    ranks(2, |comm, rank| {
+        // SAFETY: a live communicator.
+        ok(unsafe { hostcclCommSetTimeout(**comm, 700) });
+        let code = body(comm, rank);
+        (code, if code == ncclSuccess { String::new() } else { last_error() })
+    })
+}
+
+fn all_reduce(comm: &Comm, under: usize) -> ncclResult_t {
+    let mut data = [1_i64; 4];
+    let at = data.as_mut_ptr().cast();
+    called!(under, ncclAllReduce(at, at, 4, I64, SUM, **comm, null_mut()))
+}
+
+#[test]
+fn ranks_that_stay_with_different_names_hear_of_both() {
+    for (code, message) in errors_of(|comm, rank| all_reduce(comm, rank)) {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        let expected = "rank 0 is in ncclAllReduce(4 x int64, sum) along dim0, rank 1 in ncclAllReduce(4 x int64, sum) along dim1, which share one communicator";
+        assert!(message.contains(expected) && message.contains("DM_DIM_OWN_COMM"), "{message}");
+    }
+}
+
+#[test]
+fn a_message_under_another_name_is_told_to_both_sides() {
+    let errors = errors_of(|comm, rank| {
+        let mut data = [0_i64; 4];
+        let at = data.as_mut_ptr().cast();
+        match rank {
+            0 => called!(0, ncclSend(at, 4, I64, 1, **comm, null_mut())),
+            _ => called!(1, ncclRecv(at, 4, I64, 0, **comm, null_mut())),
+        }
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        let expected =
+            "rank 0 sends to rank 1 along dim0, where rank 1 receives along dim1, which share one communicator";
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn two_threads_under_one_name_are_refused_on_all_ranks() {
+    // Rank 1 comes when rank 0 has two threads in the call, so that none of them can be done before.
+    let inside = AtomicUsize::new(0);
+    let errors = errors_of(|comm, rank| {
+        if rank == 1 {
+            while inside.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            return all_reduce(comm, 0);
+        }
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| all_reduce(comm, 0));
+            let mine = all_reduce(comm, 0);
+            assert_eq!((mine, other.join().unwrap()), (ncclInvalidUsage, ncclInvalidUsage));
+            inside.store(1, Ordering::SeqCst);
+            mine
+        })
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage);
+        assert!(message.contains("two threads of rank 0 call along dim0 at the same time"), "{message}");
+    }
+}
+
+#[test]
+fn threads_hand_one_name_over() {
+    ranks(2, |comm, _| {
+        for _ in 0..200 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| ok(all_reduce(comm, 0)));
+            });
+            ok(all_reduce(comm, 0));
+        }
+    });
+}
+
+#[test]
+fn both_sides_that_send_first_are_told_to_use_a_group() {
+    let errors = errors_of(|comm, rank| {
+        let data = [0_i64; 4];
+        called!(0, ncclSend(data.as_ptr().cast(), 4, I64, 1 - rank as c_int, **comm, null_mut()))
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        assert!(message.contains("both send to each other and neither receives"), "{message}");
+        assert!(message.contains("group"), "{message}");
+    }
+}
+
+#[test]
+fn messages_compare_their_types_not_only_their_bytes() {
+    let errors = errors_of(|comm, rank| {
+        let mut data = [0_i64; 4];
+        let at = data.as_mut_ptr().cast();
+        match rank {
+            0 => called!(0, ncclSend(at, 2, DataType::Float64 as c_int, 1, **comm, null_mut())),
+            _ => called!(0, ncclRecv(at, 4, DataType::Float32 as c_int, 0, **comm, null_mut())),
+        }
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        assert!(message.contains("rank 0 sends 2 x float64 where rank 1 receives 4 x float32"), "{message}");
+    }
+}
+
+#[test]
+fn a_thread_that_ends_inside_a_group_fails_its_communicators() {
+    let errors = errors_of(|comm, rank| {
+        if rank == 0 {
+            // On a thread of its own, which ends: joining it waits for what it does last.
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    // SAFETY: no arguments.
+                    ok(unsafe { ncclGroupStart() });
+                    ok(all_reduce(comm, 0));
+                });
+                thread.join().unwrap();
+            });
+        }
+        all_reduce(comm, 0)
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        assert!(message.contains("ended inside a group, with 1 operations queued"), "{message}");
+    }
+}
+
+#[test]
+fn buffers_that_overlap_otherwise_than_in_place_are_refused() {
+    ranks(3, |comm, rank| {
+        const N: usize = 20_000;
+        let mut memory = vec![1_i64; 4 * N * 3];
+        let base = memory.as_mut_ptr();
+        // SAFETY: all offsets are inside the vector.
+        let at = |element: usize| unsafe { base.add(element) };
+        let (root, stream) = (rank as c_int, null_mut());
+        let (a, b) = (at(0).cast::<std::ffi::c_void>(), at(7).cast::<std::ffi::c_void>());
+        let own = at(rank * N).cast::<std::ffi::c_void>();
+        // SAFETY: the buffers are inside the vector, if not apart.
+        let refused = unsafe {
+            [
+                ncclAllReduce(a, b, N, I64, SUM, **comm, stream),
+                ncclReduce(a, b, N, I64, SUM, root, **comm, stream),
+                ncclBroadcast(a, b, N, I64, root, **comm, stream),
+                ncclAllGather(b, a, N, I64, **comm, stream),
+                ncclGather(b, a, N, I64, root, **comm, stream),
+                ncclReduceScatter(a, b, N, I64, SUM, **comm, stream),
+                ncclScatter(a, b, N, I64, root, **comm, stream),
+                ncclAlltoAll(a, b, N, I64, **comm, stream),
+            ]
+        };
+        assert_eq!(refused, [ncclInvalidArgument; 8]);
+        assert!(last_error().contains("overlap, but not as in place"), "{}", last_error());
+        // SAFETY: as above; exactly in place, which nothing refuses.
+        unsafe {
+            ok(ncclAllReduce(a, a, N, I64, SUM, **comm, stream));
+            ok(ncclAllGather(own, a, N, I64, **comm, stream));
+            ok(ncclReduceScatter(a, own, N, I64, SUM, **comm, stream));
+            ok(ncclAlltoAll(a, a, N, I64, **comm, stream));
+            ok(ncclGather(own, a, N, I64, 0, **comm, stream));
+            ok(ncclScatter(a, own, N, I64, 0, **comm, stream));
+        }
+    });
+}

@@ -1,0 +1,128 @@
+//! Groups that the calling thread has begun and not ended, by library.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use super::communicator::Communicator;
+use crate::ccl::Library;
+use crate::error::{Error, Result};
+
+/// An open group of this thread in one library.
+struct OpenGroup {
+    library: Arc<Library>,
+    /// How many groups are open one in the other.
+    depth: usize,
+    /// Operations that wait for the end.
+    queued: usize,
+    /// The first of them, for messages.
+    first: String,
+    /// Communicators with streams whose gate this thread keeps until the end.
+    inside: Vec<Arc<Communicator>>,
+}
+
+impl Drop for OpenGroup {
+    fn drop(&mut self) {
+        self.inside.iter().for_each(|communicator| communicator.gate().leave());
+    }
+}
+
+thread_local! {
+    static OPEN: RefCell<Vec<OpenGroup>> = const { RefCell::new(Vec::new()) };
+    /// How many entries `OPEN` has: the quick question.
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Runs `work` with the list of open groups. A thread on its way out has none.
+fn with_open<T>(work: impl FnOnce(&mut Vec<OpenGroup>) -> T) -> Option<T> {
+    OPEN.try_with(|open| {
+        let mut open = open.borrow_mut();
+        let result = work(&mut open);
+        COUNT.set(open.len());
+        result
+    })
+    .ok()
+}
+
+fn with_group<T>(library: &Arc<Library>, work: impl FnOnce(&mut OpenGroup) -> T) -> Option<T> {
+    if COUNT.get() == 0 {
+        return None;
+    }
+    with_open(|open| open.iter_mut().find(|group| group.library.is_same(library)).map(work)).flatten()
+}
+
+/// Whether this thread is inside a group of that library.
+pub(super) fn in_group(library: &Arc<Library>) -> bool {
+    with_group(library, |_| ()).is_some()
+}
+
+/// Notes an operation that waits for the end of this thread's group, if there is one.
+pub(super) fn note(library: &Arc<Library>, call: impl FnOnce() -> String) {
+    with_group(library, |group| {
+        group.queued += 1;
+        if group.queued == 1 {
+            group.first = call();
+        }
+    });
+}
+
+/// Keeps the gate of a communicator, where this thread is inside already, until the group ends; whether there is a group.
+pub(super) fn keep(communicator: &Arc<Communicator>) -> bool {
+    with_group(communicator.library(), |group| group.inside.push(Arc::clone(communicator))).is_some()
+}
+
+/// Whether this thread's group keeps that communicator's gate.
+pub(super) fn keeps(communicator: &Arc<Communicator>) -> bool {
+    with_group(communicator.library(), |group| group.inside.iter().any(|known| Arc::ptr_eq(known, communicator)))
+        .unwrap_or(false)
+}
+
+/// Fails when operations of this thread wait for the end of a group in that library: `call` would then wait, or end, without them.
+pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Result<()> {
+    let waiting = library.and_then(|library| {
+        with_group(library, |group| (group.queued > 0).then(|| (group.queued, group.first.clone()))).flatten()
+    });
+    let Some((queued, first)) = waiting else { return Ok(()) };
+    let operations = if queued == 1 { "1 operation is".to_owned() } else { format!("{queued} operations are") };
+    Err(Error::invalid(format!(
+        "{call}: this thread has begun a group and not ended it; {operations} queued in it since {first} and not done: call dm_group_end first"
+    )))
+}
+
+/// Notes that the calling thread has begun a group in `library`.
+pub(super) fn begin(library: &Arc<Library>) {
+    with_open(|open| match open.iter_mut().find(|group| group.library.is_same(library)) {
+        Some(group) => group.depth += 1,
+        None => open.push(OpenGroup {
+            library: Arc::clone(library),
+            depth: 1,
+            queued: 0,
+            first: String::new(),
+            inside: Vec::new(),
+        }),
+    });
+}
+
+/// Notes that it has ended one. The outermost end opens the gates that the group kept.
+pub(super) fn end(library: &Arc<Library>) {
+    let whole = with_open(|open| {
+        let at = open.iter().position(|group| group.library.is_same(library))?;
+        open[at].depth -= 1;
+        (open[at].depth == 0).then(|| open.swap_remove(at))
+    });
+    drop(whole);
+}
+
+/// Makes communicators outside the calling thread's groups: inside one a library would put that off until the group's end. Groups belong to threads, so
+/// it is done on another one where there is need.
+pub(super) fn outside_groups<T: Send>(library: &Arc<Library>, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if !in_group(library) {
+        return make();
+    }
+    let device = library.current_device()?;
+    std::thread::scope(|scope| {
+        let make = || device.select().and_then(|()| make());
+        let making = std::thread::Builder::new().spawn_scoped(scope, make);
+        let making = making.map_err(|error| Error::internal(format!("starting a thread: {error}")))?;
+        making.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
