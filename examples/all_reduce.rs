@@ -27,7 +27,7 @@ impl Memory {
     /// The device is chosen here, before the world is joined: the library takes what is current.
     fn new(value: f32) -> Result<Memory, Box<dyn Error>> {
         // Not before: cudarc needs a driver that has every function it knows.
-        if !(ccl::has_device() && ccl::for_device("cuda", None).is_ok()) {
+        if !(ccl::has_device() && ccl::for_device("cuda").is_ok()) {
             return Ok(Memory::Host(vec![value; COUNT]));
         }
         let local_rank: usize = std::env::var("LOCAL_RANK").ok().and_then(|rank| rank.parse().ok()).unwrap_or(0);
@@ -65,7 +65,7 @@ fn sum(mesh: &View, index: usize, memory: &mut Memory) -> devicemesh::error::Res
     const FLOAT32: i32 = 7;
     const SUM: i32 = 0;
     let (at, stream) = memory.place();
-    let operands = Operands { count: COUNT, dtype: FLOAT32, stream };
+    let operands = Operands::new(COUNT, FLOAT32, stream);
     mesh.operate("all_reduce", index, operands, &[("values", at.cast_const())], |library, comm| {
         // SAFETY: COUNT elements lie there until the stream is done, which `values` waits for.
         unsafe { library.all_reduce(at, at, COUNT, FLOAT32, SUM, comm, stream) }
@@ -78,14 +78,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let domain = Arc::new(Domain::join(device_type, &DomainOptions::default())?);
     let (rank, size) = (domain.world().rank(), domain.world().size());
     let replicas = if size % 2 == 0 { 2 } else { 1 };
-    let spec = MeshSpec {
-        device_type,
-        shape: &[replicas, size / replicas],
-        names: Some(&["replicate", "shard"]),
-        ranks: None,
-        world_size: size,
-        rank,
-    };
+    let shape = [replicas, size / replicas];
+    let spec = MeshSpec::new(device_type, &shape, size, rank).names(&["replicate", "shard"]);
     let mesh = View::of_root(RootComms::create(&domain, Mesh::new(&spec)?, &MeshOptions::default())?);
     for index in 0..2 {
         sum(&mesh, index, &mut memory)?;

@@ -198,6 +198,12 @@ typedef struct dm_world_options {
    * NULL: the store that init_method names; else the caller's own.
    */
   const struct dm_store_callbacks *store;
+  /**
+   * NULL, or where dm_world_init writes a token before it waits for anybody. Another thread that gives this token to dm_world_abort ends the joining:
+   * dm_world_init returns DM_STATUS_ABORTED. The token is good for nothing else, and is not live any more once dm_world_init has returned. The write is
+   * atomic, so the other thread may read the token at any time if it does so atomically.
+   */
+  struct dm_world **joining_out;
 } dm_world_options;
 
 /**
@@ -556,9 +562,9 @@ dm_status dm_world_locations(const struct dm_world *world,
  *
  * Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
  * raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
- * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
- * one is being joined. A dm_init that begins after that joins the default world anew, so the ranks can meet again once all of them have
- * aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+ * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of dm_world_options.joining_out ends the dm_world_init that wrote it.
+ * world NULL: the default worlds, those that dm_init joins by itself, also while one is being joined. A dm_init that begins after that joins the
+ * default world anew, so the ranks can meet again once all of them have aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
  */
 dm_status dm_world_abort(const struct dm_world *world);
 
@@ -1185,7 +1191,7 @@ dm_status dm_reduce_scatter(const struct dm_mesh *mesh,
 /**
  * Sends block i of send to rank i of dim, and receives block i of recv from rank i.
  *
- * Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. They must not overlap.
+ * Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. On cpu in place when send == recv; on cuda they must not overlap.
  *
  * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
  * returns when the result is there). dim NULL is allowed on a 1-D mesh.
@@ -1241,6 +1247,10 @@ dm_status dm_recv(const struct dm_mesh *mesh,
 
 /**
  * Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
+ *
+ * No operation of a group may write to a buffer that another one of the same group reads or writes: their order is not defined. A group that is not ended
+ * does nothing: while operations are queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are refused
+ * (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of these operations fail for all their ranks.
  *
  * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Calls that make
  * communicators (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done when they return. Errors:
@@ -1346,7 +1356,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_world_options in which everything is the default.
  */
-#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL }
+#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL }
 /**
  * A dm_store_callbacks without functions: set, get and add are to be filled in.
  */

@@ -612,6 +612,8 @@ struct WorldOptions {
   std::string ccl_library = {};
   /// The caller's own store; the world holds it until it is gone.
   std::shared_ptr<Store> store = nullptr;
+  /// nullptr, or where the token is written by which dm_world_abort of another thread ends the joining (see dm_world_options).
+  dm_world **joining_out = nullptr;
 };
 
 template <class Style> class BasicWorld;
@@ -729,6 +731,7 @@ public:
       callbacks = detail::StoreBridge::callbacks(store.get());
       join.store = &callbacks;
     }
+    join.joining_out = options.joining_out;
     dm_world *world = nullptr;
     const dm_status status = dm_world_init(device_type.c_str(), &join, &world);
     if (status == DM_STATUS_OK) static_cast<void>(store.release());  // the library drops it when the world is gone

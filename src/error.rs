@@ -5,6 +5,7 @@ use std::fmt;
 /// The outcome classes of the C ABI (`dm_status`); the numbers are part of the ABI and never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum Status {
     /// Success.
     Ok = 0,

@@ -28,7 +28,7 @@
 //! | wanted | where |
 //! |---|---|
 //! | a mesh's shape, ranks, coordinates and groups, without a job or communicators | [`mesh::Mesh`], and [`layout`] below it |
-//! | a world with options (rank and size by hand, a store, a library, deadlines) | [`comm::DomainOptions`] with [`rendezvous::JoinOptions`] |
+//! | a world with options (rank and size by hand, a store, a library, deadlines) | [`comm::DomainOptions::new`] with [`rendezvous::JoinOptions::ranked`] |
 //! | ranks of another order, lazy communicators | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
 //! | slices, flattened dimensions, ranges, other shapes, going on after a rank has died | [`comm::View`] |
 //! | collectives over slices in host memory | [`comm::View::all_reduce`] and its neighbours: safe, on device type cpu |
@@ -36,13 +36,30 @@
 //! | the block of a tensor that a rank holds | [`sharding`] |
 //! | rank arrays that keep chatty dimensions close | [`topology`] |
 //!
+//! Options, specifications and enums may grow: make them by their constructors or `default()`, set what differs, and match enums with a wildcard.
+//!
+//! # What is unsafe
+//!
+//! Safe code cannot make the library read or write memory that is not there. So these are `unsafe`: an operation of [`ccl::Library`] on raw memory;
+//! [`comm::RootComms::adopt`], which takes communicators on your word; and naming a library ([`ccl::open`], [`comm::DomainOptions::library`]), because its code
+//! runs in this process. `DM_CCL_LIBRARY` in the environment names one too: whoever sets it vouches for it, as with LD_PRELOAD. Raw communicators are
+//! made, polled and ended inside this crate alone.
+//!
+//! # Threads
+//!
+//! Everything is `Send` and `Sync`. Calls that make something (a mesh, a flattened dimension ...) happen in one order on every rank. So do the collectives along
+//! one dimension: two threads that call along one at the same time get [`error::Status::Mismatch`], because nobody can know which of them belongs to which call of
+//! the other ranks. A group ([`comm::View::group_start`]) belongs to its thread and to the library of its mesh.
+//!
+//! # Errors
+//!
 //! Everything fallible gives [`error::Result`]: a [`error::Status`] and one line that carries the values. Every wait has a deadline. A panic is a bug.
 //! The version of this API is the crate's: below 1.0 a minor version may break it. Modules are listed from the boundary to NCCL upwards in the
 //! project's ARCHITECTURE.md; [`ffi`] is the C ABI, for C.
 
 pub mod ccl;
 pub mod comm;
-pub mod digest;
+mod digest;
 pub mod error;
 pub mod ffi;
 pub mod layout;
@@ -51,3 +68,60 @@ pub mod rendezvous;
 pub mod sharding;
 pub mod topology;
 pub mod wait;
+
+/// Safe code that must not compile.
+///
+/// ```compile_fail,E0133
+/// let library = devicemesh::ccl::open("libnccl.so.2");
+/// ```
+/// ```compile_fail,E0133
+/// let options = devicemesh::comm::DomainOptions::default().library("libnccl.so.2");
+/// ```
+/// ```compile_fail,E0616
+/// let mut options = devicemesh::comm::DomainOptions::default();
+/// options.library = Some("libnccl.so.2".to_owned());
+/// ```
+/// ```compile_fail,E0133
+/// use devicemesh::{ccl, comm::RootComms, error::Result, mesh::Mesh};
+/// fn adopt(library: std::sync::Arc<ccl::Library>, mesh: Mesh, comm: ccl::RawComm) {
+///     let _ = RootComms::adopt(None, library, mesh, &[comm], true, std::time::Duration::from_secs(1));
+/// }
+/// ```
+/// ```compile_fail,E0624
+/// fn end(library: &devicemesh::ccl::Library, comm: devicemesh::ccl::RawComm) {
+///     let _ = library.destroy(comm);
+/// }
+/// ```
+/// ```compile_fail,E0624
+/// fn end(library: &devicemesh::ccl::Library, comm: devicemesh::ccl::RawComm) {
+///     let _ = library.abort(comm);
+/// }
+/// ```
+/// ```compile_fail,E0624
+/// fn ask(library: &devicemesh::ccl::Library, comm: devicemesh::ccl::RawComm) {
+///     let _ = library.poll(comm);
+/// }
+/// ```
+/// ```compile_fail,E0624
+/// fn end(library: &devicemesh::ccl::Library, comm: devicemesh::ccl::RawComm) {
+///     let _ = library.finalize(comm);
+/// }
+/// ```
+/// A match without a wildcard, and a struct without `..`, would break when something is added:
+/// ```compile_fail,E0004
+/// match devicemesh::comm::Operator::Sum {
+///     devicemesh::comm::Operator::Sum | devicemesh::comm::Operator::Product => {}
+///     devicemesh::comm::Operator::Max | devicemesh::comm::Operator::Min | devicemesh::comm::Operator::Average => {}
+/// }
+/// ```
+/// ```compile_fail,E0639
+/// let options = devicemesh::comm::MeshOptions { lazy: true, dims: Vec::new(), timeout: None };
+/// ```
+/// A borrowed slice cannot be sent and received at once:
+/// ```compile_fail,E0502
+/// fn gather(mesh: &devicemesh::comm::View, values: &mut [f32]) {
+///     let _ = mesh.all_gather("dp", &values[..1], values);
+/// }
+/// ```
+#[cfg(doctest)]
+pub mod refused_by_the_compiler {}

@@ -10,6 +10,7 @@ use crate::mesh::Mesh;
 
 /// What one mesh dimension does with a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Placement {
     /// Every rank along it holds the same.
     Replicate,
@@ -26,6 +27,7 @@ pub enum Placement {
 ///
 /// Where a split left nothing, the size is 0 and the offset is the size of the tensor's dimension, as in DTensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LocalShard {
     /// The block's sizes.
     pub shape: Vec<usize>,
@@ -55,7 +57,7 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
 /// use devicemesh::mesh::{Mesh, MeshSpec};
 /// use devicemesh::sharding::{Placement, local_shard};
 /// let names = ["fsdp", "tp"];
-/// let spec = MeshSpec { device_type: "cpu", shape: &[2, 4], names: Some(&names), ranks: None, world_size: 8, rank: 6 };
+/// let spec = MeshSpec::new("cpu", &[2, 4], 8, 6).names(&names);
 /// let mesh = Mesh::new(&spec).unwrap();                       // rank 6 is at (1, 2)
 /// let rows = |order| Placement::Shard { tensor_dim: 0, order };
 ///

@@ -8,21 +8,14 @@ const DIMS: [&str; 3] = ["dp", "cp", "tp"];
 
 /// (dp=2, cp=2, tp=2) seen by rank 5, at (1, 0, 1).
 fn cube() -> Mesh {
-    let spec =
-        MeshSpec { device_type: "cpu", shape: &[2, 2, 2], names: Some(&DIMS), ranks: None, world_size: 8, rank: 5 };
+    let spec = MeshSpec::new("cpu", &[2, 2, 2], 8, 5).names(&DIMS);
     Mesh::new(&spec).unwrap()
 }
 
 /// One dimension of all eight ranks of the world, or fewer, in the order listed.
 fn listed(ranks: &[i32], rank: usize) -> Result<Mesh> {
-    let spec = MeshSpec {
-        device_type: "cpu",
-        shape: &[ranks.len()],
-        names: Some(&["x"]),
-        ranks: Some(ranks),
-        world_size: 8,
-        rank,
-    };
+    let shape = [ranks.len()];
+    let spec = MeshSpec::new("cpu", &shape, 8, rank).names(&["x"]).ranks(ranks);
     Mesh::new(&spec)
 }
 
@@ -78,8 +71,8 @@ fn groups_of_permuted_meshes_keep_the_order_of_coordinates() {
 /// two coordinates: the mesh is wrong, and the ranks that are missing would hang.
 #[test]
 fn a_rank_is_listed_once() {
-    let spec = MeshSpec { device_type: "cpu", shape: &[2, 2], names: None, ranks: None, world_size: 8, rank: 0 };
-    refused(Mesh::new(&MeshSpec { ranks: Some(&[0, 1, 0, 1]), ..spec }), &["rank 0", "index 0", "index 2"]);
+    let spec = MeshSpec::new("cpu", &[2, 2], 8, 0);
+    refused(Mesh::new(&spec.ranks(&[0, 1, 0, 1])), &["rank 0", "index 0", "index 2"]);
 }
 
 /// PyTorch looks at the ranks of the groups that it makes, so a mesh with one that does not exist is made where this process is in no group with it. The
@@ -95,7 +88,7 @@ fn ranks_outside_the_world_are_refused_on_every_rank() {
 /// PyTorch: an assertion without a message.
 #[test]
 fn sizes_of_zero_are_refused_with_words() {
-    let spec = MeshSpec { device_type: "cpu", shape: &[2, 0], names: None, ranks: None, world_size: 8, rank: 0 };
+    let spec = MeshSpec::new("cpu", &[2, 0], 8, 0);
     refused(Mesh::new(&spec), &["dimension 1", "size 0"]);
     refused(cube().unflatten("dp", &[2, 0], &["a", "b"]), &["size 1", "dp"]);
 }
@@ -116,7 +109,7 @@ fn names_are_not_repeated_whatever_they_come_from() {
 /// group descriptions use ("mesh_dim_0"); they are not printed.
 #[test]
 fn dimensions_always_have_names() {
-    let spec = MeshSpec { device_type: "cpu", shape: &[2, 4], names: None, ranks: None, world_size: 8, rank: 6 };
+    let spec = MeshSpec::new("cpu", &[2, 4], 8, 6);
     let mesh = Mesh::new(&spec).unwrap();
     assert_eq!(mesh.dim_names(), ["dim_0", "dim_1"]);
     assert_eq!(mesh.slice(&["dim_1"]).unwrap().ranks(), [4, 5, 6, 7]);

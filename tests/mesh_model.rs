@@ -165,7 +165,8 @@ proptest! {
         let rank = who.index(world_size) as i32;
         let names: Vec<String> = (0..shape.len()).map(|axis| format!("d{axis}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let spec = MeshSpec { device_type: "cpu", shape: &shape, names: Some(&names), ranks: ranks.as_deref(), world_size, rank: rank as usize };
+        let mut spec = MeshSpec::new("cpu", &shape, world_size, rank as usize).names(&names);
+        spec.ranks = ranks.as_deref();
         let mesh = Mesh::new(&spec).unwrap();
         let root = Root::new(&shape, &names, ranks.clone().unwrap_or_else(|| (0..size as i32).collect()), rank);
         let mut views = vec![(mesh, root.view(), 0)];
@@ -281,7 +282,8 @@ proptest! {
         // By value: equal exactly when names, sizes and ranks are, however they were made; also to a root that lists the ranks.
         for (mesh, view, of) in &views {
             let (ranks, shape, names) = (roots[*of].0.ranks_of(&view.positions), view.shape(), view.names());
-            let listed = Mesh::new(&MeshSpec { shape: &shape, names: Some(&names), ranks: Some(&ranks), ..spec }).unwrap();
+            let listed = MeshSpec::new(spec.device_type, &shape, spec.world_size, spec.rank).names(&names).ranks(&ranks);
+            let listed = Mesh::new(&listed).unwrap();
             prop_assert!(mesh.equals(&listed) && listed.equals(mesh), "{} and {}", mesh, listed);
             prop_assert_eq!(mesh.hash(), listed.hash());
             for (other, theirs, from) in &views {
@@ -296,20 +298,22 @@ proptest! {
     fn equal_meshes_hash_alike_however_they_were_made((shape, seed, who, _) in cases()) {
         let size: usize = shape.iter().product();
         let rank = who.index(size);
-        let root = MeshSpec { device_type: "cpu", shape: &shape, names: None, ranks: None, world_size: size, rank };
+        let root = MeshSpec::new("cpu", &shape, size, rank);
         let mesh = Mesh::new(&root).unwrap();
         // One dimension of it, against a root that lists the same ranks.
         for axis in 0..shape.len() {
             let view = mesh.slice(&[mesh.dim_name(axis)]).unwrap();
             let listed = view.ranks();
             let names = [mesh.dim_name(axis)];
-            let other = Mesh::new(&MeshSpec { shape: &[listed.len()], names: Some(&names), ranks: Some(&listed), ..root }).unwrap();
+            let line = [listed.len()];
+            let other = MeshSpec::new(root.device_type, &line, root.world_size, root.rank).names(&names).ranks(&listed);
+            let other = Mesh::new(&other).unwrap();
             prop_assert!(view.equals(&other) && other.equals(&view));
             prop_assert_eq!(view.hash(), other.hash());
         }
         // Another order of the ranks is another mesh.
         let ranks = shuffled(size, seed.unwrap_or(1));
-        let permuted = Mesh::new(&MeshSpec { ranks: Some(&ranks), ..root }).unwrap();
+        let permuted = Mesh::new(&root.ranks(&ranks)).unwrap();
         let identical = ranks.iter().enumerate().all(|(at, rank)| at as i32 == *rank);
         prop_assert_eq!(mesh.equals(&permuted), identical);
         prop_assert_eq!(mesh.hash() == permuted.hash(), identical);
@@ -319,7 +323,7 @@ proptest! {
     fn submeshes_are_all_the_parallel_copies((shape, _, who, _) in cases(), picks in prop::collection::vec(any::<prop::sample::Index>(), 1..3)) {
         let size: usize = shape.iter().product();
         let rank = who.index(size);
-        let mesh = Mesh::new(&MeshSpec { device_type: "cpu", shape: &shape, names: None, ranks: None, world_size: size, rank }).unwrap();
+        let mesh = Mesh::new(&MeshSpec::new("cpu", &shape, size, rank)).unwrap();
         let mut names: Vec<&str> = Vec::new();
         for pick in &picks {
             let name = mesh.dim_name(pick.index(shape.len()));
@@ -348,14 +352,7 @@ proptest! {
 #[test]
 fn a_million_ranks_cost_no_more_than_eight() {
     let began = std::time::Instant::now();
-    let spec = MeshSpec {
-        device_type: "cuda",
-        shape: &[64, 32, 64, 8],
-        names: None,
-        ranks: None,
-        world_size: 1 << 20,
-        rank: 777_777,
-    };
+    let spec = MeshSpec::new("cuda", &[64, 32, 64, 8], 1 << 20, 777_777);
     for _ in 0..100 {
         let mesh = Mesh::new(&spec).unwrap();
         let flat = mesh.slice(&["dim_3", "dim_1"]).unwrap().flatten(Some("flat")).unwrap();

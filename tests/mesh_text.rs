@@ -10,7 +10,7 @@ use devicemesh::mesh::{Mesh, MeshSpec, MeshText};
 fn a_million_ranks_are_less_than_200_bytes() {
     let names = ["pp", "dp", "cp", "tp"];
     let (shape, world_size) = (&[64, 32, 64, 8], 1 << 20);
-    let spec = MeshSpec { device_type: "cuda", shape, names: Some(&names), ranks: None, world_size, rank: 777_777 };
+    let spec = MeshSpec::new("cuda", shape, world_size, 777_777).names(&names);
     let mesh = Mesh::new(&spec).unwrap();
     let text = mesh.serialize();
     let expected = r#"{"devicemesh":1,"device_type":"cuda","shape":[64,32,64,8],"names":["pp","dp","cp","tp"],"layout":[[[64,16384]],[[32,512]],[[64,8]],[[8,1]]],"base":0,"ranks":[[0,1048576]]}"#;
@@ -33,8 +33,7 @@ fn a_million_ranks_are_less_than_200_bytes() {
 fn ranks_in_strides_are_few_runs() {
     // Even ranks, then odd ones backwards.
     let ranks: Vec<i32> = (0..500).map(|index| 2 * index).chain((0..500).rev().map(|index| 2 * index + 1)).collect();
-    let spec =
-        MeshSpec { device_type: "cpu", shape: &[2, 500], names: None, ranks: Some(&ranks), world_size: 1000, rank: 0 };
+    let spec = MeshSpec::new("cpu", &[2, 500], 1000, 0).ranks(&ranks);
     let mesh = Mesh::new(&spec).unwrap();
     assert!(mesh.serialize().ends_with(r#""base":0,"ranks":[[0,500,2],[999,500,-2]]}"#), "{}", mesh.serialize());
     // A view of it lists its own ranks only.

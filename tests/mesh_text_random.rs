@@ -65,15 +65,9 @@ impl Case {
         let ranks = self.seed.map(|seed| shuffled(self.world(), size, seed));
         let names: Vec<String> = (0..self.shape.len()).map(|dim| format!("d{dim} \"é\u{1}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut mesh = Mesh::new(&MeshSpec {
-            device_type: "cpu",
-            shape: &self.shape,
-            names: Some(&names),
-            ranks: ranks.as_deref(),
-            world_size: self.world(),
-            rank: self.rank(),
-        })
-        .unwrap();
+        let mut spec = MeshSpec::new("cpu", &self.shape, self.world(), self.rank()).names(&names);
+        spec.ranks = ranks.as_deref();
+        let mut mesh = Mesh::new(&spec).unwrap();
         for (number, step) in self.steps.iter().enumerate() {
             let names: Vec<String> = mesh.dim_names().iter().map(|name| (*name).to_owned()).collect();
             let pick = |picks: &[Index]| picks.iter().filter_map(|pick| some(&names, pick)).collect::<Vec<_>>();

@@ -80,14 +80,11 @@ fn replay(case: &Value) -> Replay {
     };
     let names =
         ctor["names"].as_array().map(|names| names.iter().map(|name| name.as_str().unwrap()).collect::<Vec<_>>());
-    let spec = MeshSpec {
-        device_type: ctor["device_type"].as_str().unwrap_or("cpu"),
-        shape: &shape,
-        names: names.as_deref(),
-        ranks: (ctor["kind"] == "array").then_some(&flat_ranks[..]),
-        world_size: case["world"].as_u64().unwrap() as usize,
-        rank: case["rank"].as_u64().unwrap() as usize,
-    };
+    let number = |name: &str| case[name].as_u64().unwrap() as usize;
+    let mut spec =
+        MeshSpec::new(ctor["device_type"].as_str().unwrap_or("cpu"), &shape, number("world"), number("rank"));
+    spec.names = names.as_deref();
+    spec.ranks = (ctor["kind"] == "array").then_some(&flat_ranks[..]);
     let mut replay = Replay {
         meshes: HashMap::new(),
         named: names.is_some(),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use devicemesh::error::Status;
 use devicemesh::mesh::{Mesh, MeshSpec};
-use devicemesh::sharding::{LocalShard, Placement, chunk, local_shard};
+use devicemesh::sharding::{Placement, chunk, local_shard};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -27,15 +27,10 @@ fn view(case: &Value, rank: usize) -> Mesh {
     let names: Vec<&str> = case["names"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     let ranks: Option<Vec<i32>> =
         case["ranks"].as_array().map(|ranks| ranks.iter().map(|rank| rank.as_i64().unwrap() as i32).collect());
-    let root = Mesh::new(&MeshSpec {
-        device_type: "cpu",
-        shape: &numbers(&case["shape"]),
-        names: Some(&names),
-        ranks: ranks.as_deref(),
-        world_size: case["world"].as_u64().unwrap() as usize,
-        rank,
-    })
-    .unwrap();
+    let shape = numbers(&case["shape"]);
+    let mut spec = MeshSpec::new("cpu", &shape, case["world"].as_u64().unwrap() as usize, rank).names(&names);
+    spec.ranks = ranks.as_deref();
+    let root = Mesh::new(&spec).unwrap();
     let mut picks = Vec::new();
     for name in case["view"].as_array().unwrap() {
         let name = name.as_str().unwrap();
@@ -60,15 +55,16 @@ fn every_block_is_dtensors() {
         let tensor = numbers(&case["tensor"]);
         for answer in case["answers"].as_array().unwrap() {
             let rank = answer[0].as_u64().unwrap() as usize;
-            let theirs = LocalShard { shape: numbers(&answer[1]), offset: numbers(&answer[2]) };
+            let theirs = (numbers(&answer[1]), numbers(&answer[2]));
             let mesh = view(&case, rank);
-            assert_eq!(local_shard(&mesh, None, &placements, &tensor).unwrap(), theirs, "rank {rank} of {line}");
+            let ours = local_shard(&mesh, None, &placements, &tensor).unwrap();
+            assert_eq!((&ours.shape, &ours.offset), (&theirs.0, &theirs.1), "rank {rank} of {line}");
             // Any other rank of this view asks about this one and hears the same.
             let other = view(&case, *mesh.ranks().last().unwrap() as usize);
             let asked = local_shard(&other, Some(rank as i32), &placements, &tensor).unwrap();
-            assert_eq!(asked, theirs, "rank {rank} asked from {} of {line}", other.rank());
+            assert_eq!(asked, ours, "rank {rank} asked from {} of {line}", other.rank());
             answers += 1;
-            empty += usize::from(theirs.shape.contains(&0));
+            empty += usize::from(theirs.0.contains(&0));
             strided += usize::from(answer.get(3).is_some());
         }
     }
@@ -102,7 +98,7 @@ proptest! {
         tensor in [0..40usize, 0..40usize],
     ) {
         let size: usize = shape.iter().product();
-        let mesh = Mesh::new(&MeshSpec { device_type: "cpu", shape: &shape, names: None, ranks: None, world_size: size, rank: 0 }).unwrap();
+        let mesh = Mesh::new(&MeshSpec::new("cpu", &shape, size, 0)).unwrap();
         let replicas: usize = placements.iter().zip(&shape).filter(|(placement, _)| **placement == Placement::Replicate).map(|(_, size)| size).product();
         let mut times_held = vec![0; tensor[0] * tensor[1]];
         for rank in 0..size as i32 {
@@ -140,14 +136,7 @@ proptest! {
 fn what_is_wrong_is_said_with_its_values() {
     let names = ["dp", "tp"];
     let ranks = [7, 5, 3, 1];
-    let spec = MeshSpec {
-        device_type: "cpu",
-        shape: &[2, 2],
-        names: Some(&names),
-        ranks: Some(&ranks),
-        world_size: 8,
-        rank: 0,
-    };
+    let spec = MeshSpec::new("cpu", &[2, 2], 8, 0).names(&names).ranks(&ranks);
     let mesh = Mesh::new(&spec).unwrap();
     let refused = |rank, placements: &[Placement]| local_shard(&mesh, rank, placements, &[4, 4]).unwrap_err();
     let rows = Placement::Shard { tensor_dim: 2, order: 0 };

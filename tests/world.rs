@@ -17,13 +17,7 @@ fn free_port() -> u16 {
 }
 
 fn options(rank: usize, size: usize) -> JoinOptions {
-    JoinOptions {
-        world_size: Some(size),
-        rank,
-        local_rank: rank,
-        timeout: Some(Duration::from_secs(30)),
-        ..JoinOptions::default()
-    }
+    JoinOptions::ranked(rank, size).timeout(Duration::from_secs(30))
 }
 
 /// What each of these ranks gets, each on a thread of its own.
@@ -44,8 +38,7 @@ fn ranks_meet_at_an_address_and_again_at_the_same_one() {
     let method = format!("tcp://127.0.0.1:{}", free_port());
     for _ in 0..2 {
         let sizes = join_all(&[0, 1, 2, 3], |rank| {
-            let world =
-                World::join("cpu", &JoinOptions { init_method: Some(method.clone()), ..options(rank, 4) }).unwrap();
+            let world = World::join("cpu", &options(rank, 4).init_method(method.clone())).unwrap();
             assert_eq!((world.rank(), world.local_rank(), world.device_type()), (rank, rank, "cpu"));
             barriers(&world).unwrap();
             world.size()
@@ -58,8 +51,7 @@ fn ranks_meet_at_an_address_and_again_at_the_same_one() {
 fn two_worlds_side_by_side_share_the_server_of_rank_0() {
     let method = format!("tcp://localhost:{}", free_port());
     join_all(&[0, 1], |rank| {
-        let join =
-            || World::join("cpu", &JoinOptions { init_method: Some(method.clone()), ..options(rank, 2) }).unwrap();
+        let join = || World::join("cpu", &options(rank, 2).init_method(method.clone())).unwrap();
         let (first, second) = (join(), join());
         barriers(&second).unwrap();
         barriers(&first).unwrap();
@@ -79,8 +71,7 @@ fn what_an_earlier_run_left_in_a_store_is_not_believed() {
     let outcomes = join_all(&[0, 1, 2], |rank| {
         // Rank 1 is late, so that rank 0 meets the stale token first.
         std::thread::sleep(Duration::from_millis(if rank == 1 { 150 } else { 0 }));
-        let world =
-            World::join("cpu", &JoinOptions { init_method: Some(format!("file://{path}")), ..options(rank, 3) })?;
+        let world = World::join("cpu", &options(rank, 3).init_method(format!("file://{path}")))?;
         barriers(&world)
     });
     left.remove();
@@ -91,14 +82,13 @@ fn what_an_earlier_run_left_in_a_store_is_not_believed() {
 fn a_store_of_the_callers_is_used_as_it_is() {
     let store = MemoryStore::new();
     join_all(&[0, 1, 2], |rank| {
-        let world =
-            World::join("cpu", &JoinOptions { store: Some(Arc::new(store.clone())), ..options(rank, 3) }).unwrap();
+        let world = World::join("cpu", &options(rank, 3).store(Arc::new(store.clone()))).unwrap();
         barriers(&world).unwrap();
     });
 }
 
 fn join_tcp(method: &str, rank: usize, size: usize, timeout: Duration) -> Result<()> {
-    let options = JoinOptions { init_method: Some(method.to_owned()), timeout: Some(timeout), ..options(rank, size) };
+    let options = options(rank, size).init_method(method).timeout(timeout);
     World::join("cpu", &options).map(drop)
 }
 
@@ -142,7 +132,7 @@ fn different_world_sizes_in_a_shared_folder_are_a_mismatch_too() {
     // For rank 0 the world would be whole with ranks 1 and 2, for rank 3 it is larger.
     let errors: Vec<Error> = join_all(&[0, 1, 3], |rank| {
         let size = if rank == 3 { 4 } else { 3 };
-        let join = JoinOptions { init_method: Some(format!("file://{path}")), ..options(rank, size) };
+        let join = options(rank, size).init_method(format!("file://{path}"));
         World::join("cpu", &join).map(drop).unwrap_err()
     });
     FileStore::open(Path::new(&path)).unwrap().remove();
@@ -158,7 +148,7 @@ fn a_rank_that_leaves_is_not_waited_for() {
     for leaving in [2, 0] {
         let method = format!("tcp://127.0.0.1:{}", free_port());
         let errors = join_all(&[0, 1, 2, 3], |rank| {
-            let join = JoinOptions { init_method: Some(method.clone()), ..options(rank, 4) };
+            let join = options(rank, 4).init_method(method.clone());
             let world = World::join("cpu", &join).unwrap();
             barriers(&world).unwrap();
             if rank == leaving {
@@ -230,13 +220,13 @@ fn a_store_that_rank_0s_process_serves_already_is_used() {
 
 #[test]
 fn an_offline_world_answers_but_meets_nobody() {
-    let world = World::join("cuda", &JoinOptions { offline: true, ..options(7, 1 << 20) }).unwrap();
+    let world = World::join("cuda", &options(7, 1 << 20).offline()).unwrap();
     assert_eq!((world.rank(), world.size(), world.is_offline()), (7, 1 << 20, true));
     assert_eq!(world.barrier(None).unwrap_err().status(), Status::Unsupported);
 }
 
 fn join_method(method: &str, rank: usize, size: usize, timeout: Duration) -> Result<World> {
-    let options = JoinOptions { init_method: Some(method.to_owned()), timeout: Some(timeout), ..options(rank, size) };
+    let options = options(rank, size).init_method(method).timeout(timeout);
     World::join("cpu", &options)
 }
 
@@ -245,9 +235,8 @@ fn ranks_that_joined_elsewhere_or_in_vain_before_find_each_other() {
     // Ranks 0 and 1 have met in another store of the same name.
     let (earlier, store) = (MemoryStore::new(), MemoryStore::new());
     let join = |store: &MemoryStore, rank: usize, size: usize| {
-        let timeout = Some(Duration::from_secs(5));
-        World::join("cpu", &JoinOptions { store: Some(Arc::new(store.clone())), timeout, ..options(rank, size) })
-            .map(drop)
+        let timeout = Duration::from_secs(5);
+        World::join("cpu", &options(rank, size).store(Arc::new(store.clone())).timeout(timeout)).map(drop)
     };
     assert_eq!(join_all(&[0, 1], |rank| join(&earlier, rank, 2)), [Ok(()), Ok(())]);
     assert_eq!(join_all(&[0, 1, 2], |rank| join(&store, rank, 3)), [Ok(()), Ok(()), Ok(())]);
@@ -321,7 +310,7 @@ fn why_a_rank_cannot_take_part_is_told_also_to_ranks_that_come_after_it_has_give
     let errors = join_all(&[0, 1, 2], |rank| {
         let timeout = Duration::from_millis(if rank == 1 { 500 } else { 20_000 });
         std::thread::sleep(Duration::from_millis(if rank == 2 { 1200 } else { 0 }));
-        let options = JoinOptions { init_method: Some(method.clone()), timeout: Some(timeout), ..options(rank, 3) };
+        let options = options(rank, 3).init_method(method.clone()).timeout(timeout);
         let prepare =
             |_, _| if rank == 1 { Err(Error::new(Status::Library, "no such library")) } else { Ok(((), None)) };
         World::join_with("cpu", &options, prepare).map(drop).unwrap_err()

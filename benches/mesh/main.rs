@@ -178,15 +178,8 @@ fn equal(mesh: &Mesh, other: &Mesh) {
 fn algebra(criterion: &mut Criterion<ProcessorTime>) {
     let shape = SHAPES[2];
     let (names, ranks) = (["pp", "dp", "cp", "tp"], reversed(&shape));
-    let plain = MeshSpec {
-        device_type: "cpu",
-        shape: &shape,
-        names: Some(&names),
-        ranks: None,
-        world_size: size(&shape),
-        rank: rank(&shape),
-    };
-    let listed = MeshSpec { ranks: Some(&ranks), ..plain };
+    let plain = MeshSpec::new("cpu", &shape, size(&shape), rank(&shape)).names(&names);
+    let listed = plain.ranks(&ranks);
     let new = |spec: &MeshSpec<'_>| View::new(black_box(spec)).expect("a mesh");
     criterion.bench_function("algebra/new", |bencher| bencher.iter_with_large_drop(|| new(&plain)));
     criterion.bench_function("algebra/new_ranks", |bencher| {

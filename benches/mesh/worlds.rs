@@ -133,6 +133,7 @@ fn no_options() -> dm_world_options {
         init_method: ptr::null(),
         ccl_library: ptr::null(),
         store: ptr::null(),
+        joining_out: ptr::null_mut(),
     }
 }
 

@@ -11,16 +11,38 @@ import (
 	"unsafe"
 )
 
-// arguments are Go memory that C reads during one call: strings, arrays, and the pointers between them, which have to be pinned. The first
-// wrong one is kept as the error.
+// arguments are Go memory that C uses during one call: strings, arrays, buffers, and the pointers between them. They are pinned while the call runs
+// and at no other time: a runtime.Pinner that is lost without Unpin, because something panicked, kills the process at a later collection. The first wrong
+// argument is kept as the error.
 type arguments struct {
-	pins runtime.Pinner
+	used []unsafe.Pointer
 	err  error
+}
+
+// use keeps memory where it is during the call.
+func (a *arguments) use(memory unsafe.Pointer) {
+	if memory != nil {
+		a.used = append(a.used, memory)
+	}
+}
+
+// pin pins what the call uses.
+func (a *arguments) pin(pins *runtime.Pinner) {
+	for _, memory := range a.used {
+		pins.Pin(memory)
+	}
 }
 
 func (a *arguments) refuse(format string, values ...any) {
 	if a.err == nil {
 		a.err = invalid(format, values...)
+	}
+}
+
+// fail keeps another call's error as this one's.
+func (a *arguments) fail(err error) {
+	if a.err == nil {
+		a.err = err
 	}
 }
 
@@ -32,7 +54,7 @@ func (a *arguments) text(what, value string) *C.char {
 	}
 	bytes := make([]byte, len(value)+1)
 	copy(bytes, value)
-	a.pins.Pin(&bytes[0])
+	a.use(unsafe.Pointer(&bytes[0]))
 	return (*C.char)(unsafe.Pointer(&bytes[0]))
 }
 
@@ -54,7 +76,7 @@ func (a *arguments) texts(what string, values []string) **C.char {
 	for i, value := range values {
 		array[i] = a.text(what, value)
 	}
-	a.pins.Pin(&array[0])
+	a.use(unsafe.Pointer(&array[0]))
 	return &array[0]
 }
 
@@ -67,7 +89,7 @@ func (a *arguments) sizes(what string, values []int) *C.size_t {
 		}
 		array[i] = C.size_t(value)
 	}
-	a.pins.Pin(&array[0])
+	a.use(unsafe.Pointer(&array[0]))
 	return &array[0]
 }
 
@@ -87,7 +109,7 @@ func (a *arguments) int32s(what string, values []int) *C.int32_t {
 	for i, value := range values {
 		array[i] = a.int32(what, value)
 	}
-	a.pins.Pin(&array[0])
+	a.use(unsafe.Pointer(&array[0]))
 	return &array[0]
 }
 
@@ -108,11 +130,18 @@ func (a *arguments) milliseconds(timeout time.Duration) C.int64_t {
 
 // call makes a call with these arguments, unless one is wrong, and lets them go.
 func (a *arguments) call(function func() C.outcome) error {
-	defer a.pins.Unpin()
+	return a.asked(func() error { return failure(function()) })
+}
+
+// asked is a question whose arguments are kept until it is answered.
+func (a *arguments) asked(question func() error) error {
 	if a.err != nil {
 		return a.err
 	}
-	return failure(function())
+	var pins runtime.Pinner
+	defer pins.Unpin()
+	a.pin(&pins)
+	return question()
 }
 
 // listed is a list out of the library: asked for once more when it is longer than expected.

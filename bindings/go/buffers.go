@@ -4,6 +4,7 @@ package devicemesh
 import "C"
 
 import (
+	"math"
 	"reflect"
 	"unsafe"
 )
@@ -77,6 +78,19 @@ type Buffer struct {
 	DType   DType
 }
 
+// at is the address as C takes it: an integer. What lies there is pinned meanwhile.
+func (b Buffer) at() C.uintptr_t {
+	return C.uintptr_t(uintptr(b.Address))
+}
+
+// bytes is the buffer's size.
+func (b Buffer) bytes() uintptr {
+	return uintptr(max(0, b.Count)) * sizes[min(uint32(b.DType), uint32(len(sizes)-1))]
+}
+
+// The bytes of an element, by DType; none of a type that there is not.
+var sizes = [...]uintptr{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 0}
+
 // Nothing is where an empty slice lies; the library takes no NULL.
 var nothing [8]byte
 
@@ -111,5 +125,50 @@ func (a *arguments) times(its string, large Buffer, other string, small Buffer, 
 	a.same(large, small)
 	if ranks > 0 && (large.Count%ranks != 0 || large.Count/ranks != small.Count) {
 		a.refuse("%s has %d elements, but %s has %d, times %d ranks", its, large.Count, other, small.Count, ranks)
+	}
+}
+
+// buffer refuses one that cannot be worked on, and keeps it during the call.
+func (a *arguments) buffer(b Buffer) {
+	switch {
+	case b.Count < 0:
+		a.refuse("a buffer has %d elements", b.Count)
+	case b.DType < 0 || int(b.DType) >= len(sizes)-1:
+		a.refuse("a buffer has elements of type %d, not one of 0 to %d", b.DType, len(sizes)-2)
+	case b.Count > 0 && b.Address == nil:
+		a.refuse("a buffer of %d elements has no address", b.Count)
+	case uintptr(b.Count) > math.MaxInt/max(1, sizes[b.DType]):
+		a.refuse("a buffer has %d elements, more than memory can hold", b.Count)
+	default:
+		a.use(b.Address)
+	}
+}
+
+// op refuses a reduction that there is not.
+func (a *arguments) op(op Op) {
+	if op < Sum || op > Avg {
+		a.refuse("op is %d, not one of %d to %d", op, Sum, Avg)
+	}
+}
+
+// member is a rank along a dimension.
+func (a *arguments) member(what string, rank int, along place) C.int32_t {
+	if rank < 0 || rank >= along.size {
+		a.refuse("%s is %d, but the dimension has ranks 0 to %d", what, rank, along.size-1)
+	}
+	return a.int32(what, rank)
+}
+
+func overlap(one, other Buffer) bool {
+	first, second := uintptr(one.Address), uintptr(other.Address)
+	return first < second+other.bytes() && second < first+one.bytes() && one.bytes() > 0 && other.bytes() > 0
+}
+
+// apartOrSame refuses a part and a whole that overlap, unless the part is where a call in place has it: that many elements into the whole.
+func (a *arguments) apartOrSame(part, whole Buffer, elements int) {
+	place := uintptr(whole.Address) + uintptr(elements)*sizes[min(uint32(whole.DType), uint32(len(sizes)-1))]
+	if overlap(part, whole) && uintptr(part.Address) != place {
+		a.refuse("send and recv overlap: they must be apart, or be what a call in place has (%d bytes from each other, not %d)",
+			place-uintptr(whole.Address), int(uintptr(part.Address)-uintptr(whole.Address)))
 	}
 }

@@ -15,57 +15,73 @@ import (
 func (m *Mesh) AllReduceBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, stream Stream) error {
 	var a arguments
 	a.sameCount(send, recv)
+	a.op(op)
+	a.apartOrSame(send, recv, 0)
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_all_reduce(mesh, along, send.Address, recv.Address, C.size_t(send.Count), C.int32_t(send.DType), C.int32_t(op), unsafe.Pointer(stream))
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_all_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType), C.int32_t(op), unsafe.Pointer(stream))
 	})
 }
 
 // ReduceBuffer reduces to rank root along the dimension, whose recv gets the result. The others' recv is not used.
 func (m *Mesh) ReduceBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, root int, stream Stream) error {
 	var a arguments
-	if m.along(&a, dim).rank == root {
+	place := m.along(&a, dim)
+	a.op(op)
+	buffers := []Buffer{send}
+	if place.rank == root {
 		a.sameCount(send, recv)
+		a.apartOrSame(send, recv, 0)
+		buffers = append(buffers, recv)
 	}
-	along, to := a.optional("dimension name", dim), a.int32("root", root)
-	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_reduce(mesh, along, send.Address, recv.Address, C.size_t(send.Count), C.int32_t(send.DType), C.int32_t(op), to, unsafe.Pointer(stream))
+	along, to := a.optional("dimension name", dim), a.member("root", root, place)
+	return m.operation(ctx, &a, dim, buffers, func(mesh C.uintptr_t) C.outcome {
+		return C.go_reduce(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType), C.int32_t(op), to, unsafe.Pointer(stream))
 	})
 }
 
 // BroadcastBuffer copies the send of rank root along the dimension to every rank's recv. The others' send is not used.
 func (m *Mesh) BroadcastBuffer(ctx context.Context, dim string, send, recv Buffer, root int, stream Stream) error {
 	var a arguments
-	if m.along(&a, dim).rank == root {
+	place := m.along(&a, dim)
+	buffers := []Buffer{recv}
+	if place.rank == root {
 		a.sameCount(send, recv)
+		a.apartOrSame(send, recv, 0)
+		buffers = append(buffers, send)
 	}
-	along, from := a.optional("dimension name", dim), a.int32("root", root)
-	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_broadcast(mesh, along, send.Address, recv.Address, C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
+	along, from := a.optional("dimension name", dim), a.member("root", root, place)
+	return m.operation(ctx, &a, dim, buffers, func(mesh C.uintptr_t) C.outcome {
+		return C.go_broadcast(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
 	})
 }
 
 // AllGatherBuffer gathers every rank's send in recv, in rank order.
 func (m *Mesh) AllGatherBuffer(ctx context.Context, dim string, send, recv Buffer, stream Stream) error {
 	var a arguments
-	a.times("recv", recv, "send", send, m.along(&a, dim).size)
+	place := m.along(&a, dim)
+	a.times("recv", recv, "send", send, place.size)
+	a.apartOrSame(send, recv, place.rank*max(0, send.Count))
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_all_gather(mesh, along, send.Address, recv.Address, C.size_t(send.Count), C.int32_t(send.DType), unsafe.Pointer(stream))
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_all_gather(mesh, along, send.at(), recv.at(), C.size_t(send.Count), C.int32_t(send.DType), unsafe.Pointer(stream))
 	})
 }
 
 // ReduceScatterBuffer reduces over all ranks and leaves block i of the result in the recv of rank i.
 func (m *Mesh) ReduceScatterBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, stream Stream) error {
 	var a arguments
-	a.times("send", send, "recv", recv, m.along(&a, dim).size)
+	place := m.along(&a, dim)
+	a.times("send", send, "recv", recv, place.size)
+	a.op(op)
+	a.apartOrSame(recv, send, place.rank*max(0, recv.Count))
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_reduce_scatter(mesh, along, send.Address, recv.Address, C.size_t(recv.Count), C.int32_t(recv.DType), C.int32_t(op), unsafe.Pointer(stream))
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_reduce_scatter(mesh, along, send.at(), recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), C.int32_t(op), unsafe.Pointer(stream))
 	})
 }
 
-// AllToAllBuffer sends block i of send to rank i, and receives block i of recv from rank i. They must not overlap.
+// AllToAllBuffer sends block i of send to rank i, and receives block i of recv from rank i. In place, where the library can, when they are the same.
 func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer, stream Stream) error {
 	var a arguments
 	a.sameCount(send, recv)
@@ -73,27 +89,28 @@ func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer
 	if send.Count%size != 0 {
 		a.refuse("send has %d elements, which %d ranks do not share evenly", send.Count, size)
 	}
+	a.apartOrSame(send, recv, 0)
 	along := a.optional("dimension name", dim)
-	return m.operation(ctx, &a, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_all_to_all(mesh, along, send.Address, recv.Address, C.size_t(send.Count/size), C.int32_t(send.DType), unsafe.Pointer(stream))
+	return m.operation(ctx, &a, dim, []Buffer{send, recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_all_to_all(mesh, along, send.at(), recv.at(), C.size_t(send.Count/size), C.int32_t(send.DType), unsafe.Pointer(stream))
 	})
 }
 
 // SendBuffer sends to rank peer along the dimension, which receives. Sends and receives of one exchange belong in a Group.
 func (m *Mesh) SendBuffer(ctx context.Context, dim string, send Buffer, peer int, stream Stream) error {
 	var a arguments
-	along, to := a.optional("dimension name", dim), a.int32("peer", peer)
-	return m.operation(ctx, &a, []Buffer{send}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_send(mesh, along, send.Address, C.size_t(send.Count), C.int32_t(send.DType), to, unsafe.Pointer(stream))
+	along, to := a.optional("dimension name", dim), a.member("peer", peer, m.along(&a, dim))
+	return m.operation(ctx, &a, dim, []Buffer{send}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_send(mesh, along, send.at(), C.size_t(send.Count), C.int32_t(send.DType), to, unsafe.Pointer(stream))
 	})
 }
 
 // RecvBuffer receives from rank peer along the dimension, which sends as many elements.
 func (m *Mesh) RecvBuffer(ctx context.Context, dim string, recv Buffer, peer int, stream Stream) error {
 	var a arguments
-	along, from := a.optional("dimension name", dim), a.int32("peer", peer)
-	return m.operation(ctx, &a, []Buffer{recv}, func(mesh C.uintptr_t) C.outcome {
-		return C.go_recv(mesh, along, recv.Address, C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
+	along, from := a.optional("dimension name", dim), a.member("peer", peer, m.along(&a, dim))
+	return m.operation(ctx, &a, dim, []Buffer{recv}, func(mesh C.uintptr_t) C.outcome {
+		return C.go_recv(mesh, along, recv.at(), C.size_t(recv.Count), C.int32_t(recv.DType), from, unsafe.Pointer(stream))
 	})
 }
 
@@ -107,27 +124,38 @@ func (m *Mesh) along(a *arguments, dim string) place {
 	if err == nil {
 		size, err = m.Size(dim)
 	}
-	if err != nil && a.err == nil {
-		a.err = err
+	if err != nil {
+		a.fail(err)
 	}
 	return place{rank, size}
 }
 
-// operation makes one collective, in the group of ctx when that has one.
-func (m *Mesh) operation(ctx context.Context, a *arguments, buffers []Buffer, function func(mesh C.uintptr_t) C.outcome) error {
+// operation makes one collective along dim, or adds it to the group of ctx. The memory of a Go object is passed as an integer and pinned meanwhile: cgo
+// would refuse a pointer into an object that holds pointers of its own.
+func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers []Buffer, function func(mesh C.uintptr_t) C.outcome) error {
 	for _, buffer := range buffers {
-		if buffer.Count < 0 {
-			a.refuse("a buffer has %d elements", buffer.Count)
-		}
+		a.buffer(buffer)
 	}
-	if group := groupOf(ctx); group != nil {
-		if err := group.take(buffers); err != nil && a.err == nil {
-			a.err = err
-		}
-		// It is only noted now: the group's end waits.
-		return m.call(a, function)
+	if err := wrong(ctx); err != nil {
+		return err
 	}
-	return m.collective(ctx, a, function)
+	group, err := groupFor(ctx)
+	if err != nil {
+		return err
+	}
+	if group == nil {
+		if ctx.Err() != nil {
+			// The library will not be asked.
+			m.along(a, dim)
+		}
+		return m.collective(ctx, a, function)
+	}
+	m.along(a, dim)
+	if a.err != nil {
+		return group.refuse(a.err)
+	}
+	group.calls = append(group.calls, &operation{m, dim, a, function})
+	return nil
 }
 
 // AllReduce reduces over all ranks along a dimension; every rank gets the result in recv, bitwise the same. In place when send and recv are the same.

@@ -19,17 +19,31 @@
 // # Blocked calls and contexts
 //
 // A call that waits for other ranks takes a context. It holds an operating system's thread while it waits; other goroutines run on. It ends
-// when all ranks came, when a rank is lost, or at the mesh's timeout; when the context is done before that, the mesh is aborted, and the other ranks
-// get ErrPeerLost. There is no other way out of a collective: half of one cannot be taken back.
+// when all ranks came, when a rank is lost, or at the mesh's timeout; when the context is done before that, the mesh is aborted, the error is ErrAborted, and
+// the other ranks get ErrPeerLost. There is no other way out of a collective: half of one cannot be taken back.
+//
+// Arguments are checked first, then the context. When the context is done before the call, nothing is begun and nothing is aborted: the error is the context's
+// own (errors.Is knows context.Canceled and the cause) and no *Error. The other ranks are not told, and wait for this one until their timeout. A nil context is
+// ErrInvalidArgument.
+//
+// A Close of another goroutine does not end a blocked call, and does not take away its context's power over it.
+//
+// # Groups
+//
+// Mesh.Group collects operations and makes them when its function has returned nil. When that fails or panics, or when an operation was refused, none of them is
+// made. Inside, operations take the context that the function gets; those with another context are refused.
 //
 // # Goroutines
 //
-// Everything may be called from several goroutines. Collective calls of one world happen in the same order on every rank, so make those from
-// one goroutine.
+// Everything may be called from several goroutines. Calls that make something (Init, Flatten, Finalize ...) happen in one order on every rank, so make those of one
+// world from one goroutine. The same holds for the collectives along one dimension: two goroutines that call along one at the same time are refused with
+// ErrMismatch, because nobody can know which of them belongs to which call of the other ranks.
 //
 // # Memory
 //
-// Slices are used where they lie, without a copy, while the call runs. Buffer has the collectives on other memory, a GPU's for example.
+// Slices are used where they lie, without a copy, while the call runs: also a part of an array or a struct that holds pointers. They are pinned meanwhile; in a
+// group until Group returns. What is sent and what is received lie apart, or are the same as the header says for a call in place; anything between is refused.
+// Buffer has the collectives on other memory, a GPU's for example.
 package devicemesh
 
 // #cgo CFLAGS: -I${SRCDIR}/../../include

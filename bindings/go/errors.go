@@ -5,7 +5,9 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 )
@@ -111,18 +113,62 @@ func invalid(format string, values ...any) error {
 	return &Error{Status: ErrInvalidArgument, Message: fmt.Sprintf(format, values...)}
 }
 
-// until makes a call that may wait for other ranks. When ctx is done first, end is called, which makes it return.
-func until(ctx context.Context, end func(), call func() error) error {
-	if ctx.Err() != nil {
-		// The other ranks may be waiting already: they are told now, as they would be a moment later.
-		end()
-	} else if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, end)
-		defer stop()
+// wrong refuses a context that is none.
+func wrong(ctx context.Context) error {
+	if ctx == nil {
+		return invalid("the context is nil; pass context.Background() for a call that only the timeout ends")
 	}
-	err := call()
+	return nil
+}
+
+// done is why a call with this context does not begin: its own error, which is no *Error, as nothing was ended. It is nil where the call begins.
+func done(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return fmt.Errorf("devicemesh: the call was not begun: %w", causeOf(ctx))
+}
+
+// causeOf is the reason that was given for a context's end, and is the context's own error, too.
+func causeOf(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, ctx.Err()) {
+		return cause
+	}
+	return fmt.Errorf("%w (%w)", cause, ctx.Err())
+}
+
+// until makes a call that may wait for other ranks. When ctx is done meanwhile, end is called, which makes it return. A ctx that is done before is an error
+// and begins nothing; end is not called after the call has returned, and has returned when until does.
+func until(ctx context.Context, end func(), call func() error) error {
+	if err := wrong(ctx); err != nil {
+		return err
+	}
+	if err := done(ctx); err != nil {
+		return err
+	}
+	if ctx.Done() == nil {
+		return call()
+	}
+	var first atomic.Bool
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		if first.CompareAndSwap(false, true) {
+			end()
+		}
+	})
+	err := func() error {
+		defer func() {
+			stop()
+			if !first.CompareAndSwap(false, true) {
+				<-ended
+			}
+		}()
+		return call()
+	}()
 	if failed, ok := err.(*Error); ok && failed.Cause == nil && ctx.Err() != nil && failed.Status == ErrAborted {
-		failed.Cause = context.Cause(ctx)
+		failed.Cause = causeOf(ctx)
 	}
 	return err
 }

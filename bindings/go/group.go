@@ -6,12 +6,26 @@ import "C"
 import (
 	"context"
 	"runtime"
+	"sync"
+	"sync/atomic"
 )
 
-// group is a group of operations that a thread has begun. Their buffers stay where they are until it ends.
+// group collects the operations of one outermost Group. The library hears of them when body has returned without an error.
 type group struct {
 	thread C.long
-	pins   runtime.Pinner
+	calls  []*operation
+
+	// The first operation that was refused, by any goroutine.
+	lock sync.Mutex
+	err  error
+}
+
+// operation is one collective, checked and ready to be made.
+type operation struct {
+	mesh      *Mesh
+	dim       string
+	arguments *arguments
+	function  func(mesh C.uintptr_t) C.outcome
 }
 
 type groupKey struct{}
@@ -21,42 +35,196 @@ func groupOf(ctx context.Context) *group {
 	return found
 }
 
-// take keeps the buffers of one operation.
-func (g *group) take(buffers []Buffer) error {
-	if C.go_thread() != g.thread {
-		return invalid("an operation with the context of a group, but from another goroutine; a group belongs to the one that began it")
+// The groups whose body runs now, by the thread to which that goroutine is locked.
+var (
+	bodies     sync.Map
+	bodyNumber atomic.Int64
+)
+
+// bodyHere is the group whose body this goroutine runs, nil for none.
+func bodyHere() *group {
+	if bodyNumber.Load() == 0 {
+		return nil
 	}
-	for _, buffer := range buffers {
-		if buffer.Address != nil {
-			g.pins.Pin(buffer.Address)
-		}
-	}
-	return nil
+	// No goroutine but the body's runs on its thread.
+	found, _ := bodies.Load(C.go_thread())
+	body, _ := found.(*group)
+	return body
 }
 
-// Group runs the operations of body together, so that no order of sends and receives blocks. They are those made by this goroutine with the context that
-// body gets; they have their results when Group returns. Groups nest: only the outermost end runs them.
+// refuse keeps the first refusal of an operation for the group's end.
+func (g *group) refuse(err error) error {
+	g.lock.Lock()
+	defer g.lock.Unlock()
+	if g.err == nil {
+		g.err = err
+	}
+	return err
+}
+
+func (g *group) refusal() error {
+	g.lock.Lock()
+	defer g.lock.Unlock()
+	return g.err
+}
+
+// groupFor is the group that an operation with this context joins, nil for none.
+func groupFor(ctx context.Context) (*group, error) {
+	here, given := bodyHere(), groupOf(ctx)
+	switch {
+	case given == nil && here == nil:
+		return nil, nil
+	case given == nil:
+		return nil, here.refuse(invalid("an operation inside a Group, but with another context: use the one that the group's function gets"))
+	case given == here:
+		return given, nil
+	case here != nil:
+		return nil, here.refuse(invalid("an operation inside a Group, but with the context of another group"))
+	default:
+		return nil, given.refuse(invalid("an operation with the context of a Group, but from another goroutine, or after the group has ended; only the goroutine that began a group adds to it"))
+	}
+}
+
+// Group runs the operations of body together, so that no order of sends and receives blocks. They are those made by the goroutine of body with the context
+// that body gets. They are collected while body runs, on memory that must stay as it is, and have their results when Group returns. Groups nest: only the
+// outermost end runs them.
 //
-// What was begun is run even when body fails, as the other ranks wait for it. body's error comes first.
-func (m *Mesh) Group(ctx context.Context, body func(ctx context.Context) error) (err error) {
-	// The library keeps the group with the thread.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	begun := groupOf(ctx)
-	if begun == nil {
-		begun = &group{thread: C.go_thread()}
-		defer begun.pins.Unpin()
-	} else if err := begun.take(nil); err != nil {
+// All of them are run, or none: when body fails or panics, or when one of them was refused (also where body ignored that), nothing is run and Group gives
+// the error. The other ranks of the group wait for this one then, until their timeout.
+//
+// With any other context an operation inside body is refused. Calls that are no operations (Flatten, Barrier ...) are made at once.
+func (m *Mesh) Group(ctx context.Context, body func(ctx context.Context) error) error {
+	if err := wrong(ctx); err != nil {
 		return err
 	}
-	if err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_group_start(mesh) }); err != nil {
+	outer, err := groupFor(ctx)
+	if err == nil {
+		err = m.canGroup()
+	}
+	if outer != nil {
+		return outer.nest(ctx, err, body)
+	}
+	if err != nil {
 		return err
 	}
+	collected, err := collect(ctx, body)
+	if err != nil {
+		return err
+	}
+	return m.run(ctx, collected)
+}
+
+// nest runs the body of a group within this one, unless that was refused already.
+func (g *group) nest(ctx context.Context, refused error, body func(ctx context.Context) error) error {
+	// What is left when body panics, and the outer one's body recovers.
+	outcome := invalid("a group within this one panicked")
 	defer func() {
-		ended := m.collective(ctx, &arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_group_end(mesh) })
-		if err == nil {
-			err = ended
+		if outcome != nil {
+			_ = g.refuse(outcome)
 		}
 	}()
-	return body(context.WithValue(ctx, groupKey{}, begun))
+	if refused == nil {
+		refused = body(ctx)
+	}
+	outcome = refused
+	return outcome
+}
+
+// canGroup is why no group can be begun on this mesh, nil where it can.
+func (m *Mesh) canGroup() error {
+	return m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_group_check(mesh) })
+}
+
+// collect runs body, locked to its thread, by which its operations are known.
+func collect(ctx context.Context, body func(ctx context.Context) error) ([]*operation, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begun := &group{thread: C.go_thread()}
+	bodies.Store(begun.thread, begun)
+	bodyNumber.Add(1)
+	defer func() {
+		bodyNumber.Add(-1)
+		bodies.Delete(begun.thread)
+	}()
+	err := body(context.WithValue(ctx, groupKey{}, begun))
+	if err == nil {
+		err = begun.refusal()
+	}
+	return begun.calls, err
+}
+
+// run makes the operations of a group. The library keeps the group with the thread.
+func (m *Mesh) run(ctx context.Context, calls []*operation) error {
+	var meshes []*Mesh
+	for _, call := range calls {
+		// What can be refused is refused before anything is begun. A lazy mesh makes its communicators now.
+		if _, err := call.mesh.Comm(ctx, call.dim); err != nil {
+			return err
+		}
+		if !contains(meshes, call.mesh) {
+			meshes = append(meshes, call.mesh)
+		}
+	}
+	if len(calls) == 0 {
+		return nil
+	}
+	for _, mesh := range meshes {
+		if !mesh.hold() {
+			return mesh.canGroup()
+		}
+		defer mesh.release()
+	}
+	end := func() {
+		for _, mesh := range meshes {
+			mesh.abort()
+		}
+	}
+	err := until(ctx, end, func() error { return issue(meshes, calls, end) })
+	for _, mesh := range meshes {
+		err = mesh.itsWorld().explain(err)
+	}
+	return err
+}
+
+// issue makes the calls of a group between its start and its end. The meshes are held.
+func issue(meshes []*Mesh, calls []*operation, end func()) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var pins runtime.Pinner
+	defer pins.Unpin()
+	for _, call := range calls {
+		call.arguments.pin(&pins)
+	}
+	note := func(failed error) {
+		if err == nil {
+			err = failed
+		}
+	}
+	// Meshes may have different libraries, each with groups of its own; those of one library nest.
+	for _, mesh := range meshes {
+		if note(failure(C.go_group_start(mesh.handle))); err != nil {
+			break
+		}
+		defer func() { note(failure(C.go_group_end(mesh.handle))) }()
+	}
+	for _, call := range calls {
+		if err != nil {
+			break
+		}
+		note(failure(call.function(call.mesh.handle)))
+	}
+	if failed, ok := err.(*Error); ok && failed.CCLResult == 0 {
+		// A communicator library that refuses an operation runs nothing of its group; where the refusal comes from above, it would run the rest.
+		end()
+	}
+	return err
+}
+
+func contains(meshes []*Mesh, wanted *Mesh) bool {
+	for _, mesh := range meshes {
+		if mesh == wanted {
+			return true
+		}
+	}
+	return false
 }

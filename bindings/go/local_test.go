@@ -353,7 +353,7 @@ func TestMeshesThatNothingRefersToAreClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handle := &Mesh{handle: last.handle}
+	handle := &Mesh{lasting: lasting{handle: last.handle}}
 	runtime.KeepAlive(last)
 	last = nil
 	until := time.Now().Add(30 * time.Second)

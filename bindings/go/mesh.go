@@ -14,15 +14,16 @@ import (
 // A Mesh is one rank's view of an n-dimensional array of ranks, with a communicator for every dimension. All methods may be called from several
 // goroutines. Views share the communicators of their root mesh.
 //
-// A method with a context waits for other ranks. When the context is done first, the mesh is aborted as by Abort, and the error is ErrAborted and the
-// context's: the other ranks cannot go on either.
+// A method with a context waits for other ranks. When the context is done meanwhile, the mesh is aborted as by Abort, and the error is ErrAborted and the
+// context's: the other ranks cannot go on either. With a context that is done before the call, nothing is begun and nothing aborted: the error is the
+// context's.
 //
 // dim is a dimension's name, also a flattened one's. "" is the only dimension of a 1-D mesh.
 type Mesh struct {
-	handle C.uintptr_t
-	world  *World
-	names  []string
-	free   runtime.Cleanup
+	lasting
+	world *World
+	names []string
+	free  runtime.Cleanup
 }
 
 // Init makes a mesh, which gives every dimension of this rank a ready communicator. Collective over the world, also for ranks outside a mesh that is
@@ -36,7 +37,7 @@ func Init(ctx context.Context, deviceType string, shape []int, names []string, o
 	kind, world := a.optional("device type", deviceType), worldOf(options)
 	sizes, labels, ndim := a.shapeAndNames(shape, names)
 	made := a.init(options, 0)
-	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome { return C.go_init(kind, sizes, ndim, labels, made, out) })
+	return a.meshOf(ctx, world, func(out *C.uintptr_t) C.outcome { return C.go_init(kind, sizes, ndim, labels, made, out) })
 }
 
 // FromComms makes a mesh over communicators (ncclComm_t) that exist already, one for each dimension. Local. They stay the caller's and must outlive the
@@ -72,7 +73,7 @@ func Deserialize(ctx context.Context, text string, options *MeshOptions) (*Mesh,
 		}
 	}
 	line, made, world := a.text("text", text), a.init(options, 0), worldOf(options)
-	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome { return C.go_deserialize(line, made, out) })
+	return a.meshOf(ctx, world, func(out *C.uintptr_t) C.outcome { return C.go_deserialize(line, made, out) })
 }
 
 // Lookup gives the view that was registered under that name, also by another language in this process.
@@ -100,14 +101,31 @@ func Unregister(name string) error {
 	return a.call(func() C.outcome { return C.go_register(0, label) })
 }
 
-// mesh makes a call that makes a mesh.
+// meshOf makes a call of a world, nil for a default one, that makes a mesh.
+func (a *arguments) meshOf(ctx context.Context, world *World, call func(out *C.uintptr_t) C.outcome) (*Mesh, error) {
+	if world != nil {
+		if !world.hold() {
+			return nil, noWorld
+		}
+		defer world.release()
+	}
+	return a.mesh(ctx, world, world.end, call)
+}
+
+// mesh makes a call that makes a mesh. With end, it waits for other ranks.
 func (a *arguments) mesh(ctx context.Context, world *World, end func(), call func(out *C.uintptr_t) C.outcome) (*Mesh, error) {
 	made := &Mesh{world: world}
 	run := func() error { return a.call(func() C.outcome { return call(&made.handle) }) }
-	if a.err != nil || end == nil {
-		end, ctx = func() {}, context.Background()
+	if a.err != nil {
+		return nil, a.err
 	}
-	if err := until(ctx, end, run); err != nil {
+	err := error(nil)
+	if end == nil {
+		err = run()
+	} else {
+		err = until(ctx, end, run)
+	}
+	if err != nil {
 		return nil, world.explain(err)
 	}
 	// While nobody else has the handle: the names are borrowed from it.
@@ -118,26 +136,24 @@ func (a *arguments) mesh(ctx context.Context, world *World, end func(), call fun
 	return made, nil
 }
 
-// token is the handle, 0 (which the library refuses) for nil.
+// token is the handle, 0 (which the library refuses) for nil and once it was closed.
 func (m *Mesh) token() C.uintptr_t {
 	if m == nil {
 		return 0
 	}
-	return m.handle
+	return m.lasting.token()
 }
 
-// end aborts the mesh.
-func (m *Mesh) end() {
-	if m != nil {
-		C.go_drop_outcome(C.go_abort(m.handle))
+// release undoes hold.
+func (m *Mesh) release() {
+	if m.lasting.release() {
+		C.go_free(m.handle)
 	}
 }
 
-// worldEnd aborts the mesh's world.
-func (m *Mesh) worldEnd() {
-	if m != nil {
-		m.world.end()
-	}
+// abort ends the mesh, which is held.
+func (m *Mesh) abort() {
+	C.go_drop_outcome(C.go_abort(m.handle))
 }
 
 func (m *Mesh) itsWorld() *World {
@@ -153,21 +169,28 @@ func (m *Mesh) call(a *arguments, function func(mesh C.uintptr_t) C.outcome) err
 	return a.call(func() C.outcome { return function(m.token()) })
 }
 
-// collective makes a call that waits for other ranks.
+// collective makes a call that waits for other ranks. A Close meanwhile does not take its handle away.
 func (m *Mesh) collective(ctx context.Context, a *arguments, function func(mesh C.uintptr_t) C.outcome) error {
-	if a.err != nil {
+	if a.err != nil || m == nil || !m.hold() {
 		return m.call(a, function)
 	}
-	return m.itsWorld().explain(until(ctx, m.end, func() error { return m.call(a, function) }))
+	defer m.release()
+	call := func() error { return a.call(func() C.outcome { return function(m.handle) }) }
+	return m.world.explain(until(ctx, m.abort, call))
 }
 
 // Close frees the handle; communicators and other views live on. A second Close does nothing. The error is always nil.
+//
+// It does not wait. A call of another goroutine that is blocked goes on, and ends as it would have: when the ranks came, at the timeout, or when its context is
+// done. Abort, of another view of the mesh, ends it at once. Later calls answer ErrInvalidHandle.
 //
 // A mesh that nothing refers to any more is closed by itself. That ends no communicator: Finalize and Abort do.
 func (m *Mesh) Close() error {
 	if m != nil {
 		m.free.Stop()
-		C.go_free(m.handle)
+		if m.lasting.close() {
+			C.go_free(m.handle)
+		}
 	}
 	return nil
 }

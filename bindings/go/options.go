@@ -41,17 +41,18 @@ func (a *arguments) init(o *MeshOptions, flags C.uint32_t) *C.dm_init_options {
 	if o.Lazy {
 		flags |= C.DM_INIT_LAZY
 	}
-	options := &C.dm_init_options{
-		struct_size: C.sizeof_dm_init_options,
-		flags:       flags,
-		ranks:       a.int32s("ranks", o.Ranks),
-		timeout_ms:  a.milliseconds(o.Timeout),
-		dim_options: a.dims(o.Dims),
-	}
+	options := &C.dm_init_options{struct_size: C.sizeof_dm_init_options, flags: flags, timeout_ms: a.milliseconds(o.Timeout)}
 	if o.World != nil {
-		C.go_set_world(options, o.World.handle)
+		token := o.World.token()
+		if token == 0 {
+			// To the library, NULL is the default world.
+			a.fail(noWorld)
+		}
+		// Before there are pointers in it, which are not pinned yet.
+		C.go_set_world(options, token)
 	}
-	a.pins.Pin(options)
+	options.ranks, options.dim_options = a.int32s("ranks", o.Ranks), a.dims(o.Dims)
+	a.use(unsafe.Pointer(options))
 	return options
 }
 
@@ -69,7 +70,7 @@ func (a *arguments) dims(wishes []DimOptions) *C.dm_dim_options {
 			array[i].flags = C.DM_DIM_OWN_COMM
 		}
 	}
-	a.pins.Pin(&array[0])
+	a.use(unsafe.Pointer(&array[0]))
 	return &array[0]
 }
 

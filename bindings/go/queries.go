@@ -96,14 +96,10 @@ func (m *Mesh) ReplicaGroups(dim string) ([][]int, error) {
 	return groups, nil
 }
 
-// asked is a question whose arguments are kept until it is answered.
+// asked is a question to this mesh.
 func (m *Mesh) asked(a *arguments, question func() error) error {
 	defer runtime.KeepAlive(m)
-	defer a.pins.Unpin()
-	if a.err != nil {
-		return a.err
-	}
-	return question()
+	return a.asked(question)
 }
 
 // TranslateRank is the world rank of member localRank of this rank's group along a dimension.

@@ -205,24 +205,6 @@ func TestSendsAndReceivesInAGroup(t *testing.T) {
 		}))
 		equal(t, "from the left", got, []int{(me + n - 1) % n, round})
 	}
-	stopped := errors.New("stopped")
-	if err := mesh.Group(background, func(context.Context) error { return stopped }); err != stopped {
-		t.Error(err)
-	}
-	must(t, mesh.Group(background, func(ctx context.Context) error {
-		refusal := make(chan error)
-		go func() { refusal <- Send(ctx, mesh, "tp", got, 0) }()
-		refused(t, <-refusal, ErrInvalidArgument, "another goroutine")
-		return nil
-	}))
-	func() {
-		defer func() {
-			if recover() == nil {
-				t.Error("the panic was lost")
-			}
-		}()
-		_ = mesh.Group(background, func(context.Context) error { panic("in a group") })
-	}()
 	must(t, AllReduce(background, mesh, "tp", got, got, Sum))
 }
 

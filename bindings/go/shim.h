@@ -109,23 +109,33 @@ SHIM(plan_ranks,
 
 SHIM(get_comm, (uintptr_t mesh, const char *dim, uintptr_t *comm_out), (MESH, dim, (ncclComm_t *)comm_out))
 SHIM(get_proc, (uintptr_t mesh, const char *symbol, void **proc_out), (MESH, symbol, proc_out))
-SHIM(all_reduce, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t count, int32_t dtype, int32_t op, void *stream),
-     (MESH, dim, send, recv, count, dtype, op, stream))
-SHIM(reduce, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t count, int32_t dtype, int32_t op, int32_t root, void *stream),
-     (MESH, dim, send, recv, count, dtype, op, root, stream))
-SHIM(broadcast, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t count, int32_t dtype, int32_t root, void *stream),
-     (MESH, dim, send, recv, count, dtype, root, stream))
-SHIM(all_gather, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t send_count, int32_t dtype, void *stream),
-     (MESH, dim, send, recv, send_count, dtype, stream))
-SHIM(reduce_scatter, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t recv_count, int32_t dtype, int32_t op, void *stream),
-     (MESH, dim, send, recv, recv_count, dtype, op, stream))
-SHIM(all_to_all, (uintptr_t mesh, const char *dim, const void *send, void *recv, size_t count_per_peer, int32_t dtype, void *stream),
-     (MESH, dim, send, recv, count_per_peer, dtype, stream))
-SHIM(send, (uintptr_t mesh, const char *dim, const void *send, size_t count, int32_t dtype, int32_t peer, void *stream),
-     (MESH, dim, send, count, dtype, peer, stream))
-SHIM(recv, (uintptr_t mesh, const char *dim, void *recv, size_t count, int32_t dtype, int32_t peer, void *stream),
-     (MESH, dim, recv, count, dtype, peer, stream))
+/* Addresses of buffers are integers, too: cgo looks through a pointer at the whole Go object, and refuses one that holds pointers. */
+#define SEND (const void *)send
+#define RECV (void *)recv
+SHIM(all_reduce, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t op, void *stream),
+     (MESH, dim, SEND, RECV, count, dtype, op, stream))
+SHIM(reduce, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t op, int32_t root, void *stream),
+     (MESH, dim, SEND, RECV, count, dtype, op, root, stream))
+SHIM(broadcast, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t root, void *stream),
+     (MESH, dim, SEND, RECV, count, dtype, root, stream))
+SHIM(all_gather, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t send_count, int32_t dtype, void *stream),
+     (MESH, dim, SEND, RECV, send_count, dtype, stream))
+SHIM(reduce_scatter, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t recv_count, int32_t dtype, int32_t op, void *stream),
+     (MESH, dim, SEND, RECV, recv_count, dtype, op, stream))
+SHIM(all_to_all, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count_per_peer, int32_t dtype, void *stream),
+     (MESH, dim, SEND, RECV, count_per_peer, dtype, stream))
+SHIM(send, (uintptr_t mesh, const char *dim, uintptr_t send, size_t count, int32_t dtype, int32_t peer, void *stream),
+     (MESH, dim, SEND, count, dtype, peer, stream))
+SHIM(recv, (uintptr_t mesh, const char *dim, uintptr_t recv, size_t count, int32_t dtype, int32_t peer, void *stream),
+     (MESH, dim, RECV, count, dtype, peer, stream))
 SHIM(group_start, (uintptr_t mesh), (MESH))
 SHIM(group_end, (uintptr_t mesh), (MESH))
+
+/* Whether a group can be begun: one is, and ends with nothing in it. */
+static inline outcome go_group_check(uintptr_t mesh)
+{
+  outcome begun = go_group_start(mesh);
+  return begun.status == DM_STATUS_OK ? go_group_end(mesh) : begun;
+}
 
 #endif

@@ -212,3 +212,33 @@ func TestManyGoroutinesOnOneMesh(t *testing.T) {
 	}
 	group.Wait()
 }
+
+// Nobody can know which goroutine's call belongs to which of another rank. So this is an error, or happens to go well: a wrong number it is never.
+func TestTwoGoroutinesOnOneDimension(t *testing.T) {
+	_, folder := ranks(t)
+	world := private(t, folder, "goroutines")
+	mesh := line(t, world, MeshOptions{Timeout: 2 * time.Second, Dims: []DimOptions{{OwnComm: true}}})
+	var group sync.WaitGroup
+	for tag := 1; tag <= 2; tag++ {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for round := range 500 {
+				value := []int{1_000_000*tag + round}
+				if err := AllReduce(background, mesh, "x", value, value, Sum); err != nil {
+					var failed *Error
+					if !errors.As(err, &failed) || failed.Message == "" {
+						t.Error(err)
+					}
+					return
+				}
+				if expected := size * (1_000_000*tag + round); value[0] != expected {
+					t.Errorf("goroutine %d, round %d: got %d, expected %d", tag, round, value[0], expected)
+					return
+				}
+			}
+		}()
+	}
+	group.Wait()
+	must(t, world.Barrier(background, 0))
+}

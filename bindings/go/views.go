@@ -16,8 +16,11 @@ func (m *Mesh) view(a *arguments, function func(mesh C.uintptr_t, out *C.uintptr
 
 // made is the same for a call that waits for other ranks.
 func (m *Mesh) made(ctx context.Context, a *arguments, function func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome) (*Mesh, error) {
-	defer runtime.KeepAlive(m)
-	return a.mesh(ctx, m.itsWorld(), m.end, func(out *C.uintptr_t) C.outcome { return function(m.token(), out) })
+	if m == nil || !m.hold() {
+		return m.view(a, function)
+	}
+	defer m.release()
+	return a.mesh(ctx, m.world, m.abort, func(out *C.uintptr_t) C.outcome { return function(m.handle, out) })
 }
 
 // Slice is a view of the named dimensions, in the order given. Local; it shares the communicators.
@@ -76,12 +79,16 @@ func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step i
 // Shrink is the mesh without those indices along a dimension that hold a lost rank, for going on after a rank has died: whole replicas go. It ends this mesh.
 //
 // Collective over the ranks that are not lost, also those whose replica goes; they get a mesh that they are not in. When it fails because another rank died
-// meanwhile, call it again on the same mesh. When ctx is done first, the world is aborted.
+// meanwhile, call it again on the same mesh. When ctx is done meanwhile, the world is aborted, unless it was closed before: then the call ends by the timeout.
 func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int) (*Mesh, error) {
 	var a arguments
 	defer runtime.KeepAlive(m)
 	along, lost, n := a.optional("dimension name", dim), a.int32s("the lost rank", lostRanks), C.size_t(len(lostRanks))
-	return a.mesh(ctx, m.itsWorld(), m.worldEnd, func(out *C.uintptr_t) C.outcome { return C.go_shrink(m.token(), along, lost, n, out) })
+	world := m.itsWorld()
+	if world != nil && world.hold() {
+		defer world.release()
+	}
+	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome { return C.go_shrink(m.token(), along, lost, n, out) })
 }
 
 // Concatenate puts views of one root mesh side by side: a view with the dimensions of all of them, in order. Local.

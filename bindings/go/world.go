@@ -5,7 +5,7 @@ import "C"
 
 import (
 	"context"
-	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 )
@@ -30,32 +30,35 @@ type WorldOptions struct {
 //
 // It is not closed by itself when nothing refers to it: other ranks would notice, at a moment that nobody chose.
 type World struct {
-	handle C.uintptr_t
-	store  *callbackStore
-
-	// Held while the world is freed, and while what it owns is read.
-	lock sync.Mutex
+	lasting
+	store *callbackStore
 }
+
+// noWorld is the error of a call on a closed world. Its handle must not become NULL on the way to the library, where that is a default world.
+var noWorld = &Error{Status: ErrInvalidHandle, Message: "the world was closed or never joined: it is not a live dm_world"}
 
 // Join joins a world. Collective over it, except with Offline. deviceType is "cuda", "cpu", or "" for what this machine has.
 //
-// When ctx is done first, Join returns at once. What it was doing ends by the timeout at the latest, and is undone.
+// When ctx is done first, Join returns at once, and what it was doing is ended and undone in the moments after.
 func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, &Error{Status: ErrAborted, Message: "the world was not joined", Cause: context.Cause(ctx)}
+	if err := wrong(ctx); err != nil {
+		return nil, err
+	}
+	if err := done(ctx); err != nil {
+		return nil, err
 	}
 	if options == nil {
 		options = &WorldOptions{}
 	}
-	// A world that is still being joined has no handle to abort, so a goroutine waits for it.
+	// A store in Go may block where nothing can end it, so that a goroutine waits for the joining.
 	type joined struct {
 		world *World
 		err   error
 	}
 	result := make(chan joined, 1)
-	copied := *options
+	copied, early := *options, new(uintptr)
 	go func() {
-		world, err := join(deviceType, &copied)
+		world, err := join(deviceType, &copied, early)
 		result <- joined{world, err}
 	}()
 	select {
@@ -63,15 +66,25 @@ func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World
 		return made.world, made.err
 	case <-ctx.Done():
 		go func() {
-			if made := <-result; made.world != nil {
-				made.world.Close()
+			for {
+				// The world has a token for this purpose from when the joining begins to when it ends.
+				if token := atomic.LoadUintptr(early); token != 0 {
+					C.go_drop_outcome(C.go_world_abort(C.uintptr_t(token)))
+				}
+				select {
+				case made := <-result:
+					made.world.Close()
+					return
+				case <-time.After(time.Millisecond):
+				}
 			}
 		}()
-		return nil, &Error{Status: ErrAborted, Message: "joining the world was given up", Cause: context.Cause(ctx)}
+		return nil, &Error{Status: ErrAborted, Message: "joining the world was given up", Cause: causeOf(ctx)}
 	}
 }
 
-func join(deviceType string, options *WorldOptions) (*World, error) {
+// join joins a world. Its token for aborting the joining is in early meanwhile.
+func join(deviceType string, options *WorldOptions, early *uintptr) (*World, error) {
 	var a arguments
 	world := &World{store: newCallbackStore(options.Store)}
 	made := &C.dm_world_options{
@@ -83,13 +96,15 @@ func join(deviceType string, options *WorldOptions) (*World, error) {
 		init_method: a.optional("the init method", options.InitMethod),
 		ccl_library: a.optional("the communicator library", options.CCLLibrary),
 	}
+	made.joining_out = (**C.dm_world)(unsafe.Pointer(early))
+	a.use(unsafe.Pointer(early))
 	if options.Offline {
 		made.flags = C.DM_WORLD_OFFLINE
 	}
 	if world.store != nil {
 		callbacks := new(C.dm_store_callbacks)
 		C.go_store_callbacks(callbacks, C.uintptr_t(world.store.handle))
-		a.pins.Pin(callbacks)
+		a.use(unsafe.Pointer(callbacks))
 		made.store = callbacks
 	}
 	kind := a.optional("device type", deviceType)
@@ -103,21 +118,29 @@ func join(deviceType string, options *WorldOptions) (*World, error) {
 }
 
 // Close frees the world. Its meshes keep what they need of it; communicators live on. A second Close does nothing. The error is always nil.
+//
+// It does not wait. A call of another goroutine that is blocked in the world goes on, and its context can end it as before; the world is freed when the last
+// such call has returned. Later calls answer ErrInvalidHandle.
 func (w *World) Close() error {
-	if w != nil {
-		w.lock.Lock()
-		defer w.lock.Unlock()
+	if w != nil && w.lasting.close() {
 		C.go_world_free(w.handle)
 	}
 	return nil
 }
 
-// token is the handle, 0 (which the library refuses) for nil.
+// token is the handle, 0 (which the library refuses) for nil and once it was closed.
 func (w *World) token() C.uintptr_t {
 	if w == nil {
 		return 0
 	}
-	return w.handle
+	return w.lasting.token()
+}
+
+// release undoes hold.
+func (w *World) release() {
+	if w.lasting.release() {
+		C.go_world_free(w.handle)
+	}
 }
 
 // explain adds what the program's own store answered to an error that came of it.
@@ -128,9 +151,14 @@ func (w *World) explain(err error) error {
 	return err
 }
 
-// end aborts the world: the default ones for nil.
+// end aborts the world, which is held: the default ones for nil. One that was never joined has no handle, and must not be taken for nil.
 func (w *World) end() {
-	C.go_drop_outcome(C.go_world_abort(w.token()))
+	switch {
+	case w == nil:
+		C.go_drop_outcome(C.go_world_abort(0))
+	case w.handle != 0:
+		C.go_drop_outcome(C.go_world_abort(w.handle))
+	}
 }
 
 // Rank is this process's rank, 0 to Size - 1.
@@ -151,9 +179,7 @@ func (w *World) Size() (int, error) {
 func (w *World) Barrier(ctx context.Context, timeout time.Duration) error {
 	var a arguments
 	limit := a.milliseconds(timeout)
-	return w.explain(w.collective(ctx, func() error {
-		return a.call(func() C.outcome { return C.go_world_barrier(w.token(), limit) })
-	}))
+	return w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_barrier(world, limit) })
 }
 
 // Locations are where the ranks are, in their order, for PlanRanks. Collective over the world. location is this rank's, far to near
@@ -162,17 +188,16 @@ func (w *World) Locations(ctx context.Context, location string) ([]string, error
 	var a arguments
 	var paths **C.char
 	own := a.optional("location", location)
-	err := w.collective(ctx, func() error {
-		return a.call(func() C.outcome { return C.go_world_locations(w.token(), own, &paths) })
-	})
-	if err != nil {
-		return nil, w.explain(err)
-	}
 	// The list is the world's, which another goroutine may close.
-	w.lock.Lock()
-	defer w.lock.Unlock()
-	size, err := w.Size()
+	if w != nil && w.hold() {
+		defer w.release()
+	}
+	err := w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_locations(world, own, &paths) })
 	if err != nil {
+		return nil, err
+	}
+	var size C.int32_t
+	if err := failure(C.go_world_size(w.handle, &size)); err != nil {
 		return nil, err
 	}
 	locations := make([]string, size)
@@ -187,9 +212,12 @@ func (w *World) Locations(ctx context.Context, location string) ([]string, error
 func (w *World) Abort() error {
 	if w.token() == 0 {
 		// To the library, that would be the default ones.
+		if w != nil {
+			return noWorld
+		}
 		return &Error{Status: ErrInvalidHandle, Message: "the world is nil; AbortDefaultWorlds aborts the default ones"}
 	}
-	return failure(C.go_world_abort(w.handle))
+	return failure(C.go_world_abort(w.token()))
 }
 
 // AbortDefaultWorlds aborts the worlds that Init joins by itself, also while one is being joined. This process joins no other then.
@@ -197,10 +225,12 @@ func AbortDefaultWorlds() error {
 	return failure(C.go_world_abort(0))
 }
 
-// collective is a call that the world's end ends; a nil world's fails by itself.
-func (w *World) collective(ctx context.Context, call func() error) error {
-	if w.token() == 0 {
-		return call()
+// collective is a call that the world's end ends; that of a nil or closed world fails by itself.
+func (w *World) collective(ctx context.Context, a *arguments, function func(world C.uintptr_t) C.outcome) error {
+	if w == nil || a.err != nil || !w.hold() {
+		return a.call(func() C.outcome { return function(0) })
 	}
-	return until(ctx, w.end, call)
+	defer w.release()
+	call := func() error { return a.call(func() C.outcome { return function(w.handle) }) }
+	return w.explain(until(ctx, w.end, call))
 }

@@ -199,10 +199,11 @@ impl Operation for Split {
                 self.waiting = true;
             }
         }
+        // Who polls a parent that is not blocking may begin the next split as soon as this one says that it is done: its place is left before.
         match &mut self.join {
-            None => Ok(Poll::Done),
+            None => self.meeting.pass.leave(&self.parent).map(|()| Poll::Done),
             Some(join) => match join.poll() {
-                Ok(Poll::Done) => Ok(Poll::Done),
+                Ok(Poll::Done) => self.meeting.pass.leave(&self.parent).map(|()| Poll::Done),
                 // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {

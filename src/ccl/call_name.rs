@@ -7,7 +7,7 @@ use crate::digest::Fnv1a;
 /// What tells calls along different dimensions apart where these share one communicator: the same on all ranks of the call. The host engine
 /// lets each name pair for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CallName {
+pub(crate) struct CallName {
     tag: u64,
     /// The dimension's name for messages, cut to fit, filled up with zeros.
     text: [u8; 32],
@@ -15,12 +15,12 @@ pub struct CallName {
 
 impl CallName {
     /// That of a call which has none.
-    pub const NONE: CallName = CallName { tag: 0, text: [0; 32] };
+    pub(crate) const NONE: CallName = CallName { tag: 0, text: [0; 32] };
     /// That of the calls that make communicators of others.
-    pub const OF_MAKING: CallName = CallName { tag: u64::MAX, text: *b"a call that makes communicators\0" };
+    pub(crate) const OF_MAKING: CallName = CallName { tag: u64::MAX, text: *b"a call that makes communicators\0" };
 
     /// That of a dimension of the mesh with that id, from its name and the sizes and strides of its layout.
-    pub fn new(mesh: &str, name: &str, pairs: &[(usize, usize)]) -> CallName {
+    pub(crate) fn new(mesh: &str, name: &str, pairs: &[(usize, usize)]) -> CallName {
         let digest = Fnv1a::default().text(mesh).text(name);
         let digest =
             pairs.iter().fold(digest, |digest, (size, stride)| digest.number(*size as u64).number(*stride as u64));
@@ -39,7 +39,7 @@ impl CallName {
     }
 
     /// What tells it from others; 0 for none.
-    pub fn tag(&self) -> u64 {
+    pub(crate) fn tag(&self) -> u64 {
         self.tag
     }
 }

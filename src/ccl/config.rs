@@ -92,7 +92,7 @@ impl CommConfig {
     /// The same config with the communicator's name, where the struct has that field and the caller left it unset. The
     /// library keeps the pointer: `name` must outlive the communicator.
     #[must_use]
-    pub fn named(mut self, name: &'static CStr) -> CommConfig {
+    pub(crate) fn named(mut self, name: &'static CStr) -> CommConfig {
         let known = self.version() >= VERSION_WITH_NAME && self.size() >= AT_COMM_NAME + 8;
         if known && self.word(AT_COMM_NAME) == 0 {
             self.put(AT_COMM_NAME, &(name.as_ptr() as usize).to_ne_bytes());
@@ -101,12 +101,12 @@ impl CommConfig {
     }
 
     /// A pointer to pass on; valid while the config lives.
-    pub fn as_mut_ptr(&mut self) -> *mut c_void {
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut c_void {
         self.words.as_mut_ptr().cast()
     }
 
     /// A digest of the fields that must be the same on all ranks: all but the pointers, which differ by process.
-    pub fn digest(&self) -> u64 {
+    pub(crate) fn digest(&self) -> u64 {
         let bytes = self.words.iter().flat_map(|word| word.to_ne_bytes()).enumerate();
         let is_pointer = |at: usize| POINTERS.iter().any(|(_, first, _)| (*first..first + 8).contains(&at));
         let shared = bytes.filter(|(at, _)| !is_pointer(*at));
@@ -115,13 +115,13 @@ impl CommConfig {
 
     /// The same config, blocking unless the caller said otherwise.
     #[must_use]
-    pub fn blocking_by_default(self) -> CommConfig {
+    pub(crate) fn blocking_by_default(self) -> CommConfig {
         let is_set = self.size() >= AT_BLOCKING + 4 && self.int(AT_BLOCKING) != UNSET;
         if is_set { self } else { self.blocking(true) }
     }
 
     /// Whether calls wait: what is unset does.
-    pub fn is_blocking(&self) -> bool {
+    pub(crate) fn is_blocking(&self) -> bool {
         self.int(AT_BLOCKING) != 0
     }
 

@@ -8,19 +8,19 @@ use crate::error::{Error, Result, Status};
 
 /// The device that a thread's communicators are made on.
 #[derive(Debug)]
-pub struct Device {
+pub(crate) struct Device {
     /// Its number in this process, for messages.
-    pub number: usize,
+    pub(crate) number: usize,
     /// How many this process sees.
-    pub count: usize,
+    pub(crate) count: usize,
     /// Its identity, where the driver tells it: of no other device, nor part of one, anywhere.
-    pub uuid: Option<String>,
+    pub(crate) uuid: Option<String>,
     context: Context,
 }
 
 impl Device {
     /// Makes it current on the calling thread unless one is: a thread of the program that has chosen none would make communicators on device 0.
-    pub fn select_unless_chosen(&self) -> Result<()> {
+    pub(crate) fn select_unless_chosen(&self) -> Result<()> {
         let driver = Driver::get()?;
         if driver.current()?.is_none() { driver.set_current(self.context) } else { Ok(()) }
     }
@@ -30,7 +30,7 @@ impl Device {
 ///
 /// Refuses what PyTorch's DeviceMesh refuses: more ranks than this host has devices, and not a multiple of them. Hosts differ then, or some of
 /// their devices are left out, and a mesh's inner dimensions would not stay inside a host.
-pub fn select_device(local_rank: usize, world_size: usize) -> Result<Device> {
+pub(crate) fn select_device(local_rank: usize, world_size: usize) -> Result<Device> {
     let driver = Driver::get()?;
     let count = driver.count()?;
     if count == 0 {
@@ -59,7 +59,7 @@ pub fn select_device(local_rank: usize, world_size: usize) -> Result<Device> {
 
 /// The device that is current on a thread, to make it current on another one.
 #[derive(Debug)]
-pub struct CurrentDevice(Option<Context>);
+pub(crate) struct CurrentDevice(Option<Context>);
 
 impl CurrentDevice {
     /// Where no device is involved.
@@ -72,7 +72,7 @@ impl CurrentDevice {
     }
 
     /// Makes it current on the calling thread.
-    pub fn select(&self) -> Result<()> {
+    pub(crate) fn select(&self) -> Result<()> {
         self.0.map_or(Ok(()), |context| Driver::get()?.set_current(context))
     }
 }

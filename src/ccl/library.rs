@@ -187,6 +187,11 @@ impl Library {
         format!("NCCL {}", dotted(self.version))
     }
 
+    /// Whether both are the same code in this process, and so share their groups: two tables are made where two worlds name one library.
+    pub(crate) fn is_same(&self, other: &Library) -> bool {
+        self.functions.group_start as usize == other.functions.group_start as usize
+    }
+
     /// Whether it is AMD's, whose devices the program chooses itself (hipSetDevice).
     pub fn is_rccl(&self) -> bool {
         self.name.rsplit('/').next().is_some_and(|file| file.starts_with("librccl"))
@@ -203,17 +208,17 @@ impl Library {
     }
 
     /// Whether ranks can meet by more than one id: `ncclCommInitRankScalable` (2.23). The host engine has it, but one id serves all.
-    pub fn takes_several_ids(&self) -> bool {
+    pub(crate) fn takes_several_ids(&self) -> bool {
         self.functions.init_rank_scalable.is_some() && !self.is_host_engine()
     }
 
     /// Whether child communicators can be split off a parent.
-    pub fn can_split(&self) -> bool {
+    pub(crate) fn can_split(&self) -> bool {
         self.functions.split.is_some()
     }
 
     /// Whether a communicator can go on without some of its ranks; else what to do instead.
-    pub fn check_can_shrink(&self) -> Result<()> {
+    pub(crate) fn check_can_shrink(&self) -> Result<()> {
         match self.functions.shrink {
             Some(_) => Ok(()),
             None => Err(Error::unsupported(format!(
@@ -224,7 +229,7 @@ impl Library {
     }
 
     /// The calling thread's device, for another thread that makes a communicator in its place.
-    pub fn current_device(&self) -> Result<CurrentDevice> {
+    pub(crate) fn current_device(&self) -> Result<CurrentDevice> {
         if self.is_host_engine() { Ok(CurrentDevice::NONE) } else { CurrentDevice::of_this_thread() }
     }
 
@@ -240,7 +245,7 @@ impl Library {
     }
 
     /// A fresh id for one communicator. It is one-shot.
-    pub fn unique_id(&self) -> Result<UniqueId> {
+    pub(crate) fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId { bytes: [0; 128] };
         // SAFETY: the out-parameter is a valid ncclUniqueId.
         self.check("ncclGetUniqueId", RawComm::NULL, unsafe { (self.functions.get_unique_id)(&mut id) })?;
@@ -249,7 +254,7 @@ impl Library {
 
     /// Gives up an id that nobody else has seen. The host engine holds memory for it until a communicator comes of it: so one does, of this rank
     /// alone, and ends.
-    pub fn discard(&self, id: &UniqueId) {
+    pub(crate) fn discard(&self, id: &UniqueId) {
         let mut config = CommConfig::unset(self.version).blocking(true);
         if !self.is_host_engine() {
             return;
@@ -261,7 +266,13 @@ impl Library {
 
     /// Starts `ncclCommInitRankConfig`, or with several ids `ncclCommInitRankScalable`; with a non-blocking config the communicator is ready
     /// when [`poll`](Library::poll) says so.
-    pub fn init_rank(&self, size: usize, ids: &[UniqueId], rank: usize, config: &mut CommConfig) -> Result<RawComm> {
+    pub(crate) fn init_rank(
+        &self,
+        size: usize,
+        ids: &[UniqueId],
+        rank: usize,
+        config: &mut CommConfig,
+    ) -> Result<RawComm> {
         let mut comm = RawComm::NULL;
         let (size, rank, count) = (int(size), int(rank), int(ids.len()));
         match (ids, self.functions.init_rank_scalable) {
@@ -299,7 +310,7 @@ impl Library {
     ///
     /// # Safety
     /// `child` is valid and stays where it is until then.
-    pub unsafe fn split(
+    pub(crate) unsafe fn split(
         &self,
         parent: RawComm,
         color: i32,
@@ -321,7 +332,7 @@ impl Library {
     ///
     /// # Safety
     /// As for [`split`](Library::split).
-    pub unsafe fn shrink(
+    pub(crate) unsafe fn shrink(
         &self,
         parent: RawComm,
         excluded: &mut [i32],
@@ -338,7 +349,7 @@ impl Library {
     }
 
     /// `ncclCommGetAsyncError`: `Ok(true)` when nothing is in progress any more, `Ok(false)` while something is.
-    pub fn poll(&self, comm: RawComm) -> Result<bool> {
+    pub(crate) fn poll(&self, comm: RawComm) -> Result<bool> {
         let mut state = result::SUCCESS;
         // SAFETY: the communicator is live and the out-parameter valid.
         self.check("ncclCommGetAsyncError", comm, unsafe { (self.functions.get_async_error)(comm, &mut state) })?;
@@ -349,7 +360,7 @@ impl Library {
     }
 
     /// Starts `ncclCommFinalize` where the library has it: flushes what is outstanding.
-    pub fn finalize(&self, comm: RawComm) -> Result<()> {
+    pub(crate) fn finalize(&self, comm: RawComm) -> Result<()> {
         match self.functions.finalize {
             // SAFETY: the communicator is live.
             Some(finalize) => self.check("ncclCommFinalize", comm, unsafe { finalize(comm) }),
@@ -358,19 +369,19 @@ impl Library {
     }
 
     /// `ncclCommDestroy`: frees a communicator whose ranks are all leaving in order.
-    pub fn destroy(&self, comm: RawComm) -> Result<()> {
+    pub(crate) fn destroy(&self, comm: RawComm) -> Result<()> {
         // SAFETY: the owner calls this once and forgets the handle.
         self.check("ncclCommDestroy", RawComm::NULL, unsafe { (self.functions.destroy)(comm) })
     }
 
     /// `ncclCommAbort`: ends what is in flight and frees.
-    pub fn abort(&self, comm: RawComm) -> Result<()> {
+    pub(crate) fn abort(&self, comm: RawComm) -> Result<()> {
         // SAFETY: the owner calls this once and forgets the handle.
         self.check("ncclCommAbort", RawComm::NULL, unsafe { (self.functions.abort)(comm) })
     }
 
     /// Number of ranks and this process's rank in a communicator.
-    pub fn size_and_rank(&self, comm: RawComm) -> Result<(usize, usize)> {
+    pub(crate) fn size_and_rank(&self, comm: RawComm) -> Result<(usize, usize)> {
         let (mut size, mut rank) = (0, 0);
         // SAFETY: the communicator is live by the caller's word, the out-parameters are valid.
         self.check("ncclCommCount", comm, unsafe { (self.functions.count)(comm, &mut size) })?;
@@ -383,7 +394,7 @@ impl Library {
     }
 
     /// The rank of the communicator that the host engine found dead, where known; `None` in other libraries.
-    pub fn lost_rank(&self, comm: RawComm) -> Option<usize> {
+    pub(crate) fn lost_rank(&self, comm: RawComm) -> Option<usize> {
         let mut rank = -1;
         // SAFETY: the communicator is live, the out-parameter valid.
         let code = unsafe { (self.functions.host_lost_rank?)(comm, &mut rank) };
@@ -392,7 +403,7 @@ impl Library {
 
     /// How long a call on this communicator, its making included, may wait for its peers, at least a millisecond; only the host engine
     /// blocks in them.
-    pub fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {
+    pub(crate) fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {
         let millis = i64::try_from(millis.max(1)).unwrap_or(i64::MAX);
         match self.functions.host_set_timeout {
             // SAFETY: the communicator is live.
@@ -403,7 +414,7 @@ impl Library {
 
     /// Lets `pause` pass between two looks at a communicator. The host engine can tell when nothing is in progress on it any more: there it waits for
     /// that, for two milliseconds at most whatever `pause` is, so that a deadline may be overrun by as much.
-    pub fn rest(&self, comm: RawComm, pause: Duration) {
+    pub(crate) fn rest(&self, comm: RawComm, pause: Duration) {
         let mut state = result::SUCCESS;
         // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the out-parameter is valid.
         match self.functions.host_wait.map(|wait| unsafe { wait(comm, 2, &mut state) }) {
@@ -426,7 +437,7 @@ impl Library {
 
     /// Success and "in progress" are fine (the communicator is polled later); anything else is an error with the
     /// library's own words.
-    pub fn check(&self, call: &str, comm: RawComm, code: NcclResult) -> Result<()> {
+    pub(crate) fn check(&self, call: &str, comm: RawComm, code: NcclResult) -> Result<()> {
         if code == result::SUCCESS || code == result::IN_PROGRESS {
             return Ok(());
         }

@@ -25,7 +25,7 @@ const PYTHON: &str = "python";
 const USUAL_NAMES: [&str; 4] = ["libnccl.so.2", "librccl.so.1", "libnccl.so", "librccl.so"];
 
 /// The embedded host engine.
-pub fn embedded() -> Result<Arc<Library>> {
+pub(crate) fn embedded() -> Result<Arc<Library>> {
     static ENGINE: OnceCell<Arc<Library>> = OnceCell::new();
     ENGINE
         .get_or_try_init(|| {
@@ -36,7 +36,11 @@ pub fn embedded() -> Result<Arc<Library>> {
 }
 
 /// The library at `path`: a path, a name for the dynamic loader, or `python`.
-pub fn open(path: &str) -> Result<Arc<Library>> {
+///
+/// # Safety
+/// What lies there is a communicator library with NCCL's C API, or it lacks that API's names: its code runs in this process, and functions of these names are
+/// called as nccl.h declares them.
+pub unsafe fn open(path: &str) -> Result<Arc<Library>> {
     let mut search = Search::default();
     let found = match path {
         PYTHON => {
@@ -51,8 +55,20 @@ pub fn open(path: &str) -> Result<Arc<Library>> {
     found.map(Arc::new).ok_or_else(|| search.failure())
 }
 
+/// The library that makes communicators for `device_type` where nobody names one: the one in [`LIBRARY_VARIABLE`], or the usual one. Whoever sets that
+/// variable of the process says what runs in it, as with LD_PRELOAD.
+pub fn for_device(device_type: &str) -> Result<Arc<Library>> {
+    // SAFETY: nothing is named.
+    unsafe { named_or_usual(device_type, None) }
+}
+
 /// The library that makes communicators for `device_type`; `named` is the caller's choice.
-pub fn for_device(device_type: &str, named: Option<&str>) -> Result<Arc<Library>> {
+///
+/// # Safety
+/// As for [`open`], of the library that is named.
+pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<Arc<Library>> {
+    // SAFETY: the caller's word for what it names, and that of whoever set the environment for the variable.
+    let open = |path: &str| unsafe { open(path) };
     let variable = std::env::var(LIBRARY_VARIABLE).ok().filter(|value| !value.is_empty());
     match (named, variable, device_type) {
         (Some(path), _, "cpu") => open(path).and_then(|library| match library.is_host_engine() {
@@ -152,14 +168,16 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_named_with_the_reason() {
-        let error = open("/nonexistent/libnccl.so.2").unwrap_err();
+        // SAFETY: there is no such file.
+        let error = unsafe { open("/nonexistent/libnccl.so.2") }.unwrap_err();
         assert_eq!(error.status(), Status::Library);
         assert!(error.message().contains("/nonexistent/libnccl.so.2"), "{error}");
     }
 
     #[test]
     fn a_library_without_nccl_is_refused_with_the_missing_symbol() {
-        let error = open("libc.so.6").unwrap_err();
+        // SAFETY: the C library has no function of NCCL's.
+        let error = unsafe { open("libc.so.6") }.unwrap_err();
         assert_eq!(error.status(), Status::Library);
         assert!(error.message().contains("has no symbol nccl"), "{error}");
     }

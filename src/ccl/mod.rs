@@ -14,9 +14,11 @@ mod operations;
 mod types;
 mod wheel;
 
-pub use call_name::CallName;
+pub(crate) use call_name::CallName;
 pub use config::CommConfig;
-pub use driver::{CurrentDevice, Device, devices, has_device, select_device};
+pub(crate) use driver::{Device, select_device};
+pub use driver::{devices, has_device};
 pub use library::{Library, RawComm};
-pub use load::{LIBRARY_VARIABLE, embedded, for_device, open};
-pub use types::{DATA_TYPES, NO_COLOR, NcclResult, UniqueId, element_size, result};
+pub use load::{LIBRARY_VARIABLE, for_device, named_or_usual, open};
+pub use types::{DATA_TYPES, NcclResult, element_size, result};
+pub(crate) use types::{NO_COLOR, UniqueId};

@@ -9,7 +9,7 @@ use super::types::{NcclResult, element_size, result};
 impl Library {
     /// Names the calling thread's next operation or split, where the library wants that.
     #[inline]
-    pub fn name_next_call(&self, name: &CallName) {
+    pub(crate) fn name_next_call(&self, name: &CallName) {
         if let Some(set) = self.functions.host_next_call_name {
             // SAFETY: the text has 32 bytes.
             unsafe { set(name.tag(), name.text()) };

@@ -23,19 +23,19 @@ pub mod result {
 }
 
 /// `NCCL_SPLIT_NOCOLOR`: takes part in a split without getting a communicator of it.
-pub const NO_COLOR: c_int = -1;
+pub(crate) const NO_COLOR: c_int = -1;
 
 /// `ncclUniqueId`: 128 opaque bytes, passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct UniqueId {
+pub(crate) struct UniqueId {
     /// The bytes, to be sent to the other ranks as they are.
-    pub bytes: [u8; 128],
+    pub(crate) bytes: [u8; 128],
 }
 
 impl UniqueId {
     /// So many ids from the bytes that another rank published; `None` unless they are exactly that long.
-    pub fn list(bytes: &[u8], count: usize) -> Option<Vec<UniqueId>> {
+    pub(crate) fn list(bytes: &[u8], count: usize) -> Option<Vec<UniqueId>> {
         let ids: Vec<UniqueId> =
             bytes.chunks_exact(128).filter_map(|bytes| Some(UniqueId { bytes: bytes.try_into().ok()? })).collect();
         (bytes.len() == 128 * count).then_some(ids)

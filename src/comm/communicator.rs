@@ -55,7 +55,7 @@ impl LazyPlan {
 }
 
 /// A communicator over an ordered list of ranks, in which this rank is one. Shared by every mesh dimension with that list.
-pub struct Communicator {
+pub(crate) struct Communicator {
     library: Arc<Library>,
     /// The ranks as a one-dimensional view, for messages.
     group: Mesh,
@@ -140,12 +140,12 @@ impl Communicator {
     }
 
     /// The raw communicator; NULL when it is not made yet or has ended. The cheapest question there is.
-    pub fn raw(&self) -> RawComm {
+    pub(crate) fn raw(&self) -> RawComm {
         RawComm(self.raw.load(Ordering::Acquire))
     }
 
     /// The raw communicator, or why there is none.
-    pub fn ready(&self) -> Result<RawComm> {
+    pub(crate) fn ready(&self) -> Result<RawComm> {
         let raw = self.raw();
         if !raw.is_null() {
             return Ok(raw);
@@ -160,12 +160,12 @@ impl Communicator {
     }
 
     /// The library it belongs to.
-    pub fn library(&self) -> &Arc<Library> {
+    pub(crate) fn library(&self) -> &Arc<Library> {
         &self.library
     }
 
     /// The ranks it joins, as a one-dimensional view; rank order in the communicator is this order.
-    pub fn group(&self) -> &Mesh {
+    pub(crate) fn group(&self) -> &Mesh {
         &self.group
     }
 

@@ -8,7 +8,7 @@ use crate::rendezvous::{DEFAULT_TIMEOUT, JoinOptions};
 use crate::wait::{Cancel, Deadline};
 
 /// A world that is joined from the environment when it is first needed. A join that fails, is late or is aborted leaves nothing behind: the next one begins anew.
-pub struct DefaultWorld {
+pub(crate) struct DefaultWorld {
     device_type: &'static str,
     state: Mutex<State>,
     changed: Condvar,
@@ -29,13 +29,13 @@ struct Joining<'a> {
 
 impl DefaultWorld {
     /// Of that device type; nobody has joined it.
-    pub const fn new(device_type: &'static str) -> DefaultWorld {
+    pub(crate) const fn new(device_type: &'static str) -> DefaultWorld {
         DefaultWorld { device_type, state: Mutex::new(State::Absent), changed: Condvar::new() }
     }
 
     /// The world, joined first if this process is not in it. **Collective over the world** then. `deadline` bounds the join, also where another thread does it;
     /// `None`: the default timeout does.
-    pub fn get_or_join(&self, deadline: Option<Deadline>) -> Result<Arc<Domain>> {
+    pub(crate) fn get_or_join(&self, deadline: Option<Deadline>) -> Result<Arc<Domain>> {
         let deadline = deadline.unwrap_or_else(|| Deadline::after(DEFAULT_TIMEOUT));
         let mut state = self.lock();
         loop {
@@ -74,7 +74,7 @@ impl DefaultWorld {
     }
 
     /// Ends the world on this rank, as [`Domain::abort`], or the join that is under way. The next [`get_or_join`](DefaultWorld::get_or_join) joins anew.
-    pub fn abort(&self) -> Result<()> {
+    pub(crate) fn abort(&self) -> Result<()> {
         let mut state = self.lock();
         let domain = match &*state {
             State::Absent => return Ok(()),

@@ -22,11 +22,29 @@ use crate::wait::{Cancel, Wait};
 
 /// How a process joins a world.
 #[derive(Default)]
+#[non_exhaustive]
 pub struct DomainOptions {
     /// Where the ranks meet.
     pub join: JoinOptions,
-    /// A library with NCCL's C API, instead of the default for the device type.
-    pub library: Option<String>,
+    /// A library with NCCL's C API, instead of the default for the device type. Who sets it has vouched for it.
+    pub(crate) library: Option<String>,
+}
+
+impl DomainOptions {
+    /// Where the ranks meet; the rest is the default.
+    pub fn new(join: JoinOptions) -> DomainOptions {
+        DomainOptions { join, library: None }
+    }
+
+    /// The same with a library that has NCCL's C API, by path or SONAME, instead of the default for the device type. `python` is the wheel of a Python environment.
+    ///
+    /// # Safety
+    /// As for [`ccl::open`].
+    #[must_use]
+    pub unsafe fn library(mut self, name: impl Into<String>) -> DomainOptions {
+        self.library = Some(name.into());
+        self
+    }
 }
 
 /// Which ranks a partition's communicators join: the rank map of the root (or of the range of it) and the dimension's sizes and strides over
@@ -95,7 +113,8 @@ impl Domain {
             if options.join.offline {
                 return Ok(((None, None), None));
             }
-            let library = ccl::for_device(device_type, options.library.as_deref())?;
+            // SAFETY: whoever named it vouches for it.
+            let library = unsafe { ccl::named_or_usual(device_type, options.library.as_deref()) }?;
             if library.is_host_engine() {
                 return Ok(((Some(library), None), None));
             }
@@ -161,7 +180,7 @@ impl Domain {
 
     /// What is kept for as long as the world under that key, and is made by `make` the first time: the same thing every time, so that calls that are
     /// repeated keep no more.
-    pub fn keep_once<T>(&self, key: &[String], make: impl FnOnce() -> (T, Box<dyn Any + Send + Sync>)) -> T
+    pub(crate) fn keep_once<T>(&self, key: &[String], make: impl FnOnce() -> (T, Box<dyn Any + Send + Sync>)) -> T
     where
         T: Clone + Any + Send + Sync,
     {

@@ -47,7 +47,7 @@ fn with_group<T>(library: &Arc<Library>, work: impl FnOnce(&mut OpenGroup) -> T)
     if COUNT.get() == 0 {
         return None;
     }
-    with_open(|open| open.iter_mut().find(|group| Arc::ptr_eq(&group.library, library)).map(work)).flatten()
+    with_open(|open| open.iter_mut().find(|group| group.library.is_same(library)).map(work)).flatten()
 }
 
 /// Whether this thread is inside a group of that library.
@@ -90,7 +90,7 @@ pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Resul
 
 /// Notes that the calling thread has begun a group in `library`.
 pub(super) fn begin(library: &Arc<Library>) {
-    with_open(|open| match open.iter_mut().find(|group| Arc::ptr_eq(&group.library, library)) {
+    with_open(|open| match open.iter_mut().find(|group| group.library.is_same(library)) {
         Some(group) => group.depth += 1,
         None => open.push(OpenGroup {
             library: Arc::clone(library),
@@ -105,7 +105,7 @@ pub(super) fn begin(library: &Arc<Library>) {
 /// Notes that it has ended one. The outermost end opens the gates that the group kept.
 pub(super) fn end(library: &Arc<Library>) {
     let whole = with_open(|open| {
-        let at = open.iter().position(|group| Arc::ptr_eq(&group.library, library))?;
+        let at = open.iter().position(|group| group.library.is_same(library))?;
         open[at].depth -= 1;
         (open[at].depth == 0).then(|| open.swap_remove(at))
     });

@@ -1,9 +1,9 @@
 //! Communicators of a mesh: which ones a root mesh has, when they are made, with whom they are shared, and how they end.
 //!
 //! - [`Domain`]: the communicators of one world, by the ranks they join; what two meshes can share is kept here.
-//! - [`Communicator`]: one communicator of this rank, made or still to be made.
+//! - `Communicator`: one communicator of this rank, made or still to be made.
 //! - [`RootComms`]: what a root mesh owns: its dimensions' communicators, its agreement scope, its life (abort, finalize).
-//! - [`View`] and [`DimComms`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh` handle names.
+//! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh` handle names.
 //! - [`Element`] and [`Operator`]: what its collectives over slices take.
 
 mod beside;
@@ -22,11 +22,12 @@ mod shrink;
 mod slices;
 mod view;
 
-pub use communicator::Communicator;
-pub use default_world::DefaultWorld;
+pub(crate) use default_world::DefaultWorld;
 pub use domain::{Domain, DomainOptions};
-pub use operations::{Operands, Shape};
+pub use operations::Operands;
+pub(crate) use operations::Shape;
 pub use options::{DimOptions, MeshOptions};
 pub use root::RootComms;
 pub use slices::{Element, Operator};
-pub use view::{DimComms, View};
+pub(crate) use view::DimComms;
+pub use view::View;

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 
 /// What one operation works on, as the C caller gave it.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Operands {
     /// Elements, in the sense of the operation (per rank for gathers and scatters).
     pub count: usize,
@@ -22,9 +23,16 @@ pub struct Operands {
     pub stream: *mut c_void,
 }
 
+impl Operands {
+    /// So many elements of that `ncclDataType_t`, on that stream.
+    pub fn new(count: usize, dtype: i32, stream: *mut c_void) -> Operands {
+        Operands { count, dtype, stream }
+    }
+}
+
 /// How much the buffers of an operation hold, in blocks of `count` elements, and where it works in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub(crate) enum Shape {
     /// A block each; in place where they are the same.
     Same,
     /// A block is sent, one of each rank received; in place where the one lies at this rank's place in the other.
@@ -49,6 +57,7 @@ impl View {
         buffers: &[(&str, *const c_void)],
         issue: impl FnOnce(&Library, RawComm) -> NcclResult,
     ) -> Result<()> {
+        self.check_index(index)?;
         let Operands { count, dtype, stream } = operands;
         let Some(element) = element_size(dtype) else {
             let known: Vec<&str> = DATA_TYPES.iter().map(|(name, _)| *name).collect();
@@ -111,7 +120,7 @@ impl View {
     }
 
     /// Fails where the buffers of a call overlap in another way than the one in which it works in place.
-    pub fn check_overlap(
+    pub(crate) fn check_overlap(
         &self,
         name: &str,
         index: usize,
@@ -153,7 +162,7 @@ impl View {
     }
 
     /// Checks the peer of a message.
-    pub fn check_message(&self, name: &str, index: usize, peer: i32) -> Result<()> {
+    pub(crate) fn check_message(&self, name: &str, index: usize, peer: i32) -> Result<()> {
         self.check_peer(name, index, "peer", peer)?;
         if self.mesh().is_member()
             && self.mesh().local_rank(index)? == peer as usize
@@ -167,7 +176,7 @@ impl View {
     }
 
     /// Checks `op` as [`operate`](View::operate) checks the rest.
-    pub fn check_operator(&self, name: &str, op: i32) -> Result<()> {
+    pub(crate) fn check_operator(&self, name: &str, op: i32) -> Result<()> {
         match usize::try_from(op).ok().and_then(|op| OPERATORS.get(op)) {
             Some(_) => Ok(()),
             None => Err(Error::invalid(format!("{name}: op is {op}, not one of 0 to 4 ({})", OPERATORS.join(", ")))),
@@ -175,7 +184,7 @@ impl View {
     }
 
     /// Checks a rank of dimension `index`, called `what` in the message.
-    pub fn check_peer(&self, name: &str, index: usize, what: &str, rank: i32) -> Result<()> {
+    pub(crate) fn check_peer(&self, name: &str, index: usize, what: &str, rank: i32) -> Result<()> {
         let size = self.mesh().dim_size(index);
         match usize::try_from(rank) {
             Ok(rank) if rank < size => Ok(()),

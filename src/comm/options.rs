@@ -6,6 +6,7 @@ use crate::ccl::CommConfig;
 
 /// Wishes for one dimension's communicator.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct DimOptions {
     /// Never share it with a communicator over the same ranks.
     pub own: bool,
@@ -16,6 +17,27 @@ pub struct DimOptions {
 }
 
 impl DimOptions {
+    /// The same, never shared with a communicator over the same ranks.
+    #[must_use]
+    pub fn own(mut self) -> DimOptions {
+        self.own = true;
+        self
+    }
+
+    /// The same with the caller's `ncclConfig_t`.
+    #[must_use]
+    pub fn config(mut self, config: CommConfig) -> DimOptions {
+        self.config = Some(config);
+        self
+    }
+
+    /// The same with a name for the library's logs.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> DimOptions {
+        self.name = Some(name.into());
+        self
+    }
+
     /// Whether the dimension needs a communicator that nothing else uses.
     pub(super) fn is_exclusive(&self) -> bool {
         self.own || self.config.is_some()
@@ -42,6 +64,7 @@ impl DimOptions {
 
 /// Wishes for a whole mesh.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct MeshOptions {
     /// Make each dimension's communicator at its first use.
     pub lazy: bool,
@@ -52,6 +75,27 @@ pub struct MeshOptions {
 }
 
 impl MeshOptions {
+    /// The same with that time for each collective call of the mesh.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> MeshOptions {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The same with communicators that are made at their first use.
+    #[must_use]
+    pub fn lazy(mut self) -> MeshOptions {
+        self.lazy = true;
+        self
+    }
+
+    /// The same with these wishes, one for each dimension.
+    #[must_use]
+    pub fn dims(mut self, dims: Vec<DimOptions>) -> MeshOptions {
+        self.dims = dims;
+        self
+    }
+
     pub(super) fn dim(&self, index: usize) -> DimOptions {
         self.dims.get(index).cloned().unwrap_or_default()
     }

@@ -132,7 +132,11 @@ impl RootComms {
     }
 
     /// A root mesh over communicators that exist. Local.
-    pub fn adopt(
+    ///
+    /// # Safety
+    /// `comms` are live communicators of `library`, one for each dimension. They stay live until the mesh is finalized or aborted; with `owned` nobody else
+    /// destroys or aborts them, without it nobody does so while a call of this mesh is under way.
+    pub unsafe fn adopt(
         domain: Option<Arc<Domain>>,
         library: Arc<Library>,
         mesh: Mesh,

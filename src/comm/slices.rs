@@ -37,6 +37,7 @@ elements!(i8 = 0, u8 = 1, i32 = 2, u32 = 3, i64 = 4, u64 = 5, f32 = 7, f64 = 8);
 /// How elements of several ranks become one; the numbers are `ncclRedOp_t`'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum Operator {
     /// Their sum.
     Sum = 0,

@@ -17,7 +17,7 @@ use crate::rendezvous::Round;
 use crate::wait::Wait;
 
 /// The communicators of a view's dimensions, for reading in a few nanoseconds; keeps no world alive.
-pub struct DimComms {
+pub(crate) struct DimComms {
     life: Arc<LifeFlag>,
     /// By dimension; `None` where this rank is not in the view or there are no communicators at all.
     comms: Vec<Option<(Arc<Communicator>, CallName)>>,
@@ -26,7 +26,7 @@ pub struct DimComms {
 impl DimComms {
     /// The raw communicator along dimension `index` when it is made and the root has not ended; else the view says why not.
     #[inline]
-    pub fn ready(&self, index: usize) -> Option<RawComm> {
+    pub(crate) fn ready(&self, index: usize) -> Option<RawComm> {
         let (communicator, _) = self.comms.get(index)?.as_ref()?;
         let raw = communicator.raw();
         (!raw.is_null() && self.life.is_alive()).then_some(raw)
@@ -61,7 +61,7 @@ impl View {
     }
 
     /// Its communicators alone.
-    pub fn dim_comms(&self) -> &Arc<DimComms> {
+    pub(crate) fn dim_comms(&self) -> &Arc<DimComms> {
         &self.comms
     }
 
@@ -189,7 +189,7 @@ impl View {
     }
 
     /// Where the dimension of that name is: in this view, or the view of a flattened one that it holds.
-    pub fn along(self: &Arc<Self>, name: Option<&str>) -> Result<(Arc<View>, usize)> {
+    pub(crate) fn along(self: &Arc<Self>, name: Option<&str>) -> Result<(Arc<View>, usize)> {
         match self.mesh.dim_index_or_only(name) {
             Ok(index) => Ok((Arc::clone(self), index)),
             Err(_) => self.mesh.along(name).map(|(mesh, index)| (Arc::new(self.with(mesh)), index)),
@@ -236,7 +236,8 @@ impl View {
     }
 
     /// The communicator along dimension `index`, made now if it was only planned; an error that says why when there is none.
-    pub fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
+    pub(crate) fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
+        self.check_index(index)?;
         self.root.alive()?;
         if self.root.is_offline() {
             return Err(Error::unsupported(format!(
@@ -263,6 +264,18 @@ impl View {
     /// Under what name calls along dimension `index` are issued.
     pub(super) fn call_name(&self, index: usize) -> &CallName {
         self.comms.comms.get(index).and_then(Option::as_ref).map_or(&CallName::NONE, |(_, call)| call)
+    }
+
+    /// Fails for an index that no dimension has: the C ABI takes names, but Rust programs count.
+    pub(super) fn check_index(&self, index: usize) -> Result<()> {
+        match index < self.mesh.ndim() {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "there is no dimension {index} in {}, which has {} dimensions",
+                self.mesh.describe(),
+                self.mesh.ndim()
+            ))),
+        }
     }
 
     /// The library of this mesh's communicators.

@@ -106,7 +106,7 @@ pub unsafe extern "C" fn dm_from_comms(
         let domain = asked.domain.clone();
         let library = match &domain {
             Some(domain) => Arc::clone(domain.library()?),
-            None => ccl::for_device(asked.device_type, None)?,
+            None => ccl::for_device(asked.device_type)?,
         };
         let mesh = match &domain {
             Some(domain) => asked.mesh(domain.world().size(), domain.world().rank())?,
@@ -114,7 +114,8 @@ pub unsafe extern "C" fn dm_from_comms(
         };
         let timeout = asked.options.mesh.timeout.or(domain.as_ref().map(|domain| domain.world().timeout()));
         let timeout = timeout.unwrap_or(crate::rendezvous::DEFAULT_TIMEOUT);
-        let root = RootComms::adopt(domain, library, mesh, &comms, asked.options.own_comms, timeout)?;
+        // SAFETY: the caller's contract.
+        let root = unsafe { RootComms::adopt(domain, library, mesh, &comms, asked.options.own_comms, timeout)? };
         give(View::of_root(root), mesh_out)
     })
 }

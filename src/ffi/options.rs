@@ -23,10 +23,17 @@ pub(super) struct InitOptions {
 }
 
 /// What `dm_world_options` says, with the caller's callbacks, which are kept once a world was made with them.
-#[derive(Default)]
 pub(super) struct WorldOptions {
     pub(super) domain: DomainOptions,
     pub(super) callbacks: Option<Arc<CallbackStore>>,
+    /// Where the token for ending the joining is written, or NULL.
+    pub(super) joining_out: *mut *mut dm_world,
+}
+
+impl Default for WorldOptions {
+    fn default() -> WorldOptions {
+        WorldOptions { domain: DomainOptions::default(), callbacks: None, joining_out: std::ptr::null_mut() }
+    }
 }
 
 /// # Safety
@@ -74,7 +81,7 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
         },
         library: library.map(str::to_owned),
     };
-    Ok(WorldOptions { domain, callbacks })
+    Ok(WorldOptions { domain, callbacks, joining_out: options.joining_out })
 }
 
 /// # Safety

@@ -148,6 +148,10 @@ pub struct dm_world_options {
     pub ccl_library: *const c_char,
     /// NULL: the store that init_method names; else the caller's own.
     pub store: *const dm_store_callbacks,
+    /// NULL, or where dm_world_init writes a token before it waits for anybody. Another thread that gives this token to dm_world_abort ends the joining:
+    /// dm_world_init returns DM_STATUS_ABORTED. The token is good for nothing else, and is not live any more once dm_world_init has returned. The write is
+    /// atomic, so the other thread may read the token at any time if it does so atomically.
+    pub joining_out: *mut *mut dm_world,
 }
 
 /// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.

@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_char};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::arguments::{optional_text, timeout};
 use super::errors::out;
@@ -12,9 +13,12 @@ use super::types::{dm_status, dm_world, dm_world_options};
 use crate::ccl;
 use crate::comm::{DefaultWorld, Domain};
 use crate::error::{Error, Result};
-use crate::wait::Deadline;
+use crate::wait::{Cancel, Deadline};
 
 static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
+
+/// What ends a joining that is under way, by the token in dm_world_options.joining_out.
+static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 
 /// Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
 ///
@@ -33,7 +37,7 @@ static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
 /// DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
 ///
 /// # Safety
-/// Strings are NULL or NUL-terminated; options is NULL or points to struct_size bytes; world_out is NULL or writable.
+/// Strings are NULL or NUL-terminated; options is NULL or points to struct_size bytes; world_out is NULL or writable, and so is options.joining_out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_world_init(
     device_type: *const c_char,
@@ -46,7 +50,12 @@ pub unsafe extern "C" fn dm_world_init(
         let device_type = unsafe { optional_text("device_type", device_type)? };
         // SAFETY: the caller's contract.
         let options = unsafe { read_world_options(options)? };
+        // SAFETY: the caller's contract.
+        let joining = unsafe { Joining::begin(&options.domain.join.cancel, options.joining_out)? };
         let domain = Domain::join(device(device_type)?, &options.domain)?;
+        drop(joining);
+        // From here on nobody can end it as a joining; who did so at the last moment means the world.
+        options.domain.join.cancel.check()?;
         let token = WORLDS.insert((), Arc::new(domain))?;
         if let Some(callbacks) = &options.callbacks {
             callbacks.keep();
@@ -55,6 +64,31 @@ pub unsafe extern "C" fn dm_world_init(
         unsafe { world_out.write(token as *mut dm_world) };
         Ok(())
     })
+}
+
+/// A token in `JOINING`, for as long as this lives.
+struct Joining(Option<usize>);
+
+impl Joining {
+    /// Writes a token for `cancel` to `place`, unless that is NULL.
+    ///
+    /// # Safety
+    /// `place` is NULL or writable.
+    unsafe fn begin(cancel: &Cancel, place: *mut *mut dm_world) -> Result<Joining> {
+        if place.is_null() {
+            return Ok(Joining(None));
+        }
+        let token = JOINING.insert((), Arc::new(cancel.clone()))?;
+        // SAFETY: not NULL, and writable by the caller's word; whoever reads it meanwhile does so atomically.
+        unsafe { AtomicPtr::from_ptr(place) }.store(token as *mut dm_world, Ordering::Release);
+        Ok(Joining(Some(token)))
+    }
+}
+
+impl Drop for Joining {
+    fn drop(&mut self) {
+        self.0.take().map(|token| JOINING.remove(token));
+    }
 }
 
 /// This process's rank in the world, 0 to size - 1.
@@ -160,14 +194,20 @@ unsafe impl<T> Sync for Borrowed<T> {}
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
 /// raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
-/// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. world NULL: the default worlds, those that dm_init joins by itself, also while
-/// one is being joined. A dm_init that begins after that joins the default world anew, so the ranks can meet again once all of them have
-/// aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+/// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of dm_world_options.joining_out ends the dm_world_init that wrote it.
+/// world NULL: the default worlds, those that dm_init joins by itself, also while one is being joined. A dm_init that begins after that joins the
+/// default world anew, so the ranks can meet again once all of them have aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     guard(|| match world.is_null() {
         true => CPU_WORLD.abort().and(CUDA_WORLD.abort()),
-        false => find(world)?.abort(),
+        false => match JOINING.get(world as usize) {
+            Ok(cancel) => {
+                cancel.raise();
+                Ok(())
+            }
+            Err(_) => find(world)?.abort(),
+        },
     })
 }
 
@@ -205,7 +245,7 @@ pub(super) fn device(named: Option<&str>) -> Result<&'static str> {
     match named {
         Some("cuda") => Ok("cuda"),
         Some("cpu") => Ok("cpu"),
-        None if ccl::has_device() && ccl::for_device("cuda", None).is_ok() => Ok("cuda"),
+        None if ccl::has_device() && ccl::for_device("cuda").is_ok() => Ok("cuda"),
         None => Ok("cpu"),
         Some(other) => Err(match other.split_once(':') {
             Some((device_type, _)) => Error::invalid(format!(

@@ -106,7 +106,7 @@ impl Mesh {
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
-    /// let spec = MeshSpec { device_type: "cpu", shape: &[2, 2], names: None, ranks: Some(&[7, 5, 3, 1]), world_size: 8, rank: 7 };
+    /// let spec = MeshSpec::new("cpu", &[2, 2], 8, 7).ranks(&[7, 5, 3, 1]);
     /// let mesh = Mesh::new(&spec).unwrap();
     /// assert_eq!(mesh.coordinate_of(3).unwrap(), [1, 0]);
     /// assert!(mesh.coordinate_of(0).is_err());
@@ -159,7 +159,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["dp", "cp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2], 8, 5).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
     /// assert_eq!(mesh.group_ranks(0).unwrap(), [1, 5]);
     /// assert_eq!((mesh.translate_rank(0, 0).unwrap(), mesh.translate_rank(2, 0).unwrap()), (1, 4));
@@ -182,7 +182,7 @@ impl Mesh {
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[4, 2], names: Some(&["pp", "tp"]), ranks: None, world_size: 8, rank: 7 };
+    /// let spec = MeshSpec::new("cuda", &[4, 2], 8, 7).names(&["pp", "tp"]);
     /// let mesh = Mesh::new(&spec).unwrap(); // the last stage
     /// assert_eq!(mesh.neighbor(0, -1, false).unwrap(), Some(5));
     /// assert_eq!((mesh.neighbor(0, 1, false).unwrap(), mesh.neighbor(0, 1, true).unwrap()), (None, Some(1)));
@@ -203,7 +203,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["dp", "cp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2], 8, 5).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
     /// assert_eq!(mesh.replica_groups(1), [0, 2, 1, 3, 4, 6, 5, 7]); // of cp: {0, 2}, {1, 3}, {4, 6}, {5, 7}
     /// ```

@@ -13,13 +13,13 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["dp", "cp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 0 };
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2], 8, 0).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap();
     /// assert_eq!(mesh.describe(), "DeviceMesh((dp=2, cp=2, tp=2), 'cuda', stride=(4, 2, 1))");
     /// let flat = mesh.slice(&["dp", "tp"]).unwrap().flatten(None).unwrap();
     /// assert_eq!(flat.describe(), "DeviceMesh((dp_tp=4), 'cuda', stride=((4, 1),))");
     /// // Names that nobody gave (dim_0, dim_1 ...) are not printed.
-    /// let unnamed = Mesh::new(&MeshSpec { names: None, ..spec }).unwrap();
+    /// let unnamed = Mesh::new(&MeshSpec::new("cuda", &[2, 2, 2], 8, 0)).unwrap();
     /// assert_eq!(unnamed.describe(), "DeviceMesh((2, 2, 2), 'cuda', stride=(4, 2, 1))");
     /// ```
     pub fn describe(&self) -> String {

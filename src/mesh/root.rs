@@ -11,6 +11,7 @@ use crate::layout::{Dim, row_major};
 
 /// What a root mesh is made from.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct MeshSpec<'a> {
     /// "cuda", "cpu" or another type without an index; which ones work is the caller's business.
     pub device_type: &'a str,
@@ -24,6 +25,25 @@ pub struct MeshSpec<'a> {
     pub world_size: usize,
     /// This process's rank in the world.
     pub rank: usize,
+}
+
+impl<'a> MeshSpec<'a> {
+    /// A mesh of that shape over the first ranks of the world, row-major, as rank `rank` sees it. Its dimensions are dim_0, dim_1 ...
+    pub fn new(device_type: &'a str, shape: &'a [usize], world_size: usize, rank: usize) -> MeshSpec<'a> {
+        MeshSpec { device_type, shape, names: None, ranks: None, world_size, rank }
+    }
+
+    /// The same with names, one for each dimension.
+    #[must_use]
+    pub fn names(self, names: &'a [&'a str]) -> MeshSpec<'a> {
+        MeshSpec { names: Some(names), ..self }
+    }
+
+    /// The same with these world ranks, row-major.
+    #[must_use]
+    pub fn ranks(self, ranks: &'a [i32]) -> MeshSpec<'a> {
+        MeshSpec { ranks: Some(ranks), ..self }
+    }
 }
 
 /// A dimension with its name.
@@ -55,7 +75,7 @@ pub(crate) struct Root {
 /// ```
 /// use devicemesh::mesh::{Mesh, MeshSpec};
 /// let names = ["dp", "tp"];
-/// let spec = MeshSpec { device_type: "cpu", shape: &[2, 4], names: Some(&names), ranks: None, world_size: 8, rank: 6 };
+/// let spec = MeshSpec::new("cpu", &[2, 4], 8, 6).names(&names);
 /// let mesh = Mesh::new(&spec).unwrap();
 /// assert_eq!(mesh.coordinate().unwrap(), [1, 2]);
 /// assert_eq!(mesh.group_ranks(0).unwrap(), [2, 6]);

@@ -38,7 +38,7 @@ const MAX_QUOTE: usize = 200;
 /// ```
 /// use devicemesh::mesh::{Mesh, MeshSpec, MeshText};
 /// let names = ["dp", "tp"];
-/// let spec = MeshSpec { device_type: "cpu", shape: &[2, 4], names: Some(&names), ranks: None, world_size: 8, rank: 6 };
+/// let spec = MeshSpec::new("cpu", &[2, 4], 8, 6).names(&names);
 /// let dp = Mesh::new(&spec).unwrap().slice(&["dp"]).unwrap(); // ranks 2 and 6
 /// let text = dp.serialize();
 /// assert_eq!(
@@ -69,11 +69,11 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let ranks = [7, 5, 3, 1, 0, 2, 9, 8];
-    /// let spec = MeshSpec { device_type: "cpu", shape: &[8], names: None, ranks: Some(&ranks), world_size: 10, rank: 0 };
+    /// let spec = MeshSpec::new("cpu", &[8], 10, 0).ranks(&ranks);
     /// let text = Mesh::new(&spec).unwrap().serialize();
     /// assert!(text.ends_with(r#""layout":[[[8,1]]],"base":0,"ranks":[[7,4,-2],[0,1],[2,1],[9,1],[8,1]]}"#), "{text}");
     /// // A million ranks in a row are one run.
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[1024, 1024], names: None, ranks: None, world_size: 1 << 20, rank: 0 };
+    /// let spec = MeshSpec::new("cuda", &[1024, 1024], 1 << 20, 0);
     /// assert!(Mesh::new(&spec).unwrap().serialize().ends_with(r#""ranks":[[0,1048576]]}"#));
     /// ```
     pub fn serialize(&self) -> String {

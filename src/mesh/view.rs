@@ -15,7 +15,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["dp", "cp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2], 8, 5).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
     /// assert_eq!(mesh.slice(&["dp", "cp"]).unwrap().ranks(), [1, 3, 5, 7]);
     /// assert_eq!(mesh.slice(&["cp", "dp"]).unwrap().ranks(), [1, 5, 3, 7]); // the transposed view
@@ -40,7 +40,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["dp", "cp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2], 8, 5).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
     /// let dp_tp = mesh.slice(&["dp", "tp"]).unwrap().flatten(None).unwrap();
     /// assert_eq!((dp_tp.dim_names(), dp_tp.ranks()), (vec!["dp_tp"], vec![0, 1, 4, 5]));
@@ -88,7 +88,7 @@ impl Mesh {
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 4], names: Some(&["dp", "tp"]), ranks: None, world_size: 8, rank: 6 };
+    /// let spec = MeshSpec::new("cuda", &[2, 4], 8, 6).names(&["dp", "tp"]);
     /// let split = Mesh::new(&spec).unwrap().unflatten("tp", &[2, 2], &["node", "chip"]).unwrap();
     /// assert_eq!(split.describe(), "DeviceMesh((dp=2, node=2, chip=2), 'cuda', stride=(4, 2, 1))");
     /// assert_eq!((split.group_ranks(1).unwrap(), split.group_ranks(2).unwrap()), (vec![4, 6], vec![6, 7]));
@@ -115,7 +115,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["pp", "dp", "cp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2, 2], names: Some(&names), ranks: None, world_size: 16, rank: 13 };
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2, 2], 16, 13).names(&names);
     /// let dense = Mesh::new(&spec).unwrap();
     /// // The same stages; within each, experts over 4 ranks where dense layers have cp x tp.
     /// let sparse = dense.reshape(&[2, 2, 4], &["pp", "edp", "ep"]).unwrap();
@@ -158,7 +158,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["pp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[4, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let spec = MeshSpec::new("cuda", &[4, 2], 8, 5).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap();
     /// let last = mesh.slice_range("pp", 2, 2, 1).unwrap(); // the last two stages
     /// assert_eq!((last.ranks(), last.coordinate().unwrap()), (vec![4, 5, 6, 7], vec![0, 1]));
@@ -214,7 +214,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["dp", "cp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2], 8, 5).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
     /// let (dp, tp) = (mesh.slice(&["dp"]).unwrap(), mesh.slice(&["tp"]).unwrap());
     /// assert_eq!(Mesh::concatenate(&[&tp, &dp]).unwrap().ranks(), [0, 4, 1, 5]);
@@ -264,7 +264,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["dp", "cp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[2, 2, 2], names: Some(&names), ranks: None, world_size: 8, rank: 5 };
+    /// let spec = MeshSpec::new("cuda", &[2, 2, 2], 8, 5).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
     /// assert_eq!(mesh.submesh_count(&["dp"]).unwrap(), 4);
     /// assert_eq!((0..4).map(|index| mesh.submesh(&["dp"], index).unwrap().ranks()).collect::<Vec<_>>(), [[0, 4], [1, 5], [2, 6], [3, 7]]);

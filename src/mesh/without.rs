@@ -12,7 +12,7 @@ impl Mesh {
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let names = ["dp", "tp"];
-    /// let spec = MeshSpec { device_type: "cuda", shape: &[4, 2], names: Some(&names), ranks: None, world_size: 8, rank: 6 };
+    /// let spec = MeshSpec::new("cuda", &[4, 2], 8, 6).names(&names);
     /// let mesh = Mesh::new(&spec).unwrap();
     /// let left = mesh.without(0, &[5], 8).unwrap(); // rank 5 is in replica 2, with rank 4
     /// assert_eq!((left.shape(), left.ranks()), (vec![3, 2], vec![0, 1, 2, 3, 6, 7]));

@@ -14,6 +14,7 @@ const NAMED: usize = 4;
 
 /// What must be equal for two ranks to share memory, with a name for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostIdentity {
     /// The host's name.
     pub name: String,

@@ -3,7 +3,7 @@
 //! - [`launcher`]: rank, size and the store's address from the environment of a launcher.
 //! - [`store`]: the key-value service in which the ranks meet.
 //! - [`World`]: this process's place in the job, joined once.
-//! - [`Scope`], [`Round`]: the agreement before (and at the end of) every collective call of the library.
+//! - `Scope`, `Round`: the agreement before (and at the end of) every collective call of the library.
 
 mod agreement;
 mod equipment;
@@ -13,11 +13,14 @@ mod joins;
 pub mod launcher;
 mod locations;
 mod losses;
+mod options;
 mod serve;
 pub mod store;
 mod world;
 
+#[doc(hidden)]
 pub use agreement::{Round, Scope};
+#[doc(hidden)]
 pub use equipment::Equipment;
 pub use hosts::HostIdentity;
 pub use world::{DEFAULT_TIMEOUT, JoinOptions, World};

@@ -24,6 +24,7 @@ const TELL: Duration = Duration::from_secs(5);
 
 /// How to join a world.
 #[derive(Clone, Default)]
+#[non_exhaustive]
 pub struct JoinOptions {
     /// No rendezvous: for layouts and planning only.
     pub offline: bool,
@@ -75,6 +76,7 @@ impl World {
 
     /// The same, with what this process needs for it (given its rank in the host and the world's size), which is prepared before anybody is
     /// waited for, and what of it the other ranks must know. A rank that fails in that tells the others, so that they do not wait for it.
+    #[doc(hidden)]
     pub fn join_with<T>(
         device_type: &str,
         options: &JoinOptions,

@@ -4,6 +4,7 @@ use super::locations::Topology;
 
 /// What the groups along one dimension cross at one level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LevelCost {
     /// Groups with ranks in more than one domain.
     pub crossing_groups: usize,
@@ -17,6 +18,7 @@ pub struct LevelCost {
 
 /// What one dimension costs.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DimCost {
     /// Ranks of a group.
     pub size: usize,

@@ -40,6 +40,7 @@ use cost::Meter;
 
 /// A rank for each position of a mesh, and what it costs.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Plan {
     /// World ranks, row-major in the mesh's shape.
     pub ranks: Vec<i32>,

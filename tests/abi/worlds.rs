@@ -174,6 +174,7 @@ fn none() -> dm_world_options {
         init_method: std::ptr::null(),
         ccl_library: std::ptr::null(),
         store: std::ptr::null(),
+        joining_out: std::ptr::null_mut(),
     }
 }
 

@@ -39,7 +39,8 @@ class StoreCallbacks(Structure):
 class WorldOptions(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("rank", c_int32), ("local_rank", c_int32),
-        ("timeout_ms", c_int64), ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks))]
+        ("timeout_ms", c_int64), ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks)),
+        ("joining_out", POINTER(c_void_p))]
 
 
 class DimOptions(Structure):

@@ -61,12 +61,15 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     };
     let device_type = match &options.device {
         Some(named) => named,
-        None if ccl::has_device() && ccl::for_device("cuda", options.library.as_deref()).is_ok() => "cuda",
+        // SAFETY: who starts the tool vouches for the library that is named.
+        None if ccl::has_device() && unsafe { ccl::named_or_usual("cuda", options.library.as_deref()) }.is_ok() => {
+            "cuda"
+        }
         None => "cpu",
     };
     let names: Option<Vec<&str>> = options.names.as_ref().map(|names| names.0.iter().map(String::as_str).collect());
-    let spec =
-        MeshSpec { device_type, shape: &shape, names: names.as_deref(), ranks: None, world_size: place.size, rank };
+    let mut spec = MeshSpec::new(device_type, &shape, place.size, rank);
+    spec.names = names.as_deref();
     let mesh = match plan(&spec, options) {
         Ok(mesh) => mesh,
         Err(error) => return alike(error.message().to_owned()),
@@ -153,15 +156,19 @@ fn advice(error: &Error) -> &'static str {
 fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progress: Progress) -> Result<u8> {
     progress.expect(steps(options, &planned)?);
     progress.step("joining the world");
-    let join = JoinOptions { timeout: Some(clock.limit() - clock.limit() / 20), ..JoinOptions::default() };
-    let domain = Arc::new(Domain::join(device_type, &DomainOptions { join, library: options.library.clone() })?);
+    let mut joining = DomainOptions::new(JoinOptions::default().timeout(clock.limit() - clock.limit() / 20));
+    if let Some(library) = &options.library {
+        // SAFETY: as above, whoever starts the tool vouches for it.
+        joining = unsafe { joining.library(library) };
+    }
+    let domain = Arc::new(Domain::join(device_type, &joining)?);
     let team = Team::new(Arc::clone(&domain), clock, progress)?;
     team.step_in_detail("comparing the command lines", &options.agreed(), |_| Ok(()))?;
     team.progress.step("making the mesh");
     // Communicators of devices take long to make, and streams are waited for here: only calls in host memory have the shorter limit by the mesh.
     let patience = team.clock.patience();
     let timeout = if device_type == "cpu" { patience } else { team.clock.limit() / 2 };
-    let root = RootComms::create(&domain, planned, &MeshOptions { timeout: Some(timeout), ..MeshOptions::default() })?;
+    let root = RootComms::create(&domain, planned, &MeshOptions::default().timeout(timeout))?;
     let whole = View::of_root(root);
     let mut views: Vec<(View, usize)> =
         (0..whole.mesh().ndim()).map(|index| (View::of_root(Arc::clone(whole.root_comms())), index)).collect();

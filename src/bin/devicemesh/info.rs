@@ -89,8 +89,11 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
     let place_ok = place.as_ref().ok();
     let report = Report {
         devicemesh: env!("CARGO_PKG_VERSION"),
-        cpu: library(ccl::for_device("cpu", None).map(|library| describe(&library))),
-        cuda: library(ccl::for_device("cuda", options.library.as_deref()).map(|library| describe(&library))),
+        cpu: library(ccl::for_device("cpu").map(|library| describe(&library))),
+        // SAFETY: who starts the tool vouches for the library that is named.
+        cuda: library(
+            unsafe { ccl::named_or_usual("cuda", options.library.as_deref()) }.map(|library| describe(&library)),
+        ),
         devices: match ccl::devices() {
             Ok((count, release)) => Answer::Found(format!("{count}, driver for CUDA {release}")),
             Err(error) => Answer::Missing(error.message().to_owned()),

@@ -22,6 +22,7 @@ use variables::{Number, Variables};
 
 /// What a launcher says about this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Place {
     /// This process's rank in the job.
     pub rank: usize,

@@ -76,6 +76,7 @@ pub const DENIED: [u8; 4] = *b"DENY";
 /// One request of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the operations are documented in `op`")]
+#[non_exhaustive]
 pub enum Request {
     Validate(u32),
     Set(Vec<u8>, Vec<u8>),

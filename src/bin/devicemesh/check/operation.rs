@@ -131,7 +131,7 @@ impl Call {
         let Call { collective, operator, root, count, .. } = *self;
         let Place { send, recv, dtype, stream } = place;
         let (operator, root) = (operator as i32, root as i32);
-        let operands = Operands { count, dtype, stream };
+        let operands = Operands::new(count, dtype, stream);
         let name = collective.name();
         let size = view.mesh().dim_size(index);
         let buffers = [("send", send.cast_const()), ("recv", recv.cast_const())];

@@ -95,14 +95,9 @@ impl View {
         let rank =
             options.rank.unwrap_or_else(|| ranks.and_then(|ranks| ranks.first().copied()).unwrap_or(0).max(0) as usize);
         let names: Option<Vec<&str>> = options.names.as_ref().map(|names| names.0.iter().map(String::as_str).collect());
-        let spec = MeshSpec {
-            device_type: &options.device_type,
-            shape,
-            names: names.as_deref(),
-            ranks: ranks.map(Vec::as_slice),
-            world_size,
-            rank,
-        };
+        let mut spec = MeshSpec::new(&options.device_type, shape, world_size, rank);
+        spec.names = names.as_deref();
+        spec.ranks = ranks.map(Vec::as_slice);
         let root = Mesh::new(&spec).map_err(refused)?;
         if !root.is_member() {
             let there = list(root.root_ranks().iter(), 8, ", ");
