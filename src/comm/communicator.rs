@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use hostccl::fork::Own;
 use once_cell::sync::OnceCell;
 
 use super::making::world_ranks;
@@ -75,6 +76,8 @@ pub struct Communicator {
     asking: Mutex<()>,
     /// Held by who aborts, so that nobody else goes on before that is done.
     aborting: Mutex<()>,
+    /// Forked children may not use it.
+    _own: Own<()>,
 }
 
 impl Communicator {
@@ -91,6 +94,7 @@ impl Communicator {
             patience: AtomicU64::new(0),
             asking: Mutex::default(),
             aborting: Mutex::default(),
+            _own: Own::new(()),
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use hostccl::fork::Own;
 use once_cell::sync::Lazy;
 
 use super::agreement::{Members, Party, Scope};
@@ -50,10 +51,10 @@ pub struct World {
     place: Place,
     timeout: Duration,
     offline: bool,
-    session: Option<Session>,
+    session: Option<Own<Session>>,
 }
 
-/// What joined ranks share. Fields drop in order: the store's connections before the server that they may lead to.
+/// What joined ranks share; a forked child never drops it. Fields drop in order: the store's connections before the server that they may lead to.
 struct Session {
     scope: Arc<Scope>,
     losses: Arc<Losses>,
@@ -77,6 +78,7 @@ impl World {
         options: &JoinOptions,
         prepare: impl FnOnce(usize, usize) -> Result<(T, Option<Equipment>)>,
     ) -> Result<(World, T)> {
+        Error::check_fork()?;
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let place = place(options, &method)?;
@@ -93,7 +95,7 @@ impl World {
         let timeout = if failure.is_some() { timeout.min(TELL) } else { timeout };
         let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
         let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, host)| {
-            world.session = Some(session);
+            world.session = Some(Own::new(session));
             let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
             match host {
                 Some(host) => host.while_others_come(&wait, agree),
@@ -161,7 +163,7 @@ impl World {
 
     /// Tells the other ranks that this one takes no further part: to them it has gone.
     pub fn leave(&self) {
-        if let Some(session) = self.session.as_ref().filter(|_| self.place.size > 1) {
+        if let Some(session) = self.session().ok().filter(|_| self.place.size > 1) {
             session.losses.announce(self.place.rank as i32);
         }
     }
@@ -177,8 +179,9 @@ impl World {
     }
 
     fn session(&self) -> Result<&Session> {
+        Error::check_fork()?;
         self.session
-            .as_ref()
+            .as_deref()
             .ok_or_else(|| Error::unsupported("this world was joined with DM_WORLD_OFFLINE: it talks to no other rank"))
     }
 

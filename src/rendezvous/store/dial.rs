@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use hostccl::fork::Private;
+use hostccl::machine;
 use once_cell::sync::OnceCell;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -119,7 +121,7 @@ impl Address {
             None => self.resolve(&limited)?,
         };
         let stream = connect_to_any(&addresses, &limited)?;
-        stream.set_nodelay(true).and_then(|()| notice_silence(&stream)).map_err(Attempt::Again)?;
+        stream.set_nodelay(true).and_then(|()| notice_silence(&*stream)).map_err(Attempt::Again)?;
         let address = stream.peer_addr().map_err(Attempt::Again)?;
         let greeted = self.greet(Connection { stream }, &limited)?;
         self.reached.get_or_init(|| address);
@@ -137,7 +139,9 @@ impl Address {
             let resolved = (name.0.as_str(), name.1).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
             let _ = sender.send(resolved);
         };
-        std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(resolve).map_err(Attempt::Again)?;
+        std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(resolve).map_err(|error| {
+            Attempt::Again(io::Error::new(error.kind(), machine::no_thread(&error)))
+        })?;
         loop {
             match receiver.recv_timeout(wait.deadline.slice()) {
                 Ok(resolved) => return resolved.map_err(Attempt::Again),
@@ -225,9 +229,9 @@ impl Address {
 }
 
 /// Tries all of a name's addresses, IPv6 and IPv4, at the same time: one of them may lead nowhere.
-fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<TcpStream, Attempt> {
+fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<Private<TcpStream>, Attempt> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
-    let mut trying: Vec<(Socket, SocketAddr)> = Vec::new();
+    let mut trying: Vec<(Private<Socket>, SocketAddr)> = Vec::new();
     for address in addresses {
         match start_connecting(*address) {
             Ok(socket) => trying.push((socket, *address)),
@@ -257,7 +261,7 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
                 Ok(None) if socket.local_addr().ok().is_some_and(|local| local.as_socket() == Some(address)) => {
                     last = ErrorKind::ConnectionRefused.into();
                 }
-                Ok(None) => return Ok(socket.into()),
+                Ok(None) => return Ok(socket.map(TcpStream::from)),
                 Ok(Some(error)) | Err(error) => last = error,
             }
         }
@@ -265,8 +269,8 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
     Err(Attempt::Again(last))
 }
 
-fn start_connecting(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+fn start_connecting(address: SocketAddr) -> io::Result<Private<Socket>> {
+    let socket = Private::open(|| Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)))?;
     socket.set_nonblocking(true)?;
     match socket.connect(&address.into()) {
         Ok(()) => Ok(socket),
