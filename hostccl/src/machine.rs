@@ -43,7 +43,7 @@ pub fn no_thread(error: &io::Error) -> String {
     }
     let limit = limit(libc::RLIMIT_NPROC as i32).map_or(String::new(), |limit| format!(", now {limit}"));
     format!(
-        "{said}; this user or this container has as many processes and threads as it may: raise `ulimit -u`{limit}, or the container's limit (pids.max)"
+        "{said}; this user or this container has as many processes and threads as it may (raise `ulimit -u`{limit}, or the container's pids.max), or there is no memory for the thread's stack"
     )
 }
 

@@ -62,9 +62,9 @@ pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usi
     let (rank, size) = me;
     let key = |rank: usize| format!("host/{rank}");
     if let Some(why) = machine::broken_proc() {
-        return Err(Error::unsupported(format!("rank {rank}: {why}")));
+        return Err(Error::unsupported(why));
     }
-    let mine = HostIdentity::here().map_err(|error| unasked(rank, &error))?.line();
+    let mine = HostIdentity::here().map_err(|error| unasked(&error))?.line();
     round.publish(&key(rank), mine.as_bytes(), wait)?;
     if rank == 0 || round.fetch(&key(0), 0, wait)? == mine.as_bytes() {
         return Ok(());
@@ -82,8 +82,8 @@ pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usi
     )))
 }
 
-fn unasked(rank: usize, error: &io::Error) -> Error {
-    let message = format!("rank {rank} cannot find out which machine it is on: {}", machine::explained(error));
+fn unasked(error: &io::Error) -> Error {
+    let message = format!("finding out which machine this is: {}", machine::explained(error));
     Error::unsupported(message).with_os_error(error.raw_os_error().unwrap_or(0))
 }
 

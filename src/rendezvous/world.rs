@@ -61,7 +61,7 @@ struct Session {
     store: Arc<dyn Store>,
     prefix: String,
     served: bool,
-    _server: Option<Arc<Server>>,
+    server: Option<Arc<Server>>,
 }
 
 impl World {
@@ -94,7 +94,9 @@ impl World {
         let failure = prepared.as_ref().err().cloned();
         let timeout = if failure.is_some() { timeout.min(TELL) } else { timeout };
         let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) };
+        let mut server = None;
         let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, host)| {
+            server = session.server.clone();
             world.session = Some(Own::new(session));
             let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
             match host {
@@ -102,6 +104,7 @@ impl World {
                 None => agree(),
             }
         });
+        let joined = joined.map_err(|error| explain(server.as_ref(), error));
         match (prepared, joined) {
             // That the ranks want different things says more than that this one cannot have its own.
             (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
@@ -204,7 +207,7 @@ impl World {
                 let server = if serves { serve(&host, port).map_err(|error| self.place.taken(error))? } else { None };
                 let wait = wait.clone();
                 let reach = move || TcpStore::connect_with_secret(&host, port, Secret::from_environment(), &wait);
-                let store = reach()?;
+                let store = reach().map_err(|error| explain(server.as_ref(), error))?;
                 connect = Some(Box::new(reach));
                 (Arc::new(store), server, !self.place.agent)
             }
@@ -239,7 +242,7 @@ impl World {
             serving: served && rank == 0,
         };
         let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
-        Ok((Session { scope, losses, store, prefix, served, _server: server }, host))
+        Ok((Session { scope, losses, store, prefix, served, server }, host))
     }
 
     /// `failure`: why this rank cannot take part after all.
@@ -278,6 +281,14 @@ impl World {
         }
         let finished = round.finish(wait);
         outcome.and(finished)
+    }
+}
+
+/// The error of a wait for other ranks, with the reason where this process's own server could not take them.
+fn explain(server: Option<&Arc<Server>>, error: Error) -> Error {
+    match server {
+        Some(server) => server.explain(error),
+        None => error,
     }
 }
 

@@ -71,9 +71,10 @@ impl Address {
             }
             if wait.deadline.passed() {
                 let message = format!(
-                    "no store at {} within {} ms: {error}; is the process that serves it (rank 0 or the launcher) running, and is this its address?",
+                    "no store at {} within {} ms: {}; is the process that serves it (rank 0 or the launcher) running, and is this its address?",
                     self.name,
-                    wait.deadline.timeout().as_millis()
+                    wait.deadline.timeout().as_millis(),
+                    machine::explained(&error)
                 );
                 return Err(Error::new(Status::Store, message).with_os_error(error.raw_os_error().unwrap_or(0)));
             }
@@ -235,6 +236,10 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
     for address in addresses {
         match start_connecting(*address) {
             Ok(socket) => trying.push((socket, *address)),
+            // That this process has no descriptor left does not pass while it waits.
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+                return Err(Attempt::Final(Error::store_io("no socket to connect to the store with", &error)));
+            }
             Err(error) => last = error,
         }
     }

@@ -23,7 +23,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::poll::{Poll, event, ring};
 use super::secret::Secret;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use serving::Serving;
 
 /// How long a new connection has for its greeting.
@@ -44,6 +44,8 @@ struct Shared {
     stop: AtomicBool,
     wake: Private<OwnedFd>,
     clients: AtomicUsize,
+    /// Whether a connection could not be taken because this process has as many files open as it may.
+    starved: AtomicBool,
 }
 
 impl Server {
@@ -58,7 +60,7 @@ impl Server {
         let broken = |error: &io::Error| Error::store_io("cannot set up the store's server", error);
         let bound = listeners[0].local_addr().map_err(|error| broken(&error))?;
         let wake = event().map_err(|error| broken(&error))?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake, clients: AtomicUsize::new(0) });
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake, clients: AtomicUsize::new(0), starved: AtomicBool::new(false) });
         let poll = Poll::new().map_err(|error| broken(&error))?;
         poll.add(shared.wake.as_raw_fd(), serving::WAKE).map_err(|error| broken(&error))?;
         let serving = Serving::new(listeners, poll, Arc::clone(&shared), secret).map_err(|error| broken(&error))?;
@@ -78,6 +80,16 @@ impl Server {
     /// Where it listens: the first of its addresses.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The error of a rank that waited for others in vain, with the reason where this server could not take their connections.
+    pub fn explain(&self, error: Error) -> Error {
+        if !self.shared.starved.load(Ordering::SeqCst) || !matches!(error.status(), Status::Timeout | Status::Store) {
+            return error;
+        }
+        let cause = machine::explained(&io::Error::from_raw_os_error(libc::EMFILE));
+        let message = format!("{}; the store that this rank serves could not take every connection: {cause}", error.message());
+        Error::new(error.status(), message).with_os_error(libc::EMFILE)
     }
 
     /// Clients that are connected now.

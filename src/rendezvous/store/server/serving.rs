@@ -190,6 +190,7 @@ impl Serving {
                             self.leave(oldest);
                             continue;
                         }
+                        self.shared.starved.store(true, Ordering::SeqCst);
                         self.listen(false);
                         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
                         return;
