@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use hostccl::{fork, machine};
+
 /// The outcome classes of the C ABI (`dm_status`); the numbers are part of the ABI and never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -129,9 +131,20 @@ impl Error {
         Error::new(Status::Store, message)
     }
 
-    /// `DM_STATUS_STORE` caused by the operating system; what failed is said by `action`, the cause and code are added.
+    /// `DM_STATUS_STORE` caused by the operating system; what failed is said by `action`, the cause, what to do about it, and
+    /// the code are added.
     pub fn store_io(action: impl fmt::Display, cause: &std::io::Error) -> Error {
-        Error::store(format!("{action}: {cause}")).with_os_error(cause.raw_os_error().unwrap_or(0))
+        Error::store(format!("{action}: {}", machine::explained(cause))).with_os_error(cause.raw_os_error().unwrap_or(0))
+    }
+
+    /// `DM_STATUS_UNSUPPORTED`: a thread could not be started.
+    pub fn no_thread(cause: &std::io::Error) -> Error {
+        Error::unsupported(machine::no_thread(cause)).with_os_error(cause.raw_os_error().unwrap_or(0))
+    }
+
+    /// `DM_STATUS_UNSUPPORTED` in a forked child of a process that holds worlds or communicators.
+    pub fn check_fork() -> Result<()> {
+        if fork::is_child() { Err(Error::unsupported(fork::refusal())) } else { Ok(()) }
     }
 
     /// `DM_STATUS_INTERNAL`.

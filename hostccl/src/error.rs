@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::types::*;
+use crate::{fork, machine};
 
 /// A failure: NCCL's code, one line with the values, and the rank that was found dead, gone or late.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +40,9 @@ impl Error {
         Error::new(ncclInternalError, "the communicator was aborted by ncclCommAbort in this process")
     }
 
-    /// A refusal of the operating system, with `errno`'s text.
+    /// A refusal of the operating system, with `errno`'s text and what to do about it.
     pub(crate) fn system(what: &str, reason: std::io::Error) -> Error {
-        Error::new(ncclSystemError, format!("{what}: {reason}"))
+        Error::new(ncclSystemError, format!("{what}: {}", machine::explained(&reason)))
     }
 
     pub(crate) fn code(&self) -> ncclResult_t {
@@ -121,7 +122,10 @@ impl Return for *const c_char {
 
 /// Runs the body of one C function: an error becomes its code and this thread's last error, a panic becomes
 /// `ncclInternalError`.
+///
+/// In a forked child the body does not run: everything that it could use is the parent's.
 pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Result<R>) -> R {
+    let body = || if fork::is_child() && !is_free(function) { Err(Error::usage(fork::refusal())) } else { body() };
     let error = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(result)) => return result,
         Ok(Err(error)) => error,
@@ -134,6 +138,11 @@ pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Re
         remember(&format!("{function}: {message}"));
     }
     R::failed(error.code)
+}
+
+/// Whether a function uses nothing that a parent may hold.
+fn is_free(function: &str) -> bool {
+    ["ncclGetVersion", "ncclGetErrorString", "ncclGetLastError", "ncclMemAlloc", "ncclMemFree"].contains(&function)
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

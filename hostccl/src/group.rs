@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::collective::Collective;
 use crate::error::{Error, Result};
+use crate::machine;
 use crate::message::{Message, Side};
 use crate::operation::{self, Lane, Operation};
 use crate::setup::{ChildInto, Init};
@@ -128,7 +129,7 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
         std::thread::Builder::new()
             .name("hostccl".into())
             .spawn(|| drop(drive(background)))
-            .map_err(|reason| Error::system("starting a thread", reason))?;
+            .map_err(|reason| Error::new(ncclSystemError, machine::no_thread(&reason)))?;
     }
     drive(tasks)?;
     Ok(if in_progress { ncclInProgress } else { ncclSuccess })

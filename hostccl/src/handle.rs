@@ -9,6 +9,7 @@ use crate::collective::Reduction;
 use crate::comm::Comm;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork::Own;
 use crate::types::*;
 
 /// What a live handle stands for.
@@ -29,6 +30,8 @@ pub(crate) struct Handle {
     error: Mutex<Option<Error>>,
     finished: Condvar,
     operators: RwLock<Vec<Option<PreMulSum>>>,
+    /// Forked children may not use the handle.
+    _own: Own<()>,
 }
 
 /// An operator of `ncclRedOpCreatePreMulSum`.
@@ -69,6 +72,7 @@ impl Handle {
             error: Mutex::new(None),
             finished: Condvar::new(),
             operators: RwLock::new(Vec::new()),
+            _own: Own::new(()),
         }
     }
 

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::fs;
-use std::io::Read;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::fork::Private;
+use crate::machine;
 use crate::process::ProcessId;
 use crate::segment::{self, LAYOUT_VERSION};
-use crate::types::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
+use crate::types::{NCCL_UNIQUE_ID_BYTES, ncclSystemError, ncclUniqueId};
 
 const MAGIC: [u8; 8] = *b"hostccl\x01";
 
@@ -20,15 +22,15 @@ pub(crate) struct Id {
     pub(crate) token: [u8; 16],
     pub(crate) creator: ProcessId,
     pub(crate) fd: RawFd,
-    /// This boot of this machine, hashed; 0 when unknown.
+    /// This boot of this machine, hashed; 0 where `/proc` does not tell.
     boot: u64,
-    /// The process-id namespace, in which `creator` means something.
+    /// The process-id namespace, in which `creator` means something; 0 where `/proc` does not tell.
     namespace: u64,
 }
 
 /// The segments of ids made here that no communicator has come of yet.
-fn open_ids() -> &'static Mutex<HashMap<[u8; 16], OwnedFd>> {
-    static OPEN: OnceLock<Mutex<HashMap<[u8; 16], OwnedFd>>> = OnceLock::new();
+fn open_ids() -> &'static Mutex<HashMap<[u8; 16], Private<OwnedFd>>> {
+    static OPEN: OnceLock<Mutex<HashMap<[u8; 16], Private<OwnedFd>>>> = OnceLock::new();
     OPEN.get_or_init(Mutex::default)
 }
 
@@ -41,8 +43,8 @@ impl Id {
             token,
             creator: ProcessId::current(),
             fd: fd.as_raw_fd(),
-            boot: boot_hash(),
-            namespace: pid_namespace(),
+            boot: boot_hash()?,
+            namespace: pid_namespace()?,
         };
         let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
         // A creator that joins closes its id then; one that only makes ids for others does so here.
@@ -95,13 +97,18 @@ impl Id {
     }
 
     /// Opens the segment.
-    pub(crate) fn open(&self) -> Result<OwnedFd> {
-        if self.boot != boot_hash() {
+    pub(crate) fn open(&self) -> Result<Private<OwnedFd>> {
+        if self.creator.pid != std::process::id() {
+            if let Some(why) = machine::broken_proc() {
+                return Err(Error::new(ncclSystemError, why));
+            }
+        }
+        if differ(self.boot, boot_hash()?) {
             return Err(Error::usage(
                 "the unique id was made on another host (or before a reboot): hostccl works within one machine, ranks on several need NCCL",
             ));
         }
-        if self.namespace != pid_namespace() {
+        if differ(self.namespace, pid_namespace()?) {
             return Err(Error::usage(
                 "the unique id was made in another process-id namespace (container): ranks of one machine need a shared one",
             ));
@@ -117,20 +124,42 @@ impl Id {
 
 pub(crate) fn random_token() -> Result<[u8; 16]> {
     let mut token = [0; 16];
-    fs::File::open("/dev/urandom")
-        .and_then(|mut random| random.read_exact(&mut token))
-        .map_err(|reason| Error::system("/dev/urandom", reason))?;
-    Ok(token)
+    // SAFETY: the buffer has that many bytes; so few come whole or not at all.
+    let got = unsafe { libc::getrandom(token.as_mut_ptr().cast(), token.len(), 0) };
+    if got == token.len() as isize {
+        Ok(token)
+    } else {
+        Err(Error::system("getting random bytes", io::Error::last_os_error()))
+    }
 }
 
-fn boot_hash() -> u64 {
+/// Whether both are known and not the same.
+fn differ(theirs: u64, mine: u64) -> bool {
+    theirs != 0 && mine != 0 && theirs != mine
+}
+
+/// What is known, 0 where this machine hides it. Another failure, as when no more files can be opened, says nothing about the machine.
+fn known(answer: io::Result<u64>) -> Result<u64> {
+    match answer {
+        Err(reason) if !matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+            Err(Error::system("finding out which machine this is", reason))
+        }
+        answer => Ok(answer.unwrap_or(0)),
+    }
+}
+
+fn boot_hash() -> Result<u64> {
     static HASH: OnceLock<u64> = OnceLock::new();
-    *HASH.get_or_init(|| fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |boot| checksum(&boot)))
+    if let Some(hash) = HASH.get() {
+        return Ok(*hash);
+    }
+    let hash = known(fs::read("/proc/sys/kernel/random/boot_id").map(|boot| checksum(&boot)))?;
+    Ok(*HASH.get_or_init(|| hash))
 }
 
 /// Read anew each time: a process can be moved by `unshare` and `fork`.
-fn pid_namespace() -> u64 {
-    fs::metadata("/proc/self/ns/pid").map_or(0, |meta| std::os::linux::fs::MetadataExt::st_ino(&meta))
+fn pid_namespace() -> Result<u64> {
+    known(fs::metadata("/proc/self/ns/pid").map(|meta| std::os::linux::fs::MetadataExt::st_ino(&meta)))
 }
 
 /// FNV-1a.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
+use crate::fork::Private;
 use crate::id::Id;
 use crate::operation::{Operation, Poll};
 use crate::process::{Process, ProcessId};
@@ -24,7 +25,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    fn open(&self) -> Result<OwnedFd> {
+    fn open(&self) -> Result<Private<OwnedFd>> {
         match self {
             Source::Id(id) => id.open(),
             Source::Child { owner, fd, token } => segment::open(owner.pid, *fd, *token),

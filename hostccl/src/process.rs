@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use crate::fork::Private;
 
 /// A process, told apart from a later one of the same number by the time it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,6 +49,13 @@ impl ProcessId {
     }
 }
 
+fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open takes two integers and returns a new descriptor, closed on exec, or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) } as RawFd;
+    // SAFETY: a non-negative result is a descriptor that nobody else owns.
+    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
+}
+
 fn exists(pid: u32) -> bool {
     // SAFETY: signal 0 is only a question.
     let answered = unsafe { libc::kill(pid as libc::pid_t, 0) } == 0;
@@ -86,7 +95,7 @@ fn parse_stat(line: &[u8]) -> Option<Stat> {
 pub struct Process {
     id: ProcessId,
     /// Readable once the process has ended. `None` where the kernel or the descriptor limit refuses one.
-    pidfd: Option<OwnedFd>,
+    pidfd: Option<Private<OwnedFd>>,
 }
 
 impl Process {
@@ -98,12 +107,8 @@ impl Process {
             return process;
         }
         watched.retain(|_, process| process.strong_count() > 0);
-        // SAFETY: pidfd_open takes two integers and returns a new descriptor or -1.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, id.pid as libc::pid_t, 0) } as RawFd;
-        // SAFETY: a non-negative result is a descriptor that nobody else owns.
-        let pidfd = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) });
         // The number may have passed to another process before we opened it.
-        let pidfd = pidfd.filter(|_| id.lives());
+        let pidfd = Private::open(|| pidfd_open(id.pid)).ok().filter(|_| id.lives());
         let process = Arc::new(Process { id, pidfd });
         watched.insert(id, Arc::downgrade(&process));
         process
@@ -119,7 +124,7 @@ impl Process {
             .iter()
             .map(|process| libc::pollfd {
                 // poll skips negative descriptors.
-                fd: process.pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+                fd: process.pidfd.as_ref().map_or(-1, |pidfd| pidfd.as_raw_fd()),
                 events: libc::POLLIN,
                 revents: 0,
             })

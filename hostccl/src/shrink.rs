@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
+use crate::fork::Private;
 use crate::id::{checksum, random_token};
 use crate::join::{Join, Source};
 use crate::operation::{Operation, Poll};
@@ -26,7 +27,7 @@ pub(crate) struct Shrink {
     /// Parent's ranks that are left.
     members: Vec<usize>,
     /// Held open by the first of the members until all have joined.
-    offered: Option<OwnedFd>,
+    offered: Option<Private<OwnedFd>>,
     join: Option<Join>,
     since: Instant,
 }

@@ -31,7 +31,7 @@ pub(super) fn beside<T: Send + 'static>(
         }
     };
     let spawned = std::thread::Builder::new().name("dm-beside".to_owned()).spawn(work);
-    spawned.map_err(|error| Error::internal(format!("starting a thread: {error}")))?;
+    spawned.map_err(|error| Error::no_thread(&error))?;
     let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
     let waited = wait(&|| Ok(!matches!(*lock(), Work::UnderWay)));
     match (std::mem::replace(&mut *lock(), Work::Abandoned), waited) {

@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use hostccl::fork::Own;
 use once_cell::sync::OnceCell;
 
 use super::gate::Gate;
@@ -78,6 +79,8 @@ pub(crate) struct Communicator {
     gate: Gate,
     /// Held by who aborts, so that nobody else goes on before that is done.
     aborting: Mutex<()>,
+    /// Forked children may not use it.
+    _own: Own<()>,
 }
 
 impl Communicator {
@@ -95,6 +98,7 @@ impl Communicator {
             asking: Mutex::default(),
             gate: Gate::default(),
             aborting: Mutex::default(),
+            _own: Own::new(()),
         }
     }
 

@@ -122,7 +122,7 @@ pub(super) fn outside_groups<T: Send>(library: &Arc<Library>, make: impl FnOnce(
     std::thread::scope(|scope| {
         let make = || device.select().and_then(|()| make());
         let making = std::thread::Builder::new().spawn_scoped(scope, make);
-        let making = making.map_err(|error| Error::internal(format!("starting a thread: {error}")))?;
+        let making = making.map_err(|error| Error::no_thread(&error))?;
         making.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use super::arguments::{check_room, give_each, give_list, give_text, optional_text};
 use super::errors::out;
-use super::guard::{guard, guard_or};
+use super::guard::{ask, guard_or};
 use super::make::{MESHES, Quick, find};
 use super::types::{dm_mesh, dm_status};
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn dm_shape(
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let shape = MESHES.with(mesh as usize, |quick| quick.mesh.shape())?;
         // SAFETY: the caller's contract.
         unsafe { give_list("sizes", &shape, sizes, capacity, len_out) }
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn dm_shape(
 /// dim is NULL or NUL-terminated; size_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_out: *mut usize) -> dm_status {
-    guard(|| {
+    ask(|| {
         let size_out = out("size_out", size_out)?;
         // SAFETY: the caller's contract.
         let dim = unsafe { optional_text("dim", dim)? };
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_
 /// rank_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, rank_out: *mut i32) -> dm_status {
-    guard(|| {
+    ask(|| {
         let rank_out = out("rank_out", rank_out)?;
         let rank = MESHES.with(mesh as usize, |quick| quick.mesh.rank())?;
         // SAFETY: not NULL, and writable by the caller's word.
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, rank_out: *mut i32) -> dm
 /// dim is NULL or NUL-terminated; rank_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_char, rank_out: *mut i32) -> dm_status {
-    guard(|| {
+    ask(|| {
         let rank_out = out("rank_out", rank_out)?;
         // SAFETY: the caller's contract.
         let rank = MESHES.with(mesh as usize, |quick| match unsafe { quick.index(dim) } {
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn dm_get_coordinate(
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         MESHES.with(mesh as usize, |quick| match quick.mesh.is_member() {
             // SAFETY: the caller's contract.
             true => unsafe { give_list("coordinate", &quick.coordinate, coordinate, capacity, len_out) },
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn dm_ranks(
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let view = find(mesh)?;
         // SAFETY: the caller's contract.
         unsafe { give_each("ranks", view.mesh().size(), view.mesh().each_rank(), ranks, capacity, len_out) }
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn dm_group_ranks(
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         // SAFETY: the caller's contract.
         let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
         // Who is outside has no group, of whatever size.
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn dm_replica_groups(
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         // SAFETY: the caller's contract.
         let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
         // SAFETY: the caller's contract.
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn dm_replica_groups(
 /// equal_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_out: *mut bool) -> dm_status {
-    guard(|| {
+    ask(|| {
         let equal_out = out("equal_out", equal_out)?;
         let equal = MESHES.with(a as usize, |a| MESHES.with(b as usize, |b| a.mesh.equals(&b.mesh)))??;
         // SAFETY: not NULL, and writable by the caller's word.
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_ou
 /// hash_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_hash(mesh: *const dm_mesh, hash_out: *mut u64) -> dm_status {
-    guard(|| {
+    ask(|| {
         let hash_out = out("hash_out", hash_out)?;
         let hash = MESHES.with(mesh as usize, |quick| quick.mesh.hash())?;
         // SAFETY: not NULL, and writable by the caller's word.
@@ -259,7 +259,7 @@ pub unsafe extern "C" fn dm_describe(
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let description = MESHES.with(mesh as usize, |quick| quick.mesh.describe())?;
         // SAFETY: the caller's contract.
         unsafe { give_text("text", &description, text, capacity, len_out) }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::fmt::Display;
 
 use super::arguments::write_struct;
-use super::guard::{NO_ERROR, guard, with_last};
+use super::guard::{NO_ERROR, ask, with_last};
 use super::types::{DM_STATUS_OK, dm_error_info, dm_status};
 use crate::error::{Error, Status};
 
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn dm_last_error_info(info_out: *mut dm_error_info) -> dm_
         }
     });
     // SAFETY: the caller's contract.
-    guard(|| unsafe { write_struct("info_out", info_out, info) })
+    ask(|| unsafe { write_struct("info_out", info_out, info) })
 }
 
 /// The version of the loaded library: 10000 * major + 100 * minor + patch, so 100 is 0.1.0.

@@ -1,9 +1,12 @@
-//! What every export runs inside: panics become `DM_STATUS_INTERNAL`, failures are kept for `dm_last_error`.
+//! What every export runs inside: panics become `DM_STATUS_INTERNAL`, failures are kept for `dm_last_error`. In a forked child of a process that
+//! holds worlds or communicators only what asks a handle or computes runs ([`ask`]); the rest would speak for the parent, or wait for a lock that no thread gives back.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hostccl::fork;
 
 use super::types::{DM_STATUS_OK, dm_status};
 use crate::error::{Error, Result};
@@ -18,15 +21,39 @@ thread_local! {
     static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
 }
 
-/// Runs `body`; its failure becomes this thread's last error and its status the return value.
+/// Runs `body`; its failure becomes this thread's last error and its status the return value. Refuses to in a forked child.
 pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> dm_status {
+    if fork::is_child() {
+        return refused();
+    }
+    ask(body)
+}
+
+#[cold]
+fn refused() -> dm_status {
+    Error::check_fork().map_or_else(remember, |()| DM_STATUS_OK)
+}
+
+/// The same also in a forked child: for what changes nothing, takes no lock and talks to no other rank.
+pub(super) fn ask(body: impl FnOnce() -> Result<()>) -> dm_status {
     match caught(body) {
         Ok(()) => DM_STATUS_OK,
         Err(error) => remember(error),
     }
 }
 
-/// The same for functions that answer with a value instead of a status: `otherwise` on failure.
+/// Frees a handle by `body`, whose failure is no failing call. Does nothing in a forked child, where the handle is the parent's and a destructor
+/// frees it all the same.
+pub(super) fn free(body: impl FnOnce()) {
+    if !fork::is_child() {
+        let _ = caught(|| {
+            body();
+            Ok(())
+        });
+    }
+}
+
+/// As [`ask`] for functions that answer with a value instead of a status: `otherwise` on failure.
 pub(super) fn guard_or<T>(otherwise: T, body: impl FnOnce() -> Result<T>) -> T {
     match caught(body) {
         Ok(value) => value,

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use super::ask::mesh_along;
 use super::errors::out;
-use super::guard::guard;
+use super::guard::ask;
 use super::types::{dm_mesh, dm_status};
 use crate::error::Error;
 
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn dm_translate_rank(
     local_rank: i32,
     world_rank_out: *mut i32,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let world_rank_out = out("world_rank_out", world_rank_out)?;
         // SAFETY: the caller's contract.
         let (view, index) = unsafe { mesh_along(mesh, dim)? };
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn dm_neighbor(
     wrap: bool,
     world_rank_out: *mut i32,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let world_rank_out = out("world_rank_out", world_rank_out)?;
         // SAFETY: the caller's contract.
         let (view, index) = unsafe { mesh_along(mesh, dim)? };

@@ -2,7 +2,7 @@
 
 use super::arguments::{list, short_list};
 use super::errors::null;
-use super::guard::guard;
+use super::guard::ask;
 use super::make::find;
 use super::types::{DM_REPLICATE, DM_SHARD, dm_mesh, dm_placement, dm_status};
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn dm_local_shard(
     local_shape_out: *mut usize,
     offset_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let view = find(mesh)?;
         let mesh = view.mesh();
         // SAFETY: the caller's contract.

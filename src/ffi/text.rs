@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use super::arguments::{self, give_text};
 use super::errors::out;
-use super::guard::guard;
+use super::guard::{ask, guard};
 use super::make::{Asked, find};
 use super::options::read_init_options;
 use super::types::{dm_init_options, dm_mesh, dm_status};
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn dm_serialize(
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let serialized = find(mesh)?.mesh().serialize();
         // SAFETY: the caller's contract.
         unsafe { give_text("text", &serialized, text, capacity, len_out) }

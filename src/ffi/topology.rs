@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use super::arguments::{give_text, list, optional_text, short_list};
 use super::errors::{null, out};
-use super::guard::guard;
+use super::guard::ask;
 use super::types::dm_status;
 use crate::error::{Error, Result};
 use crate::layout::row_major;
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn dm_plan_ranks(
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let ranks_out = out("ranks_out", ranks_out)?;
         if len_out.is_null() && !report.is_null() {
             return Err(null("len_out"));

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use super::arguments::{names, optional_text, short_list, text};
 use super::ask::dim_text;
 use super::errors::out;
-use super::guard::guard;
+use super::guard::{ask, free, guard};
 use super::make::{MESHES, find, give, handle};
 use super::options::read_dim_options;
 use super::types::{dm_dim_options, dm_mesh, dm_status};
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn dm_submesh_count(
     num_names: usize,
     count_out: *mut usize,
 ) -> dm_status {
-    guard(|| {
+    ask(|| {
         let count_out = out("count_out", count_out)?;
         // SAFETY: the caller's contract.
         let names = unsafe { names("dim_names", dim_names, num_names)? };
@@ -277,16 +277,13 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
     })
 }
 
-/// Frees a mesh handle. Local, never blocks; NULL is a no-op, and so is a handle that was freed before.
+/// Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
 ///
 /// Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
     if !mesh.is_null() {
         // A handle that was freed before is no failing call: the last error stays.
-        guard(|| {
-            let _ = MESHES.remove(mesh as usize);
-            Ok(())
-        });
+        free(|| drop(MESHES.remove(mesh as usize)));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::arguments::{optional_text, timeout};
 use super::errors::out;
-use super::guard::guard;
+use super::guard::{ask, free, guard};
 use super::handles::Table;
 use super::options::read_world_options;
 use super::types::{dm_status, dm_world, dm_world_options};
@@ -99,7 +99,7 @@ impl Drop for Joining {
 /// `rank_out` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_world_rank(world: *const dm_world, rank_out: *mut i32) -> dm_status {
-    guard(|| {
+    ask(|| {
         let rank_out = out("rank_out", rank_out)?;
         let rank = find(world)?.world().rank();
         // SAFETY: not NULL, and writable by the caller's word.
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn dm_world_rank(world: *const dm_world, rank_out: *mut i3
 /// `size_out` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i32) -> dm_status {
-    guard(|| {
+    ask(|| {
         let size_out = out("size_out", size_out)?;
         let size = find(world)?.world().size();
         // SAFETY: not NULL, and writable by the caller's word.
@@ -211,17 +211,13 @@ pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     })
 }
 
-/// Frees a world handle. Local; NULL is a no-op, and so is a handle that was freed before.
+/// Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
 ///
 /// Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_free(world: *mut dm_world) {
     if !world.is_null() {
-        // As dm_free: no failing call.
-        guard(|| {
-            let _ = WORLDS.remove(world as usize);
-            Ok(())
-        });
+        free(|| drop(WORLDS.remove(world as usize)));
     }
 }
 

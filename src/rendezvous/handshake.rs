@@ -44,7 +44,7 @@ impl Host {
             let hand_out = || self.hand_out(&done, wait);
             let handing = std::thread::Builder::new().name("dm-nonce".to_owned()).spawn_scoped(threads, hand_out);
             if let Err(error) = handing {
-                return Err(Error::new(Status::Internal, format!("cannot start a thread: {error}")));
+                return Err(Error::no_thread(&error));
             }
             let outcome = work();
             if outcome.as_ref().is_err_and(|error| error.status() == Status::Mismatch) {

@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::{self, ErrorKind};
+
+use hostccl::machine;
 
 use super::agreement::{Round, ranges};
 use super::store::Store;
@@ -23,14 +26,12 @@ pub struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// Of this process.
-    pub fn here() -> HostIdentity {
-        let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
-        let namespace = fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()).unwrap_or_default();
-        HostIdentity {
-            name: read("/proc/sys/kernel/hostname"),
-            boot: format!("{} {namespace}", read("/proc/sys/kernel/random/boot_id")),
-        }
+    /// Of this process. What `/proc` does not show here is left out of `boot`. Fails when it cannot be asked, as when this process can open no more
+    /// files.
+    pub fn here() -> io::Result<HostIdentity> {
+        let namespace = known(fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()))?;
+        let boot = known(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
+        Ok(HostIdentity { name: host_name(), boot: format!("{} {namespace}", boot.trim()) })
     }
 
     /// As one line, to compare and to publish.
@@ -39,12 +40,32 @@ impl HostIdentity {
     }
 }
 
+/// What was found, or nothing where this machine does not show it.
+fn known(found: io::Result<String>) -> io::Result<String> {
+    found.or_else(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::PermissionDenied => Ok(String::new()),
+        _ => Err(error),
+    })
+}
+
+/// The name of this host, as the kernel has it.
+pub fn host_name() -> String {
+    let mut name = [0; 65];
+    // SAFETY: the buffer is as long as said, and its last byte stays 0.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    String::from_utf8_lossy(&name[..end]).into_owned()
+}
+
 /// The host engine's ranks share memory, so they must share a machine: everybody compares with rank 0, and the first to differ says who is
 /// where. A constant number of store operations per rank, but for that one. `prefix` is this world's.
 pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usize, usize), wait: &Wait) -> Result<()> {
     let (rank, size) = me;
     let key = |rank: usize| format!("host/{rank}");
-    let mine = HostIdentity::here().line();
+    if let Some(why) = machine::broken_proc() {
+        return Err(Error::unsupported(why));
+    }
+    let mine = HostIdentity::here().map_err(|error| unasked(&error))?.line();
     round.publish(&key(rank), mine.as_bytes(), wait)?;
     if rank == 0 || round.fetch(&key(0), 0, wait)? == mine.as_bytes() {
         return Ok(());
@@ -60,6 +81,11 @@ pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usi
         "device type cpu works within one host, but {}: use device type cuda across hosts, or start all ranks on one",
         spread(&lines, size)
     )))
+}
+
+fn unasked(error: &io::Error) -> Error {
+    let message = format!("finding out which machine this is: {}", machine::explained(error));
+    Error::unsupported(message).with_os_error(error.raw_os_error().unwrap_or(0))
 }
 
 /// Who is where: "ranks 0-3 are on alpha, ranks 4-7 on beta". `lines` are those of the first ranks of so many.

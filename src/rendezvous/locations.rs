@@ -17,7 +17,11 @@ impl World {
         if let Some(mine) = mine.filter(|mine| mine.len() > LONGEST) {
             return Err(Error::invalid(format!("the location has {} bytes; it has at most {LONGEST}", mine.len())));
         }
-        let said = mine.map_or_else(|| Said::Nothing(HostIdentity::here()).encode(), |mine| Said::Path(mine).encode());
+        let here = || HostIdentity::here().map_err(|error| Error::store_io("finding out which host this is", &error));
+        let said = match mine {
+            Some(mine) => Said::Path(mine).encode(),
+            None => Said::Nothing(here()?).encode(),
+        };
         let round = self.scope()?.agree("dm_world_locations()", wait)?;
         let all = self.exchange(&round, said, wait).inspect_err(|error| round.fail(error, wait))?;
         round.finish(wait)?;

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hostccl::machine;
 use hostccl::process::{Process, ProcessId};
 
 use super::agreement::Leftovers;
@@ -46,7 +47,7 @@ impl Losses {
     ) -> Result<Losses> {
         let mut mates = None;
         if size > 1 && !store.leave_last_word(&format!("{prefix}/lost"), rank.to_string().as_bytes(), wait)? {
-            mates = Some(Mates::join(&*store, prefix, leftovers, rank, wait)?);
+            mates = Mates::join(&*store, prefix, leftovers, rank, wait)?;
         }
         Ok(Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), mates })
     }
@@ -129,8 +130,16 @@ struct Mate {
 }
 
 impl Mates {
-    fn join(store: &dyn Store, prefix: &str, leftovers: &Leftovers, rank: usize, wait: &Wait) -> Result<Mates> {
-        let host = Fnv1a::default().bytes(HostIdentity::here().line().bytes()).value();
+    /// `None` where this process cannot tell which host it is on, or cannot see the processes there.
+    fn join(
+        store: &dyn Store,
+        prefix: &str,
+        leftovers: &Leftovers,
+        rank: usize,
+        wait: &Wait,
+    ) -> Result<Option<Mates>> {
+        let Some(here) = HostIdentity::here().ok().filter(|_| machine::broken_proc().is_none()) else { return Ok(None) };
+        let host = Fnv1a::default().bytes(here.line().bytes()).value();
         let key = format!("{prefix}/host/{host:016x}");
         let process = ProcessId::current();
         let number = store.add(&key, 1, wait)?;
@@ -140,7 +149,7 @@ impl Mates {
             leftovers.note(key.clone());
         }
         store.set(&format!("{key}/{number}"), line.as_bytes(), wait)?;
-        Ok(Mates { key, me: rank as i32, found: Mutex::default() })
+        Ok(Some(Mates { key, me: rank as i32, found: Mutex::default() }))
     }
 
     fn newly_dead(&self, store: &dyn Store, wait: &Wait) -> Vec<i32> {

@@ -22,5 +22,5 @@ mod world;
 pub use agreement::{Round, Scope};
 #[doc(hidden)]
 pub use equipment::Equipment;
-pub use hosts::HostIdentity;
+pub use hosts::{HostIdentity, host_name};
 pub use world::{DEFAULT_TIMEOUT, JoinOptions, World};

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hostccl::fork::Own;
+
 use super::agreement::{Left, Leftovers, Members, Party, Scope};
 use super::equipment::{self, Equipment};
 use super::handshake::{self, Host};
@@ -52,10 +54,10 @@ pub struct World {
     place: Place,
     timeout: Duration,
     offline: bool,
-    session: Option<Session>,
+    session: Option<Own<Session>>,
 }
 
-/// What joined ranks share. Fields drop in order: the store's connections before the server that they may lead to.
+/// What joined ranks share; a forked child never drops it. Fields drop in order: the store's connections before the server that they may lead to.
 struct Session {
     scope: Arc<Scope>,
     losses: Arc<Losses>,
@@ -64,7 +66,7 @@ struct Session {
     prefix: String,
     served: bool,
     _leaving: Leaving,
-    _server: Option<Arc<Server>>,
+    server: Option<Arc<Server>>,
 }
 
 impl World {
@@ -82,6 +84,7 @@ impl World {
         options: &JoinOptions,
         prepare: impl FnOnce(usize, usize) -> Result<(T, Option<Equipment>)>,
     ) -> Result<(World, T)> {
+        Error::check_fork()?;
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let place = place(options, &method)?;
@@ -100,8 +103,10 @@ impl World {
             deadline = Deadline::after(TELL);
         }
         let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) }.with_deadline(deadline);
+        let mut server = None;
         let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, join, host)| {
-            world.session = Some(session);
+            server = session.server.clone();
+            world.session = Some(Own::new(session));
             let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
             let agreed = match host {
                 Some(host) => host.while_others_come(&wait, agree),
@@ -109,6 +114,7 @@ impl World {
             };
             agreed.map(|()| join.keep())
         });
+        let joined = joined.map_err(|error| explain(server.as_ref(), error));
         match (prepared, joined) {
             // That the ranks want different things says more than that this one cannot have its own.
             (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
@@ -171,7 +177,7 @@ impl World {
 
     /// Tells the other ranks that this one takes no further part: to them it has gone.
     pub fn leave(&self) {
-        if let Some(session) = self.session.as_ref().filter(|_| self.place.size > 1) {
+        if let Some(session) = self.session().ok().filter(|_| self.place.size > 1) {
             session.losses.announce(self.place.rank as i32);
         }
     }
@@ -187,8 +193,9 @@ impl World {
     }
 
     fn session(&self) -> Result<&Session> {
+        Error::check_fork()?;
         self.session
-            .as_ref()
+            .as_deref()
             .ok_or_else(|| Error::unsupported("this world was joined with DM_WORLD_OFFLINE: it talks to no other rank"))
     }
 
@@ -217,7 +224,7 @@ impl World {
                     if serves { serve(&host, port, wait).map_err(|error| self.place.taken(error))? } else { None };
                 let wait = wait.clone();
                 let reach = move || TcpStore::connect_with_secret(&host, port, Secret::from_environment(), &wait);
-                let store = reach()?;
+                let store = reach().map_err(|error| explain(server.as_ref(), error))?;
                 connect = Some(Box::new(reach));
                 (Arc::new(store), server, !self.place.agent)
             }
@@ -268,7 +275,7 @@ impl World {
             serving: served && rank == 0,
         };
         let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
-        let session = Session { scope, losses, leftovers, store, prefix, served, _leaving, _server: server };
+        let session = Session { scope, losses, leftovers, store, prefix, served, _leaving, server };
         Ok((session, join, host))
     }
 
@@ -313,6 +320,14 @@ impl World {
         // Trouble with it is none of the join, and the next join tries again.
         let _ = joins::clean_up(store, rank, wait);
         Ok(())
+    }
+}
+
+/// The error of a wait for other ranks, with the reason where this process's own server could not take them.
+fn explain(server: Option<&Arc<Server>>, error: Error) -> Error {
+    match server {
+        Some(server) => server.explain(error),
+        None => error,
     }
 }
 

@@ -11,6 +11,7 @@ use std::ffi::{c_char, c_int, c_void};
 pub(crate) use self::communicators::*;
 pub(crate) use self::operations::*;
 use crate::error::{self, Error, Result};
+use crate::fork;
 use crate::group;
 use crate::handle::{self, PreMulSum, Scalar};
 use crate::turn::{NAME_BYTES, Name};
@@ -40,7 +41,8 @@ pub(crate) unsafe fn ncclGetErrorString(result: ncclResult_t) -> Result<*const c
 }
 
 pub(crate) unsafe fn ncclGetLastError(comm: ncclComm_t) -> Result<*const c_char> {
-    if !error::has_last() && !comm.is_null() {
+    // A child has no communicators to ask.
+    if !error::has_last() && !comm.is_null() && !fork::is_child() {
         if let Err(error) = handle::find(comm).and_then(|handle| handle.status()) {
             error::remember(error.message());
         }

@@ -25,6 +25,8 @@ pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
 use crate::error::{Error, Result};
+use crate::fork::{self, Private};
+use crate::machine;
 use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
@@ -48,10 +50,10 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(fd: RawFd, bytes: usize) -> Result<Mapping> {
+        let read_write = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
-        };
+        let map = || unsafe { libc::mmap(std::ptr::null_mut(), bytes, read_write, libc::MAP_SHARED, fd, 0) };
+        let base = fork::map_apart(bytes, map);
         if base == libc::MAP_FAILED {
             return Err(Error::system(&format!("mapping {bytes} bytes of shared memory"), io::Error::last_os_error()));
         }
@@ -67,20 +69,21 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if fork::is_child() {
+            // It is not mapped here, and something else may lie at its address.
+            return;
+        }
         // SAFETY: the mapping is ours and nothing borrows from it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
 /// A new, empty segment as its creator holds it.
-pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
+pub(crate) fn create(token: [u8; 16]) -> Result<Private<OwnedFd>> {
     // SAFETY: the name is a C string; the result is a new descriptor or -1.
-    let fd = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(Error::system("memfd_create", io::Error::last_os_error()));
-    }
-    // SAFETY: the descriptor is new and nobody else's.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = Private::open(|| unsafe { owned(libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC)) });
+    let refused = |reason| machine::explained_call("memfd_create", &reason);
+    let fd = fd.map_err(|reason| Error::new(ncclSystemError, format!("shared memory: {}", refused(reason))))?;
     resize(&fd, HEADER_BYTES)?;
     let mapping = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
     // SAFETY: nobody else knows the segment yet, so these plain writes race with nothing.
@@ -91,6 +94,13 @@ pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
         (&raw mut (*header).token).write(token);
     }
     Ok(fd)
+}
+
+/// # Safety
+/// `fd` is an open descriptor that nobody else owns, or negative.
+unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's contract.
+    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
 /// Whether all ranks have come.
@@ -122,27 +132,15 @@ fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
 }
 
 /// The segment that process `owner` holds at descriptor `fd`, if it is the one with that token.
-pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<OwnedFd> {
-    let path = format!("/proc/{owner}/fd/{fd}");
+pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Private<OwnedFd>> {
     let gone = || {
         Error::usage(format!(
             "the unique id is used up or its segment is gone (process {owner}, descriptor {fd}): one id starts one communicator, and its creator lives until all ranks have joined"
         ))
     };
-    let target = fs::read_link(&path).map_err(|reason| match reason.kind() {
-        io::ErrorKind::NotFound => gone(),
-        _ => Error::system(&format!("looking at {path}"), reason),
-    })?;
-    // Opening anything else might block or have effects: look at the name first.
-    if !target.to_string_lossy().starts_with("/memfd:hostccl") {
-        return Err(gone());
-    }
-    let file = fs::OpenOptions::new().read(true).write(true).open(&path).map_err(|reason| match reason.kind() {
-        io::ErrorKind::NotFound => gone(),
-        _ => Error::system(&format!("opening {path} (all ranks run as one user)"), reason),
-    })?;
-    let length = file.metadata().map_err(|reason| Error::system(&path, reason))?.len();
-    if length < HEADER_BYTES as u64 {
+    let file = if owner == std::process::id() { open_here(fd) } else { open_there(owner, fd) }?.ok_or_else(gone)?;
+    let about = file.metadata().map_err(|reason| Error::system("looking at shared memory", reason))?;
+    if !about.is_file() || about.len() < HEADER_BYTES as u64 {
         return Err(gone());
     }
     let mapping = Mapping::new(file.as_raw_fd(), HEADER_BYTES)?;
@@ -156,7 +154,44 @@ pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<OwnedFd> {
             header.version
         )));
     }
-    Ok(file.into())
+    Ok(file.map(OwnedFd::from))
+}
+
+/// Another descriptor of what this process has at `fd`; needs no `/proc`. `None` when it is not open for reading and writing.
+fn open_here(fd: RawFd) -> Result<Option<Private<fs::File>>> {
+    // SAFETY: questions about a number.
+    let mode = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if mode < 0 || mode & libc::O_ACCMODE != libc::O_RDWR {
+        return Ok(None);
+    }
+    // SAFETY: the result is a new descriptor or -1.
+    let copied = Private::open(|| unsafe { owned(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0)) });
+    match copied {
+        Ok(copied) => Ok(Some(copied.map(fs::File::from))),
+        Err(reason) if reason.raw_os_error() == Some(libc::EBADF) => Ok(None),
+        Err(reason) => Err(Error::system("opening shared memory", reason)),
+    }
+}
+
+/// What process `owner` has at `fd`; `None` when that is no segment.
+fn open_there(owner: u32, fd: RawFd) -> Result<Option<Private<fs::File>>> {
+    let path = format!("/proc/{owner}/fd/{fd}");
+    let refused = |reason: io::Error| match reason.kind() {
+        io::ErrorKind::NotFound => match machine::broken_proc() {
+            Some(why) => Err(Error::new(ncclSystemError, why)),
+            None => Ok(None),
+        },
+        io::ErrorKind::PermissionDenied => Err(Error::new(ncclSystemError, machine::denied(owner, &reason))),
+        _ => Err(Error::system(&format!("opening {path}"), reason)),
+    };
+    match fs::read_link(&path) {
+        // Opening anything else might block or have effects: look at the name first.
+        Ok(target) if !target.to_string_lossy().starts_with("/memfd:hostccl") => return Ok(None),
+        Ok(_) => {}
+        Err(reason) => return refused(reason),
+    }
+    let opened = Private::open(|| fs::OpenOptions::new().read(true).write(true).open(&path));
+    opened.map(Some).or_else(refused)
 }
 
 /// A segment, mapped whole.

@@ -7,7 +7,7 @@ mod options;
 
 use std::time::{Duration, Instant};
 
-use devicemesh::rendezvous::HostIdentity;
+use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::store::{Secret, Server};
 
 pub use self::options::{HELP, Options, endpoint};
@@ -81,7 +81,7 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     };
     let mut server = None;
     let plan = if meeting.nodes > 1 {
-        job.called = Some(HostIdentity::here().name);
+        job.called = Some(host_name());
         job.nodes = Some(Nodes::meet(meeting)?);
         job.joined()
     } else {
@@ -228,7 +228,7 @@ impl Job<'_> {
     fn failed(&mut self, ended: Ended) {
         let output = self.output.last_words(ended.rank);
         let log = self.output.route().log(ended.rank).map(|path| path.display().to_string());
-        let host = self.nodes.as_ref().map(|_| HostIdentity::here().name);
+        let host = self.nodes.as_ref().map(|_| host_name());
         self.ends(Cause::Rank { ended, host, output, log });
     }
 

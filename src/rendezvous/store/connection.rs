@@ -1,9 +1,11 @@
 //! One connection to a TCPStore server: sends and receives, to the deadline and unless cancelled.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
+
+use hostccl::fork::{self, Private};
 
 use super::frame::{MAX_VALUE, op};
 use crate::error::Error;
@@ -14,11 +16,20 @@ pub(super) const CANCEL_ANSWER: Duration = Duration::from_millis(150);
 
 /// A stream in non-blocking mode.
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Private<TcpStream>,
     /// Requests that go out together with the next one.
     ahead: Vec<u8>,
     /// Bytes of their answers that come before the next one's, and are of no interest.
     unread: usize,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The server learns of the end also where a process made by `clone` has a copy of the socket. In a forked child it is closed already.
+        if !fork::is_child() {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 /// Why an exchange ended early.
@@ -29,7 +40,7 @@ pub(super) enum Broken {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream) -> Connection {
+    pub(super) fn new(stream: Private<TcpStream>) -> Connection {
         Connection { stream, ahead: Vec::new(), unread: 0 }
     }
 

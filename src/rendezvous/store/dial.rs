@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use hostccl::fork::Private;
+use hostccl::machine;
 use once_cell::sync::OnceCell;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -69,9 +71,10 @@ impl Address {
             }
             if wait.deadline.passed() {
                 let message = format!(
-                    "no store at {} within {} ms: {error}; is the process that serves it (rank 0 or the launcher) running, and is this its address?",
+                    "no store at {} within {} ms: {}; is the process that serves it (rank 0 or the launcher) running, and is this its address?",
                     self.name,
-                    wait.deadline.timeout().as_millis()
+                    wait.deadline.timeout().as_millis(),
+                    machine::explained(&error)
                 );
                 return Err(Error::new(Status::Store, message).with_os_error(error.raw_os_error().unwrap_or(0)));
             }
@@ -119,7 +122,7 @@ impl Address {
             None => self.resolve(&limited)?,
         };
         let stream = connect_to_any(&addresses, &limited)?;
-        stream.set_nodelay(true).and_then(|()| notice_silence(&stream)).map_err(Attempt::Again)?;
+        stream.set_nodelay(true).and_then(|()| notice_silence(&*stream)).map_err(Attempt::Again)?;
         let address = stream.peer_addr().map_err(Attempt::Again)?;
         let greeted = self.greet(Connection::new(stream), &limited)?;
         self.reached.get_or_init(|| address);
@@ -137,7 +140,9 @@ impl Address {
             let resolved = (name.0.as_str(), name.1).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
             let _ = sender.send(resolved);
         };
-        std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(resolve).map_err(Attempt::Again)?;
+        std::thread::Builder::new().name("dm-resolve".to_owned()).spawn(resolve).map_err(|error| {
+            Attempt::Again(io::Error::new(error.kind(), machine::no_thread(&error)))
+        })?;
         loop {
             match receiver.recv_timeout(wait.deadline.slice()) {
                 Ok(resolved) => return resolved.map_err(Attempt::Again),
@@ -225,12 +230,16 @@ impl Address {
 }
 
 /// Tries all of a name's addresses, IPv6 and IPv4, at the same time: one of them may lead nowhere.
-fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<TcpStream, Attempt> {
+fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<Private<TcpStream>, Attempt> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
-    let mut trying: Vec<(Socket, SocketAddr)> = Vec::new();
+    let mut trying: Vec<(Private<Socket>, SocketAddr)> = Vec::new();
     for address in addresses {
         match start_connecting(*address) {
             Ok(socket) => trying.push((socket, *address)),
+            // That this process has no descriptor left does not pass while it waits.
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+                return Err(Attempt::Final(Error::store_io("no socket to connect to the store with", &error)));
+            }
             Err(error) => last = error,
         }
     }
@@ -257,7 +266,7 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
                 Ok(None) if socket.local_addr().ok().is_some_and(|local| local.as_socket() == Some(address)) => {
                     last = ErrorKind::ConnectionRefused.into();
                 }
-                Ok(None) => return Ok(socket.into()),
+                Ok(None) => return Ok(socket.map(TcpStream::from)),
                 Ok(Some(error)) | Err(error) => last = error,
             }
         }
@@ -265,8 +274,8 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
     Err(Attempt::Again(last))
 }
 
-fn start_connecting(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+fn start_connecting(address: SocketAddr) -> io::Result<Private<Socket>> {
+    let socket = Private::open(|| Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)))?;
     socket.set_nonblocking(true)?;
     // The kernel may give this connection the port at which rank 0 is to listen soon. With this that does not keep rank 0 from it.
     socket.set_reuse_address(true)?;

@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hostccl::fork::{self, Private};
 use sha2::{Digest, Sha256};
 
 use super::{Store, no_key, parse_integer, random};
@@ -74,16 +75,16 @@ impl FileStore {
         }
     }
 
-    /// Opens the lock file and waits for the lock; dropping the file gives it back.
-    fn lock(&self, wait: &Wait) -> Result<File> {
+    /// Opens the lock file and waits for the lock; dropping the file gives it back. A forked child has no copy.
+    fn lock(&self, wait: &Wait) -> Result<Lock> {
         let path = self.folder.join(".lock");
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-        let file = file.map_err(|error| self.broken("lock", "counters", &error))?;
+        let file = Private::of(file.map_err(|error| self.broken("lock", "counters", &error))?);
         let mut pause = Duration::from_micros(100);
         loop {
             // SAFETY: our own descriptor.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Ok(file);
+                return Ok(Lock(file));
             }
             let error = std::io::Error::last_os_error();
             if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) {
@@ -99,6 +100,18 @@ impl FileStore {
             }
             std::thread::sleep(pause.min(wait.deadline.slice()));
             pause = (pause * 2).min(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The right to change counters.
+struct Lock(Private<File>);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if !fork::is_child() {
+            // SAFETY: our own descriptor. Closing it is not enough where a child has a copy.
+            unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
         }
     }
 }

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use hostccl::fork::Private;
+
 /// What is waited for on a descriptor. Errors and a hang-up of both directions are always told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Interest {
@@ -20,12 +22,12 @@ pub(super) struct Ready {
     pub(super) over: bool,
 }
 
-pub(super) struct Poll(OwnedFd);
+pub(super) struct Poll(Private<OwnedFd>);
 
 impl Poll {
     pub(super) fn new() -> io::Result<Poll> {
         // SAFETY: no arguments to get wrong; the result is checked.
-        unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }.map(Poll)
+        Private::open(|| unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }).map(Poll)
     }
 
     pub(super) fn add(&self, fd: RawFd, token: u64) -> io::Result<()> {
@@ -34,6 +36,11 @@ impl Poll {
 
     pub(super) fn modify(&self, fd: RawFd, token: u64, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
+    }
+
+    /// Ends the looking at a descriptor that is about to be closed. Closing it is not enough where a process made by `clone` has a copy.
+    pub(super) fn remove(&self, fd: RawFd) {
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, Interest { read: false, write: false });
     }
 
     fn control(&self, action: i32, fd: RawFd, token: u64, interest: Interest) -> io::Result<()> {
@@ -71,9 +78,9 @@ impl Poll {
 }
 
 /// A counter that wakes a poll.
-pub(super) fn event() -> io::Result<OwnedFd> {
+pub(super) fn event() -> io::Result<Private<OwnedFd>> {
     // SAFETY: no arguments to get wrong; the result is checked.
-    unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }
+    Private::open(|| unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) })
 }
 
 pub(super) fn ring(event: &OwnedFd) {

@@ -10,17 +10,20 @@ mod serving;
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hostccl::fork::{self, Private};
+use hostccl::machine;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::poll::{Poll, event, ring};
 use super::secret::Secret;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use serving::Serving;
 
 /// How long a new connection has for its greeting.
@@ -39,8 +42,10 @@ pub struct Server {
 
 struct Shared {
     stop: AtomicBool,
-    wake: OwnedFd,
+    wake: Private<OwnedFd>,
     clients: AtomicUsize,
+    /// Whether a connection could not be taken because this process has as many files open as it may.
+    starved: AtomicBool,
 }
 
 impl Server {
@@ -55,12 +60,15 @@ impl Server {
         let broken = |error: &io::Error| Error::store_io("cannot set up the store's server", error);
         let bound = listeners[0].local_addr().map_err(|error| broken(&error))?;
         let wake = event().map_err(|error| broken(&error))?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake, clients: AtomicUsize::new(0) });
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake, clients: AtomicUsize::new(0), starved: AtomicBool::new(false) });
         let poll = Poll::new().map_err(|error| broken(&error))?;
         poll.add(shared.wake.as_raw_fd(), serving::WAKE).map_err(|error| broken(&error))?;
         let serving = Serving::new(listeners, poll, Arc::clone(&shared), secret).map_err(|error| broken(&error))?;
         let thread = std::thread::Builder::new().name("dm-store".to_owned()).spawn(move || serving.run());
-        let thread = thread.map_err(|error| broken(&error))?;
+        let thread = thread.map_err(|error| {
+            let message = format!("cannot set up the store's server: {}", machine::no_thread(&error));
+            Error::store(message).with_os_error(error.raw_os_error().unwrap_or(0))
+        })?;
         Ok(Server { address: bound, shared, thread: Some(thread) })
     }
 
@@ -74,6 +82,16 @@ impl Server {
         self.address
     }
 
+    /// The error of a rank that waited for others in vain, with the reason where this server could not take their connections.
+    pub fn explain(&self, error: Error) -> Error {
+        if !self.shared.starved.load(Ordering::SeqCst) || !matches!(error.status(), Status::Timeout | Status::Store) {
+            return error;
+        }
+        let cause = machine::explained(&io::Error::from_raw_os_error(libc::EMFILE));
+        let message = format!("{}; the store that this rank serves could not take every connection: {cause}", error.message());
+        Error::new(error.status(), message).with_os_error(libc::EMFILE)
+    }
+
     /// Clients that are connected now.
     pub fn clients(&self) -> usize {
         self.shared.clients.load(Ordering::SeqCst)
@@ -82,6 +100,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if fork::is_child() {
+            // The thread is the parent's, and is not here to be waited for.
+            return mem::forget(self.thread.take());
+        }
         self.shared.stop.store(true, Ordering::SeqCst);
         ring(&self.shared.wake);
         if let Some(thread) = self.thread.take() {
@@ -112,7 +134,7 @@ fn listening_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 }
 
 /// At least one listener. An address that this host does not have (IPv6 switched off, say) is left out while there is another.
-fn listen_on_all(address: impl ToSocketAddrs + std::fmt::Debug) -> Result<Vec<TcpListener>> {
+fn listen_on_all(address: impl ToSocketAddrs + std::fmt::Debug) -> Result<Vec<Private<TcpListener>>> {
     let text = format!("{address:?}");
     let refused = |error: &io::Error| {
         let hint = match error.kind() {
@@ -126,11 +148,11 @@ fn listen_on_all(address: impl ToSocketAddrs + std::fmt::Debug) -> Result<Vec<Tc
         };
         Error::store_io(format!("cannot listen on {text} for the store{hint}"), error)
     };
-    let mut listeners: Vec<TcpListener> = Vec::new();
+    let mut listeners: Vec<Private<TcpListener>> = Vec::new();
     let mut absent = io::Error::new(ErrorKind::AddrNotAvailable, "the name has no address");
     for mut address in address.to_socket_addrs().map_err(|error| refused(&error))? {
         // The first one's port, where the kernel chose it.
-        if let Some(Ok(first)) = listeners.first().map(TcpListener::local_addr) {
+        if let Some(Ok(first)) = listeners.first().map(|first| first.local_addr()) {
             address.set_port(first.port());
         }
         match listen(address) {
@@ -148,12 +170,12 @@ fn is_absent(error: &io::Error) -> bool {
     error.kind() == ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }
 
-fn ours(listeners: &[TcpListener], address: SocketAddr) -> bool {
+fn ours(listeners: &[Private<TcpListener>], address: SocketAddr) -> bool {
     listeners.iter().any(|known| known.local_addr().is_ok_and(|known| known == address))
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+fn listen(address: SocketAddr) -> io::Result<Private<TcpListener>> {
+    let socket = Private::open(|| Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)))?;
     if address.is_ipv6() {
         // IPv4 has a listener of its own, where it is wanted.
         socket.set_only_v6(true)?;
@@ -163,10 +185,10 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     // Accepted connections inherit these.
     socket.set_tcp_nodelay(true)?;
-    notice_silence(&socket)?;
+    notice_silence(&*socket)?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
-    Ok(socket.into())
+    Ok(socket.map(TcpListener::from))
 }
 
 /// A host that vanishes says nothing; with this the kernel finds out within about half a minute, idle or in the middle of sending.

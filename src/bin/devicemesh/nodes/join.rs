@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use devicemesh::error::{Error, Status};
-use devicemesh::rendezvous::HostIdentity;
+use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
 use devicemesh::wait::{Deadline, Wait};
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,7 @@ pub(super) fn join(shared: &Shared, meeting: &Meeting) -> Result<Plan, Cause> {
     let reached = reach(meeting, &wait).map_err(refused)?;
     let Reached { store, server } = shared.reached.get_or_init(|| reached);
     let me = Entry {
-        host: HostIdentity::here().name,
+        host: host_name(),
         pid: std::process::id(),
         nodes: meeting.nodes,
         node: meeting.node,

@@ -3,6 +3,8 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
+use hostccl::fork::Private;
+
 use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, op, request};
 use super::super::poll::Interest;
 use super::super::secret::{NONCE, Secret, Side, nonce};
@@ -26,7 +28,7 @@ pub(super) enum Standing {
 }
 
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Private<TcpStream>,
     pub(super) interest: Interest,
     pub(super) standing: Standing,
     /// It gets what is unsent, and is then dropped.
@@ -49,7 +51,7 @@ pub(super) enum Came {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream) -> Connection {
+    pub(super) fn new(stream: Private<TcpStream>) -> Connection {
         Connection {
             stream,
             interest: Interest { read: true, write: false },

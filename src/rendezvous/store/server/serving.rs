@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+use hostccl::fork::Private;
 
 use super::super::frame::Request;
 use super::super::poll::{Interest, Poll};
@@ -32,7 +34,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(super) const WAKE: u64 = 1 << 16;
 
 pub(super) struct Serving {
-    listeners: Vec<TcpListener>,
+    listeners: Vec<Private<TcpListener>>,
     poll: Poll,
     shared: Arc<Shared>,
     secret: Option<Secret>,
@@ -56,7 +58,7 @@ pub(super) struct Serving {
 
 impl Serving {
     pub(super) fn new(
-        listeners: Vec<TcpListener>,
+        listeners: Vec<Private<TcpListener>>,
         poll: Poll,
         shared: Arc<Shared>,
         secret: Option<Secret>,
@@ -120,6 +122,18 @@ impl Serving {
             self.settle();
             self.shared.clients.store(self.clients.len(), Ordering::SeqCst);
         }
+        self.shut_down();
+    }
+
+    /// Ends every socket. Closing them is not enough where a process made by `clone` has copies.
+    fn shut_down(&self) {
+        for listener in &self.listeners {
+            // SAFETY: an open socket.
+            unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
+        }
+        for connection in self.clients.values() {
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
     }
 
     fn next_moment(&self) -> Option<Instant> {
@@ -176,6 +190,7 @@ impl Serving {
                             self.leave(oldest);
                             continue;
                         }
+                        self.shared.starved.store(true, Ordering::SeqCst);
                         self.listen(false);
                         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
                         return;
@@ -344,8 +359,10 @@ impl Serving {
     }
 
     fn leave(&mut self, client: Client) {
-        // Closing the socket takes it out of the epoll set.
         let Some(connection) = self.clients.remove(&client) else { return };
+        // Closing the socket does both, unless a process made by `clone` has a copy of it.
+        self.poll.remove(connection.stream.as_raw_fd());
+        let _ = connection.stream.shutdown(Shutdown::Both);
         self.buffered -= connection.counted;
         self.strangers.remove(&client);
         self.table.leave(client, &mut self.replies);
@@ -354,12 +371,14 @@ impl Serving {
 }
 
 /// A new connection, which does not block; its other options are the listener's. One system call, where the standard library needs two.
-fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+fn accept(listener: &TcpListener) -> io::Result<Private<TcpStream>> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no address is asked for; the result is checked.
-    let fd = unsafe { libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
-    // SAFETY: a new socket that nobody else owns.
-    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { TcpStream::from_raw_fd(fd) }) }
+    Private::open(|| {
+        // SAFETY: no address is asked for; the result is checked.
+        let fd = unsafe { libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+        // SAFETY: a new socket that nobody else owns.
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { TcpStream::from_raw_fd(fd) }) }
+    })
 }
 
 /// Every rank needs a descriptor here, and the usual soft limit is 1024. Within the hard limit the process may raise it, so a job of

@@ -1,0 +1,116 @@
+//! What this machine refuses, said so that whoever reads it knows which limit or setting to change.
+
+use std::io;
+
+/// What the operating system says of `error`, with what to do about it where that is known.
+pub fn explained(error: &io::Error) -> String {
+    match advice(error) {
+        Some(advice) => format!("{error}: {advice}"),
+        None => error.to_string(),
+    }
+}
+
+fn advice(error: &io::Error) -> Option<String> {
+    Some(match error.raw_os_error()? {
+        libc::EMFILE => match limit(libc::RLIMIT_NOFILE as i32) {
+            Some(limit) => format!("this process has as many files open as it may, {limit}: raise `ulimit -n`"),
+            None => "this process has as many files open as it may: raise `ulimit -n`".to_owned(),
+        },
+        libc::ENFILE => "this machine has as many files open as it may: raise the sysctl fs.file-max".to_owned(),
+        libc::ENOMEM => match limit(libc::RLIMIT_AS as i32) {
+            Some(limit) => format!("this process may have {limit} bytes of address space: raise `ulimit -v`"),
+            None => "address space or memory ran out: look at vm.max_map_count, vm.overcommit_memory and the container's limit".to_owned(),
+        },
+        _ => return None,
+    })
+}
+
+/// The same for a system call that a sandbox may forbid.
+pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
+            format!("{error}: a sandbox (the container's seccomp profile) forbids {call}, which the host engine needs: allow it")
+        }
+        _ => explained(error),
+    }
+}
+
+/// Why a thread could not be started, and what to do.
+pub fn no_thread(error: &io::Error) -> String {
+    let said = format!("a thread could not be started: {error}");
+    if error.raw_os_error() != Some(libc::EAGAIN) {
+        return said;
+    }
+    let limit = limit(libc::RLIMIT_NPROC as i32).map_or(String::new(), |limit| format!(", now {limit}"));
+    format!(
+        "{said}; this user or this container has as many processes and threads as it may (raise `ulimit -u`{limit}, or the container's pids.max), or there is no memory for the thread's stack"
+    )
+}
+
+/// The soft limit; `None` where there is none.
+fn limit(resource: i32) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a place for the answer; on failure it keeps what it had.
+    unsafe { libc::getrlimit(resource as _, &raw mut limit) };
+    (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Why the ranks of this machine cannot find each other through `/proc`, and what to do; `None` where they can.
+pub fn broken_proc() -> Option<String> {
+    let me = std::process::id();
+    let need = "the ranks on host memory find each other there";
+    match std::fs::read_link("/proc/self") {
+        Ok(link) if link.as_os_str() == me.to_string().as_str() => None,
+        Ok(link) => Some(format!(
+            "/proc belongs to another process-id namespace (it calls this process {}, which is {me}), and {need}: mount this one's (mount -t proc proc /proc)",
+            link.display()
+        )),
+        Err(error) => {
+            Some(format!("/proc is not mounted or not usable here ({error}), and {need}: mount -t proc proc /proc"))
+        }
+    }
+}
+
+/// Why this process may not open what process `owner` has open, and what to do.
+pub(crate) fn denied(owner: u32, error: &io::Error) -> String {
+    let me = std::process::id();
+    // SAFETY: no arguments.
+    let mine = unsafe { libc::geteuid() };
+    match user_of(owner) {
+        Some(theirs) if theirs != mine => format!(
+            "process {owner} runs as user {theirs} and this one (pid {me}) as user {mine}, which may not open its shared memory ({error}): run all ranks of a job as one user"
+        ),
+        _ => format!(
+            "process {owner} does not let this one (pid {me}, user {mine}) open its shared memory ({error}): the ranks of a job must be dumpable (prctl PR_SET_DUMPABLE, set-user-id programs, file capabilities) and have the same capabilities, and a security module (SELinux, AppArmor) must let them trace each other"
+        ),
+    }
+}
+
+/// The effective user of a process: `Uid:` of `/proc/<pid>/status`, which everybody may read.
+fn user_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_named_with_what_to_raise() {
+        let said = explained(&io::Error::from_raw_os_error(libc::EMFILE));
+        assert!(said.contains("ulimit -n"), "{said}");
+        assert!(no_thread(&io::Error::from_raw_os_error(libc::EAGAIN)).contains("pids.max"));
+        assert!(explained_call("memfd_create", &io::Error::from_raw_os_error(libc::EPERM)).contains("seccomp"));
+        let plain = io::Error::from_raw_os_error(libc::EINVAL);
+        assert_eq!(explained(&plain), plain.to_string());
+    }
+
+    #[test]
+    fn this_process_has_a_proc_of_its_own_and_a_user() {
+        assert_eq!(broken_proc(), None);
+        // SAFETY: no arguments.
+        assert_eq!(user_of(std::process::id()), Some(unsafe { libc::geteuid() }));
+    }
+}
