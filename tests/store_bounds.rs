@@ -8,7 +8,9 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use devicemesh::error::Status;
 use devicemesh::rendezvous::store::{Secret, Server, Store};
+use devicemesh::rendezvous::{JoinOptions, World};
 use wire::{connect, greeted, honest, memory_mib, soon, string};
 
 /// Whether the server closes the connection.
@@ -56,6 +58,43 @@ fn last_words_are_bounded() {
     let grown = memory_mib("VmHWM:") - before;
     // Twice 768 MiB were left.
     assert!(grown < 1024 + 256, "{grown} MiB");
+}
+
+#[test]
+fn a_full_store_says_so_and_calls_nobody_lost() {
+    alone!("a_full_store_says_so_and_calls_nobody_lost");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let (store, other) = (honest(&server), honest(&server));
+    let join = |rank| {
+        let method = format!("tcp://127.0.0.1:{}", server.local_addr().port());
+        let options = JoinOptions::ranked(rank, 2).init_method(method);
+        World::join("cpu", &options).unwrap()
+    };
+    let refused = std::thread::scope(|threads| {
+        // The second rank is a thread, and the server is this process's, which is as good as rank 0's own.
+        let second = threads.spawn(|| join(1));
+        let (first, second) = (join(0), second.join().unwrap());
+        store.leave_last_word("gone", b"1", &soon()).unwrap();
+        let value = vec![1; 8 << 20];
+        let refused = (0..200).find_map(|number| store.set(&format!("large{number}"), &value, &soon()).err());
+        // What is left of the room: nothing but a few bytes.
+        let small = vec![1; 1 << 10];
+        (0..8 << 10).find_map(|number| other.set(&format!("small{number}"), &small, &soon()).err()).unwrap();
+        let refused_barrier = |world: &World| world.barrier(Some(Duration::from_secs(20))).unwrap_err();
+        let others = threads.spawn(move || refused_barrier(&second));
+        let mut refused = vec![refused.unwrap(), refused_barrier(&first), others.join().unwrap()];
+        // It is no loss that a client is turned away.
+        assert_eq!(other.try_get("gone", &soon()).unwrap(), None);
+        // Where there is room again, everything works again.
+        (0..200).for_each(|number| other.delete(&format!("large{number}"), &soon()).unwrap());
+        store.set("small", b"value", &soon()).unwrap();
+        refused.dedup_by(|one, other| one.message() == other.message());
+        refused
+    });
+    for error in &refused {
+        assert_eq!(error.status(), Status::Store, "{error}");
+        assert!(error.message().contains(" is full and refused ") && error.message().contains(" bytes in "), "{error}");
+    }
 }
 
 #[test]

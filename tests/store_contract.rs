@@ -129,6 +129,7 @@ fn callbacks(table: &'static Table) -> Callbacks {
         get: Some(get),
         add: Some(add),
         drop: Some(dropped),
+        remove: None,
     }
 }
 

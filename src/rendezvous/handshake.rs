@@ -1,7 +1,7 @@
 //! Finding each other on a store that may hold what an earlier run left: an agent's, a folder, the caller's own.
 //!
 //! Rank 0 chooses a nonce, under which all keys of this run stand. Every other rank makes a token of its own, which nothing old can carry,
-//! leaves it under the next number, and rank 0 hands it the nonce under that token. Whose token it is does not matter, so ranks that
+//! leaves it under the next number with the nonces that it has tried in vain, and rank 0 hands it the nonce under that token. Whose token it is does not matter, so ranks that
 //! are wrong about the world's size get it too, and the agreement that follows tells them.
 
 use std::sync::Arc;
@@ -83,7 +83,13 @@ impl Host {
         let Ok(Some(token)) = self.store.try_get(&format!("{}/token/{number}", self.prefix), wait) else {
             return false;
         };
-        let key = format!("{}/nonce/{}", self.prefix, String::from_utf8_lossy(&token));
+        let token = String::from_utf8_lossy(&token);
+        let mut words = token.split(' ');
+        let key = format!("{}/nonce/{}", self.prefix, words.next().unwrap_or_default());
+        if words.any(|tried| tried == self.nonce) {
+            // It has been in this join, which failed, and waits for the next one.
+            return true;
+        }
         self.store.set(&key, self.nonce.as_bytes(), wait).is_ok()
     }
 }
@@ -96,29 +102,41 @@ pub(super) fn lead(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<Strin
     Ok(format!("{prefix}/{nonce}"))
 }
 
-/// Every other rank's part in that.
-pub(super) fn follow(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String> {
-    receive(store, prefix, "session", wait)
+/// Every other rank's part in that. A nonce that it has `tried` before is of a join that failed, and another one comes in its place.
+pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<String> {
+    loop {
+        let session = receive(store, prefix, "session", wait)?;
+        if !tried.iter().any(|nonce| session.ends_with(nonce.as_str())) {
+            return Ok(session);
+        }
+        wait.look_around()?;
+        if wait.deadline.passed() {
+            return Err(never_joined(store, wait));
+        }
+        std::thread::sleep(LAST_LOOK.min(wait.deadline.slice()));
+    }
 }
 
-/// Every other rank's part: the prefix of this run's keys.
-pub(super) fn ask(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String> {
+/// Every other rank's part: the prefix of this run's keys. Rank 0 of a join that this rank has `tried` before does not hand its nonce to it again.
+pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<String> {
     let token = random();
     let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
-    store.set(&format!("{prefix}/token/{number}"), token.as_bytes(), wait)?;
+    let text = [&[token.clone()], tried].concat().join(" ");
+    store.set(&format!("{prefix}/token/{number}"), text.as_bytes(), wait)?;
     let received = receive(store, prefix, &format!("nonce/{token}"), wait);
     // Rank 0 has handed it out, or it never will to this token.
     store.forget(vec![format!("{prefix}/token/{number}"), format!("{prefix}/nonce/{token}")], wait);
     received
 }
 
+fn never_joined(store: &dyn Store, wait: &Wait) -> Error {
+    let timeout = wait.deadline.timeout().as_millis();
+    Error::timeout(format!("rank 0 never joined the world at {} within {timeout} ms", store.name()))
+}
+
 fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<String> {
     let nonce = store.get(&format!("{prefix}/{key}"), wait).map_err(|error| match error.status() {
-        Status::Timeout => Error::timeout(format!(
-            "rank 0 never joined the world at {} within {} ms",
-            store.name(),
-            wait.deadline.timeout().as_millis()
-        )),
+        Status::Timeout => never_joined(store, wait),
         _ => error,
     })?;
     Ok(format!("{prefix}/{}", String::from_utf8_lossy(&nonce)))

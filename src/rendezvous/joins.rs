@@ -16,7 +16,7 @@ use crate::wait::Wait;
 const SHORT: Duration = Duration::from_millis(200);
 /// The most notes of lost ranks that are removed: their number is what the store says.
 const MOST_LOST: usize = 1 << 16;
-/// The most worlds that were left and whose keys are remembered.
+/// The most worlds that were left and whose keys are remembered, and the most nonces of failed joins.
 const MOST: usize = 64;
 
 /// The place of a join in the store; given back when it is dropped before the join has succeeded, so the next try has the same number. The other ranks
@@ -27,8 +27,15 @@ pub(super) struct Join {
     /// Before the keys of this join.
     pub(super) prefix: String,
     rank: usize,
+    /// The nonces under which this rank tried this join in vain. Rank 0 of such a try may still be handing its nonce out.
+    pub(super) tried: Vec<String>,
+    /// The nonce of this try, once it is known.
+    nonce: Option<String>,
     done: bool,
 }
+
+/// By store and rank: the nonces of the joins that failed since the last one that did not.
+static TRIED: Lazy<Mutex<HashMap<(String, usize), Vec<String>>>> = Lazy::new(Mutex::default);
 
 impl Join {
     /// The n-th join of this rank of this process in that store. The store counts: what this process does in other stores of that name, or with an earlier
@@ -45,18 +52,33 @@ impl Join {
             joins = store.add(&counter, 1 - joins, wait)?;
         }
         let prefix = format!("devicemesh/{job:x}/{}", joins - 1);
-        Ok(Join { store: Arc::clone(store), counter, prefix, rank, done: false })
+        let tried = lock(&TRIED).get(&(store.name().to_owned(), rank)).cloned().unwrap_or_default();
+        Ok(Join { store: Arc::clone(store), counter, prefix, rank, tried, nonce: None, done: false })
+    }
+
+    /// The ranks meet under that prefix, which ends with their nonce.
+    pub(super) fn meets_under(&mut self, prefix: &str) {
+        self.nonce = prefix.rsplit('/').next().map(str::to_owned);
     }
 
     /// The join has succeeded, or its store has gone: the number stays used.
     pub(super) fn keep(mut self) {
         self.done = true;
+        lock(&TRIED).remove(&(self.store.name().to_owned(), self.rank));
     }
 }
 
 impl Drop for Join {
     fn drop(&mut self) {
         if !self.done {
+            if let Some(nonce) = self.nonce.take() {
+                let mut all = lock(&TRIED);
+                let tried = all.entry((self.store.name().to_owned(), self.rank)).or_default();
+                if tried.len() == MOST {
+                    tried.remove(0);
+                }
+                tried.push(nonce);
+            }
             let wait = Wait::after(SHORT);
             // Before the number is free again: a rank that comes to it must not find what rank 0 left for this join.
             if self.rank == 0 {
@@ -65,15 +87,6 @@ impl Drop for Join {
             let _ = self.store.add(&self.counter, -1, &wait);
         }
     }
-}
-
-/// What this rank left in a world; remembered when it is dropped, for [`clean_up`].
-pub(super) struct Leaving {
-    pub(super) store: String,
-    pub(super) rank: usize,
-    pub(super) size: usize,
-    pub(super) prefix: String,
-    pub(super) leftovers: Arc<Leftovers>,
 }
 
 /// A world that this process has left.
@@ -87,18 +100,19 @@ struct Left {
 
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        if self.size < 2 {
+/// What a rank leaves in a world of `size` ranks whose keys begin with `prefix`. It is remembered when the world is gone, for [`clean_up`].
+pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix: &str) -> Leftovers {
+    let (store, prefix) = (store.name().to_owned(), prefix.to_owned());
+    Leftovers::for_world(move |keys| {
+        if size < 2 {
             return;
         }
         let mut left = lock(&LEFT);
         if left.len() == MOST {
             left.remove(0);
         }
-        let (store, prefix) = (std::mem::take(&mut self.store), std::mem::take(&mut self.prefix));
-        left.push(Left { store, rank: self.rank, size: self.size, prefix, keys: self.leftovers.take_all() });
-    }
+        left.push(Left { store: store.clone(), rank, size, prefix: prefix.clone(), keys });
+    })
 }
 
 /// Removes what this rank left in the worlds that it joined in this store earlier and has left since. The last rank to do so for a world also removes the notes of

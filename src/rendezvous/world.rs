@@ -10,7 +10,7 @@ use super::agreement::{Left, Leftovers, Members, Party, Scope};
 use super::equipment::{self, Equipment};
 use super::handshake::{self, Host};
 use super::hosts;
-use super::joins::{self, Join, Leaving};
+use super::joins::{self, Join};
 use super::launcher::{Place, detect, given};
 use super::losses::Losses;
 use super::serve::serve;
@@ -65,7 +65,6 @@ struct Session {
     store: Arc<dyn Store>,
     prefix: String,
     served: bool,
-    _leaving: Leaving,
     server: Option<Arc<Server>>,
 }
 
@@ -234,9 +233,9 @@ impl World {
             let join = Join::begin(&store, self.place.job, rank, wait);
             let found = join.as_ref().map_err(Error::clone).and_then(|join| match (fresh, rank) {
                 (true, 0) => handshake::lead(&*store, &join.prefix, wait),
-                (true, _) => handshake::follow(&*store, &join.prefix, wait),
+                (true, _) => handshake::follow(&*store, &join.prefix, &join.tried, wait),
                 (false, 0) => Ok(host.insert(Host::new(Arc::clone(&store), &join.prefix)).session()),
-                (false, _) => handshake::ask(&*store, &join.prefix, wait),
+                (false, _) => handshake::ask(&*store, &join.prefix, &join.tried, wait),
             });
             match (found, &connect) {
                 // The server of a world before this one, which rank 0 has just freed; it is still to come to this one.
@@ -247,19 +246,16 @@ impl World {
                     std::thread::sleep(wait.deadline.slice());
                     store = Arc::new(connect()?);
                 }
-                (found, _) => break (join?, found?),
+                (found, _) => {
+                    let (mut join, prefix) = (join?, found?);
+                    join.meets_under(&prefix);
+                    break (join, prefix);
+                }
             }
         };
-        let (members, leftovers) = (Members::All(size), Arc::<Leftovers>::default());
+        let (members, leftovers) = (Members::All(size), Arc::new(joins::leftovers(&*store, (rank, size), &prefix)));
         let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, &leftovers, (rank, size), wait)?);
         let served = size > 1 && fresh;
-        let _leaving = Leaving {
-            store: store.name().to_owned(),
-            rank,
-            size,
-            prefix: prefix.clone(),
-            leftovers: Arc::clone(&leftovers),
-        };
         leftovers.note(format!("{prefix}/rank/{rank}"));
         if rank == 0 {
             leftovers.note(format!("{}/session", join.prefix));
@@ -275,7 +271,7 @@ impl World {
             serving: served && rank == 0,
         };
         let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
-        let session = Session { scope, losses, leftovers, store, prefix, served, _leaving, server };
+        let session = Session { scope, losses, leftovers, store, prefix, served, server };
         Ok((session, join, host))
     }
 

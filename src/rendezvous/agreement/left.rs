@@ -23,7 +23,13 @@ pub(in crate::rendezvous) struct Left {
 
 /// What this rank left in one world: in the scopes that it has dropped, and for the world as a whole.
 #[derive(Default)]
-pub(in crate::rendezvous) struct Leftovers(Mutex<Dropped>);
+pub(in crate::rendezvous) struct Leftovers {
+    dropped: Mutex<Dropped>,
+    at_end: Option<AtEnd>,
+}
+
+/// Takes what is left of a world when this rank has dropped it and all of its scopes.
+type AtEnd = Box<dyn Fn(Vec<String>) + Send + Sync>;
 
 #[derive(Default)]
 struct Dropped {
@@ -66,19 +72,17 @@ impl Drop for Left {
 
 impl Leftovers {
     fn lock(&self) -> MutexGuard<'_, Dropped> {
-        lock(&self.0)
+        lock(&self.dropped)
+    }
+
+    /// What is still there when this rank has dropped the world and all of its scopes goes to `at_end`.
+    pub(in crate::rendezvous) fn for_world(at_end: impl Fn(Vec<String>) + Send + Sync + 'static) -> Leftovers {
+        Leftovers { dropped: Mutex::default(), at_end: Some(Box::new(at_end)) }
     }
 
     /// Notes a key that is needed for as long as any rank is in the world.
     pub(in crate::rendezvous) fn note(&self, key: String) {
         self.lock().of_world.push(key);
-    }
-
-    /// Everything, when this rank has left the world.
-    pub(in crate::rendezvous) fn take_all(&self) -> Vec<String> {
-        let mut dropped = std::mem::take(&mut *self.lock());
-        dropped.scopes.into_iter().for_each(|(_, _, keys)| dropped.of_world.extend(keys));
-        dropped.of_world
     }
 
     /// The keys of dropped scopes all of whose ranks are among `members`, of those that were dropped since `examined`.
@@ -105,6 +109,16 @@ impl Leftovers {
             !within
         });
         keys
+    }
+}
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        let mut dropped = std::mem::take(&mut *self.lock());
+        dropped.scopes.into_iter().for_each(|(_, _, keys)| dropped.of_world.extend(keys));
+        if let Some(at_end) = &self.at_end {
+            at_end(dropped.of_world);
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Who is missing in a call. What is kept for that grows with the ranks that are looked at, not with the size that a world is said to have.
 
+use std::time::Duration;
+
 use super::verdict::{Verdict, ranges};
 use super::{HASTY, Round};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
-use std::time::Duration;
 
 /// Ranks that are asked for at once, and in one search.
 const AT_ONCE: usize = 4096;
