@@ -199,6 +199,8 @@ impl Operation for Split {
                 self.waiting = true;
             }
         }
+        // The parent's handle says that the split is done before this operation is dropped: the next one may begin then.
+        self.meeting.pass.leave(&self.parent)?;
         match &mut self.join {
             None => Ok(Poll::Done),
             Some(join) => match join.poll() {
