@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/guide: the code on a page is that of its program, and the program prints what the page shows. Each is built with all warnings as errors and run on as many
+"""docs/guide and docs/threads.md: the code on a page is that of its program, and the program prints what the page shows. Each is built with all warnings as errors and run on as many
 processes as the page says; it checks its own results and says so by its exit code."""
 
 import os
@@ -60,7 +60,8 @@ def check(page):
 
 def main():
     SCRATCH.mkdir(parents=True, exist_ok=True)
-    checked = [check(page) for page in sorted(PAGES.glob("*.md")) if page.name != "README.md"]
+    pages = [page for page in sorted(PAGES.glob("*.md")) if page.name != "README.md"] + [ROOT / "docs/threads.md"]
+    checked = [check(page) for page in pages]
     sources = {source for source, _, _ in checked}
     there = {path for path in PROGRAMS.iterdir() if path.suffix in LANGUAGES}
     assert sources == there, f"programs without a page: {sorted(str(path) for path in there - sources)}"

@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicBool;
 use crate::collective::Descriptor;
 use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
-use crate::fork::Private;
 use crate::id::random_token;
 use crate::join::{Join, Source};
 use crate::operation::{Operation, Poll};
@@ -49,7 +48,7 @@ pub(crate) struct Split {
     /// Parent's ranks of this colour, in the new order.
     members: Vec<usize>,
     /// Held open by the first of the members until all have joined.
-    offered: Option<Private<OwnedFd>>,
+    offered: Option<OwnedFd>,
     join: Option<Join>,
 }
 
@@ -200,11 +199,12 @@ impl Operation for Split {
                 self.waiting = true;
             }
         }
-        // Who polls a parent that is not blocking may begin the next split as soon as this one says that it is done: its place is left before.
+        // The parent's handle says that the split is done before this operation is dropped: the next one may begin then.
+        self.meeting.pass.leave(&self.parent)?;
         match &mut self.join {
-            None => self.meeting.pass.leave(&self.parent).map(|()| Poll::Done),
+            None => Ok(Poll::Done),
             Some(join) => match join.poll() {
-                Ok(Poll::Done) => self.meeting.pass.leave(&self.parent).map(|()| Poll::Done),
+                Ok(Poll::Done) => Ok(Poll::Done),
                 // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {

@@ -168,6 +168,7 @@ impl View {
             && self.mesh().local_rank(index)? == peer as usize
             && !groups::in_group(self.library()?)
         {
+            self.root_comms().alive()?;
             return Err(Error::invalid(format!(
                 "{name}: peer {peer} is this rank itself: put the send and its receive into one group (dm_group_start)"
             )));
