@@ -945,6 +945,8 @@ struct Operands {
 
 // The operations that mesh.group() has collected on this thread. They are issued together when its callback has returned, and dropped when
 // it has not: a library's group cannot be given up once an operation is in it.
+//
+// Files without exceptions have a list of their own (another inline namespace). Their operations join the library's group at once.
 class Collected {
 public:
   // The innermost group of this thread; nullptr outside of all.

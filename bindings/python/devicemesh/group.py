@@ -62,9 +62,8 @@ class Group:
         check(library.dm_clone(self._mesh._handle, ctypes.byref(handle)))
         own = handle.value or 0
         # Begun in the library too, for calls beside this package (through raw communicators) that belong to the group.
-        status = library.dm_group_start(own)
         try:
-            check(status)
+            check(library.dm_group_start(own))
         except BaseException:
             library.dm_free(own)
             raise

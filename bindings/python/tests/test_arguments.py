@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy
 
-from devicemesh import DeviceMesh, DimOptions, InvalidArgumentError, ReduceOp, Shard, World, _library, buffers, init_device_mesh
+from devicemesh import DeviceMesh, DimOptions, InvalidArgumentError, ReduceOp, Shard, World, _library, buffers, init_device_mesh, stores
 from devicemesh.constants import reduction
 
 try:
@@ -146,6 +146,34 @@ class Numbers(unittest.TestCase):
         self.refuses(TypeError, "a tuple or a list was expected", lambda: DeviceMesh.concatenate(offline()))
         self.refuses(TypeError, "one DimOptions", lambda: offline(dim_options=DimOptions()))
         self.refuses(TypeError, "not a range", lambda: offline().slice_range("tp", [0, 1]))
+
+
+    def test_what_a_store_answers(self):
+        class Odd:
+            answer = None
+
+            def get(self, key, timeout):
+                return self.answer
+
+            def add(self, key, amount):
+                return self.answer
+
+        odd = Odd()
+        callbacks = stores.Callbacks(odd)
+        room, length, number = (ctypes.c_char * 8)(), ctypes.c_size_t(99), ctypes.c_int64()
+
+        def get():
+            return callbacks._get(None, b"key", ctypes.addressof(room), 8, ctypes.pointer(length), 1000)
+
+        for odd.answer in ("text", 5, [1]):
+            self.assertEqual((get(), length.value), (1, 99), "what is not bytes ends the call")
+            self.assertIsInstance(callbacks.failure, TypeError)
+        for odd.answer in ("1", 2.0, True, 2**63):
+            self.assertEqual(callbacks._add(None, b"key", 1, ctypes.pointer(number)), 1)
+        odd.answer = bytearray(b"longer than there is room")
+        self.assertEqual((get(), length.value, room.raw), (0, 25, b"longer t"))
+        odd.answer = -7
+        self.assertEqual((callbacks._add(None, b"key", 1, ctypes.pointer(number)), number.value), (0, -7))
 
 
 class Arrays(unittest.TestCase):
