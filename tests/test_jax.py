@@ -71,8 +71,8 @@ def handlers(python):
     assert needed <= SYSTEM, f"{HANDLERS.name} needs {sorted(needed)}"
     exported = {line.split()[-1] for line in run("nm", "-D", "--defined-only", HANDLERS).splitlines() if " T " in line}
     source = (PACKAGE / "src/handlers.cpp").read_text()
-    ours = {f"devicemesh_{name}" for name in re.findall(r"^HANDLER\((\w+),", source, re.M)} | {"devicemesh_jax_connect"}
-    assert exported == ours and len(ours) == 8, exported ^ ours
+    ours = {f"devicemesh_{name}" for name in re.findall(r"^HANDLER\((\w+),", source, re.M)} | {"devicemesh_jax_connect", "devicemesh_jax_group"}
+    assert exported == ours and len(ours) == 9, exported ^ ours
 
 
 def on_ranks(python, count, *arguments, **environment):

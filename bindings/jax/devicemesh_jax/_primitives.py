@@ -24,7 +24,7 @@ from jax.core import ShapedArray, abstract_token
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _native, _order
+from . import _devices, _native, _order
 from ._operators import AVG, NAMES, SUM
 
 Params = Dict[str, Any]
@@ -43,6 +43,7 @@ def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
         f"devicemesh_{name}", has_side_effect=True, operand_output_aliases={1: 0} if zeros else {0: 0} if in_place else None)
 
     def lower(context: Any, operand: Any, **params: Any) -> List[Any]:
+        _devices.check_one(context, name)
         (made,) = context.avals_out
         operands, avals = [operand], list(context.avals_in)
         if zeros:
@@ -86,6 +87,7 @@ def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[.
     linear = ad.primitive_jvps[primitive]
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batched
+    _devices.ask_for_devices(primitive)
     for platform in _native.PLATFORMS:
         mlir.register_lowering(primitive, lowering(name, platform, zeros, in_place), platform=platform)
     return primitive

@@ -6,7 +6,9 @@ import devicemesh
 import devicemesh_jax as dmj
 import jax
 import jax.numpy as jnp
-from ranks import FLAT, MESH, RANK, SHAPE, WORLD
+import numpy
+from jax.sharding import NamedSharding, PartitionSpec
+from ranks import FLAT, MESH, RANK, SHAPE, WORLD, own_mesh
 
 
 class Errors(unittest.TestCase):
@@ -50,7 +52,7 @@ class Errors(unittest.TestCase):
         self.raises(jax.errors.JaxRuntimeError, f'dimension inner of mesh "reshaped" has {WORLD} ranks now and had {SHAPE[1]} when this was traced', total, jnp.ones(3))
 
     def test_closed_and_finalized_mesh(self):
-        mesh = devicemesh.init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",), dim_options={"dp": devicemesh.DimOptions(own_comm=True)})
+        mesh = own_mesh()
         program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "dp"))
         program(jnp.ones(3)).block_until_ready()
         mesh.finalize()
@@ -70,7 +72,11 @@ class Errors(unittest.TestCase):
             # Not waited for, so the one behind it is under way when it fails.
             failing = total(x)
             jax.block_until_ready([dmj.all_reduce(x, FLAT), failing])
-        dmj.recover()
+        with self.assertRaisesRegex(jax.errors.JaxRuntimeError, 'no mesh is registered as "leaving"'):
+            FLAT.get_group().all_reduce(numpy.ones(3))
+        # What makes and ends meshes belongs to the way out of an error.
+        devicemesh.init_device_mesh("cpu", (WORLD,)).finalize()
+        self.assertIsNotNone(dmj.recover())
         self.assertEqual(float(dmj.all_reduce(x, FLAT)[-1]), WORLD)
 
     def test_meshes_that_cannot_communicate_here(self):
@@ -80,6 +86,48 @@ class Errors(unittest.TestCase):
             mesh.register(f"offline {device}")
             self.raises(jax.errors.JaxRuntimeError, text, dmj.all_reduce, jnp.ones(3), f"offline {device}", "dp")
             dmj.recover()
+
+    def test_ranks_that_call_differently(self):
+        # The last rank makes another call. Each program goes on with a call that all ranks make alike: it must not meet the other call.
+        odd, x = RANK == WORLD - 1 > 0, jnp.ones(4)
+        programs = {
+            "no elements": lambda mesh, x: dmj.all_reduce(x[:0] if odd else x, mesh),
+            "no elements of all but one": lambda mesh, x: dmj.all_gather(x if odd else x[:0], mesh),
+            "no elements to the next": lambda mesh, x: dmj.shift(x[:0] if odd else x, mesh),
+            "another branch": lambda mesh, x: jax.lax.cond(x[0] + odd > 1, lambda x: dmj.all_reduce(x[:2], mesh)[0] + x, lambda x: dmj.all_reduce(x, mesh), x),
+        }
+        for what, program in programs.items():
+            mesh = own_mesh()
+            if WORLD > 1:
+                with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "DM_STATUS_", msg=what) as raised:
+                    jax.block_until_ready(jax.jit(lambda x: (program(mesh, x), dmj.all_reduce(x, mesh)))(x))
+                self.assertIn("DM_STATUS_MISMATCH", str(raised.exception), what)
+                dmj.recover()
+
+    def test_several_devices_of_one_process(self):
+        devices = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        rows = NamedSharding(devices, PartitionSpec("d"))
+        x, total = jnp.arange(8.0), lambda x: dmj.all_reduce(x, FLAT)
+        said = r"all_reduce is in a computation over 2 devices of this process \(.*\), .*: start one process for each device"
+        shards = jax.jit(jax.shard_map(total, mesh=devices, in_specs=rows.spec, out_specs=rows.spec, check_vma=False))
+        self.raises(ValueError, said, shards, x)
+        self.raises(ValueError, said, jax.jit(jax.grad(lambda x: jnp.sum(total(x) ** 2))), jax.device_put(x, rows))
+        self.raises(ValueError, said, jax.jit(total), jax.device_put(x, NamedSharding(devices, PartitionSpec())))
+        # JAX up to 0.7 refuses it by itself.
+        self.raises(ValueError, f"{said}|Ordered effects not supported", jax.pmap(total), x.reshape(2, 4))
+        # One device at a time is a rank's, whichever it is.
+        for device in jax.devices():
+            self.assertEqual(float(jax.jit(total)(jax.device_put(x, device))[7]), 7 * WORLD)
+
+    def test_inside_a_group(self):
+        for length in (4, 1_000_000):
+            x, program = jnp.ones(length), jax.jit(lambda x: dmj.all_reduce(x, FLAT))
+            with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "was called inside a group .* call the jitted function before the group or after it"):
+                with FLAT.group():
+                    failing = program(x)
+                failing.block_until_ready()
+            dmj.recover()
+            self.assertEqual(float(program(x)[-1]), WORLD)
 
     def test_not_a_mesh(self):
         self.raises(TypeError, "mesh is a int; a devicemesh.DeviceMesh or the name", dmj.all_reduce, jnp.ones(3), 3)
@@ -105,11 +153,8 @@ class Errors(unittest.TestCase):
             for function in (lambda x: dmj.all_reduce(x, FLAT, op=op), lambda x: dmj.reduce(x, FLAT, op=op), lambda x: dmj.reduce_scatter(x, FLAT, op=op)):
                 self.raises(NotImplementedError, f"with op '{op}' cannot be differentiated, only 'sum' and 'avg' can", jax.grad(lambda x: jnp.sum(function(x))), jnp.ones(WORLD))
 
-    def test_a_mesh_without_jax_distributed(self):
-        if WORLD > 1:
-            self.raises(ValueError, "call jax.distributed.initialize", dmj.mesh_to_jax, MESH)
-        else:
-            self.assertEqual(dmj.mesh_to_jax(MESH).axis_names, ("outer", "inner"))
+    def test_meshes_of_processes_with_several_devices(self):
+        self.raises(ValueError, "process 0 of jax.distributed has more than one device, and a rank of .* has one; start one process per device", dmj.mesh_to_jax, MESH)
 
 
 if __name__ == "__main__":

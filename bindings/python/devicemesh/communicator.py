@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union
 
 from . import _interrupt as interrupt
+from ._beside import group_changes
 from ._library import check, int32, library, listed
 from .buffers import Memory, memory, stream_handle
 from .constants import DType, ReduceOp, reduction
@@ -164,7 +165,7 @@ class Communicator:
     def _run(self, function: Any, one: Memory, two: Optional[Memory], *arguments: Any) -> None:
         """The call; its buffers are kept until it is over, in a group until that ends."""
         try:
-            check(interrupt.call(self._end, function, self._handle, self._dim, *arguments))
+            check(interrupt.issue(self._end, function, self._handle, self._dim, *arguments))
         finally:
             if issued.depth:
                 issued.buffers += (one,) if two is None or two is one else (one, two)
@@ -235,8 +236,10 @@ class Group:
         self._mesh = mesh
 
     def __enter__(self) -> "Group":
-        check(library.dm_group_start(self._mesh._handle))
+        check(interrupt.issue(self._mesh._end, library.dm_group_start, self._mesh._handle))
         issued.depth += 1
+        for changed in group_changes:
+            changed(1)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -244,6 +247,8 @@ class Group:
         try:
             check(interrupt.call(self._mesh._end, library.dm_group_end, self._mesh._handle))
         finally:
+            for changed in group_changes:
+                changed(-1)
             if issued.depth == 0:
                 for each in issued.buffers:
                     each.release()
