@@ -32,10 +32,15 @@ def devices_here(context: Any) -> List[Any]:
 
 
 def check_one(context: Any, name: str) -> None:
-    """Raises ValueError where the collective would run on more than one device of this process."""
+    """Raises ValueError where the collective would run on more than one device of this process, or where XLA would have to divide it over devices."""
     devices = devices_here(context)
     if len(devices) > 1:
         raise ValueError(
             f"{name} is in a computation over {len(devices)} devices of this process ({', '.join(map(str, devices))}), but a rank of a mesh is one process with one "
             "device: start one process for each device (devicemesh run -n <devices>; with jax.distributed, initialize(local_device_ids=...)), or call it in a "
             "computation on one device, outside pmap, shard_map and arrays that are sharded over this process's devices")
+    where = context.module_context.axis_context
+    if not hasattr(where, "mesh") and getattr(where, "num_devices", 1) > 1:
+        raise ValueError(
+            f"{name} is in a computation that XLA divides over {where.num_devices} devices: put it inside jax.shard_map over mesh_to_jax(mesh), where each process calls "
+            "it for its own device")

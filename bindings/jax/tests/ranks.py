@@ -21,9 +21,21 @@ MESH = devicemesh.init_device_mesh("cpu", SHAPE, mesh_dim_names=("outer", "inner
 FLAT = MESH.flatten("all")
 
 
-def own_mesh():
+def own_mesh(dim="dp"):
     """A mesh over all ranks with a communicator of its own, which a test may break."""
-    return devicemesh.init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",), dim_options={"dp": devicemesh.DimOptions(own_comm=True)})
+    return devicemesh.init_device_mesh("cpu", (WORLD,), mesh_dim_names=(dim,), dim_options={dim: devicemesh.DimOptions(own_comm=True)})
+
+
+def compiled(program, *operands):
+    """A jitted function, compiled by rank 0 first. The other ranks find the result in JAX's cache on disk, which saves most of their time."""
+    lowered = program.lower(*operands)
+    meet = lambda: FLAT.get_group().all_reduce(numpy.zeros(1))  # noqa: E731
+    if RANK != 0:
+        meet()
+    made = lowered.compile()
+    if RANK == 0:
+        meet()
+    return made
 
 
 def operand(rank, shape, salt=0, dtype="float64"):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy
 from jax.sharding import NamedSharding, PartitionSpec
-from ranks import FLAT, MESH, RANK, SHAPE, WORLD, own_mesh
+from ranks import FLAT, MESH, RANK, SHAPE, WORLD, close, own_mesh
 
 
 class Errors(unittest.TestCase):
@@ -26,7 +26,9 @@ class Errors(unittest.TestCase):
             MESH.register("registered")
             self.raises(devicemesh.NotFoundError, "pp.*outer, inner", dmj.all_reduce, jnp.ones(3), mesh, "pp")
         self.raises(devicemesh.InvalidArgumentError, "dim", dmj.all_reduce, jnp.ones(3), MESH)
-        self.raises(IndexError, "", dmj.all_reduce, jnp.ones(3), MESH, 2)
+        self.raises(IndexError, "dim is 2, but there are 2 dimensions: outer, inner", dmj.all_reduce, jnp.ones(3), MESH, 2)
+        for dim in (("outer", "inner"), 0.0, True):
+            self.raises(TypeError, "dim .a name or an index of one dimension; flatten makes one of several. is a ", dmj.all_reduce, jnp.ones(3), MESH, dim)
 
     def test_name_that_is_not_registered(self):
         self.raises(devicemesh.NotFoundError, 'no mesh is registered as "nobody"', dmj.all_reduce, jnp.ones(3), "nobody", "inner")
@@ -52,14 +54,14 @@ class Errors(unittest.TestCase):
         self.raises(jax.errors.JaxRuntimeError, f'dimension inner of mesh "reshaped" has {WORLD} ranks now and had {SHAPE[1]} when this was traced', total, jnp.ones(3))
 
     def test_closed_and_finalized_mesh(self):
-        mesh = own_mesh()
-        program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "dp"))
+        mesh = own_mesh("closing")
+        program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "closing"))
         program(jnp.ones(3)).block_until_ready()
         mesh.finalize()
         self.raises(jax.errors.JaxRuntimeError, "ABORTED: .*DM_STATUS_ABORTED", program, jnp.ones(3))
         dmj.recover()
         mesh.close()
-        self.raises(devicemesh.InvalidHandleError, "", dmj.all_reduce, jnp.ones(4), mesh, "dp")
+        self.raises(devicemesh.InvalidHandleError, "", dmj.all_reduce, jnp.ones(4), mesh, "closing")
         self.raises(jax.errors.JaxRuntimeError, "ABORTED: .*DM_STATUS_ABORTED", program, jnp.ones(3))
 
     def test_later_calls_fail_alike_until_recovered(self):
@@ -136,6 +138,44 @@ class Errors(unittest.TestCase):
         for dtype in ("bool", "complex64", "complex128", "int16", "uint16", "float8_e4m3fn"):
             for name in ("all_reduce", "all_gather", "shift"):
                 self.raises(TypeError, f"{name} of {dtype} elements: .*int8, .*bfloat16; convert with astype", getattr(dmj, name), jnp.ones(WORLD).astype(dtype), FLAT)
+
+    def test_random_keys(self):
+        self.raises(TypeError, r"all_gather of random keys \(key<fry>\): send jax.random.key_data", dmj.all_gather, jax.random.key(0), FLAT)
+
+    def test_numbers_that_are_not_integers(self):
+        x = jnp.ones((2, 3))
+        for value, kind in ((0.5, "a float, 0.5"), (True, "a bool, True"), ("1", "a str, '1'"), (None, "a NoneType, None"), ((0, 1), r"a tuple, \(0, 1\)")):
+            self.raises(TypeError, f"root is {kind}; an integer was expected", dmj.broadcast, x, FLAT, root=value)
+            self.raises(TypeError, f"offset is {kind}; an integer was expected", dmj.shift, x, FLAT, offset=value)
+            self.raises(TypeError, f"axis is {kind}; an integer was expected", dmj.all_gather, x, FLAT, axis=value)
+        self.raises(TypeError, "root is a value inside jax.jit; an integer was expected", jax.jit(lambda root: dmj.broadcast(x, FLAT, root=root)), 0)
+        self.assertEqual(dmj.shift(x, FLAT, offset=numpy.int64(1)).tolist(), x.tolist())
+
+    def test_arrays_of_jax_in_host_calls(self):
+        group, here = FLAT.get_group(), numpy.ones(3)
+        for dtype in ("float32", "bfloat16"):
+            x = jnp.ones(3, dtype)
+            self.raises(devicemesh.InvalidArgumentError, "read-only", group.all_reduce, x)
+            self.assertEqual(x.tolist(), [1, 1, 1], "an array of JAX does not change")
+            total = numpy.zeros(3, x.dtype)
+            group.all_reduce(x + 1, total)
+            self.assertEqual(total.tolist(), [2 * WORLD] * 3)
+        self.raises(TypeError, "buffer is a value inside jax.jit .*; the collectives of devicemesh_jax take it", jax.jit(lambda x: group.all_reduce(x, here)), here)
+        gone = jnp.ones(3)
+        gone.delete()
+        self.raises(devicemesh.InvalidArgumentError, "buffer is an array of JAX that was deleted or donated", group.all_reduce, gone, here)
+
+    def test_a_program_that_jax_calls_again_to_find_a_nan(self):
+        # On one rank alone: were its collective made again, it would meet the next one of the others.
+        program = jax.jit(lambda x, sign: jnp.log(dmj.all_reduce(x, FLAT) * sign))
+        x = jnp.full(4, 2.0)
+        with jax.debug_nans(True):
+            if RANK == 0:
+                with self.assertRaisesRegex(FloatingPointError, "all_reduce is not made a second time, because the other ranks do not make it again"):
+                    program(x, -1.0)
+            else:
+                close(self, program(x, 1.0), jnp.log(WORLD * x), "the other ranks")
+            close(self, program(x * 3, 1.0), jnp.log(WORLD * 3 * x), "the program after it")
 
     def test_operators_roots_and_axes(self):
         x = jnp.ones((2, 3))

@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, List
 
-__all__ = ["after_outstanding", "after_outstanding_success", "before_call", "group_changes"]
+__all__ = ["after_outstanding", "after_outstanding_success", "before_call", "group_changes", "mesh_changes"]
 
 # Each is run, on the calling thread, before a call of the library that can wait for other ranks. It returns when the outstanding work of this thread is over,
 # and raises when that work has failed.
 before_call: List[Callable[[], Any]] = []
 # Each is called with 1 when a thread has opened a group, and with -1 when a group has ended.
 group_changes: List[Callable[[int], Any]] = []
+# Each is called with a mesh object that was made, and with None when a mesh of this process has ended, so that a name can pass from a mesh that has ended to
+# an equal one.
+mesh_changes: List[Callable[[Any], Any]] = []
 
 
 def after_outstanding(function: Callable[..., int], *arguments: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import sys
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any, Optional, Sequence, Tuple
 
@@ -156,6 +157,7 @@ def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]
 
 
 def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
+    immutable = _of_jax(array, what)
     device_type, device_id = array.__dlpack_device__()
     device = DLPACK_DEVICES.get(int(device_type))
     if device is None:
@@ -185,7 +187,19 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
         raise TypeError(f"{what} has elements of {_name(array, (tensor.code, tensor.bits))}; supported are {SUPPORTED}")
     ndim = tensor.ndim
     count = _contiguous(what, tensor.shape[:ndim], tensor.strides[:ndim] if tensor.strides else None, 1)
-    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly, device, (array, capsule))
+    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly or immutable, device, (array, capsule))
+
+
+def _of_jax(array: Any, what: str) -> bool:
+    """Whether it is an array of JAX: these never change, so XLA lets others share their memory, but their DLPack capsule does not say so."""
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(array, getattr(jax, "Array", ())):
+        return False
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(f"{what} is a value inside jax.jit (or grad, vmap ...), which has no memory yet; the collectives of devicemesh_jax take it")
+    if array.is_deleted():
+        raise InvalidArgumentError(f"{what} is an array of JAX that was deleted or donated")
+    return True
 
 
 def _name(array: Any, code: Tuple[int, int]) -> str:
