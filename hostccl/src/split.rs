@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use crate::collective::Descriptor;
 use crate::comm::{Blocker, Comm};
 use crate::error::{Error, Result};
+use crate::fork::Private;
 use crate::id::random_token;
 use crate::join::{Join, Source};
 use crate::operation::{Operation, Poll};
@@ -48,7 +49,7 @@ pub(crate) struct Split {
     /// Parent's ranks of this colour, in the new order.
     members: Vec<usize>,
     /// Held open by the first of the members until all have joined.
-    offered: Option<OwnedFd>,
+    offered: Option<Private<OwnedFd>>,
     join: Option<Join>,
 }
 

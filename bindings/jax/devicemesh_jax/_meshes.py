@@ -2,36 +2,88 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import jax
 import numpy
 
 import devicemesh
 from devicemesh import DeviceMesh
+from devicemesh import _beside as beside
+from devicemesh._library import library
+
+from ._operators import integer
 
 MeshOrName = Union[DeviceMesh, str]
-# The mesh that was registered last under a name of ours, so that a mesh in use is not registered again at each call.
-latest: Dict[str, "weakref.ref[DeviceMesh]"] = {}
+# The meshes that were used under each name of ours, the one that is registered now last. So a mesh in use is not registered again at each call.
+used: Dict[str, List["weakref.ref[DeviceMesh]"]] = {}
 
 
 def named(mesh: MeshOrName) -> Tuple[DeviceMesh, str]:
     """A mesh and the name it is registered under.
 
-    A mesh that comes without a name gets one of its contents, which is the same on all its ranks, as XLA's caches need it. Equal meshes share it: the one
-    that was used last is what the name means.
+    A mesh that comes without a name gets one of its contents, which is the same on all its ranks, as XLA's caches need it. Equal meshes share it: the name
+    means the one that was used last and has not ended.
     """
     if isinstance(mesh, str):
         return devicemesh.lookup(mesh), mesh
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh is a {type(mesh).__name__}; a devicemesh.DeviceMesh or the name of a registered one was expected")
-    name = f"jax/{hash(mesh) & 0xFFFFFFFFFFFFFFFF:016x}"
-    known = latest.get(name)
-    if known is None or known() is not mesh:
-        mesh.register(name)
-        latest[name] = weakref.ref(mesh)
+    name = own_name(mesh)
+    known = used.get(name)
+    if not known or known[-1]() is not mesh:
+        give_name(name, mesh)
     return mesh, name
+
+
+def own_name(mesh: DeviceMesh) -> str:
+    return f"jax/{hash(mesh) & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def give_name(name: str, mesh: DeviceMesh) -> None:
+    mesh.register(name)
+    others = [known for known in used.get(name, ()) if known() is not None and known() is not mesh]
+    used[name] = [*others, weakref.ref(mesh)]
+
+
+def pass_names_on(made: Optional[DeviceMesh]) -> None:
+    """The name of a mesh that has ended passes to an equal one: the one that was just made, or the last one in use that lives.
+
+    jax.jit cannot tell equal meshes apart, so a function that was traced with the one is called with the other. Local; every rank makes and ends the same meshes.
+    """
+    if made is not None:
+        name = own_name(made)
+        if name in used and has_ended(name):
+            give_name(name, made)
+        return
+    for name in list(used):
+        living = [mesh for mesh in (known() for known in used[name]) if mesh is not None and not is_over(mesh._handle)]
+        if living and has_ended(name):
+            give_name(name, living[-1])
+
+
+def has_ended(name: str) -> bool:
+    view = ctypes.c_void_p()
+    if library.dm_lookup(name.encode(), ctypes.byref(view)):
+        return True
+    try:
+        return is_over(view)
+    finally:
+        library.dm_free(view)
+
+
+def is_over(view: Any) -> bool:
+    """Whether the mesh of a view was finalized, aborted or shrunk: then there is no root that could be had."""
+    root = ctypes.c_void_p()
+    if library.dm_root(view, ctypes.byref(root)):
+        return True
+    library.dm_free(root)
+    return False
+
+
+beside.mesh_changes.append(pass_names_on)
 
 
 def along(mesh: MeshOrName, dim: Union[None, int, str]) -> Tuple[str, str, int]:
@@ -40,8 +92,15 @@ def along(mesh: MeshOrName, dim: Union[None, int, str]) -> Tuple[str, str, int]:
     if dim is None:
         found.get_local_rank()  # says what is wrong when there is not one dimension
         dim = 0
-    label = dim if isinstance(dim, str) else dim_names(found)[dim]
+    label = dim if isinstance(dim, str) else label_of(found, integer("dim (a name or an index of one dimension; flatten makes one of several)", dim))
     return name, label, found.size(label)
+
+
+def label_of(mesh: DeviceMesh, index: int) -> str:
+    names = dim_names(mesh)
+    if not -len(names) <= index < len(names):
+        raise IndexError(f"dim is {index}, but there are {len(names)} dimensions: {', '.join(names)}")
+    return names[index]
 
 
 def dim_names(mesh: DeviceMesh) -> Tuple[str, ...]:

@@ -36,6 +36,7 @@ def load() -> ctypes.CDLL:
             tried.append(str(error))
             continue
         connect.restype, connect.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
+        found.devicemesh_jax_group.restype, found.devicemesh_jax_group.argtypes = None, [ctypes.c_int]
         # The very copy that devicemesh uses: another one would not know its meshes.
         problem = connect(devicemesh_library.PATH.encode())
         if problem:

@@ -14,6 +14,10 @@ import atexit
 import sys
 from typing import Any, Optional
 
+from devicemesh import _beside as beside
+
+from . import _native
+
 try:
     from jax._src import dispatch, effects
 except ImportError as error:
@@ -49,6 +53,22 @@ def take(context: Any) -> Any:
 def give(context: Any, token: Any) -> None:
     """The token that the one after it will wait for."""
     context.set_tokens_out(context.tokens_in.update_tokens(mlir.TokenSet({collective: token})))
+
+
+def wait_for_jitted() -> None:
+    """Returns when the collectives that this thread has given to JAX are over; raises what went wrong in them.
+
+    The package devicemesh runs it before each of its own calls that can wait for other ranks. So a host call comes after what JAX was given before it, on every
+    rank. It costs a look into a dictionary while nothing was given. JAX keeps tokens per thread: what other threads have given to JAX is not seen here.
+    """
+    token = dispatch.runtime_tokens.current_tokens.get(collective)
+    if token is not None:
+        token.block_until_ready()
+
+
+beside.before_call.append(wait_for_jitted)
+# A jitted collective that runs while a group is open is refused: on the group's own thread it would be put off until the group ends, after XLA has read its result.
+beside.group_changes.append(_native.library.devicemesh_jax_group)
 
 
 def recover() -> Optional[Exception]:

@@ -15,6 +15,7 @@ Every parameter is the same on all ranks (names, sizes, operators; never a coord
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import jax
@@ -24,11 +25,19 @@ from jax.core import ShapedArray, abstract_token
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _native, _order
+from . import _devices, _native, _order
 from ._operators import AVG, NAMES, SUM
 
 Params = Dict[str, Any]
 Batch = Callable[[Any, int], Tuple[Any, int]]
+
+
+def refuse_a_rerun(name: str) -> None:
+    """jax_debug_nans and jax_debug_infs call a program again, on this rank alone, while they handle the error that they found in its result."""
+    if type(sys.exc_info()[1]).__name__ == "InternalFloatingPointError":
+        raise FloatingPointError(
+            f"JAX found nan or inf in the result of {name}, or of a jitted program with it, and calls it again without jit to find the place. {name} is not made a second "
+            "time, because the other ranks do not make it again; print its operand and its result with jax.debug.print to see where the value is from")
 
 
 @functools.lru_cache(maxsize=None)
@@ -43,6 +52,8 @@ def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
         f"devicemesh_{name}", has_side_effect=True, operand_output_aliases={1: 0} if zeros else {0: 0} if in_place else None)
 
     def lower(context: Any, operand: Any, **params: Any) -> List[Any]:
+        refuse_a_rerun(name)
+        _devices.check_one(context, name)
         (made,) = context.avals_out
         operands, avals = [operand], list(context.avals_in)
         if zeros:
@@ -80,12 +91,18 @@ def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[.
         operand, axis = batch(operands[0], axes[0])
         return primitive.bind(operand, **params), axis
 
-    primitive.def_impl(lambda operand, **params: compiled(primitive, tuple(params.items()))(operand))
+    def outside_jit(operand: Any, **params: Any) -> Any:
+        refuse_a_rerun(name)
+        with jax.disable_jit(False):  # a handler is always called from compiled code
+            return compiled(primitive, tuple(params.items()))(operand)
+
+    primitive.def_impl(outside_jit)
     primitive.def_effectful_abstract_eval(abstract)
     ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, params)])
     linear = ad.primitive_jvps[primitive]
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batched
+    _devices.ask_for_devices(primitive)
     for platform in _native.PLATFORMS:
         mlir.register_lowering(primitive, lowering(name, platform, zeros, in_place), platform=platform)
     return primitive

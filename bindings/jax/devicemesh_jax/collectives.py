@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from . import _primitives as primitives
 from ._meshes import MeshOrName, along
-from ._operators import check_dtype, operator
+from ._operators import check_dtype, integer, operator
 
 Dim = Union[None, int, str]
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter", "shift"]
@@ -31,6 +31,7 @@ def call(what: str, x: Any, mesh: MeshOrName, dim: Dim, body: Callable[..., Any]
 
 
 def axis_of(name: str, axis: int, ndim: int) -> int:
+    axis = integer(name, axis)
     if not -ndim <= axis < ndim:
         raise ValueError(f"{name} is {axis}, but there are {ndim} axes")
     return axis % ndim
@@ -57,7 +58,7 @@ def join(array: Any, axis: int, tiled: bool) -> Any:
 
 
 def all_reduce(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum") -> Any:
-    """Every rank's elements together: op is "sum", "avg", "prod", "max" or "min" ("sum" and "avg" can be differentiated). Any shape; as jax.lax.psum."""
+    """Every rank's elements together: op is "sum", "avg", "prod", "max" or "min", or a devicemesh.ReduceOp ("sum" and "avg" can be differentiated). Any shape; as jax.lax.psum."""
     code = operator(op)
     return call("all_reduce", x, mesh, dim, lambda array, **where: primitives.all_reduce_p.bind(array, op=code, **where))
 
@@ -74,9 +75,10 @@ def broadcast(x: Any, mesh: MeshOrName, dim: Dim = None, root: int = 0) -> Any:
 
 
 def root_of(root: int, dim: str, size: int, **_: Any) -> int:
+    root = integer("root", root)
     if not 0 <= root < size:
         raise ValueError(f"root is {root}; dimension {dim} has ranks 0 to {size - 1}")
-    return int(root)
+    return root
 
 
 def all_gather(x: Any, mesh: MeshOrName, dim: Dim = None, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -118,6 +120,7 @@ def shift(x: Any, mesh: MeshOrName, dim: Dim = None, offset: int = 1, *, wrap: b
 
     A ring is offset=1; a pipeline's next stage is offset=1, wrap=False.
     """
+    offset = integer("offset", offset)
 
     def body(array: Any, size: int, **where: Any) -> Any:
         # Within a turn, so that programs which mean the same are the same.

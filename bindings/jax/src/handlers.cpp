@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -38,6 +39,10 @@ struct Library {
 };
 
 Library library;
+
+// How many groups (mesh.group() in Python) are open in this process now. The package waits for all handlers before it opens one and before it ends one, so
+// a handler that sees a group belongs to a program that was called inside it.
+std::atomic<int> open_groups{0};
 
 ffi::ErrorCode code_of(dm_status status) {
   switch (status) {
@@ -126,10 +131,11 @@ namespace {
 struct Call {
   Call(Origin origin, const ffi::Dictionary &attributes, const Operand &operand) : attributes(attributes) { error = prepare(origin, operand); }
 
-  // Runs the collective, unless something is wrong already or there is nothing to send (on any rank: shapes are the same everywhere).
+  // Runs the collective, unless something is wrong already. An operand without elements takes part too: on another rank it may have some, and the library
+  // compares them. Were the call left out on this rank, all later calls would meet the other ranks' calls of one before.
   template <typename Body>
   ffi::Error run(Body body) {
-    if (error.success() && count != 0) {
+    if (error.success()) {
       if (dm_status status = body()) return error_of(status);
     }
     return error;
@@ -159,6 +165,11 @@ struct Call {
     size = number("size");
     const std::string platform = text("platform");
     if (error.failure()) return error;
+    if (open_groups.load() != 0) {
+      return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                        "a jitted collective on mesh \"" + mesh_name + "\" was called inside a group (with mesh.group()): what is called there starts "
+                            "when the group ends, which is after XLA reads the result; call the jitted function before the group or after it");
+    }
     count = operand.element_count();
     std::optional<dm_dtype> known = dtype_of(operand.element_type());
     if (!known) {
@@ -292,6 +303,9 @@ extern "C" __attribute__((visibility("default"))) const char *devicemesh_jax_con
   library = found;
   return nullptr;
 }
+
+// Counts open groups: change is 1 when one has been opened, -1 when one has ended.
+extern "C" __attribute__((visibility("default"))) void devicemesh_jax_group(int change) { open_groups += change; }
 
 #define HANDLER(name, operands)                                                                                                        \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error *devicemesh_##name(XLA_FFI_CallFrame *);                             \

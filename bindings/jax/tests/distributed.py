@@ -39,5 +39,10 @@ for dim in ("dp", "tp"):
     # Ours inside a program over all processes: each of them calls it for its own device.
     inside = jax.jit(jax.shard_map(lambda x: dmj.all_reduce(x, mesh, dim), mesh=theirs, in_specs=blocks.spec, out_specs=blocks.spec, check_vma=False))
     compare(f"ours inside shard_map along {dim}", dmj.all_reduce(mine, mesh, dim), inside(everything))
+try:
+    jax.jit(lambda x: dmj.all_reduce(x, mesh, "dp"))(everything)
+    raise SystemExit("XLA cannot divide a collective of ours")
+except ValueError as error:
+    assert f"XLA divides over {world} devices: put it inside jax.shard_map over mesh_to_jax(mesh)" in str(error), error
 print("fine", flush=True)
 jax.distributed.shutdown()

@@ -12,6 +12,11 @@ import jax.numpy as jnp
 
 how, rank, world = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 mesh = devicemesh.init_device_mesh("cpu", (world,), mesh_dim_names=("dp",), timeout=120)
+try:
+    dmj.mesh_to_jax(mesh)
+    sys.exit("a mesh of JAX over several processes needs jax.distributed")
+except ValueError as error:
+    assert "call jax.distributed.initialize" in str(error), error
 program = jax.jit(lambda x: [dmj.all_reduce(x * index, mesh, "dp") for index in range(8)])
 x = jnp.ones(100_000)
 jax.block_until_ready(program(x))

@@ -12,11 +12,30 @@ import jax.numpy as jnp
 import numpy
 
 jax.config.update("jax_enable_x64", True)
+# Computations run on the first one; the second one is for what must be refused.
+jax.config.update("jax_num_cpu_devices", 2)
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 # The group of a rank along "inner" is neighbours, along "outer" it is strided.
 SHAPE = (1, 1) if WORLD == 1 else (2, WORLD // 2)
 MESH = devicemesh.init_device_mesh("cpu", SHAPE, mesh_dim_names=("outer", "inner"), timeout=120)
 FLAT = MESH.flatten("all")
+
+
+def own_mesh(dim="dp"):
+    """A mesh over all ranks with a communicator of its own, which a test may break."""
+    return devicemesh.init_device_mesh("cpu", (WORLD,), mesh_dim_names=(dim,), dim_options={dim: devicemesh.DimOptions(own_comm=True)})
+
+
+def compiled(program, *operands):
+    """A jitted function, compiled by rank 0 first. The other ranks find the result in JAX's cache on disk, which saves most of their time."""
+    lowered = program.lower(*operands)
+    meet = lambda: FLAT.get_group().all_reduce(numpy.zeros(1))  # noqa: E731
+    if RANK != 0:
+        meet()
+    made = lowered.compile()
+    if RANK == 0:
+        meet()
+    return made
 
 
 def operand(rank, shape, salt=0, dtype="float64"):

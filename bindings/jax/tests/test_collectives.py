@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy
 from jax import lax
 
-from ranks import FLAT, MESH, RANK, SHAPE, WORLD, close, operand, stacked
+from ranks import FLAT, MESH, RANK, SHAPE, WORLD, close, compiled, operand, own_mesh, stacked
 
 
 def ring(offset, wrap):
@@ -91,8 +91,9 @@ class Against(unittest.TestCase):
         before = numpy.array(x)
         program = jax.jit(lambda *operands: dict(everything(ours, *operands, 0)))
         judge = jax.jit(lambda *operands: dict(everything(theirs, *operands, 1)))
-        expected = judge(xs, directions, weights)
-        for what, value in program(x, directions[place], weights[place]).items():
+        expected = compiled(judge, xs, directions, weights)(xs, directions, weights)
+        mine = x, directions[place], weights[place]
+        for what, value in compiled(program, *mine)(*mine).items():
             close(self, value, expected[what][place], f"{name} along {dim}: {what}")
         close(self, ours(x), expected["value"][place], f"{name} along {dim}, outside jit")
         numpy.testing.assert_array_equal(x, before, f"{name}: the operand is as before")
@@ -122,6 +123,7 @@ class Values(unittest.TestCase):
 
     def test_operators_without_derivative(self):
         x = jnp.arange(4.0) + RANK + 1
+        close(self, dmj.all_reduce(x, FLAT, op=devicemesh.ReduceOp.MAX), jnp.arange(4.0) + WORLD, "by ReduceOp")
         for op, expected in (("max", jnp.arange(4.0) + WORLD), ("min", jnp.arange(4.0) + 1),
                              ("prod", jnp.prod(jnp.stack([jnp.arange(4.0) + rank + 1 for rank in range(WORLD)]), 0))):
             close(self, dmj.all_reduce(x, FLAT, op=op), expected, op)
@@ -167,6 +169,25 @@ class Values(unittest.TestCase):
         turned = devicemesh.init_device_mesh("cpu", SHAPE, mesh_dim_names=("outer", "inner"), ranks=list(reversed(range(WORLD))))
         turned.register("changing")
         self.assertEqual(float(total(jnp.float64(RANK))), sum(turned.group_ranks("inner")))
+
+    def test_equal_meshes_of_which_one_has_ended(self):
+        x, total = jnp.float64(RANK), lambda x, mesh: dmj.all_reduce(x, mesh, "dp")
+        first, second = own_mesh(), own_mesh()
+        programs = [jax.jit(lambda x, mesh=mesh: total(x, mesh)) for mesh in (first, second)]
+        chosen = jax.jit(total, static_argnums=1)
+        expected = [sum(range(WORLD))] * 3
+        self.assertEqual([float(program(x)) for program in (*programs, lambda x: chosen(x, first))], expected)
+        second.finalize()
+        self.assertEqual(float(programs[0](x)), expected[0], "the first one lives")
+        first.finalize()
+        # JAX compares meshes by their contents, so this is the function that was traced with the first one.
+        third = own_mesh()
+        self.assertEqual(float(chosen(x, third)), expected[0], "in place of the first one")
+
+    def test_without_jit(self):
+        x = jnp.arange(3.0) + RANK
+        with jax.disable_jit():
+            close(self, jax.jit(lambda x: dmj.all_reduce(x, FLAT))(x), jnp.arange(3.0) * WORLD + sum(range(WORLD)), "disable_jit")
 
     def test_all_ranks_compile_the_same_program(self):
         def program(x):

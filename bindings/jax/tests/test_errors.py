@@ -6,7 +6,9 @@ import devicemesh
 import devicemesh_jax as dmj
 import jax
 import jax.numpy as jnp
-from ranks import FLAT, MESH, RANK, SHAPE, WORLD
+import numpy
+from jax.sharding import NamedSharding, PartitionSpec
+from ranks import FLAT, MESH, RANK, SHAPE, WORLD, close, own_mesh
 
 
 class Errors(unittest.TestCase):
@@ -24,7 +26,9 @@ class Errors(unittest.TestCase):
             MESH.register("registered")
             self.raises(devicemesh.NotFoundError, "pp.*outer, inner", dmj.all_reduce, jnp.ones(3), mesh, "pp")
         self.raises(devicemesh.InvalidArgumentError, "dim", dmj.all_reduce, jnp.ones(3), MESH)
-        self.raises(IndexError, "", dmj.all_reduce, jnp.ones(3), MESH, 2)
+        self.raises(IndexError, "dim is 2, but there are 2 dimensions: outer, inner", dmj.all_reduce, jnp.ones(3), MESH, 2)
+        for dim in (("outer", "inner"), 0.0, True):
+            self.raises(TypeError, "dim .a name or an index of one dimension; flatten makes one of several. is a ", dmj.all_reduce, jnp.ones(3), MESH, dim)
 
     def test_name_that_is_not_registered(self):
         self.raises(devicemesh.NotFoundError, 'no mesh is registered as "nobody"', dmj.all_reduce, jnp.ones(3), "nobody", "inner")
@@ -50,14 +54,14 @@ class Errors(unittest.TestCase):
         self.raises(jax.errors.JaxRuntimeError, f'dimension inner of mesh "reshaped" has {WORLD} ranks now and had {SHAPE[1]} when this was traced', total, jnp.ones(3))
 
     def test_closed_and_finalized_mesh(self):
-        mesh = devicemesh.init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp",), dim_options={"dp": devicemesh.DimOptions(own_comm=True)})
-        program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "dp"))
+        mesh = own_mesh("closing")
+        program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "closing"))
         program(jnp.ones(3)).block_until_ready()
         mesh.finalize()
         self.raises(jax.errors.JaxRuntimeError, "ABORTED: .*DM_STATUS_ABORTED", program, jnp.ones(3))
         dmj.recover()
         mesh.close()
-        self.raises(devicemesh.InvalidHandleError, "", dmj.all_reduce, jnp.ones(4), mesh, "dp")
+        self.raises(devicemesh.InvalidHandleError, "", dmj.all_reduce, jnp.ones(4), mesh, "closing")
         self.raises(jax.errors.JaxRuntimeError, "ABORTED: .*DM_STATUS_ABORTED", program, jnp.ones(3))
 
     def test_later_calls_fail_alike_until_recovered(self):
@@ -70,7 +74,11 @@ class Errors(unittest.TestCase):
             # Not waited for, so the one behind it is under way when it fails.
             failing = total(x)
             jax.block_until_ready([dmj.all_reduce(x, FLAT), failing])
-        dmj.recover()
+        with self.assertRaisesRegex(jax.errors.JaxRuntimeError, 'no mesh is registered as "leaving"'):
+            FLAT.get_group().all_reduce(numpy.ones(3))
+        # What makes and ends meshes belongs to the way out of an error.
+        devicemesh.init_device_mesh("cpu", (WORLD,)).finalize()
+        self.assertIsNotNone(dmj.recover())
         self.assertEqual(float(dmj.all_reduce(x, FLAT)[-1]), WORLD)
 
     def test_meshes_that_cannot_communicate_here(self):
@@ -81,6 +89,48 @@ class Errors(unittest.TestCase):
             self.raises(jax.errors.JaxRuntimeError, text, dmj.all_reduce, jnp.ones(3), f"offline {device}", "dp")
             dmj.recover()
 
+    def test_ranks_that_call_differently(self):
+        # The last rank makes another call. Each program goes on with a call that all ranks make alike: it must not meet the other call.
+        odd, x = RANK == WORLD - 1 > 0, jnp.ones(4)
+        programs = {
+            "no elements": lambda mesh, x: dmj.all_reduce(x[:0] if odd else x, mesh),
+            "no elements of all but one": lambda mesh, x: dmj.all_gather(x if odd else x[:0], mesh),
+            "no elements to the next": lambda mesh, x: dmj.shift(x[:0] if odd else x, mesh),
+            "another branch": lambda mesh, x: jax.lax.cond(x[0] + odd > 1, lambda x: dmj.all_reduce(x[:2], mesh)[0] + x, lambda x: dmj.all_reduce(x, mesh), x),
+        }
+        for what, program in programs.items():
+            mesh = own_mesh()
+            if WORLD > 1:
+                with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "DM_STATUS_", msg=what) as raised:
+                    jax.block_until_ready(jax.jit(lambda x: (program(mesh, x), dmj.all_reduce(x, mesh)))(x))
+                self.assertIn("DM_STATUS_MISMATCH", str(raised.exception), what)
+                dmj.recover()
+
+    def test_several_devices_of_one_process(self):
+        devices = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        rows = NamedSharding(devices, PartitionSpec("d"))
+        x, total = jnp.arange(8.0), lambda x: dmj.all_reduce(x, FLAT)
+        said = r"all_reduce is in a computation over 2 devices of this process \(.*\), .*: start one process for each device"
+        shards = jax.jit(jax.shard_map(total, mesh=devices, in_specs=rows.spec, out_specs=rows.spec, check_vma=False))
+        self.raises(ValueError, said, shards, x)
+        self.raises(ValueError, said, jax.jit(jax.grad(lambda x: jnp.sum(total(x) ** 2))), jax.device_put(x, rows))
+        self.raises(ValueError, said, jax.jit(total), jax.device_put(x, NamedSharding(devices, PartitionSpec())))
+        # JAX up to 0.7 refuses it by itself.
+        self.raises(ValueError, f"{said}|Ordered effects not supported", jax.pmap(total), x.reshape(2, 4))
+        # One device at a time is a rank's, whichever it is.
+        for device in jax.devices():
+            self.assertEqual(float(jax.jit(total)(jax.device_put(x, device))[7]), 7 * WORLD)
+
+    def test_inside_a_group(self):
+        for length in (4, 1_000_000):
+            x, program = jnp.ones(length), jax.jit(lambda x: dmj.all_reduce(x, FLAT))
+            with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "was called inside a group .* call the jitted function before the group or after it"):
+                with FLAT.group():
+                    failing = program(x)
+                failing.block_until_ready()
+            dmj.recover()
+            self.assertEqual(float(program(x)[-1]), WORLD)
+
     def test_not_a_mesh(self):
         self.raises(TypeError, "mesh is a int; a devicemesh.DeviceMesh or the name", dmj.all_reduce, jnp.ones(3), 3)
 
@@ -88,6 +138,44 @@ class Errors(unittest.TestCase):
         for dtype in ("bool", "complex64", "complex128", "int16", "uint16", "float8_e4m3fn"):
             for name in ("all_reduce", "all_gather", "shift"):
                 self.raises(TypeError, f"{name} of {dtype} elements: .*int8, .*bfloat16; convert with astype", getattr(dmj, name), jnp.ones(WORLD).astype(dtype), FLAT)
+
+    def test_random_keys(self):
+        self.raises(TypeError, r"all_gather of random keys \(key<fry>\): send jax.random.key_data", dmj.all_gather, jax.random.key(0), FLAT)
+
+    def test_numbers_that_are_not_integers(self):
+        x = jnp.ones((2, 3))
+        for value, kind in ((0.5, "a float, 0.5"), (True, "a bool, True"), ("1", "a str, '1'"), (None, "a NoneType, None"), ((0, 1), r"a tuple, \(0, 1\)")):
+            self.raises(TypeError, f"root is {kind}; an integer was expected", dmj.broadcast, x, FLAT, root=value)
+            self.raises(TypeError, f"offset is {kind}; an integer was expected", dmj.shift, x, FLAT, offset=value)
+            self.raises(TypeError, f"axis is {kind}; an integer was expected", dmj.all_gather, x, FLAT, axis=value)
+        self.raises(TypeError, "root is a value inside jax.jit; an integer was expected", jax.jit(lambda root: dmj.broadcast(x, FLAT, root=root)), 0)
+        self.assertEqual(dmj.shift(x, FLAT, offset=numpy.int64(1)).tolist(), x.tolist())
+
+    def test_arrays_of_jax_in_host_calls(self):
+        group, here = FLAT.get_group(), numpy.ones(3)
+        for dtype in ("float32", "bfloat16"):
+            x = jnp.ones(3, dtype)
+            self.raises(devicemesh.InvalidArgumentError, "read-only", group.all_reduce, x)
+            self.assertEqual(x.tolist(), [1, 1, 1], "an array of JAX does not change")
+            total = numpy.zeros(3, x.dtype)
+            group.all_reduce(x + 1, total)
+            self.assertEqual(total.tolist(), [2 * WORLD] * 3)
+        self.raises(TypeError, "buffer is a value inside jax.jit .*; the collectives of devicemesh_jax take it", jax.jit(lambda x: group.all_reduce(x, here)), here)
+        gone = jnp.ones(3)
+        gone.delete()
+        self.raises(devicemesh.InvalidArgumentError, "buffer is an array of JAX that was deleted or donated", group.all_reduce, gone, here)
+
+    def test_a_program_that_jax_calls_again_to_find_a_nan(self):
+        # On one rank alone: were its collective made again, it would meet the next one of the others.
+        program = jax.jit(lambda x, sign: jnp.log(dmj.all_reduce(x, FLAT) * sign))
+        x = jnp.full(4, 2.0)
+        with jax.debug_nans(True):
+            if RANK == 0:
+                with self.assertRaisesRegex(FloatingPointError, "all_reduce is not made a second time, because the other ranks do not make it again"):
+                    program(x, -1.0)
+            else:
+                close(self, program(x, 1.0), jnp.log(WORLD * x), "the other ranks")
+            close(self, program(x * 3, 1.0), jnp.log(WORLD * 3 * x), "the program after it")
 
     def test_operators_roots_and_axes(self):
         x = jnp.ones((2, 3))
@@ -105,11 +193,8 @@ class Errors(unittest.TestCase):
             for function in (lambda x: dmj.all_reduce(x, FLAT, op=op), lambda x: dmj.reduce(x, FLAT, op=op), lambda x: dmj.reduce_scatter(x, FLAT, op=op)):
                 self.raises(NotImplementedError, f"with op '{op}' cannot be differentiated, only 'sum' and 'avg' can", jax.grad(lambda x: jnp.sum(function(x))), jnp.ones(WORLD))
 
-    def test_a_mesh_without_jax_distributed(self):
-        if WORLD > 1:
-            self.raises(ValueError, "call jax.distributed.initialize", dmj.mesh_to_jax, MESH)
-        else:
-            self.assertEqual(dmj.mesh_to_jax(MESH).axis_names, ("outer", "inner"))
+    def test_meshes_of_processes_with_several_devices(self):
+        self.raises(ValueError, "process 0 of jax.distributed has more than one device, and a rank of .* has one; start one process per device", dmj.mesh_to_jax, MESH)
 
 
 if __name__ == "__main__":

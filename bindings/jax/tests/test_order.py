@@ -10,8 +10,9 @@ import unittest
 import devicemesh_jax as dmj
 import jax
 import jax.numpy as jnp
+import numpy
 from jax import lax
-from ranks import FLAT, MESH, WORLD
+from ranks import FLAT, MESH, WORLD, own_mesh
 
 RUNS = 20 if WORLD <= 4 else 6
 LENGTH = 1_000_000
@@ -55,6 +56,31 @@ class Order(unittest.TestCase):
         results = [(first(OPERANDS[0]), second(OPERANDS[1])) for _ in range(RUNS)]
         for run, pair in enumerate(results):
             self.assertEqual(wrong(pair, WORLD), [], f"run {run}: sums of different programs")
+
+    def test_host_calls_after_what_jax_was_given(self):
+        # Both reduce LENGTH elements of one type on one communicator, so nothing but their order tells them apart.
+        step = jax.jit(lambda x: dmj.all_reduce(dmj.all_reduce(x, FLAT) / WORLD, FLAT))
+        ones, host = jnp.ones(LENGTH, "float32"), numpy.full(LENGTH, 100, "float32")
+        summed = numpy.empty_like(host)
+        for run in range(RUNS // 2):
+            jitted = step(ones)
+            FLAT.get_group().all_reduce(host, summed)
+            self.assertEqual((set(numpy.unique(jitted)), set(numpy.unique(summed))), ({WORLD}, {100 * WORLD}), f"run {run}: a host call met a jitted one")
+
+    def test_meshes_made_and_ended_after_what_jax_was_given(self):
+        # A flattening splits the communicator that the jitted collectives are on, and finalize ends it.
+        mesh = own_mesh()
+        step = jax.jit(lambda x: [dmj.all_reduce(x * factor, mesh, "dp") for factor in (1, 2, 3)])
+        ones = jnp.ones(LENGTH, "float32")
+        results = [step(ones)]
+        mesh.reshape((WORLD // 2, 2) if WORLD > 1 else (1, 1), ("a", "b"))
+        results.append(step(ones))
+        with mesh.group():
+            pass
+        results.append(step(ones))
+        mesh.finalize()
+        for result in results:
+            self.assertEqual([set(numpy.unique(part)) for part in result], [{WORLD}, {2 * WORLD}, {3 * WORLD}])
 
     def test_the_token_goes_from_call_to_call(self):
         def program(x, ys):

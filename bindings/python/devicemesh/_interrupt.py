@@ -19,6 +19,8 @@ import threading
 import time
 from typing import Any, Callable, Optional, Tuple, TypeVar
 
+from ._beside import after_outstanding, after_outstanding_success, before_call
+
 # The signals by which a program is asked to end. Others (SIGCHLD, SIGUSR1 ...) leave a blocked call alone.
 ENDING = frozenset((int(signal.SIGINT), int(signal.SIGTERM)))
 # A call that ends by itself within this time of the signal leaves the mesh alive.
@@ -78,7 +80,17 @@ os.register_at_fork(after_in_child=forget)
 
 
 def call(end: End, function: Callable[..., int], *arguments: Any) -> int:
-    """function(*arguments), a call of the library that may block; Ctrl-C ends it through end()."""
+    """function(*arguments), a call of the library that may block; Ctrl-C ends it through end(). It starts when outstanding work of other packages is over."""
+    return blocked_in(end, after_outstanding, function, *arguments) if before_call else blocked_in(end, function, *arguments)
+
+
+def issue(end: End, function: Callable[..., int], *arguments: Any) -> int:
+    """As call, for what puts data on a communicator: an error of the outstanding work is raised, and the call is not made."""
+    return blocked_in(end, after_outstanding_success, function, *arguments) if before_call else blocked_in(end, function, *arguments)
+
+
+def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
+    """function(*arguments); while it is blocked on the main thread, Ctrl-C calls end()."""
     global watch
     if threading.get_ident() != main_thread:
         return function(*arguments)

@@ -189,6 +189,7 @@ def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]
 
 
 def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
+    immutable = _of_jax(array, what)
     # torch's views may say "times -1" or "conjugate" by a bit of the tensor. It does not lie in the memory, and DLPack has no word for it.
     for bit, name in (("is_neg", "negative"), ("is_conj", "conjugate")):
         if callable(getattr(array, bit, None)) and getattr(array, bit)():
@@ -229,7 +230,19 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     if count > 0 and not tensor.data:
         raise InvalidArgumentError(
             f"{what} is a {type(array).__name__} of {count} elements without memory behind it (a fake, functional or wrapped tensor, or its storage was freed)")
-    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly, device, (array, capsule), copied=copied)
+    return Memory((tensor.data or 0) + tensor.byte_offset, count, kind, readonly or immutable, device, (array, capsule), copied=copied)
+
+
+def _of_jax(array: Any, what: str) -> bool:
+    """Whether it is an array of JAX: these never change, so XLA lets others share their memory, but their DLPack capsule does not say so."""
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(array, getattr(jax, "Array", ())):
+        return False
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(f"{what} is a value inside jax.jit (or grad, vmap ...), which has no memory yet; the collectives of devicemesh_jax take it")
+    if array.is_deleted():
+        raise InvalidArgumentError(f"{what} is an array of JAX that was deleted or donated")
+    return True
 
 
 def _name(array: Any, code: Tuple[int, int]) -> str:

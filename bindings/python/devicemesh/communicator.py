@@ -178,7 +178,7 @@ class Communicator:
             opened.groups[-1].add(Queued(self, partial(function, self._handle, self._dim, *arguments), kept))
             return
         try:
-            check(interrupt.call(self._end, function, self._handle, self._dim, *arguments))
+            check(interrupt.issue(self._end, function, self._handle, self._dim, *arguments))
         finally:
             for each in kept:
                 each.release()

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, TypeVar, cast
 
 from . import _interrupt as interrupt
+from ._beside import group_changes
 from ._library import check, library
 from .errors import InvalidHandleError
 
@@ -63,12 +64,14 @@ class Group:
         own = handle.value or 0
         # Begun in the library too, for calls beside this package (through raw communicators) that belong to the group.
         try:
-            check(library.dm_group_start(own))
+            check(interrupt.issue(partial(library.dm_abort, own), library.dm_group_start, own))
         except BaseException:
             library.dm_free(own)
             raise
         self._handle, self._refused = own, None
         opened.groups.append(self)
+        for changed in group_changes:
+            changed(1)
         return self
 
     def __exit__(self, _: Any, raised: Optional[BaseException], __: Any) -> None:
@@ -88,6 +91,8 @@ class Group:
             if failure is None:
                 check(status)
         finally:
+            for changed in group_changes:
+                changed(-1)
             library.dm_free(self._handle)
             self._handle = 0
             release(queue)

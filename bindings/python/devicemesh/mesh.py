@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from . import _declarations as declarations
 from . import _interrupt as interrupt
 from ._arguments import Timeout, as_many, as_tuple, init_options, labels, nested, split
+from ._beside import mesh_changes
 from ._library import check, flag, library, listing, optional_text, ranks, sizes, string, texts
 from ._library import text as as_text
 from ._queries import Dim, MeshQueries
@@ -80,6 +81,8 @@ class DeviceMesh(MeshQueries):
         self._adopted_groups: List[Any] = []
         self._groups: Dict[str, Communicator] = {}
         alive[number] = self
+        for changed in mesh_changes:
+            changed(self)
 
     def _view(self, function: Any, *arguments: Any) -> "DeviceMesh":
         """A mesh that function(arguments, mesh_out) makes of this one."""
@@ -161,6 +164,7 @@ class DeviceMesh(MeshQueries):
         lost, handle = ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
         # The mesh ends at once, so only the world can end the call.
         check(interrupt.call(_world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost), byref(handle)))
+        _has_ended()
         return _adopted(handle, self._world)
 
     @staticmethod
@@ -256,10 +260,12 @@ class DeviceMesh(MeshQueries):
     def abort(self) -> None:
         """Ends the root mesh on this rank at once: wakes every call that is blocked in any of its views. Local, from any thread."""
         check(library.dm_abort(self._handle))
+        _has_ended()
 
     def finalize(self) -> None:
         """Waits for outstanding work and destroys the communicators of the root mesh. Collective over it; every view raises AbortedError from then on."""
         check(interrupt.call(self._end, library.dm_finalize, self._handle))
+        _has_ended()
 
     def close(self) -> None:
         """Frees the handle; communicators and other views live on. Done by itself when nothing refers to the mesh any more."""
@@ -354,6 +360,11 @@ def unregister(name: str) -> None:
 def _world_end(world: Optional[World]) -> interrupt.End:
     """What ends a call that waits for the whole world."""
     return abort_default_worlds if world is None else world._end
+
+
+def _has_ended() -> None:
+    for changed in mesh_changes:
+        changed(None)
 
 
 def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> DeviceMesh:

@@ -1,0 +1,46 @@
+"""A rank of a mesh is one process with one device: a computation over several devices of a process is refused when it is lowered.
+
+XLA would run the handler once for each of these devices, at the same time and on one communicator, so that the first device of one rank would meet the second
+one of another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import jax
+from jax.extend.core import Primitive
+
+try:
+    from jax._src import dispatch
+except ImportError as error:
+    raise ImportError(f"devicemesh_jax does not know this version of JAX ({error}); it is tested with 0.7.2 to 0.10.2") from error
+
+
+def ask_for_devices(primitive: Primitive) -> None:
+    """Lets JAX tell the lowering rule of this primitive on which devices the computation will run."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def devices_here(context: Any) -> List[Any]:
+    """The devices of this process among those of the computation that is being lowered. shard_map puts its mesh in place of the list."""
+    where = context.module_context.axis_context
+    devices = getattr(where, "device_assignment", None)
+    if devices is None and isinstance(getattr(where, "mesh", None), jax.sharding.Mesh):
+        devices = where.mesh.devices.flat
+    return [device for device in devices or () if device.process_index == jax.process_index()]
+
+
+def check_one(context: Any, name: str) -> None:
+    """Raises ValueError where the collective would run on more than one device of this process, or where XLA would have to divide it over devices."""
+    devices = devices_here(context)
+    if len(devices) > 1:
+        raise ValueError(
+            f"{name} is in a computation over {len(devices)} devices of this process ({', '.join(map(str, devices))}), but a rank of a mesh is one process with one "
+            "device: start one process for each device (devicemesh run -n <devices>; with jax.distributed, initialize(local_device_ids=...)), or call it in a "
+            "computation on one device, outside pmap, shard_map and arrays that are sharded over this process's devices")
+    where = context.module_context.axis_context
+    if not hasattr(where, "mesh") and getattr(where, "num_devices", 1) > 1:
+        raise ValueError(
+            f"{name} is in a computation that XLA divides over {where.num_devices} devices: put it inside jax.shard_map over mesh_to_jax(mesh), where each process calls "
+            "it for its own device")
