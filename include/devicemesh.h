@@ -569,7 +569,7 @@ dm_status dm_world_locations(const struct dm_world *world,
 dm_status dm_world_abort(const struct dm_world *world);
 
 /**
- * Frees a world handle. Local; NULL is a no-op, and so is a handle that was freed before.
+ * Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
  *
  * Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
  */
@@ -819,7 +819,7 @@ dm_status dm_submesh(const struct dm_mesh *mesh,
 dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
 
 /**
- * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so is a handle that was freed before.
+ * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
  *
  * Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process.
  */
