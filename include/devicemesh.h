@@ -1184,7 +1184,7 @@ dm_status dm_reduce_scatter(const struct dm_mesh *mesh,
 /**
  * Sends block i of send to rank i of dim, and receives block i of recv from rank i.
  *
- * Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. They must not overlap.
+ * Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. On cpu in place when send == recv; on cuda they must not overlap.
  *
  * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
  * returns when the result is there). dim NULL is allowed on a 1-D mesh.
@@ -1240,6 +1240,10 @@ dm_status dm_recv(const struct dm_mesh *mesh,
 
 /**
  * Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
+ *
+ * No operation of a group may write to a buffer that another one of the same group reads or writes: their order is not defined. A group that is not ended
+ * does nothing: while operations are queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are refused
+ * (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of these operations fail for all their ranks.
  *
  * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Calls that make
  * communicators (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done when they return. Errors:
