@@ -30,6 +30,16 @@ pub(super) struct WorldOptions {
     pub(super) joining_out: *mut *mut dm_world,
 }
 
+impl WorldOptions {
+    /// Returns when nobody uses the caller's callbacks any more: no world was made with them. A joining that was ended tells the other ranks so on a thread of its
+    /// own, for a few seconds at most.
+    pub(super) fn let_callbacks_go(&self) {
+        if let Some(callbacks) = &self.callbacks {
+            callbacks.await_owners(1 + usize::from(self.domain.join.store.is_some()));
+        }
+    }
+}
+
 impl Default for WorldOptions {
     fn default() -> WorldOptions {
         WorldOptions { domain: DomainOptions::default(), callbacks: None, joining_out: std::ptr::null_mut() }

@@ -52,10 +52,11 @@ pub unsafe extern "C" fn dm_world_init(
         let options = unsafe { read_world_options(options)? };
         // SAFETY: the caller's contract.
         let joining = unsafe { Joining::begin(&options.domain.join.cancel, options.joining_out)? };
-        let domain = Domain::join(device(device_type)?, &options.domain)?;
+        let joined = Domain::join(device(device_type)?, &options.domain);
         drop(joining);
         // From here on nobody can end it as a joining; who did so at the last moment means the world.
-        options.domain.join.cancel.check()?;
+        let domain = joined.and_then(|domain| options.domain.join.cancel.check().map(|()| domain));
+        let domain = domain.inspect_err(|_| options.let_callbacks_go())?;
         let token = WORLDS.insert((), Arc::new(domain))?;
         if let Some(callbacks) = &options.callbacks {
             callbacks.keep();

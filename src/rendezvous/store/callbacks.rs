@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -72,6 +73,13 @@ impl CallbackStore {
     /// From now on the caller's `drop` is called when the store goes: a world was made with it.
     pub fn keep(&self) {
         self.kept.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns when only so many hold it.
+    pub(crate) fn await_owners(self: &Arc<Self>, owners: usize) {
+        while Arc::strong_count(self) > owners {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn key(&self, key: &str) -> Result<CString> {
