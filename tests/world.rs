@@ -192,15 +192,15 @@ fn two_processes_cannot_be_one_rank() {
 fn a_port_that_is_taken_is_said_so() {
     // Another process's: the tool's store.
     let mut tool = Command::new(env!("CARGO_BIN_EXE_devicemesh"))
-        .args(["run", "-n", "1", "--", "sh", "-c", "echo $MASTER_PORT; read end || true"])
-        .stdin(Stdio::piped())
+        // It stays for longer than rank 0 waits for a port whose server may just be going.
+        .args(["run", "-n", "1", "--", "sh", "-c", "echo $MASTER_PORT; exec sleep 60"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut port = String::new();
     BufReader::new(tool.stdout.take().unwrap()).read_line(&mut port).unwrap();
     let error = join_tcp(&format!("tcp://127.0.0.1:{}", port.trim()), 0, 2, Duration::from_secs(5)).unwrap_err();
-    drop(tool.stdin.take());
+    Command::new("kill").arg(tool.id().to_string()).status().unwrap();
     tool.wait().unwrap();
     assert_eq!((error.status(), error.os_error()), (Status::Store, libc::EADDRINUSE), "{error}");
     assert!(error.message().contains(port.trim()), "{error}");

@@ -121,7 +121,7 @@ pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &W
 pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<String> {
     let token = random();
     let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
-    let text = [&[token.clone()], tried].concat().join(" ");
+    let text = [std::slice::from_ref(&token), tried].concat().join(" ");
     store.set(&format!("{prefix}/token/{number}"), text.as_bytes(), wait)?;
     let received = receive(store, prefix, &format!("nonce/{token}"), wait);
     // Rank 0 has handed it out, or it never will to this token.

@@ -35,7 +35,8 @@ pub(super) struct Join {
 }
 
 /// By store and rank: the nonces of the joins that failed since the last one that did not.
-static TRIED: Lazy<Mutex<HashMap<(String, usize), Vec<String>>>> = Lazy::new(Mutex::default);
+static TRIED: Lazy<Mutex<Tried>> = Lazy::new(Mutex::default);
+type Tried = HashMap<(String, usize), Vec<String>>;
 
 impl Join {
     /// The n-th join of this rank of this process in that store. The store counts: what this process does in other stores of that name, or with an earlier

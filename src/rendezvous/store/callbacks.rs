@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use once_cell::sync::Lazy;
+
 use super::frame::MAX_VALUE;
 use super::{Store, no_key};
 use crate::error::{Error, Result};
@@ -36,8 +38,6 @@ pub struct CallbackStore {
     add: unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32,
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
     remove: Option<unsafe extern "C" fn(*mut c_void, *const c_char) -> i32>,
-    /// The keys with a counter beside them that says who set them; only where they can be removed.
-    owned: Mutex<HashSet<String>>,
     /// Whether a world was made with it: only then is `drop` owed.
     kept: AtomicBool,
 }
@@ -61,13 +61,8 @@ impl CallbackStore {
             add: callbacks.add.ok_or_else(|| missing("add"))?,
             drop: callbacks.drop,
             remove: callbacks.remove,
-            owned: Mutex::default(),
             kept: AtomicBool::new(false),
         })
-    }
-
-    fn owned(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on the caller's `drop` is called when the store goes: a world was made with it.
@@ -173,7 +168,7 @@ impl Store for CallbackStore {
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
         if self.add(&owner(key), 1, wait)? == 1 {
             if self.remove.is_some() {
-                self.owned().insert(key.to_owned());
+                owned().insert(key.to_owned());
             }
             self.set(key, value, wait)?;
             return Ok(value.to_vec());
@@ -187,7 +182,7 @@ impl Store for CallbackStore {
 
     fn delete(&self, key: &str, _wait: &Wait) -> Result<()> {
         let Some(remove) = self.remove else { return Ok(()) };
-        let owner = self.owned().remove(key).then(|| owner(key));
+        let owner = owned().remove(key).then(|| owner(key));
         for key in [key].into_iter().chain(owner.as_deref()) {
             let key = self.key(key)?;
             // SAFETY: the caller's contract.
@@ -199,6 +194,12 @@ impl Store for CallbackStore {
     fn name(&self) -> &str {
         "the caller's store"
     }
+}
+
+/// The keys with a counter beside them that says who set them, where they can be removed. Whoever set one may remove it by way of another store, in its next world.
+fn owned() -> MutexGuard<'static, HashSet<String>> {
+    static OWNED: Lazy<Mutex<HashSet<String>>> = Lazy::new(Mutex::default);
+    OWNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The counter beside a key that says who was first to set it.
