@@ -17,7 +17,8 @@ impl CallName {
     /// That of a call which has none.
     pub(crate) const NONE: CallName = CallName { tag: 0, text: [0; 32] };
     /// That of the calls that make communicators of others.
-    pub(crate) const OF_MAKING: CallName = CallName { tag: u64::MAX, text: *b"new communicators\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" };
+    pub(crate) const OF_MAKING: CallName =
+        CallName { tag: u64::MAX, text: *b"new communicators\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" };
 
     /// That of a dimension of the mesh with that id, from its name and the sizes and strides of its layout.
     pub(crate) fn new(mesh: &str, name: &str, pairs: &[(usize, usize)]) -> CallName {

@@ -111,7 +111,9 @@ impl View {
             return issue();
         }
         let described = || format!("{name} along {}", self.mesh().dim_name(index));
-        communicator.gate().enter(call.tag(), || self.root_comms().wait(None), &described)?;
+        // Sends, receives and collectives of one dimension are lanes of their own: they wait, too.
+        let lane = if name.ends_with("send") { 1 } else { u64::from(name.ends_with("recv")) * 2 };
+        communicator.gate().enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
         let outcome = issue();
         if !groups::keep(communicator) {
             communicator.gate().leave();
