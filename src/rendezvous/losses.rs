@@ -125,7 +125,9 @@ struct Mate {
 impl Mates {
     /// `None` where this process cannot tell which host it is on, or cannot see the processes there.
     fn join(store: &dyn Store, prefix: &str, rank: usize, wait: &Wait) -> Result<Option<Mates>> {
-        let Some(here) = HostIdentity::here().ok().filter(|_| machine::broken_proc().is_none()) else { return Ok(None) };
+        let Some(here) = HostIdentity::here().ok().filter(|_| machine::broken_proc().is_none()) else {
+            return Ok(None);
+        };
         let host = Fnv1a::default().bytes(here.line().bytes()).value();
         let key = format!("{prefix}/host/{host:016x}");
         let process = ProcessId::current();
