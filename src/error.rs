@@ -134,7 +134,8 @@ impl Error {
     /// `DM_STATUS_STORE` caused by the operating system; what failed is said by `action`, the cause, what to do about it, and
     /// the code are added.
     pub fn store_io(action: impl fmt::Display, cause: &std::io::Error) -> Error {
-        Error::store(format!("{action}: {}", machine::explained(cause))).with_os_error(cause.raw_os_error().unwrap_or(0))
+        Error::store(format!("{action}: {}", machine::explained(cause)))
+            .with_os_error(cause.raw_os_error().unwrap_or(0))
     }
 
     /// `DM_STATUS_UNSUPPORTED`: a thread could not be started.

@@ -33,7 +33,7 @@ def said(program, case, ranks):
 
 def alike(message):
     """Without what differs from run to run: handles, ports, processes."""
-    return re.sub(r"\(pid \d+\)|0x[0-9a-f]{8,}|(?<=127\.0\.0\.1:)\d{4,}", "#", message)
+    return re.sub(r"\(pid \d+\)|(?<=process )\d+|0x[0-9a-f]{8,}|(?<=127\.0\.0\.1:)\d{4,}", "#", message)
 
 
 def main():

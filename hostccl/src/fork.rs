@@ -14,7 +14,8 @@
 //! made with close-on-exec. A child made by the `clone` system call itself, without `exec`, runs no handlers either: its calls are refused and
 //! it has no shared memory, but it keeps the descriptors.
 //!
-//! A child is free to use this library when its parent held nothing at the time of the fork: no world, no communicator, no store. The handlers
+//! A child is free to use this library when its parent held nothing at the time of the fork: no world, no communicator, no store. A unique id is
+//! nothing in this sense, because programs make one and then fork their ranks. The handlers
 //! are registered when the first such thing is made, and not before.
 
 use std::io;

@@ -28,9 +28,10 @@ pub(crate) struct Id {
     namespace: u64,
 }
 
-/// The segments of ids made here that no communicator has come of yet.
-fn open_ids() -> &'static Mutex<HashMap<[u8; 16], Private<OwnedFd>>> {
-    static OPEN: OnceLock<Mutex<HashMap<[u8; 16], Private<OwnedFd>>>> = OnceLock::new();
+/// The segments of ids made here that no communicator has come of yet. Forked children have them too: a program may make an id and then fork
+/// its ranks.
+fn open_ids() -> &'static Mutex<HashMap<[u8; 16], OwnedFd>> {
+    static OPEN: OnceLock<Mutex<HashMap<[u8; 16], OwnedFd>>> = OnceLock::new();
     OPEN.get_or_init(Mutex::default)
 }
 

@@ -29,7 +29,9 @@ fn advice(error: &io::Error) -> Option<String> {
 pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
-            format!("{error}: a sandbox (the container's seccomp profile) forbids {call}, which the host engine needs: allow it")
+            format!(
+                "{error}: a sandbox (the container's seccomp profile) forbids {call}, which the host engine needs: allow it"
+            )
         }
         _ => explained(error),
     }

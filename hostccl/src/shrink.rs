@@ -74,7 +74,7 @@ impl Shrink {
         }
         offer.number.set(offer.number.value().wrapping_add(1));
         let source = self.source(self.parent.rank, fd.as_raw_fd(), token)?;
-        self.offered = Some(fd);
+        self.offered = Some(Private::of(fd));
         Ok(source)
     }
 

@@ -135,7 +135,7 @@ impl Split {
         match made {
             Ok((token, fd)) => {
                 let raw = fd.as_raw_fd();
-                self.offered = Some(fd);
+                self.offered = Some(Private::of(fd));
                 Offer { code: ncclSuccess, owner: ProcessId::current(), fd: raw, token }
             }
             Err(error) => Offer { code: error.code(), owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] },

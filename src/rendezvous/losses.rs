@@ -138,7 +138,9 @@ impl Mates {
         rank: usize,
         wait: &Wait,
     ) -> Result<Option<Mates>> {
-        let Some(here) = HostIdentity::here().ok().filter(|_| machine::broken_proc().is_none()) else { return Ok(None) };
+        let Some(here) = HostIdentity::here().ok().filter(|_| machine::broken_proc().is_none()) else {
+            return Ok(None);
+        };
         let host = Fnv1a::default().bytes(here.line().bytes()).value();
         let key = format!("{prefix}/host/{host:016x}");
         let process = ProcessId::current();

@@ -79,9 +79,9 @@ impl Drop for Mapping {
 }
 
 /// A new, empty segment as its creator holds it.
-pub(crate) fn create(token: [u8; 16]) -> Result<Private<OwnedFd>> {
+pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
     // SAFETY: the name is a C string; the result is a new descriptor or -1.
-    let fd = Private::open(|| unsafe { owned(libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC)) });
+    let fd = unsafe { owned(libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC)) };
     let refused = |reason| machine::explained_call("memfd_create", &reason);
     let fd = fd.map_err(|reason| Error::new(ncclSystemError, format!("shared memory: {}", refused(reason))))?;
     resize(&fd, HEADER_BYTES)?;

@@ -9,8 +9,8 @@ mod client;
 mod serving;
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -60,7 +60,12 @@ impl Server {
         let broken = |error: &io::Error| Error::store_io("cannot set up the store's server", error);
         let bound = listeners[0].local_addr().map_err(|error| broken(&error))?;
         let wake = event().map_err(|error| broken(&error))?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), wake, clients: AtomicUsize::new(0), starved: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            wake,
+            clients: AtomicUsize::new(0),
+            starved: AtomicBool::new(false),
+        });
         let poll = Poll::new().map_err(|error| broken(&error))?;
         poll.add(shared.wake.as_raw_fd(), serving::WAKE).map_err(|error| broken(&error))?;
         let serving = Serving::new(listeners, poll, Arc::clone(&shared), secret).map_err(|error| broken(&error))?;
@@ -88,7 +93,8 @@ impl Server {
             return error;
         }
         let cause = machine::explained(&io::Error::from_raw_os_error(libc::EMFILE));
-        let message = format!("{}; the store that this rank serves could not take every connection: {cause}", error.message());
+        let message =
+            format!("{}; the store that this rank serves could not take every connection: {cause}", error.message());
         Error::new(error.status(), message).with_os_error(libc::EMFILE)
     }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const char *const NAMES[] = {"dp", "tp"};
@@ -91,6 +92,21 @@ static dm_status no_communicators(void)
 {
   ncclComm_t comm;
   return dm_get_comm(offline_mesh(8, 6, 2, 4), "tp", &comm);
+}
+
+static dm_status forked(void)
+{
+  const size_t shape[] = {1, 1};
+  dm_world_options options = DM_WORLD_OPTIONS_INIT;
+  dm_init_options init = DM_INIT_OPTIONS_INIT;
+  dm_mesh *mesh;
+  options.world_size = 1;
+  EXPECT(dm_world_init("cpu", &options, &init.world));
+  EXPECT(dm_init("cpu", shape, 2, NAMES, &init, &mesh));
+  /* The parent prints nothing and outlives the child, which goes on from here. */
+  const pid_t child = fork();
+  if (child > 0) _exit(waitpid(child, NULL, 0) != child);
+  return dm_finalize(mesh);
 }
 
 static dm_status no_library(void)
@@ -204,7 +220,7 @@ int main(int argc, char **argv)
   } cases[] = {
       {"too_large", too_large}, {"struct_size", struct_size}, {"partial_environment", partial_environment},
       {"freed", freed}, {"no_dimension", no_dimension}, {"not_member", not_member}, {"small_buffer", small_buffer},
-      {"no_communicators", no_communicators}, {"no_library", no_library}, {"port_in_use", port_in_use},
+      {"no_communicators", no_communicators}, {"forked", forked}, {"no_library", no_library}, {"port_in_use", port_in_use},
       {"nobody_there", nobody_there}, {"aborted", aborted}, {"no_group", no_group}, {"mismatch", mismatch}, {"never_came", never_came},
       {"other_counts", other_counts}, {"died", died},
   };
