@@ -58,3 +58,4 @@ pub mod types;
 mod wait;
 
 pub use api::*;
+pub use error::FAILED_EARLIER;

@@ -86,9 +86,9 @@ impl Message {
     fn mismatch(&self, count: u64, dtype: i32) -> crate::error::Error {
         let sent = DataType::from_raw(dtype).map_or("unknown elements", DataType::name);
         let message = format!(
-            "rank {} sends {count} x {sent} where rank {} receives {} x {}",
-            self.peer,
-            self.comm.rank,
+            "{} sends {count} x {sent} where {} receives {} x {}",
+            self.comm.label(self.peer),
+            self.comm.label(self.comm.rank),
             self.count,
             self.dtype.name()
         );
@@ -198,12 +198,11 @@ impl Operation for Message {
             Side::Recv(_) => ("ncclRecv", "from"),
         };
         format!(
-            "{call}({} x {}, {way} rank {}) on rank {} of {}",
+            "{call}({} x {}, {way} {}) on {}",
             self.count,
             self.dtype.name(),
-            self.peer,
-            self.comm.rank,
-            self.comm.name
+            self.comm.label(self.peer),
+            self.comm.place()
         )
     }
 }

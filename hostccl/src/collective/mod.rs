@@ -117,6 +117,13 @@ impl Descriptor {
         unsafe { line.cast::<Descriptor>().write(*self) };
     }
 
+    /// What `rank` put down when it ended its step number `step`.
+    pub(crate) fn of(comm: &Comm, rank: usize, step: u64) -> Descriptor {
+        let line = comm.segment.descriptor(rank, (step % SLOTS as u64) as usize);
+        // SAFETY: a line for it. Every bit pattern is a descriptor, and one that is no call is only told, not acted on.
+        unsafe { line.cast::<Descriptor>().read_volatile() }
+    }
+
     /// Compares the descriptors that all ranks put down in the step before this one.
     pub(crate) fn compare(&self, comm: &Comm) -> Result<()> {
         let index = ((comm.step() - 1) % SLOTS as u64) as usize;
@@ -127,7 +134,8 @@ impl Descriptor {
         }
         let first = of(0);
         let other = (1..comm.nranks).find(|&rank| of(rank) != first).unwrap_or(comm.rank);
-        let message = format!("the ranks make different calls: rank 0 calls {first}, rank {other} calls {}", of(other));
+        let (zero, another) = (comm.label(0), comm.label(other));
+        let message = format!("the ranks make different calls: {zero} calls {first}, {another} calls {}", of(other));
         Err(comm.fail(ncclInvalidUsage, None, &message))
     }
 }
@@ -212,7 +220,7 @@ impl Operation for Collective {
                     self.descriptor.compare(&self.comm)?;
                 }
             } else if self.stage == 0 {
-                self.comm.check()?;
+                self.comm.check_before()?;
                 self.first = self.comm.step();
                 self.descriptor.post(&self.comm);
             }
@@ -234,7 +242,7 @@ impl Operation for Collective {
     }
 
     fn describe(&self) -> String {
-        format!("{} on rank {} of {}", self.descriptor, self.comm.rank, self.comm.name)
+        format!("{} on {}", self.descriptor, self.comm.place())
     }
 }
 

@@ -29,7 +29,7 @@ use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
 /// Changes whenever the layout does: ranks built from different versions refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 4;
+pub(crate) const LAYOUT_VERSION: u32 = 5;
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 const NAME: &CStr = c"hostccl";
 
@@ -179,8 +179,8 @@ impl Segment {
             }
             if agreed != nranks {
                 let message =
-                    format!("rank {rank} (pid {}) came with nranks {nranks}, others with {agreed}", std::process::id());
-                header.fail(crate::types::ncclInvalidUsage, None, &message);
+                    format!("a rank (pid {}) came with nranks {nranks}, others with {agreed}", std::process::id());
+                header.fail(crate::types::ncclInvalidUsage, None, &message, "");
             }
         }
         if let Some(error) = header.failure.error() {
@@ -192,7 +192,7 @@ impl Segment {
         match mapped {
             Ok(mapping) => Ok(Segment { mapping, layout }),
             Err(error) => {
-                header.fail(error.code(), Some(rank), &format!("rank {rank}: {}", error.message()));
+                header.fail(error.code(), Some(rank), &format!("pid {}: {}", std::process::id(), error.message()), "");
                 Err(error)
             }
         }
