@@ -247,16 +247,14 @@ impl Communicator {
         if !raw.is_null() {
             return Ok(raw);
         }
-        if let Some(error) = self.earlier() {
-            return Err(error);
-        }
-        Err(match self.state() {
-            State::Aborted => Error::aborted(format!(
-                "the communicator of {} was aborted: this mesh or another one that shares it was ended by dm_abort; make the mesh anew (dm_init)",
+        Err(match (self.state(), self.earlier()) {
+            (State::Aborted, Some(earlier)) => Error::aborted(format!("it was aborted, and before that {}", earlier.message())),
+            (State::Aborted, None) => Error::aborted(format!(
+                "the communicator of {} was aborted: dm_abort ended this mesh or another one that shares it; make the mesh anew (dm_init)",
                 self.label()
             )),
-            State::Finalized => Error::aborted(format!("the communicator of {} was finalized", self.label())),
-            State::Unmade | State::Ready | State::Absent => {
+            (State::Finalized, _) => Error::aborted(format!("the communicator of {} was finalized", self.label())),
+            (State::Unmade | State::Ready | State::Absent, _) => {
                 Error::internal(format!("the communicator of {} is not made yet", self.label()))
             }
         })
@@ -387,7 +385,7 @@ impl Communicator {
 
 /// Has the host engine call the ranks of a new communicator of `group` by their ranks in the world.
 pub(super) fn name_ranks(library: &Library, raw: RawComm, group: &Mesh) {
-    // Without it messages count within the communicator, and say so.
+    // Without names messages count within the communicator, and say so.
     let _ = library.set_names(raw, group.ranks().as_slice());
 }
 

@@ -305,8 +305,8 @@ mod tests {
         let segment = Segment::map(&fd, 2, 0).unwrap();
         assert_eq!(segment.header().failure.error(), None);
         let long = "é".repeat(400);
-        segment.header().fail(ncclRemoteError, Some(1), &long);
-        segment.header().fail(ncclInvalidUsage, None, "later");
+        segment.header().fail(ncclRemoteError, Some(1), &long, "ncclAllReduce");
+        segment.header().fail(ncclInvalidUsage, None, "later", "");
         let error = segment.header().failure.error().unwrap();
         assert_eq!(error.code(), ncclRemoteError);
         assert!(long.starts_with(error.message()) && error.message().len() > 500);

@@ -52,7 +52,8 @@ impl Round {
         let with_server = self.party.served && self.party.members.position(0).is_some();
         let verdict = match self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience))) {
             Ok(verdict) => verdict,
-            Err(error) if error.status() == Status::Timeout && self.failure.is_none() => {
+            // What a watch found may be a deadline that another wait has missed.
+            Err(error) if error.status() == Status::Timeout && self.failure.is_none() && wait.deadline.passed() => {
                 self.late(phase, wait, error).map_err(|error| self.party.explain(error))?
             }
             Err(error) => {
