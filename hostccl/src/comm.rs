@@ -296,8 +296,7 @@ impl Comm {
         self.check_before()?;
         let Some((rank, theirs)) = self.ahead() else { return Ok(()) };
         let me = self.label(self.rank);
-        let message =
-            format!("{} is in {theirs}, which {me} does not call: {me} is in {call}", self.describe(rank));
+        let message = format!("{} is in {theirs}, which {me} does not call: {me} is in {call}", self.describe(rank));
         Err(self.fail_in(ncclInvalidUsage, None, &message, &theirs))
     }
 

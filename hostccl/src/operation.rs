@@ -89,7 +89,8 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
         if lanes.is_empty() {
             return first;
         }
-        let calls: Vec<_> = lanes.iter().map(|lane| || lane.front().map_or_else(String::new, |it| it.describe())).collect();
+        let calls: Vec<_> =
+            lanes.iter().map(|lane| || lane.front().map_or_else(String::new, |it| it.describe())).collect();
         let waits: Vec<_> = lanes
             .iter()
             .zip(&blocked)

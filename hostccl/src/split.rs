@@ -191,8 +191,11 @@ impl Operation for Split {
                 // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
-                    let message =
-                        format!("{} could not join its split: {}", self.parent.label(self.parent.rank), error.message());
+                    let message = format!(
+                        "{} could not join its split: {}",
+                        self.parent.label(self.parent.rank),
+                        error.message()
+                    );
                     Err(self.parent.fail(error.code(), self.for_parent(error).lost(), &message))
                 }
                 Err(error) => Err(self.for_parent(error)),
@@ -205,12 +208,7 @@ impl Operation for Split {
     }
 
     fn describe(&self) -> String {
-        format!(
-            "ncclCommSplit(color {}, key {}) on {}",
-            self.ask.color,
-            self.ask.key,
-            self.parent.place()
-        )
+        format!("ncclCommSplit(color {}, key {}) on {}", self.ask.color, self.ask.key, self.parent.place())
     }
 }
 

@@ -230,7 +230,10 @@ fn kill_and_hear(play: &str, size: usize, victim: usize) {
         assert!(killed.elapsed() < Duration::from_secs(2), "rank {rank} took {:?}", killed.elapsed());
         let expected = format!("{ncclRemoteError} {victim} ");
         assert!(said.starts_with(&expected), "{play}, rank {rank}: {said}");
-        assert!(said.ends_with(&format!("rank {victim} (pid {pid}) has gone (its process exited or was killed)")), "{play}, rank {rank}: {said}");
+        assert!(
+            said.ends_with(&format!("rank {victim} (pid {pid}) has gone (its process exited or was killed)")),
+            "{play}, rank {rank}: {said}"
+        );
         if play == "reduce" {
             let again = process.hear();
             assert!(again.starts_with(&format!("{ncclRemoteError} ncclAllReduce: ")), "{again}");

@@ -221,7 +221,9 @@ impl Communicator {
         }
         let _asking = self.asking();
         let raw = self.ready()?;
-        self.library.set_timeout(raw, millis).map_err(|error| self.explained(raw, error, self.library.poll(raw).is_err()))
+        self.library
+            .set_timeout(raw, millis)
+            .map_err(|error| self.explained(raw, error, self.library.poll(raw).is_err()))
     }
 
     /// Whether nothing is in progress on it; its failure, if it has failed. Does not wait.
@@ -248,7 +250,9 @@ impl Communicator {
             return Ok(raw);
         }
         Err(match (self.state(), self.earlier()) {
-            (State::Aborted, Some(earlier)) => Error::aborted(format!("it was aborted, and before that {}", earlier.message())),
+            (State::Aborted, Some(earlier)) => {
+                Error::aborted(format!("it was aborted, and before that {}", earlier.message()))
+            }
             (State::Aborted, None) => Error::aborted(format!(
                 "the communicator of {} was aborted: dm_abort ended this mesh or another one that shares it; make the mesh anew (dm_init)",
                 self.label()

@@ -121,7 +121,10 @@ impl RootComms {
             own.or_else(|| domain.find_shared(&plan.view, dim).filter(|_| !options.is_exclusive()))
         };
         let parent = self.library.as_ref().and_then(|library| self.known_parent(domain, library));
-        Shared { dims: plan.dims.iter().map(candidate).collect(), parent: parent.map_or_else(OnceCell::new, OnceCell::from) }
+        Shared {
+            dims: plan.dims.iter().map(candidate).collect(),
+            parent: parent.map_or_else(OnceCell::new, OnceCell::from),
+        }
     }
 
     /// In the plan's order, which is the same on every rank: communicator libraries need that.

@@ -1,7 +1,7 @@
 //! Going on without lost ranks: a root mesh of what is left of another one, which ends.
 
-use std::sync::{Arc, PoisonError};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use super::communicator::{Communicator, LazyPlan, State};
 use super::dims::{Plan, Shared, Shrinking, config};

@@ -13,9 +13,9 @@ mod order;
 mod settle;
 mod verdict;
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::losses::Losses;

@@ -288,11 +288,7 @@ pub(crate) unsafe fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) ->
     Ok(ncclSuccess)
 }
 
-pub(crate) unsafe fn hostcclCommSetNames(
-    comm: ncclComm_t,
-    names: *const c_int,
-    count: c_int,
-) -> Result<ncclResult_t> {
+pub(crate) unsafe fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, count: c_int) -> Result<ncclResult_t> {
     let handle = handle::find(comm)?;
     let nranks = handle.place().1;
     if names.is_null() || count != nranks {
