@@ -404,9 +404,10 @@ impl Library {
     /// What the host engine's messages call the ranks of this communicator, one number for each.
     pub fn set_names(&self, comm: RawComm, names: &[i32]) -> Result<()> {
         match (self.functions.host_set_names, c_int::try_from(names.len())) {
-            // SAFETY: the communicator is live, and there are as many names as it says.
             (Some(set), Ok(count)) => {
-                self.check("hostcclCommSetNames", comm, unsafe { set(comm, names.as_ptr(), count) })
+                // SAFETY: the communicator is live, and there are as many names as it says.
+                let code = unsafe { set(comm, names.as_ptr(), count) };
+                self.check("hostcclCommSetNames", comm, code)
             }
             _ => Ok(()),
         }
