@@ -314,6 +314,14 @@ ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
  * are refused. Local. */
 ncclResult_t hostcclNextCallName(uint64_t tag, const char *name);
 
+/* What messages about comm call its ranks: count numbers, one for each rank, such as their ranks in a larger set. The first numbers stand. What is
+ * split off comm or shrunk from it inherits them. Local. */
+ncclResult_t hostcclCommSetNames(ncclComm_t comm, const int *names, int count);
+
+/* For a rank that is in another call (said in call) and makes no more collectives on comm: the error of comm when it has failed. When another
+ * rank waits in a collective that this rank has not begun, comm ends with ncclInvalidUsage for both, and the message says who is where. Local. */
+ncclResult_t hostcclCommRefuse(ncclComm_t comm, const char *call);
+
 /* ncclCommGetAsyncError that waits, for at most timeout_ms milliseconds, while it would answer ncclInProgress. Local. */
 ncclResult_t hostcclCommWait(ncclComm_t comm, int64_t timeout_ms, ncclResult_t *async_error);
 

@@ -347,6 +347,16 @@ def aborts_end_together():
 
 
 @case
+def meshes_after_a_failure_that_one_rank_knows():
+    """Only what has failed is made anew, by all ranks: a dimension by a split, and what is split from by a fresh id."""
+    for rank, lines in run("anew")[1].items():
+        first, second, third = (lines.index(f"# {name}") for name in ("dimension", "root", "ends"))
+        made = [[line.split()[0] for line in part if line.split()[0] in ("init", "split")] for part in (lines[first:second], lines[second:third])]
+        check(made == [["split"], ["init", "split"]], f"rank {rank}: {made}\n" + "\n".join(lines))
+        check(not any("STALE" in line for line in lines), f"rank {rank}: {lines}")
+
+
+@case
 def going_on_without_a_lost_rank():
     """The communicator that dimensions are split from is shrunk, with NCCL_SHRINK_ABORT, after all others have ended; then it is a mesh like any other."""
     for rank, lines in run("lose")[1].items():

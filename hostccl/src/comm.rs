@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::collective;
-use crate::error::{Error, Result};
+use crate::collective::{self, Descriptor};
+use crate::error::{Error, FAILED_EARLIER, Result};
 use crate::event::{self, Event, Watch};
 use crate::message;
 use crate::operation::Poll;
@@ -13,6 +13,12 @@ use crate::process::{Process, ProcessId};
 use crate::segment::Segment;
 use crate::turn::{self, Turns};
 use crate::types::*;
+
+/// What messages call the ranks of a communicator, by rank: their ranks in a larger set. Empty: as they are numbered in the communicator.
+pub(crate) type Names = Arc<OnceLock<Box<[i32]>>>;
+
+/// How a process that has ended is told: nobody but its parent learns whether it exited or was killed.
+const GONE: &str = "has gone (its process exited or was killed)";
 
 /// A rank's end of a communicator. Shared by its handle and the calls under way, which keep the memory mapped.
 #[derive(Debug)]
@@ -24,6 +30,7 @@ pub(crate) struct Comm {
     pub(crate) crowd: usize,
     /// How messages call it.
     pub(crate) name: String,
+    pub(crate) names: Names,
     /// Which calls of this rank are inside, so that calls of several threads take turns.
     pub(crate) turns: Turns,
     /// The steps this rank has ended. Changed only with the collectives' turn.
@@ -82,6 +89,7 @@ impl Comm {
             nranks,
             crowd: crowd.max(nranks),
             name,
+            names: Names::default(),
             turns: Turns::new(nranks),
             step: AtomicU64::new(0),
             taken: (0..nranks).map(|_| AtomicU32::new(0)).collect(),
@@ -119,14 +127,27 @@ impl Comm {
         let Some(id) = self.segment.process(peer).filter(|id| id.pid != self.me.pid) else { return Ok(()) };
         let process = self.watched[peer].get_or_init(|| Process::watch(id));
         match Process::first_dead(std::slice::from_ref(process)) {
-            Some(_) => Err(Error::new(ncclRemoteError, format!("{} died", self.describe(peer))).by(Some(peer))),
+            Some(_) => Err(Error::new(ncclRemoteError, format!("{} {GONE}", self.describe(peer))).by(Some(peer))),
             None => Ok(()),
         }
     }
 
+    /// The error that ended the communicator, for a call that has not begun: it says that it was another call that failed.
+    pub(crate) fn check_before(&self) -> Result<()> {
+        self.check().map_err(|error| match self.failure() {
+            None => error,
+            Some(_) => {
+                let call = self.segment.header().failure.call();
+                let during = call.map_or_else(String::new, |call| format!(", in {call}"));
+                let message = format!("{} {}{during}: {}", self.name, FAILED_EARLIER, error.message());
+                Error::new(error.code(), message).by(error.lost())
+            }
+        })
+    }
+
     /// Whether new operations may start.
     pub(crate) fn check_open(&self) -> Result<()> {
-        self.check()?;
+        self.check_before()?;
         if self.finalized.load(Ordering::Acquire) {
             return Err(Error::usage(format!("{} is finalized", self.name)));
         }
@@ -135,8 +156,13 @@ impl Comm {
 
     /// Ends the communicator for all ranks and returns what ended it: this, unless something else came first.
     pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<usize>, message: &str) -> Error {
+        self.fail_in(code, rank, message, "")
+    }
+
+    /// The same for a failure that `call` of this rank met, which later calls tell.
+    fn fail_in(&self, code: ncclResult_t, rank: Option<usize>, message: &str, call: &str) -> Error {
         let header = self.segment.header();
-        header.fail(code, rank.map(|rank| rank as u32), message);
+        header.fail(code, rank.map(|rank| rank as u32), message, call);
         header.failure.error().unwrap_or_else(|| {
             // Another rank is just writing its failure down, or has died over it.
             self.unwritten.get_or_init(|| Error::new(code, message).by(rank)).clone()
@@ -214,17 +240,87 @@ impl Comm {
         }
     }
 
-    /// "rank 3 (pid 4711)".
+    /// "rank 3 (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)" where ranks have names.
     pub(crate) fn describe(&self, rank: usize) -> String {
-        match self.segment.process(rank) {
-            Some(process) => format!("rank {rank} (pid {})", process.pid),
-            None => format!("rank {rank}"),
+        let pid = self.segment.process(rank).map(|process| format!("pid {}", process.pid));
+        self.label_with(rank, pid)
+    }
+
+    /// "rank 3", or "rank 7 (rank 3 of mesh_tp)" where ranks have names.
+    pub(crate) fn label(&self, rank: usize) -> String {
+        self.label_with(rank, None)
+    }
+
+    /// Where this rank is: "rank 3 of mesh_tp", or "rank 7 (rank 3 of mesh_tp)".
+    pub(crate) fn place(&self) -> String {
+        match self.renamed(self.rank) {
+            Some(_) => self.label(self.rank),
+            None => format!("rank {} of {}", self.rank, self.name),
         }
+    }
+
+    /// What a communicator of these ranks calls them.
+    pub(crate) fn names_of(&self, members: &[usize]) -> Names {
+        let names = Names::default();
+        if let Some(known) = self.names.get() {
+            let _ = names.set(members.iter().filter_map(|&rank| known.get(rank).copied()).collect());
+        }
+        names
+    }
+
+    /// The name of a rank, where it is not its number.
+    fn renamed(&self, rank: usize) -> Option<i32> {
+        let name = self.names.get()?.get(rank).copied();
+        name.filter(|name| usize::try_from(*name) != Ok(rank))
+    }
+
+    fn label_with(&self, rank: usize, pid: Option<String>) -> String {
+        let number = self.renamed(rank).map(|_| format!("rank {rank} of {}", self.name));
+        let aside: Vec<String> = number.into_iter().chain(pid).collect();
+        let name = self.renamed(rank).unwrap_or(rank as i32);
+        match aside.is_empty() {
+            true => format!("rank {name}"),
+            false => format!("rank {name} ({})", aside.join(", ")),
+        }
+    }
+
+    /// "ranks 1, 2 and 40 more", or "ranks 5, 6 (ranks 1, 2 of mesh_tp)" where they have names.
+    fn list(&self, ranks: &[usize]) -> String {
+        let names: Vec<i32> = ranks.iter().map(|&rank| self.renamed(rank).unwrap_or(rank as i32)).collect();
+        let numbers: Vec<i32> = ranks.iter().map(|&rank| rank as i32).collect();
+        match names == numbers {
+            true => list(&numbers),
+            false => format!("{} ({} of {})", list(&names), list(&numbers), self.name),
+        }
+    }
+
+    /// A rank that is inside a collective which this rank has not begun, with that call: it waits for this rank. `None` while this rank has a
+    /// collective of its own under way.
+    pub(crate) fn ahead(&self) -> Option<(usize, String)> {
+        if self.turns.has_collective() {
+            return None;
+        }
+        let step = self.step();
+        let is_ahead = |rank: &usize| self.segment.seat(*rank).step.value().wrapping_sub(step as u32) as i32 > 0;
+        let rank = (0..self.nranks).find(is_ahead)?;
+        // A collective that another thread has begun meanwhile explains the step, too.
+        (!self.turns.has_collective()).then(|| (rank, Descriptor::of(self, rank, step).to_string()))
+    }
+
+    /// Ends the communicator where a rank waits in a collective that this one will not make, as it is at `call` instead: both sides learn it.
+    pub(crate) fn refuse_ahead(&self, call: &str) -> Result<()> {
+        self.check_before()?;
+        let Some((rank, theirs)) = self.ahead() else { return Ok(()) };
+        let me = self.label(self.rank);
+        let message = format!("{} is in {theirs}, which {me} does not call: {me} is in {call}", self.describe(rank));
+        Err(self.fail_in(ncclInvalidUsage, None, &message, &theirs))
     }
 
     /// Fails when a peer's process has ended, or when one that has left its communicator is waited for: `blocked` is what
     /// an operation waits for and the value it saw there. A peer that ends right after it has done its part harms nobody.
-    pub(crate) fn check_peers(&self, blocked: Option<(Blocker, u32)>) -> Result<()> {
+    ///
+    /// `call` is what the operation is called.
+    pub(crate) fn check_peers(&self, blocked: Option<(Blocker, u32)>, call: &dyn Fn() -> String) -> Result<()> {
         self.check()?;
         // Read after the peer's state, this is up to date: a peer leaves after it has done its part.
         let still_blocked = || blocked.is_none_or(|(blocker, seen)| self.event(blocker).value() == seen);
@@ -236,7 +332,7 @@ impl Comm {
             if left(rank) {
                 if blocked.is_some_and(|(blocker, _)| self.needs(rank, blocker)) && still_blocked() {
                     let message = format!("{} has destroyed its communicator", self.describe(rank));
-                    return Err(self.fail(ncclRemoteError, Some(rank), &message));
+                    return Err(self.fail_in(ncclRemoteError, Some(rank), &message, &call()));
                 }
             } else if id.pid != self.me.pid {
                 processes.push(self.watched[rank].get_or_init(|| Process::watch(id)).clone());
@@ -249,8 +345,8 @@ impl Comm {
                 if !still_blocked() {
                     return Ok(());
                 }
-                let message = format!("{} died", self.describe(ranks[index]));
-                return Err(self.fail(ncclRemoteError, Some(ranks[index]), &message));
+                let message = format!("{} {GONE}", self.describe(ranks[index]));
+                return Err(self.fail_in(ncclRemoteError, Some(ranks[index]), &message, &call()));
             }
             processes.swap_remove(index);
             ranks.swap_remove(index);
@@ -279,7 +375,7 @@ impl Comm {
     }
 
     /// Ends the communicator because this rank has waited for too long.
-    pub(crate) fn expire(&self, blocker: Blocker, timeout: Duration) -> Error {
+    pub(crate) fn expire(&self, blocker: Blocker, timeout: Duration, call: &str) -> Error {
         let millis = timeout.as_millis();
         match blocker {
             Blocker::Wants(posted) | Blocker::Verdict(posted) => {
@@ -291,18 +387,20 @@ impl Comm {
             Blocker::Other(peer) => return turn::apart(self, &message::named(self, peer, self.rank), millis),
             Blocker::To(peer) if self.has_sent(peer) => {
                 let message = format!(
-                    "ranks {} and {peer} both send to each other and neither receives, for {millis} ms: put the send and the receive of each into one group",
-                    self.rank
+                    "{} and {} both send to each other and neither receives, for {millis} ms: put the send and the receive of each into one group",
+                    self.label(self.rank),
+                    self.label(peer)
                 );
-                return self.fail(ncclInvalidUsage, None, &message);
+                return self.fail_in(ncclInvalidUsage, None, &message, call);
             }
             _ => {}
         }
         let late = self.missing(blocker);
         let sending = late.iter().find(|rank| matches!(blocker, Blocker::Step(_)) && self.has_sent(**rank));
-        let sending = sending.map_or_else(String::new, |rank| format!(" (rank {rank} is in a send to this rank)"));
-        let message = format!("{} did not come within {millis} ms{sending}", list(&late));
-        self.while_waiting(self.fail(ncclTimeout, late.first().copied(), &message), blocker)
+        let sending =
+            sending.map_or_else(String::new, |rank| format!(" ({} is in a send to this rank)", self.label(*rank)));
+        let message = format!("{} did not come within {millis} ms{sending}", self.list(&late));
+        self.while_waiting(self.fail_in(ncclTimeout, late.first().copied(), &message, call), blocker)
     }
 
     /// Whether a message of `peer` to this rank lies there that nobody takes.
@@ -324,7 +422,7 @@ impl Comm {
             return error;
         }
         self.note(Some(first));
-        let message = format!("{} has not come here either: {}", list(late), error.message());
+        let message = format!("{} has not come here either: {}", self.list(late), error.message());
         Error::new(ncclTimeout, message).by(Some(first))
     }
 
@@ -360,8 +458,8 @@ impl Comm {
 }
 
 /// "ranks 1, 2 and 40 more".
-fn list(ranks: &[usize]) -> String {
-    let shown: Vec<String> = ranks.iter().take(8).map(usize::to_string).collect();
+fn list(ranks: &[i32]) -> String {
+    let shown: Vec<String> = ranks.iter().take(8).map(i32::to_string).collect();
     let more =
         if ranks.len() > shown.len() { format!(" and {} more", ranks.len() - shown.len()) } else { String::new() };
     format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, shown.join(", "))

@@ -8,6 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::types::*;
 use crate::{fork, machine};
 
+/// In the message of every call that finds its communicator failed by another call, which is named after these words.
+pub const FAILED_EARLIER: &str = "failed earlier";
+
 /// A failure: NCCL's code, one line with the values, and the rank that was found dead, gone or late.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Error {

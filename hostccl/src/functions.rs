@@ -72,6 +72,12 @@ macro_rules! for_each_function {
             /// communicator ends with `ncclTimeout`, in milliseconds; 0: as `HOSTCCL_TIMEOUT_MS` says. Also
             /// while the communicator is still being made. What is split off it begins with the same. Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
+            /// Extension: what messages about `comm` call its ranks, one number for each of them: their ranks in a larger set.
+            /// The first numbers stand. What is split off `comm` or shrunk from it inherits them. Local.
+            fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, count: c_int) -> ncclResult_t;
+            /// Extension: fails when `comm` has failed, and ends it when another rank waits in a collective that this rank
+            /// has not begun and does not begin, because it is in `call` instead: `ncclInvalidUsage` on both sides. Local.
+            fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) -> ncclResult_t;
             /// Extension: `ncclCommGetAsyncError` that waits, for at most `timeout_ms` milliseconds, while it would answer
             /// `ncclInProgress`. Local.
             fn hostcclCommWait(comm: ncclComm_t, timeout_ms: i64, async_error: *mut ncclResult_t) -> ncclResult_t;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::collective::Reduction;
-use crate::comm::Comm;
+use crate::comm::{Comm, Names};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::Own;
@@ -21,6 +21,8 @@ pub(crate) struct Handle {
     pub(crate) config: Config,
     /// Raised by `ncclCommAbort`; shared with the communicator.
     pub(crate) aborted: Arc<AtomicBool>,
+    /// Shared with the communicator, where it was not made of another one.
+    pub(crate) names: Names,
     comm: OnceLock<Arc<Comm>>,
     /// Calls at work in the background, joining included.
     pending: AtomicU32,
@@ -65,6 +67,7 @@ impl Handle {
             device,
             config,
             aborted: Arc::default(),
+            names: Names::default(),
             comm: OnceLock::new(),
             pending: AtomicU32::new(1),
             failed: AtomicBool::new(false),
@@ -121,6 +124,14 @@ impl Handle {
         Ok(())
     }
 
+    /// What messages call the ranks from now on; the first names stand.
+    pub(crate) fn set_names(&self, names: &[i32]) {
+        let _ = self.names.set(names.into());
+        if let Some(comm) = self.comm.get() {
+            let _ = comm.names.set(names.into());
+        }
+    }
+
     pub(crate) fn patience(&self) -> Option<Duration> {
         let millis = self.patience.load(Ordering::Relaxed);
         (millis > 0).then(|| Duration::from_millis(millis))
@@ -154,7 +165,10 @@ impl Handle {
     /// Where the communicator stands, as `ncclCommGetAsyncError` tells it.
     pub(crate) fn status(&self) -> Result<ncclResult_t> {
         match self.settled()? {
-            Some(comm) => comm.check_peers(None).map(|()| ncclSuccess),
+            Some(comm) => {
+                comm.check_before()?;
+                comm.check_peers(None, &String::new).map(|()| ncclSuccess)
+            }
             None => Ok(ncclInProgress),
         }
     }

@@ -4,7 +4,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::comm::{Blocker, Comm};
+use crate::comm::{Blocker, Comm, Names};
 use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::id::Id;
@@ -39,7 +39,7 @@ impl Source {
             Source::Id(id) => (id.creator, "the unique id", None),
             Source::Child { owner, .. } => (*owner, "the new communicator's memory", Some(0)),
         };
-        let message = format!("the process that made {what} (pid {}) died before all ranks had joined", maker.pid);
+        let message = format!("the process that made {what} (pid {}) has gone before all ranks had joined", maker.pid);
         maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(rank))
     }
 }
@@ -52,6 +52,7 @@ pub(crate) struct Join {
     /// Of the communicator that this one is made of, if it is; see [`Comm::crowd`].
     crowd: usize,
     name: String,
+    names: Names,
     aborted: Arc<AtomicBool>,
     comm: Option<Arc<Comm>>,
     /// The process that made the id: it holds the segment for those still to come.
@@ -60,12 +61,19 @@ pub(crate) struct Join {
 
 impl Join {
     pub(crate) fn new(source: Source, nranks: u32, rank: u32, name: String, aborted: Arc<AtomicBool>) -> Join {
-        Join { source, nranks, rank, crowd: 0, name, aborted, comm: None, creator: None }
+        Join { source, nranks, rank, crowd: 0, name, names: Names::default(), aborted, comm: None, creator: None }
     }
 
-    /// The same for a communicator made of ranks of `parent`.
-    pub(crate) fn out_of(mut self, parent: &Comm) -> Join {
+    /// The same for a communicator made of the ranks `members` of `parent`, in this order.
+    pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
         self.crowd = parent.crowd;
+        self.names = parent.names_of(members);
+        self
+    }
+
+    /// The same for a communicator whose ranks messages call by `names`, which may be filled in later.
+    pub(crate) fn named(mut self, names: &Names) -> Join {
+        self.names = Arc::clone(names);
         self
     }
 
@@ -86,14 +94,16 @@ impl Join {
                 seat.pid.load(Ordering::Relaxed),
                 me.pid
             );
-            segment.header().fail(ncclInvalidUsage, None, &message);
+            segment.header().fail(ncclInvalidUsage, None, &message, "");
             return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
         }
         seat.pid.store(me.pid, Ordering::Relaxed);
         seat.start.store(me.start, Ordering::Relaxed);
         seat.claim.store(2, Ordering::Release);
         let (rank, name, aborted) = (self.rank as usize, self.name.clone(), self.aborted.clone());
-        let comm = Arc::new(Comm::new(segment, rank, self.crowd, name, aborted, me));
+        let mut comm = Comm::new(segment, rank, self.crowd, name, aborted, me);
+        comm.names = Arc::clone(&self.names);
+        let comm = Arc::new(comm);
         let arrived = &comm.segment.header().arrived;
         if arrived.count() == self.nranks {
             arrived.wake();

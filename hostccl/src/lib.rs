@@ -61,3 +61,4 @@ pub mod types;
 mod wait;
 
 pub use api::*;
+pub use error::FAILED_EARLIER;

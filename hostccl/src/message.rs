@@ -105,9 +105,9 @@ impl Message {
     fn mismatch(&self, count: u64, dtype: i32) -> crate::error::Error {
         let sent = DataType::from_raw(dtype).map_or("unknown elements", DataType::name);
         let message = format!(
-            "rank {} sends {count} x {sent} where rank {} receives {} x {}",
-            self.peer,
-            self.comm.rank,
+            "{} sends {count} x {sent} where {} receives {} x {}",
+            self.comm.label(self.peer),
+            self.comm.label(self.comm.rank),
             self.count,
             self.dtype.name()
         );
@@ -259,7 +259,7 @@ fn describe(comm: &Comm, side: Side, count: usize, dtype: DataType, peer: usize)
         Side::Send(_) => ("ncclSend", "to"),
         Side::Recv(_) => ("ncclRecv", "from"),
     };
-    format!("{call}({count} x {}, {way} rank {peer}) on rank {} of {}", dtype.name(), comm.rank, comm.name)
+    format!("{call}({count} x {}, {way} {}) on {}", dtype.name(), comm.label(peer), comm.place())
 }
 
 /// "rank 0 sends to rank 1 along pp, where rank 1 receives along all", for a message that the receiver's call is not for.
@@ -270,5 +270,6 @@ pub(crate) fn named(comm: &Comm, from: usize, to: usize) -> String {
     let header = unsafe { comm.segment.ring(from, to).add(at).cast::<Header>().read() };
     let expected = channel.expects.name().unwrap_or(Name::NONE);
     let of = |name: &Name| if name.along().is_empty() { " without a name".to_owned() } else { name.along() };
-    format!("rank {from} sends to rank {to}{}, where rank {to} receives{}", of(&header.name), of(&expected))
+    let (from, to) = (comm.label(from), comm.label(to));
+    format!("{from} sends to {to}{}, where {to} receives{}", of(&header.name), of(&expected))
 }

@@ -58,7 +58,7 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
             Poll::Blocked { seen, blocker } => {
                 let comm = operation.comm().expect("a blocked operation has a communicator");
                 let patience = operation.patience();
-                idle.wait(&[Waiting { comm, seen, blocker, patience }]).map(|()| false)
+                idle.wait(&[Waiting { comm, seen, blocker, patience, call: &|| operation.describe() }]).map(|()| false)
             }
         });
         match step {
@@ -112,12 +112,15 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
         if lanes.is_empty() {
             return first;
         }
+        let calls: Vec<_> =
+            lanes.iter().map(|lane| || lane.front().map_or_else(String::new, |it| it.describe())).collect();
         let waits: Vec<_> = lanes
             .iter()
             .zip(&blocked)
-            .filter_map(|(lane, &(seen, blocker))| {
+            .zip(&calls)
+            .filter_map(|((lane, &(seen, blocker)), call)| {
                 let operation = lane.front()?;
-                Some(Waiting { comm: operation.comm()?, seen, blocker, patience: operation.patience() })
+                Some(Waiting { comm: operation.comm()?, seen, blocker, patience: operation.patience(), call })
             })
             .collect();
         // A failure found while waiting is the communicator's: its lanes meet it when polled next.

@@ -138,14 +138,15 @@ impl Operation for Shrink {
                 self.parent.check_peer(first)?;
                 let patience = self.parent.patience().or_else(timeout).unwrap_or(PATIENCE);
                 if self.since.elapsed() >= patience {
-                    let message = format!("rank {first} did not come within {} ms", patience.as_millis());
+                    let message =
+                        format!("{} did not come within {} ms", self.parent.label(first), patience.as_millis());
                     return Err(Error::new(ncclTimeout, message).by(Some(first)));
                 }
                 return Ok(Poll::Blocked { seen, blocker: Blocker::Offer(first) });
             };
             let (size, place) = (self.members.len() as u32, self.place() as u32);
             let join = Join::new(source, size, place, self.name.clone(), self.aborted.clone());
-            self.join = Some(join.out_of(&self.parent));
+            self.join = Some(join.out_of(&self.parent, &self.members));
         }
         let Some(join) = &mut self.join else { return Ok(Poll::Done) };
         match join.poll() {
@@ -160,7 +161,7 @@ impl Operation for Shrink {
     }
 
     fn describe(&self) -> String {
-        format!("ncclCommShrink to {} ranks on rank {} of {}", self.members.len(), self.parent.rank, self.parent.name)
+        format!("ncclCommShrink to {} ranks on {}", self.members.len(), self.parent.place())
     }
 }
 

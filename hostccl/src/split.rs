@@ -108,14 +108,15 @@ impl Split {
                 // SAFETY: the first of the members wrote it in the step before.
                 let offer = unsafe { self.slot::<Offer>(first, 1).read() };
                 if offer.code != ncclSuccess {
-                    let message = format!("rank {first} could not make shared memory for the new communicator");
+                    let message =
+                        format!("{} could not make shared memory for the new communicator", self.parent.label(first));
                     return Err(Error::new(offer.code, message));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
                 let source = Source::Child { owner: offer.owner, fd: offer.fd, token: offer.token };
                 let size = self.members.len() as u32;
                 let join = Join::new(source, size, rank as u32, self.name.clone(), self.aborted.clone());
-                self.join = Some(join.out_of(&self.parent));
+                self.join = Some(join.out_of(&self.parent, &self.members));
             }
         }
         Ok(())
@@ -123,7 +124,7 @@ impl Split {
 
     /// Fails when the parent has. Its other ranks may be ahead and miss this one, which waits for members that do not come.
     fn check_parent(&self) -> Result<()> {
-        self.parent.check_peers(None).map_err(|error| {
+        self.parent.check_peers(None, &|| self.describe()).map_err(|error| {
             let late = self.joined().map_or(Vec::new(), |comm| comm.missing(Blocker::Arrivals));
             let late: Vec<usize> = late.iter().filter_map(|&rank| self.members.get(rank).copied()).collect();
             self.parent.while_missing(error, &late)
@@ -209,7 +210,11 @@ impl Operation for Split {
                 // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
-                    let message = format!("rank {} could not join its split: {}", self.parent.rank, error.message());
+                    let message = format!(
+                        "{} could not join its split: {}",
+                        self.parent.label(self.parent.rank),
+                        error.message()
+                    );
                     Err(self.parent.fail(error.code(), self.for_parent(error).lost(), &message))
                 }
                 Err(error) => Err(self.for_parent(error)),
@@ -222,10 +227,7 @@ impl Operation for Split {
     }
 
     fn describe(&self) -> String {
-        format!(
-            "ncclCommSplit(color {}, key {}) on rank {} of {}",
-            self.ask.color, self.ask.key, self.parent.rank, self.parent.name
-        )
+        format!("ncclCommSplit(color {}, key {}) on {}", self.ask.color, self.ask.key, self.parent.place())
     }
 }
 

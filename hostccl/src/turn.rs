@@ -133,6 +133,11 @@ impl Turns {
         self.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
     }
 
+    /// Whether a collective of this rank is under way or waits for its turn.
+    pub(crate) fn has_collective(&self) -> bool {
+        self.words[0].load(Ordering::Acquire) != 0
+    }
+
     fn lock(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,8 +218,8 @@ impl Pass {
             turns.mixed.store(true, Ordering::SeqCst);
             drop(entries);
             let message = format!(
-                "two threads of rank {} call{} at the same time, one of them {}: nobody can know which call of the other ranks belongs to which thread; let one thread at a time call, or give each a dimension of its own (DM_DIM_OWN_COMM)",
-                comm.rank,
+                "two threads of {} call{} at the same time, one of them {}: nobody can know which call of the other ranks belongs to which thread; let one thread at a time call, or give each a dimension of its own (DM_DIM_OWN_COMM)",
+                comm.label(comm.rank),
                 self.name.along(),
                 call()
             );

@@ -21,6 +21,8 @@ pub(crate) struct Waiting<'a> {
     pub(crate) seen: u32,
     pub(crate) blocker: Blocker,
     pub(crate) patience: Option<Duration>,
+    /// The call that waits, for messages.
+    pub(crate) call: &'a dyn Fn() -> String,
 }
 
 impl Waiting<'_> {
@@ -71,7 +73,7 @@ impl Idle {
             return Ok(());
         }
         for wait in ended() {
-            let checked = wait.comm.check_peers(Some((wait.blocker, wait.seen)));
+            let checked = wait.comm.check_peers(Some((wait.blocker, wait.seen)), wait.call);
             checked.map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
         }
         match patience {
@@ -99,7 +101,7 @@ fn sleep(waits: &[Waiting<'_>], slice: Duration) {
 
 /// Ends the communicators that have waited for too long.
 fn expired<'a>(waits: impl Iterator<Item = &'a Waiting<'a>>, timeout: Duration) -> Error {
-    let errors = waits.map(|wait| wait.comm.expire(wait.blocker, timeout));
+    let errors = waits.map(|wait| wait.comm.expire(wait.blocker, timeout, &(wait.call)()));
     errors.collect::<Vec<_>>().swap_remove(0)
 }
 

@@ -230,10 +230,15 @@ fn kill_and_hear(play: &str, size: usize, victim: usize) {
         assert!(killed.elapsed() < Duration::from_secs(2), "rank {rank} took {:?}", killed.elapsed());
         let expected = format!("{ncclRemoteError} {victim} ");
         assert!(said.starts_with(&expected), "{play}, rank {rank}: {said}");
-        assert!(said.ends_with(&format!("rank {victim} (pid {pid}) died")), "{play}, rank {rank}: {said}");
+        assert!(
+            said.ends_with(&format!("rank {victim} (pid {pid}) has gone (its process exited or was killed)")),
+            "{play}, rank {rank}: {said}"
+        );
         if play == "reduce" {
             let again = process.hear();
-            assert!(again.starts_with(&format!("{ncclRemoteError} ncclAllReduce: rank {victim}")), "{again}");
+            assert!(again.starts_with(&format!("{ncclRemoteError} ncclAllReduce: ")), "{again}");
+            assert!(again.contains("failed earlier, in ncclAllReduce("), "{again}");
+            assert!(again.contains(&format!("rank {victim} (pid {pid})")), "{again}");
         }
     }
 }
@@ -278,7 +283,7 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
     let said = ranks[0].hear();
     assert!(killed.elapsed() < Duration::from_secs(2));
     assert!(said.starts_with(&format!("init {ncclRemoteError}")), "{said}");
-    assert!(said.ends_with(&format!("rank 1 (pid {victim}) died")), "{said}");
+    assert!(said.ends_with(&format!("rank 1 (pid {victim}) has gone (its process exited or was killed)")), "{said}");
 }
 
 #[test]
@@ -286,7 +291,7 @@ fn an_id_whose_maker_has_died_says_so() {
     let mut maker = Rank::start("maker", 0, 2, &unique_id());
     let id = from_hex(&maker.hear());
     maker.child.kill().unwrap();
-    let expected = format!("(pid {}) died before all ranks had joined", maker.child.id());
+    let expected = format!("(pid {}) has gone before all ranks had joined", maker.child.id());
     // First it may still be on its way out, then it is a zombie, then nothing.
     for _ in 0..2 {
         let (result, comm) = init(2, id, 1);

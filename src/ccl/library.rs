@@ -1,6 +1,6 @@
 //! One communicator library: its name, its version and its functions, with results turned into errors that carry them.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
@@ -80,6 +80,8 @@ pub(super) struct Functions {
     pub(super) host_lost_rank: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
     pub(super) host_set_timeout: Option<unsafe extern "C" fn(RawComm, i64) -> NcclResult>,
     pub(super) host_next_call_name: Option<unsafe extern "C" fn(u64, *const c_char) -> NcclResult>,
+    pub(super) host_set_names: Option<unsafe extern "C" fn(RawComm, *const c_int, c_int) -> NcclResult>,
+    pub(super) host_refuse: Option<unsafe extern "C" fn(RawComm, *const c_char) -> NcclResult>,
     pub(super) host_wait: Option<unsafe extern "C" fn(RawComm, i64, *mut NcclResult) -> NcclResult>,
 }
 
@@ -156,6 +158,8 @@ impl Library {
             host_lost_rank: symbol!("hostcclCommLostRank"),
             host_set_timeout: symbol!("hostcclCommSetTimeout"),
             host_next_call_name: symbol!("hostcclNextCallName"),
+            host_set_names: symbol!("hostcclCommSetNames"),
+            host_refuse: symbol!("hostcclCommRefuse"),
             host_wait: symbol!("hostcclCommWait"),
         };
         Ok(Library { name: name.to_owned(), version, functions, handle: None })
@@ -410,6 +414,27 @@ impl Library {
             Some(set) => self.check("hostcclCommSetTimeout", comm, unsafe { set(comm, millis) }),
             None => Ok(()),
         }
+    }
+
+    /// What the host engine's messages call the ranks of this communicator, one number for each.
+    pub fn set_names(&self, comm: RawComm, names: &[i32]) -> Result<()> {
+        match (self.functions.host_set_names, c_int::try_from(names.len())) {
+            (Some(set), Ok(count)) => {
+                // SAFETY: the communicator is live, and there are as many names as it says.
+                let code = unsafe { set(comm, names.as_ptr(), count) };
+                self.check("hostcclCommSetNames", comm, code)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// For a rank that is inside `call` and makes no collectives on this communicator any more: the host engine ends it where another rank waits in one.
+    /// Fails where it has done so, or the communicator has failed before.
+    pub fn refuse(&self, comm: RawComm, call: &str) -> Result<()> {
+        let Some(refuse) = self.functions.host_refuse else { return Ok(()) };
+        let text = CString::new(call.replace('\0', "")).unwrap_or_default();
+        // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the text outlives the call.
+        self.check(call, comm, unsafe { refuse(comm, text.as_ptr()) })
     }
 
     /// Lets `pause` pass between two looks at a communicator. The host engine can tell when nothing is in progress on it any more: there it waits for

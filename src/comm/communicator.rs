@@ -5,11 +5,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use hostccl::FAILED_EARLIER;
 use hostccl::fork::Own;
 use once_cell::sync::OnceCell;
 
 use super::gate::Gate;
-use super::making::world_ranks;
 use crate::ccl::{CommConfig, Library, RawComm, result};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
@@ -55,6 +55,39 @@ impl LazyPlan {
     }
 }
 
+/// How a communicator failed.
+#[derive(Debug)]
+struct Failure {
+    status: Status,
+    ccl_result: i32,
+    /// The call that failed and why, as it goes on after "failed earlier".
+    how: String,
+}
+
+/// What a root mesh has of a communicator: while one is left, a failed communicator is kept, so that calls on it can say how it failed.
+pub(super) struct Held(Arc<Communicator>);
+
+impl Held {
+    pub(super) fn new(communicator: Arc<Communicator>) -> Held {
+        communicator.holders.fetch_add(1, Ordering::SeqCst);
+        Held(communicator)
+    }
+}
+
+impl std::ops::Deref for Held {
+    type Target = Arc<Communicator>;
+
+    fn deref(&self) -> &Arc<Communicator> {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.holders.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// A communicator over an ordered list of ranks, in which this rank is one. Shared by every mesh dimension with that list.
 pub(crate) struct Communicator {
     library: Arc<Library>,
@@ -72,6 +105,13 @@ pub(crate) struct Communicator {
     scope: OnceCell<Scope>,
     /// The milliseconds that [`limit`](Communicator::limit) set last.
     patience: AtomicU64,
+    /// What the ranks of one agreed call know it by: equal on all its ranks, and different from every other communicator's. Empty where no such call
+    /// planned it.
+    origin: OnceLock<String>,
+    /// How many root meshes have it that have not ended or been freed.
+    holders: AtomicUsize,
+    /// How it failed, once that is known here: after "failed earlier" in messages.
+    failed: OnceLock<Failure>,
     /// Held by questions to the library about the raw communicator and while it is taken away: a library may free it at once. Not held by calls
     /// that wait.
     asking: Mutex<()>,
@@ -95,6 +135,9 @@ impl Communicator {
             plan,
             scope: OnceCell::new(),
             patience: AtomicU64::new(0),
+            origin: OnceLock::new(),
+            holders: AtomicUsize::new(0),
+            failed: OnceLock::new(),
             asking: Mutex::default(),
             gate: Gate::default(),
             aborting: Mutex::default(),
@@ -108,8 +151,70 @@ impl Communicator {
 
     pub(super) fn adopted(library: Arc<Library>, group: Mesh, raw: RawComm, owned: bool) -> Result<Communicator> {
         let adopted = Communicator { owned, ..Communicator::unmade(library, group, LazyPlan::default()) };
+        name_ranks(&adopted.library, raw, &adopted.group);
         adopted.set_ready(raw)?;
         Ok(adopted)
+    }
+
+    /// From now on the ranks of an agreed call know it by `origin`. The first one stands.
+    pub(super) fn set_origin(&self, origin: String) {
+        let _ = self.origin.set(origin);
+    }
+
+    /// What the ranks of an agreed call know it by, where it can be shared: it has neither ended nor failed, as far as this rank knows.
+    pub(super) fn shareable(&self) -> Option<&str> {
+        self.origin.get().filter(|_| self.is_sound()).map(String::as_str)
+    }
+
+    /// Whether it is there for a further dimension: it has neither ended nor failed, as far as this rank knows.
+    pub(super) fn is_sound(&self) -> bool {
+        self.state().is_usable() && !self.has_failed()
+    }
+
+    /// Whether more than one root mesh uses it, ones that were freed among them.
+    pub(super) fn is_shared(&self) -> bool {
+        self.users.load(Ordering::SeqCst) > 1
+    }
+
+    /// Whether an error on it came from a call that began after the failure.
+    pub(super) fn came_later(&self, error: &Error) -> bool {
+        self.library.is_host_engine() && error.message().contains(FAILED_EARLIER)
+    }
+
+    /// Ends it where another rank waits in a collective on it that this rank does not make, as it is in `call` instead: both sides learn it.
+    pub(super) fn refuse(&self, call: &str) -> Result<()> {
+        let raw = self.ready()?;
+        self.library.refuse(raw, call).map_err(|error| self.explain(raw, error))
+    }
+
+    /// Whether it has failed, so that it only reports its failure.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.get().is_some() || (!self.raw().is_null() && self.poll().is_err() && self.failed.get().is_some())
+    }
+
+    /// Whether it has failed and no root mesh has it any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.owned && self.holders.load(Ordering::SeqCst) == 0 && self.has_failed()
+    }
+
+    /// The error of a call on it that came after its failure: it says which call failed, and what to do.
+    pub(super) fn earlier(&self) -> Option<Error> {
+        let Failure { status, ccl_result, how } = self.failed.get()?;
+        let message = format!(
+            "the communicator of {} {FAILED_EARLIER}{how}; it is of no further use, make the mesh anew (dm_init)",
+            self.label()
+        );
+        Some(Error::new(*status, message).with_ccl_result(*ccl_result))
+    }
+
+    /// Notes how it failed. The first failure stands.
+    pub(super) fn note_failure(&self, error: &Error) {
+        let how = match error.message().split_once(FAILED_EARLIER) {
+            // The engine has said so already.
+            Some((_, how)) => how.to_owned(),
+            None => format!(": {}", error.message()),
+        };
+        let _ = self.failed.set(Failure { status: error.status(), ccl_result: error.ccl_result(), how });
     }
 
     /// Puts the raw communicator in place. An abort that came first ends it at once.
@@ -128,14 +233,16 @@ impl Communicator {
         }
         let _asking = self.asking();
         let raw = self.ready()?;
-        self.library.set_timeout(raw, millis).map_err(|error| self.explain(raw, error))
+        self.library
+            .set_timeout(raw, millis)
+            .map_err(|error| self.explained(raw, error, self.library.poll(raw).is_err()))
     }
 
     /// Whether nothing is in progress on it; its failure, if it has failed. Does not wait.
     pub(super) fn poll(&self) -> Result<bool> {
         let _asking = self.asking();
         let raw = self.ready()?;
-        self.library.poll(raw).map_err(|error| self.explain(raw, error))
+        self.library.poll(raw).map_err(|error| self.explained(raw, error, true))
     }
 
     /// The scope in which the ranks of a lazy one agree, made when first asked for.
@@ -154,10 +261,16 @@ impl Communicator {
         if !raw.is_null() {
             return Ok(raw);
         }
-        Err(match self.state() {
-            State::Aborted => Error::aborted(format!("the communicator of {} was aborted", self.label())),
-            State::Finalized => Error::aborted(format!("the communicator of {} was finalized", self.label())),
-            State::Unmade | State::Ready | State::Absent => {
+        Err(match (self.state(), self.earlier()) {
+            (State::Aborted, Some(earlier)) => {
+                Error::aborted(format!("it was aborted, and before that {}", earlier.message()))
+            }
+            (State::Aborted, None) => Error::aborted(format!(
+                "the communicator of {} was aborted: dm_abort ended this mesh or another one that shares it; make the mesh anew (dm_init)",
+                self.label()
+            )),
+            (State::Finalized, _) => Error::aborted(format!("the communicator of {} was finalized", self.label())),
+            (State::Unmade | State::Ready | State::Absent, _) => {
                 Error::internal(format!("the communicator of {} is not made yet", self.label()))
             }
         })
@@ -239,25 +352,40 @@ impl Communicator {
 
     /// The error of a call on this communicator, with the lost rank by its world rank where the library knows it.
     pub(super) fn explain(&self, raw: RawComm, error: Error) -> Error {
+        let broken = {
+            let _asking = self.asking();
+            self.raw() == raw && self.library.poll(raw).is_err()
+        };
+        self.explained(raw, error, broken)
+    }
+
+    /// The same, where it is known whether the communicator has failed for all its ranks, so that the error is more than one bad call here.
+    fn explained(&self, raw: RawComm, error: Error, broken: bool) -> Error {
         if self.state() != State::Ready {
             return Error::aborted(format!("the communicator of {} was aborted during the call", self.label()))
                 .with_ccl_result(error.ccl_result());
         }
-        if error.ccl_result() == result::INVALID_USAGE && self.library.is_host_engine() && self.is_broken(raw) {
+        let error = match error.ccl_result() {
             // The engine found that ranks made calls that do not fit together; the message says who called what.
-            return Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result());
+            result::INVALID_USAGE if broken && self.library.is_host_engine() => {
+                Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result())
+            }
+            _ => error,
+        };
+        if broken && self.came_later(&error) {
+            self.note_failure(&error);
+            return self.earlier().unwrap_or(error);
         }
-        blame(&self.library, raw, &self.group, error)
+        let error = blame(&self.library, raw, &self.group, error);
+        if broken {
+            self.note_failure(&error);
+        }
+        error
     }
 
     /// What to call it in messages: its dimension and where it lies.
     pub(super) fn label(&self) -> String {
         self.group.describe()
-    }
-
-    /// Whether it has failed for all its ranks, so that an error is more than one bad call here.
-    fn is_broken(&self, raw: RawComm) -> bool {
-        self.library.poll(raw).is_err()
     }
 
     fn asking(&self) -> MutexGuard<'_, ()> {
@@ -271,6 +399,12 @@ impl Communicator {
     }
 }
 
+/// Has the host engine call the ranks of a new communicator of `group` by their ranks in the world.
+pub(super) fn name_ranks(library: &Library, raw: RawComm, group: &Mesh) {
+    // Without names messages count within the communicator, and say so.
+    let _ = library.set_names(raw, group.ranks().as_slice());
+}
+
 /// The error of a call on a communicator of `group`, with the rank that is lost or late by its world rank where the library knows it.
 pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error) -> Error {
     let said = match error.status() {
@@ -280,11 +414,6 @@ pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error)
     };
     let lost = library.lost_rank(raw).and_then(|lost| Some((lost, *group.ranks().get(lost)?)));
     let Some((lost, world_rank)) = lost else { return error };
-    // The library counts within the communicator.
-    let error = match group.ranks().iter().copied().eq(0..group.size() as i32) {
-        true => error,
-        false => error.within(&format!("on the communicator of ranks {}", world_ranks(group))),
-    };
     error.within(&format!("rank {world_rank} {said} (rank {lost} of {})", group.describe()))
 }
 

@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use once_cell::sync::OnceCell;
-
 use super::communicator::{Communicator, State};
 use super::groups::refuse_inside;
 use super::life::abort_all;
@@ -83,7 +81,7 @@ pub struct Domain {
     /// The device of communicators that are made on threads without one.
     device: Option<Device>,
     shared: Mutex<HashMap<PartitionKey, Arc<Communicator>>>,
-    single: OnceCell<Arc<Communicator>>,
+    single: Mutex<Option<Arc<Communicator>>>,
     turn: Mutex<bool>,
     turn_over: Condvar,
     /// By ranks: how many meshes over existing communicators of theirs.
@@ -127,7 +125,7 @@ impl Domain {
             library,
             device,
             shared: Mutex::default(),
-            single: OnceCell::new(),
+            single: Mutex::default(),
             turn: Mutex::new(false),
             turn_over: Condvar::new(),
             adopted: Mutex::default(),
@@ -266,12 +264,15 @@ impl Domain {
 
     /// The communicator of this rank alone, which serves every dimension of size 1.
     pub(super) fn single(&self, unmade: impl FnOnce() -> Communicator) -> Arc<Communicator> {
-        Arc::clone(self.single.get_or_init(|| {
-            let single = Arc::new(unmade());
-            // One user that never leaves: it lasts as long as the world.
-            single.add_user();
-            single
-        }))
+        let mut single = lock(&self.single);
+        // No other rank has a part in it, so this rank alone decides that one which has failed is made anew.
+        if let Some(known) = single.as_ref().filter(|known| known.is_sound()) {
+            return Arc::clone(known);
+        }
+        let fresh = Arc::new(unmade());
+        // One user that never leaves: it lasts as long as the world.
+        fresh.add_user();
+        Arc::clone(single.insert(fresh))
     }
 
     /// Held while a communicator of this rank alone is made. It waits for nobody, so it needs no turn behind calls that do.
@@ -281,25 +282,30 @@ impl Domain {
 
     /// Whether it is the one that serves every dimension of size 1.
     pub(super) fn is_single(&self, communicator: &Arc<Communicator>) -> bool {
-        self.single.get().is_some_and(|single| Arc::ptr_eq(single, communicator))
+        lock(&self.single).as_ref().is_some_and(|single| Arc::ptr_eq(single, communicator))
     }
 
     /// What dimension `dim` of a view of `mesh` can share: a communicator over the same ranks, of the same range or of what it was taken from.
     pub(super) fn find_shared(&self, mesh: &Mesh, dim: &Dim) -> Option<Arc<Communicator>> {
         let known = self.shared().get(&PartitionKey::of(mesh, dim)).cloned();
-        known.filter(|known| known.state().is_usable()).or_else(|| {
+        known.filter(|known| known.is_sound()).or_else(|| {
             let (outer, dim) = mesh.outer_dim(dim)?;
             self.find_shared(&outer, &dim)
         })
     }
 
-    /// The communicator over all ranks of `root` that others can be split from, if there is one.
+    /// The communicator over all ranks of `root` that others can be split from, if there is one that works.
     pub(super) fn find_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
         let known = match library.has_streams() {
-            true => self.shared().get(&PartitionKey::of(root, &root.whole()).for_splits(library)).cloned(),
+            true => self.last_parent(root, library),
             false => self.find_shared(root, &root.whole()),
         };
-        known.filter(|known| known.state() == State::Ready)
+        known.filter(|known| known.state() == State::Ready && known.is_sound())
+    }
+
+    /// The one that was made last, which may have failed: what is shrunk may have.
+    pub(super) fn last_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
+        self.shared().get(&PartitionKey::of(root, &root.whole()).for_splits(library)).cloned()
     }
 
     /// From now on nothing that was made before is shared by the dimensions of this root mesh, nor by what they are split from.
@@ -314,6 +320,15 @@ impl Domain {
 
     pub(super) fn shared(&self) -> MutexGuard<'_, HashMap<PartitionKey, Arc<Communicator>>> {
         lock(&self.shared)
+    }
+
+    /// Ends the failed communicators that no root mesh has any more. Those that have not failed stay, because their raw pointers may be in use.
+    pub(super) fn bury(&self) {
+        let known = lock(&self.living).clone();
+        let abandoned: Vec<_> = known.into_iter().filter(|communicator| communicator.is_abandoned()).collect();
+        // An abort that fails leaves nothing to be done.
+        let _ = abort_all(&abandoned);
+        abandoned.iter().for_each(|communicator| self.forget(communicator));
     }
 
     /// Forgets a communicator that has ended, so that nobody shares it any more.

@@ -1,15 +1,19 @@
 //! How a root mesh's communicators end: aborted at once by one rank, or finalized by all together.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use super::beside::beside;
 use super::communicator::{Communicator, State, blame};
 use super::groups::refuse_inside;
 use super::making::{outcome, report, settle};
 use super::root::{Life, RootComms};
-use crate::error::{Error, Result};
-use crate::wait::Wait;
+use crate::error::{Error, Result, Status};
+use crate::wait::{Wait, Watch};
+
+/// How long dm_finalize waits for the other ranks after a communicator has failed, and before it ends one in which a rank waits in vain.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl RootComms {
     /// Ends this root on this rank: raises its cancel flag, aborts its communicators, wakes every call that is blocked in
@@ -58,18 +62,50 @@ impl RootComms {
             self.end(Life::Finalized);
             return self.destroy(&self.wait(None), &|_| ());
         }
-        let (_turn, round, wait) =
-            self.begin(&format!("dm_finalize({})", self.root.dim_names().join(", ")), String::new)?;
+        let call = format!("dm_finalize({})", self.root.dim_names().join(", "));
+        let wait = |root: &RootComms| root.wait_to_finalize(&call);
+        let (_turn, round, wait) = self.begin(&call, wait, |scope, wait| scope.agree(&call, wait))?;
         self.end(Life::Finalized);
         let destroyed = self.destroy(&wait, &|error| report(&round, error, &wait));
         wait.outcome(outcome(destroyed, round.finish(&wait)))
     }
 
+    /// A wait for the other ranks' dm_finalize. It ends soon where a communicator has failed, since there is no work to be waited for; and a rank that
+    /// waits in a collective for this one, which makes no more of them, is told so.
+    fn wait_to_finalize(&self, call: &str) -> Wait {
+        let (communicators, call, began) = (self.communicators(), call.to_owned(), Instant::now());
+        let working = self.with_dim_communicators(Vec::new());
+        let failed = Mutex::new(None::<Instant>);
+        let watch: Watch = Arc::new(move || {
+            for communicator in communicators.iter().filter(|communicator| !communicator.raw().is_null()) {
+                // Another mesh that shares it may have calls of its own on other threads.
+                let is_refusing = began.elapsed() > PATIENCE && !communicator.is_shared();
+                let refused = if is_refusing { communicator.refuse(&call) } else { Ok(()) };
+                let Err(error) = refused.and_then(|()| communicator.poll().map(drop)) else { continue };
+                let others_come = matches!(error.status(), Status::Mismatch | Status::Timeout);
+                // What is only split from has no work of this root that could have failed.
+                if others_come && !working.iter().any(|known| Arc::ptr_eq(known, communicator)) {
+                    continue;
+                }
+                let since = *failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
+                if !others_come || since.elapsed() > PATIENCE {
+                    return Err(communicator.earlier().unwrap_or(error));
+                }
+            }
+            Ok(())
+        });
+        Wait { watch: Some(watch), ..self.wait(None) }
+    }
+
     /// Every communicator of this root and of its ranges once, in the order in which they were made.
     pub(super) fn communicators(&self) -> Vec<Arc<Communicator>> {
-        let parent = self.parent.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let parent = self.parent.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|own| Arc::clone(own));
+        self.with_dim_communicators(parent.into_iter().collect())
+    }
+
+    /// `all` and those along its dimensions and its ranges': the ones on which it makes calls.
+    fn with_dim_communicators(&self, mut all: Vec<Arc<Communicator>>) -> Vec<Arc<Communicator>> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<Arc<Communicator>> = parent.into_iter().collect();
         for known in dims.iter() {
             if !all.iter().any(|other| Arc::ptr_eq(other, &known.communicator)) {
                 all.push(Arc::clone(&known.communicator));
@@ -117,14 +153,26 @@ impl RootComms {
         let mut outcome = parts.iter().rev().map(|part| part.destroy(wait, tell)).fold(Ok(()), Result::and);
         let parent = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
         let dims = std::mem::take(&mut *self.dims.write().unwrap_or_else(PoisonError::into_inner));
-        let held = parent.into_iter().chain(dims.into_iter().map(|known| known.communicator));
-        for communicator in held.collect::<Vec<_>>().into_iter().rev() {
-            if communicator.drop_user() {
-                if let Some(domain) = &self.domain {
-                    domain.forget(&communicator);
-                }
-                outcome = outcome.and(retire(&communicator, wait, tell));
+        let of_dims = dims.into_iter().map(|known| (known.communicator, true));
+        let held = parent.into_iter().map(|parent| (parent, false)).chain(of_dims);
+        for (communicator, has_work) in held.collect::<Vec<_>>().into_iter().rev() {
+            let is_last = communicator.drop_user();
+            if let Some(domain) = self.domain.as_ref().filter(|_| is_last) {
+                domain.forget(&communicator);
             }
+            let ended = match communicator.has_failed().then(|| communicator.earlier()).flatten() {
+                // Its work failed with it, so there is nothing to flush. What is only split from has no work.
+                Some(error) => {
+                    if has_work {
+                        tell(&error);
+                    }
+                    let _ = if is_last { communicator.abort() } else { Ok(()) };
+                    if has_work { Err(error) } else { Ok(()) }
+                }
+                None if is_last => retire(&communicator, wait, tell),
+                None => Ok(()),
+            };
+            outcome = outcome.and(ended);
         }
         outcome
     }

@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::beside::beside;
-use super::communicator::{Communicator, LazyPlan, blame};
+use super::communicator::{Communicator, LazyPlan, blame, name_ranks};
 use super::life::retire;
 use super::root::ranks_text;
 use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm, UniqueId};
@@ -70,6 +70,7 @@ impl Maker<'_> {
         let comm = self.library.init_rank(size, &ids, rank, &mut config)?;
         // Only the host engine heeds it; where it refuses, the polling still ends at the deadline.
         let _ = self.library.set_timeout(comm, self.millis_left());
+        name_ranks(self.library, comm, group);
         let explain = |error: Error| match group.ranks().first() {
             // Nobody has a number in a communicator that was never there, and the one that can have spoilt it is the one that made its id.
             Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {

@@ -9,7 +9,7 @@ use super::groups;
 use super::making::{millis, settle};
 use super::view::View;
 use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, RawComm, element_size, result};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 
 /// What one operation works on, as the C caller gave it.
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +80,10 @@ impl View {
             return Err(Error::invalid(format!(
                 "{name}: stream is {stream:p}, but device type cpu has no streams: pass NULL (the call returns when its result is there)"
             )));
+        }
+        // In a group the library fails the whole of it.
+        if let Some(error) = communicator.earlier().filter(|_| !groups::in_group(library)) {
+            return Err(error.within(name));
         }
         communicator.limit(millis(self.root_comms().timeout))?;
         let call = self.call_name(index);
@@ -230,8 +234,17 @@ impl View {
             return Ok(());
         }
         if code == result::IN_PROGRESS {
-            return settle(&self.root_comms().wait(None), || name.to_owned(), sleep, || communicator.poll());
+            let settled = settle(&self.root_comms().wait(None), || name.to_owned(), sleep, || communicator.poll());
+            return settled.inspect_err(|error| {
+                // It goes on without anybody who waits for it.
+                if error.status() == Status::Timeout {
+                    communicator.note_failure(error);
+                }
+            });
         }
-        communicator.library().check(name, raw, code).map_err(|error| communicator.explain(raw, error))
+        communicator.library().check(name, raw, code).map_err(|error| match communicator.came_later(&error) {
+            true => communicator.explain(raw, error).within(name),
+            false => communicator.explain(raw, error),
+        })
     }
 }

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use super::communicator::Communicator;
-use super::dims::Plan;
+use super::communicator::{Communicator, Held};
+use super::dims::{Plan, Shared};
 use super::domain::{Domain, Turn};
 use super::options::{DimOptions, MeshOptions};
 use crate::ccl::{CallName, Library, RawComm};
 use crate::digest::Fnv1a;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
 use crate::rendezvous::{Round, Scope};
@@ -45,7 +45,7 @@ impl LifeFlag {
 pub(super) struct DimComm {
     pub(super) name: String,
     pub(super) dim: Dim,
-    pub(super) communicator: Arc<Communicator>,
+    pub(super) communicator: Held,
     /// Under what name calls along it are issued: the same on all its ranks.
     pub(super) call: CallName,
 }
@@ -60,7 +60,7 @@ pub struct RootComms {
     pub(super) cancel: Cancel,
     pub(super) dims: RwLock<Vec<DimComm>>,
     /// The communicator over all ranks of the root, from which dimensions are split; made when first needed.
-    pub(super) parent: RwLock<Option<Arc<Communicator>>>,
+    pub(super) parent: RwLock<Option<Held>>,
     pub(super) lazy: bool,
     pub(super) timeout: Duration,
     /// What agreement scopes of its own are called, the same on all its ranks.
@@ -118,13 +118,16 @@ impl RootComms {
         // Ranks outside the mesh do not know what its ranks share.
         let apart = (root.root.root_size() < world.size()).then(|| call.clone());
         let plan = Plan { view: root.root.clone(), dims: wanted, part: None, apart, shrinking: None };
-        let detail = if plan.apart.is_none() { root.sharing(&plan) } else { String::new() };
-        let round = wait.outcome(world.scope()?.agree_in_detail(&call, &detail, &wait))?;
+        let scope = world.scope()?;
+        let (round, shared) = wait.outcome(match plan.apart {
+            None => root.candidates(&plan).agree(scope, &call, &wait),
+            Some(_) => scope.agree(&call, &wait).map(|round| (round, Shared::nothing(&plan))),
+        })?;
         root.id = format!("mesh{}", round.number());
         if root.root.is_member() {
             root.scope = Some(root.own_scope(domain)?);
         }
-        root.carry_out(&plan, round, &wait)?;
+        root.carry_out(&plan, shared, round, &wait)?;
         let root = Arc::new(root);
         domain.register(&root);
         root.alive()?;
@@ -158,19 +161,22 @@ impl RootComms {
                 )));
             }
             // One that is given for several dimensions (of size 1) ends once.
-            let known = dims.iter().map(|known| &known.communicator).find(|known| known.raw() == *raw).cloned();
+            let known = dims.iter().find(|known| known.communicator.raw() == *raw);
             let communicator = match known {
-                Some(known) => known,
+                Some(known) => Arc::clone(&known.communicator),
                 None => Arc::new(Communicator::adopted(Arc::clone(&library), mesh.slice(&[name])?, *raw, owned)?),
             };
             communicator.add_user();
             let (dim, call) = (mesh.dim_layout(index).clone(), CallName::default());
-            dims.push(DimComm { name: name.to_owned(), dim, communicator, call });
+            dims.push(DimComm { name: name.to_owned(), dim, communicator: Held::new(communicator), call });
         }
         // Adopting is local: the id is the same on all ranks of the mesh where they adopt those of these ranks in the same order.
         let id = domain.as_ref().map(|domain| domain.next_adopted(&mesh.root_ranks())).unwrap_or_default();
-        for known in &mut dims {
+        for (index, known) in dims.iter_mut().enumerate() {
             known.call = CallName::new(&id, &known.name, known.dim.pairs());
+            if !id.is_empty() {
+                known.communicator.set_origin(format!("{id}/{index}"));
+            }
         }
         let cancel = domain.as_ref().map_or_else(Cancel::new, |domain| domain.cancel());
         let mut root = RootComms {
@@ -200,12 +206,12 @@ impl RootComms {
         Ok(root)
     }
 
-    /// The range of the same ranks that was made before, if its communicator along dimension `index` is still of use: all ranks agree on that, by what
-    /// they say that they share. So a range made over and over takes no more than one.
+    /// The range of the same ranks that was made before, if its communicator along dimension `index` is still of use as far as this rank knows: the
+    /// ranks agree on whether they share it. So a range made over and over takes no more than one.
     pub(super) fn part_like(&self, range: &Mesh, index: usize) -> Option<Arc<RootComms>> {
         let same = |part: &&Arc<RootComms>| {
             part.root.rank_map_key() == range.rank_map_key()
-                && part.has_usable_dim(range.dim_name(index), range.dim_layout(index))
+                && part.own_dim(range.dim_name(index), range.dim_layout(index)).is_some_and(|own| own.is_sound())
         };
         self.parts().iter().find(same).cloned()
     }
@@ -270,6 +276,17 @@ impl RootComms {
         self.parts().retain(|known| !Arc::ptr_eq(known, part));
     }
 
+    /// Forgets the ranges that no view has and whose communicators have all failed.
+    pub(super) fn drop_failed_parts(&self) {
+        let failed = |part: &Arc<RootComms>| {
+            Arc::strong_count(part) == 1 && part.communicators().iter().all(|communicator| communicator.has_failed())
+        };
+        let (gone, kept) = std::mem::take(&mut *self.parts()).into_iter().partition::<Vec<_>, _>(failed);
+        self.parts().splice(0..0, kept);
+        // What they hold is dropped without the lock.
+        drop(gone);
+    }
+
     pub(super) fn parts(&self) -> MutexGuard<'_, Vec<Arc<RootComms>>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -318,13 +335,15 @@ impl RootComms {
         Wait { cancel: self.cancel.clone(), ..Wait::after(timeout.unwrap_or(self.timeout)) }
     }
 
-    /// A wait for this root's other ranks, which is pointless once a communicator of theirs has failed: a rank that has died or aborted
-    /// does not come any more.
+    /// A wait for this root's other ranks, which is pointless once a communicator has failed because a rank has died or aborted: that one does not
+    /// come any more. After other failures they do.
     fn wait_for_peers(&self) -> Wait {
         let communicators = self.communicators();
         let watch: Watch = Arc::new(move || {
-            let mut made = communicators.iter().filter(|communicator| !communicator.raw().is_null());
-            made.try_for_each(|communicator| communicator.poll().map(drop))
+            let made = communicators.iter().filter(|communicator| !communicator.raw().is_null());
+            let failures = made.filter_map(|communicator| communicator.poll().err());
+            let mut ends = failures.filter(|error| !matches!(error.status(), Status::Mismatch | Status::Timeout));
+            ends.next().map_or(Ok(()), Err)
         });
         Wait { watch: Some(watch), ..self.wait(None) }
     }
@@ -338,27 +357,30 @@ impl RootComms {
     pub(super) fn issued(&self, name: &str, dim: &Dim) -> Option<(Arc<Communicator>, CallName)> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();
-        let found = dims.iter().filter(same).find(|known| known.name == name).or_else(|| dims.iter().find(same));
+        // The last one stands: it is made anew when an earlier one has failed.
+        let of_name = |known: &&DimComm| same(known) && known.name == name;
+        let found = dims.iter().rev().find(of_name).or_else(|| dims.iter().rev().find(same));
         found.map(|known| (Arc::clone(&known.communicator), known.call)).or_else(|| {
             let (_, dim) = self.root.outer_dim(dim)?;
             self.upper.upgrade()?.issued(name, &dim)
         })
     }
 
-    /// Whether a dimension of that layout is known by that very name.
-    pub(super) fn has_dim(&self, name: &str, dim: &Dim) -> bool {
+    /// The communicator of a dimension of that layout under that very name, the last one if there were several.
+    pub(super) fn own_dim(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
-        dims.iter().any(|known| known.name == name && known.dim.pairs() == dim.pairs())
+        let own = dims.iter().rev().find(|known| known.name == name && known.dim.pairs() == dim.pairs());
+        own.map(|known| Arc::clone(&known.communicator))
     }
 
-    fn has_usable_dim(&self, name: &str, dim: &Dim) -> bool {
-        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
-        let mut same = dims.iter().filter(|known| known.name == name && known.dim.pairs() == dim.pairs());
-        same.any(|known| known.communicator.state().is_usable())
-    }
-
-    /// Begins one collective call of this root: takes the turn and agrees on `call` with the root's other ranks.
-    pub(super) fn begin(&self, call: &str, detail: impl FnOnce() -> String) -> Result<(Turn<'_>, Round, Wait)> {
+    /// Begins one collective call of this root: takes the turn and agrees on `call` with the root's other ranks by `agree`, waiting for them by
+    /// `wait`.
+    pub(super) fn begin<T>(
+        &self,
+        call: &str,
+        wait: impl FnOnce(&RootComms) -> Wait,
+        agree: impl FnOnce(&Scope, &Wait) -> Result<T>,
+    ) -> Result<(Turn<'_>, T, Wait)> {
         self.alive()?;
         if !self.root.is_member() {
             return Err(Error::not_member(format!(
@@ -373,12 +395,19 @@ impl RootComms {
                 self.root.describe()
             )));
         };
-        let wait = self.wait_for_peers();
+        let wait = wait(self);
         let turn = domain.take_turn(&wait)?;
         // Another thread's call, which had the turn before, may have ended it.
         self.alive()?;
-        let round = wait.outcome(scope.agree_in_detail(call, &detail(), &wait))?;
-        Ok((turn, round, wait))
+        let agreed = wait.outcome(agree(scope, &wait))?;
+        Ok((turn, agreed, wait))
+    }
+
+    /// Begins the call that carries out a plan, with what its dimensions share.
+    pub(super) fn begin_plan(&self, call: &str, plan: &Plan) -> Result<(Turn<'_>, Round, Shared, Wait)> {
+        let agree = |scope: &Scope, wait: &Wait| self.candidates(plan).agree(scope, call, wait);
+        let (turn, (round, shared), wait) = self.begin(call, RootComms::wait_for_peers, agree)?;
+        Ok((turn, round, shared, wait))
     }
 
     /// Who takes part in this root's collective calls: the world's own scope where that is everybody, so that calls on different meshes in different
@@ -390,6 +419,18 @@ impl RootComms {
         }
         let position = self.root.root_position().unwrap_or(0);
         world.subscope(&self.id, self.root.root_ranks().into(), position).map(Arc::new)
+    }
+}
+
+impl Drop for RootComms {
+    /// A failed communicator ends with the last root mesh that has it. The others stay: raw pointers to them may be in use.
+    fn drop(&mut self) {
+        let dims = std::mem::take(self.dims.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let parent = self.parent.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        drop((dims, parent));
+        if let Some(domain) = &self.domain {
+            domain.bury();
+        }
     }
 }
 

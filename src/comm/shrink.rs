@@ -1,11 +1,11 @@
 //! Going on without lost ranks: a root mesh of what is left of another one, which ends.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use super::communicator::{Communicator, LazyPlan, State};
-use super::dims::{Plan, Shrinking, config};
-use super::domain::{Domain, PartitionKey};
+use super::dims::{Plan, Shared, Shrinking, config};
+use super::domain::Domain;
 use super::making::Maker;
 use super::options::DimOptions;
 use super::root::{Life, RootComms, ranks_text};
@@ -64,7 +64,8 @@ impl View {
 impl RootComms {
     /// The communicator over all ranks that dimensions are split from, where there is one that works or did.
     fn parent_to_shrink(&self, domain: &Domain) -> Option<Arc<Communicator>> {
-        let known = self.known_parent(domain, self.library.as_ref()?);
+        let own = self.parent.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|own| Arc::clone(own));
+        let known = own.or_else(|| domain.last_parent(&self.root, self.library.as_ref()?));
         known.filter(|known| known.state() == State::Ready)
     }
 
@@ -123,21 +124,28 @@ impl RootComms {
         let root = RootComms::shrunk_from(self, domain, left, format!("{}/shrunk{place}", self.id))?;
         // Ranks that go with a replica could not agree on what the others share with earlier meshes of theirs.
         domain.share_no_more(root.mesh());
-        root.carry_out(&plan, round, &wait)?;
+        root.carry_out(&plan, Shared::nothing(&plan), round, &wait)?;
         domain.register(&root);
         root.alive()?;
         Ok(root)
     }
 
     /// Takes what is left of another root's communicator as this one's over all its ranks.
-    pub(super) fn take_shrunk(&self, domain: &Domain, maker: &Maker<'_>, from: &Shrinking) -> Result<()> {
+    pub(super) fn take_shrunk(
+        &self,
+        domain: &Domain,
+        maker: &Maker<'_>,
+        from: &Shrinking,
+    ) -> Result<Arc<Communicator>> {
         let all = self.root.all_ranks();
         let config = config(maker.library, None, &format!("mesh_{}", self.root.dim_names().join("_")));
         let raw = maker.shrink(&from.parent, &all, &from.excluded, config.blocking(false))?;
-        let key = PartitionKey::of(&all, all.dim_layout(0)).for_splits(maker.library);
         let made = Arc::new(Communicator::unmade(Arc::clone(domain.library()?), all, LazyPlan::default()));
+        if let Some(round) = maker.round {
+            made.set_origin(format!("{}/root", round.name()));
+        }
         made.set_ready(raw)?;
-        self.keep_parent(domain, key, made);
-        Ok(())
+        self.keep_parent(domain, maker.library, &made);
+        Ok(made)
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
-use super::dims::{Plan, config, unplanned};
+use super::dims::{Plan, Shared, config, unplanned};
 use super::domain::Turn;
 use super::groups::outside_groups;
 use super::making::{Maker, millis, outcome, report};
@@ -167,17 +167,22 @@ impl View {
         let whole = cut.same_root(&along);
         let dims = if whole { Vec::new() } else { vec![(index, DimOptions::default())] };
         let mut plan = Plan { view: cut.clone(), dims, part: None, apart: None, shrinking: None };
-        let (_turn, round, wait) = self.begin(&call, &plan)?;
+        let known = self.space.part_like(&cut, index).filter(|_| !whole);
+        plan.part = known.clone();
+        let (_turn, round, shared, wait) = self.begin(&call, &plan)?;
         if whole {
-            return self.space.carry_out(&plan, round, &wait).map(|()| self.with(cut));
+            return self.space.carry_out(&plan, shared, round, &wait).map(|()| self.with(cut));
         }
-        let known = self.space.part_like(&cut, index);
+        let known = known.filter(|_| shared.has(0));
         let part = match &known {
             Some(known) => Arc::clone(known),
             None => self.space.add_part(&cut, round.number())?,
         };
         plan.part = Some(Arc::clone(&part));
-        match self.space.carry_out(&plan, round, &wait) {
+        let made = self.space.carry_out(&plan, shared, round, &wait);
+        drop(plan);
+        self.space.drop_failed_parts();
+        match made {
             Ok(()) => Ok(View::new(cut, part, Arc::clone(&self.root))),
             Err(error) => {
                 if known.is_none() {
@@ -293,12 +298,12 @@ impl View {
     }
 
     fn carry_out(&self, call: &str, plan: &Plan) -> Result<()> {
-        let (_turn, round, wait) = self.begin(call, plan)?;
-        self.space.carry_out(plan, round, &wait)
+        let (_turn, round, shared, wait) = self.begin(call, plan)?;
+        self.space.carry_out(plan, shared, round, &wait)
     }
 
     /// Begins a collective call of this view's ranks and those beside it.
-    fn begin(&self, call: &str, plan: &Plan) -> Result<(Turn<'_>, Round, Wait)> {
+    fn begin(&self, call: &str, plan: &Plan) -> Result<(Turn<'_>, Round, Shared, Wait)> {
         if !self.mesh.is_member() {
             return Err(Error::not_member(format!(
                 "{call}: rank {} is not in {}",
@@ -306,7 +311,7 @@ impl View {
                 self.mesh.describe()
             )));
         }
-        self.space.begin(call, || self.space.sharing(plan))
+        self.space.begin_plan(call, plan)
     }
 
     /// Makes a communicator that was only planned: alone, or with the other ranks of its group.

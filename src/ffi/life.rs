@@ -13,8 +13,9 @@ use crate::error::Error;
 
 /// The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
 ///
-/// Local, does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a rank died; named where known), DM_STATUS_CCL,
-/// DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
+/// Local, does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a rank's process has gone, or it aborted;
+/// named where known), DM_STATUS_MISMATCH and DM_STATUS_TIMEOUT (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
+/// DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated.
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// engine, on the other ranks, where they get DM_STATUS_PEER_LOST.
 ///
 /// Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
-/// communicator that another root mesh of this world shares ends for that one as well. Raw communicators from dm_get_comm must not be used
+/// communicator that another root mesh of this world shares ends for that one as well; a mesh that is made afterwards has new ones. Raw communicators from dm_get_comm must not be used
 /// any more. A second abort, or one after dm_finalize or dm_shrink, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
 /// this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this one through the
 /// store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet, is told by dm_world_abort only; else its deadline ends that.
@@ -46,6 +47,10 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (where a rank never
 /// made the call the mesh is then as before: dm_abort ends it; where one did not get through it, the mesh has ended here), DM_STATUS_CCL,
 /// DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+///
+/// A communicator that has failed has no work to wait for: it is aborted, and the call gives its failure on all ranks. Who has not come a second after
+/// the failure is not waited for. A rank that waits in a collective of the host engine for one that has called dm_finalize gets DM_STATUS_MISMATCH after
+/// about a second; so does that one.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_finalize(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().finalize())

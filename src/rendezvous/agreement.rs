@@ -17,9 +17,9 @@ mod order;
 mod settle;
 mod verdict;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::losses::Losses;
@@ -41,6 +41,13 @@ const HASTY: usize = 4;
 /// How long the word of a rank that is aborted may take to go out, and how much of that the rank waits for.
 const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_HERE: Duration = Duration::from_millis(50);
+
+/// Instead of the name of what a rank could share, where there is nothing.
+const NOTHING: &str = "-";
+
+fn names_in_line(names: Vec<&str>) -> String {
+    names.join(" ")
+}
 
 /// Who is in a scope: world rank by position.
 #[derive(Debug, Clone)]
@@ -133,6 +140,25 @@ impl Scope {
         Ok(round)
     }
 
+    /// The same, where each rank may also have things that it could share with the others, such as communicators. `offers` has a name for each of them
+    /// at its place in a list that is equally long on every rank, or nothing. Beside the round: for each place whether all ranks have named the same
+    /// thing, which is then shared by all. One rank alone that has nothing there, or something else, makes it nothing for all.
+    pub fn agree_to_share(&self, call: &str, offers: &[Option<String>], wait: &Wait) -> Result<(Round, Vec<bool>)> {
+        let names = offers.iter().map(|offer| offer.as_deref().unwrap_or(NOTHING)).collect();
+        let round = Round { offers: Some(names_in_line(names)), ..self.next_round(call) };
+        if round.party.members.len() < 2 {
+            let shared = offers.iter().map(Option::is_some).collect();
+            return Ok((round, shared));
+        }
+        // Only what the first rank offers can be shared, so the others' offers stay with them.
+        let offered = if round.party.me == 0 { round.offers.as_deref().unwrap_or_default() } else { "" };
+        self.come(&round, &format!("{call}{DETAIL}{offered}"), wait)?;
+        let agreed = round.shared.get().map_or("", String::as_str);
+        let places: Vec<usize> = agreed.split(' ').filter_map(|place| place.parse().ok()).collect();
+        let shared = (0..offers.len()).map(|place| places.contains(&place)).collect();
+        Ok((round, shared))
+    }
+
     /// Comes to that call. When it is agreed, all ranks have left the calls before it, and what this one left there is removed.
     fn come(&self, round: &Round, text: &str, wait: &Wait) -> Result<()> {
         if let Some(lost) = round.lost().filter(|_| self.over.load(Ordering::SeqCst)) {
@@ -170,7 +196,16 @@ impl Scope {
         let number = self.calls.fetch_add(1, Ordering::SeqCst);
         let prefix = format!("{}/{number}", self.prefix);
         let (party, call) = (Arc::clone(&self.party), call.to_owned());
-        Round { party, prefix, call, number, looks: Arc::default(), failure: None }
+        Round {
+            party,
+            prefix,
+            call,
+            number,
+            looks: Arc::default(),
+            failure: None,
+            offers: None,
+            shared: OnceLock::new(),
+        }
     }
 }
 
@@ -183,12 +218,22 @@ pub struct Round {
     looks: Arc<Looks>,
     /// Why this rank cannot take part.
     failure: Option<Error>,
+    /// What this rank could share, in a line; `None` where the call shares nothing.
+    offers: Option<String>,
+    /// The places of what all ranks share, once they have agreed.
+    shared: OnceLock<String>,
 }
 
 impl Round {
     /// The number of the call in its scope: the same on every rank, and used once.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// What the call is known by in its world: the same on every rank, and different from every other call's.
+    pub fn name(&self) -> String {
+        let name = self.prefix.strip_prefix(self.party.losses.prefix()).unwrap_or(&self.prefix);
+        name.replace(' ', "_")
     }
 
     /// Leaves a value for the other ranks of the call.
@@ -301,6 +346,8 @@ impl Round {
             number: self.number,
             looks: Arc::clone(&self.looks),
             failure: None,
+            offers: None,
+            shared: OnceLock::new(),
         }
     }
 

@@ -244,6 +244,41 @@ static void adopt(void)
   dm_free(mesh);
 }
 
+/* New meshes after communicators have failed, which one rank alone knows: first along a dimension, then the one that others are split from. */
+static void anew(void)
+{
+  const size_t shape[] = {4, 2};
+  const char *names[] = {"rest", "tp"};
+  void (*fail)(ncclComm_t, int) = NULL;
+  dm_mesh *first = made(kCube, 3, kNames);
+  REQUIRE(dm_get_proc(first, "recorder_break", (void **)&fail));
+  if (rank == 3) fail(comm_of(first, "dp"), ncclSystemError);
+  OK(dm_world_barrier(world, 0));
+  note("dimension");
+  dm_mesh *second = made(kCube, 3, kNames);
+  CHECK(comm_of(second, "dp") != comm_of(first, "dp"));
+  CHECK(comm_of(second, "pp") == comm_of(first, "pp") && comm_of(second, "tp") == comm_of(first, "tp"));
+  CHECK(sum_along(second, "pp") == 2 && sum_along(second, "dp") == 2 && sum_along(second, "tp") == 2);
+  float mine = 1, sum = 0;
+  if (rank == 3) FAILS(DM_STATUS_CCL, "failed earlier", dm_all_reduce(first, "dp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  if (rank == 5) fail(NULL, ncclSystemError);
+  OK(dm_world_barrier(world, 0));
+  note("root");
+  dm_mesh *third = made(shape, 2, names);
+  CHECK(comm_of(third, "tp") == comm_of(first, "tp"));
+  CHECK(sum_along(third, "rest") == 4 && sum_along(third, "tp") == 2);
+  note("ends");
+  FAILS(DM_STATUS_CCL, "failed earlier", dm_finalize(first));
+  /* It works, but what it was split from is to be destroyed with it, which rank 5 has to abort. */
+  const dm_status ended = dm_finalize(second);
+  CHECK(ended == DM_STATUS_OK || ended == DM_STATUS_PEER_LOST);
+  OK(dm_finalize(third));
+  CHECK(living() == 0);
+  dm_free(third);
+  dm_free(second);
+  dm_free(first);
+}
+
 /* Going on without a replica whose rank 7 has died. */
 static void lose(int expected)
 {
@@ -298,6 +333,7 @@ int main(int count, char **arguments)
   if (strcmp(what, "adopt") == 0) adopt();
   if (strcmp(what, "stuck") == 0) stuck();
   if (strcmp(what, "together") == 0) together();
+  if (strcmp(what, "anew") == 0) anew();
   if (strcmp(what, "lose") == 0) lose(DM_STATUS_OK);
   if (strcmp(what, "lose without") == 0) lose(DM_STATUS_UNSUPPORTED);
   if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();

@@ -98,6 +98,18 @@ int recorder_living(void)
   return __atomic_load_n(&living, __ATOMIC_SEQ_CST);
 }
 
+/* The last communicator made by id and not by a split: what others are split from. */
+static struct ncclComm *root;
+
+/* From now on this rank is told of an asynchronous error of that communicator; NULL: of the root. */
+void recorder_break(ncclComm_t comm, int code);
+void recorder_break(ncclComm_t comm, int code)
+{
+  if (comm == NULL) comm = root;
+  note("break c%d", comm->number);
+  comm->failed = (ncclResult_t)code;
+}
+
 /* What RECORDER_FAIL wants of this call, the n-th of this process that may fail. */
 static ncclResult_t told_to(const char *call)
 {
@@ -211,6 +223,7 @@ static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int
   }
   *out = made(blocking);
   (*out)->real = comm;
+  if (size > 1) root = *out;
   note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids, name_of(config), device());
   return blocking ? ncclSuccess : ncclInProgress;
 }

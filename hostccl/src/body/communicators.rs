@@ -1,6 +1,6 @@
 //! Making, asking and ending communicators.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ unsafe fn init(
     let [a, b, c, d, ..] = id.token;
     let name = config.name.clone().unwrap_or_else(|| format!("communicator {a:02x}{b:02x}{c:02x}{d:02x}"));
     let handle = Arc::new(Handle::new(rank, nranks, device, config));
-    let join = Join::new(Source::Id(id), nranks as u32, rank as u32, name, handle.aborted.clone());
+    let join = Join::new(Source::Id(id), nranks as u32, rank as u32, name, handle.aborted.clone()).named(&handle.names);
     // SAFETY: the caller's contract.
     Ok(Task::Init(unsafe { Init::new(join, handle, comm) }?))
 }
@@ -287,6 +287,28 @@ pub(crate) unsafe fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> 
 
 pub(crate) unsafe fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> Result<ncclResult_t> {
     handle::find(comm)?.set_patience(millis(timeout_ms)?)?;
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, count: c_int) -> Result<ncclResult_t> {
+    let handle = handle::find(comm)?;
+    let nranks = handle.place().1;
+    if names.is_null() || count != nranks {
+        return Err(Error::argument(format!("{count} names at {names:p} for {nranks} ranks: one each is needed")));
+    }
+    // SAFETY: not NULL, and as many as `count` says by the caller's contract.
+    handle.set_names(unsafe { std::slice::from_raw_parts(names, count as usize) });
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) -> Result<ncclResult_t> {
+    if call.is_null() {
+        return Err(Error::argument("call is NULL"));
+    }
+    // SAFETY: not NULL, and a C string by the caller's contract.
+    let call = unsafe { CStr::from_ptr(call) }.to_string_lossy();
+    let handle = handle::find(comm)?;
+    handle.comm().map_or(Ok(()), |comm| comm.refuse_ahead(&call))?;
     Ok(ncclSuccess)
 }
 

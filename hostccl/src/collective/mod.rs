@@ -131,6 +131,13 @@ impl Descriptor {
         unsafe { line.cast::<Descriptor>().write(*self) };
     }
 
+    /// What `rank` put down when it ended its step number `step`.
+    pub(crate) fn of(comm: &Comm, rank: usize, step: u64) -> Descriptor {
+        let line = comm.segment.descriptor(rank, (step % SLOTS as u64) as usize);
+        // SAFETY: a line for it. Every bit pattern is a descriptor, and one that is no call is only told, not acted on.
+        unsafe { line.cast::<Descriptor>().read_volatile() }
+    }
+
     /// Compares the descriptors that all ranks put down in the step before this one. Whether they are one call; if not, they have different
     /// names, and every rank finds that.
     pub(crate) fn compare(&self, comm: &Comm) -> Result<bool> {
@@ -145,8 +152,8 @@ impl Descriptor {
         }
         let first = of(0).what;
         let other = (1..comm.nranks).find(|&rank| of(rank).what != first).unwrap_or(comm.rank);
-        let other_call = of(other).what;
-        let message = format!("the ranks make different calls: rank 0 calls {first}, rank {other} calls {other_call}");
+        let (zero, another, other_call) = (comm.label(0), comm.label(other), of(other).what);
+        let message = format!("the ranks make different calls: {zero} calls {first}, {another} calls {other_call}");
         Err(comm.fail(ncclInvalidUsage, None, &message))
     }
 }
@@ -158,8 +165,13 @@ pub(crate) fn posted(comm: &Comm, step: u64) -> String {
     let of = |rank: usize| unsafe { comm.segment.descriptor(rank, index).cast::<Descriptor>().read() };
     let first = of(0);
     let other = (1..comm.nranks).find(|&rank| of(rank).name.tag != first.name.tag).unwrap_or(comm.rank);
-    let call = |descriptor: &Descriptor| format!("{}{}", descriptor.what, descriptor.name.along());
-    format!("rank 0 is in {}, rank {other} in {}", call(&first), call(&of(other)))
+    format!("{} is in {first}, {} in {}", comm.label(0), comm.label(other), of(other))
+}
+
+impl std::fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.what, self.name.along())
+    }
 }
 
 impl std::fmt::Display for What {
@@ -251,7 +263,7 @@ impl Operation for Collective {
                 }
             }
             if self.stage == 0 {
-                self.comm.check()?;
+                self.comm.check_before()?;
                 let (comm, what) = (&self.comm, &self.descriptor.what);
                 if let Some(blocked) = self.meeting.poll(comm, || what.to_string())? {
                     return Ok(blocked);
@@ -277,7 +289,7 @@ impl Operation for Collective {
     }
 
     fn describe(&self) -> String {
-        format!("{} on rank {} of {}", self.descriptor.what, self.comm.rank, self.comm.name)
+        format!("{} on {}", self.descriptor.what, self.comm.place())
     }
 
     fn take_pass(&mut self) -> Option<Pass> {

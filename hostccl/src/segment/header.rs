@@ -40,8 +40,41 @@ pub(crate) struct Failure {
     code: AtomicI32,
     /// The rank found dead, gone or late; -1 none.
     rank: AtomicI32,
+    text: Text<64>,
+    /// The call that was under way on the rank that wrote the failure down; empty when there was none.
+    call: Text<40>,
+}
+
+/// A text of at most `8 * WORDS` bytes, written once.
+#[repr(C)]
+struct Text<const WORDS: usize> {
+    /// In bytes.
     length: AtomicU32,
-    text: [AtomicU64; 64],
+    words: [AtomicU64; WORDS],
+}
+
+impl<const WORDS: usize> Text<WORDS> {
+    /// Keeps as much of `text` as there is room for.
+    fn set(&self, text: &str) {
+        let mut end = text.len().min(WORDS * 8);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        for (word, bytes) in self.words.iter().zip(text.as_bytes()[..end].chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+        }
+        self.length.store(end as u32, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> String {
+        let length = (self.length.load(Ordering::Relaxed) as usize).min(WORDS * 8);
+        let mut bytes: Vec<u8> =
+            self.words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
+        bytes.truncate(length);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
 }
 
 /// One rank's place.
@@ -116,20 +149,12 @@ impl Expected {
 
 impl Failure {
     /// Records a failure unless there is one.
-    fn set(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
+    fn set(&self, code: ncclResult_t, rank: Option<u32>, message: &str, call: &str) {
         if !self.begin() {
             return;
         }
-        let mut end = message.len().min(self.text.len() * 8);
-        while !message.is_char_boundary(end) {
-            end -= 1;
-        }
-        for (word, bytes) in self.text.iter().zip(message.as_bytes()[..end].chunks(8)) {
-            let mut padded = [0; 8];
-            padded[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
-        }
-        self.length.store(end as u32, Ordering::Relaxed);
+        self.text.set(message);
+        self.call.set(call);
         self.code.store(code, Ordering::Relaxed);
         self.rank.store(rank.map_or(-1, |rank| rank as i32), Ordering::Relaxed);
         self.state.store(2, Ordering::SeqCst);
@@ -147,20 +172,21 @@ impl Failure {
 
     pub(crate) fn error(&self) -> Option<Error> {
         self.is_set().then(|| {
-            let length = (self.length.load(Ordering::Relaxed) as usize).min(self.text.len() * 8);
-            let mut bytes: Vec<u8> =
-                self.text.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
-            bytes.truncate(length);
             let rank = usize::try_from(self.rank.load(Ordering::Relaxed)).ok();
-            Error::new(self.code.load(Ordering::Relaxed), String::from_utf8_lossy(&bytes)).by(rank)
+            Error::new(self.code.load(Ordering::Relaxed), self.text.get()).by(rank)
         })
+    }
+
+    /// The call that was under way on the rank that wrote the failure down, where there was one.
+    pub(crate) fn call(&self) -> Option<String> {
+        self.is_set().then(|| self.call.get()).filter(|call| !call.is_empty())
     }
 }
 
 impl Header {
-    /// Ends the segment for every rank, unless something else has.
-    pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<u32>, message: &str) {
-        self.failure.set(code, rank, message);
+    /// Ends the segment for every rank, unless something else has. `call` is what the rank that says so was doing, or empty.
+    pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<u32>, message: &str, call: &str) {
+        self.failure.set(code, rank, message, call);
         self.alarm.set(1);
         self.arrived.wake();
         self.barrier.wake();

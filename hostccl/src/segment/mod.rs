@@ -214,8 +214,8 @@ impl Segment {
             }
             if agreed != nranks {
                 let message =
-                    format!("rank {rank} (pid {}) came with nranks {nranks}, others with {agreed}", std::process::id());
-                header.fail(crate::types::ncclInvalidUsage, None, &message);
+                    format!("a rank (pid {}) came with nranks {nranks}, others with {agreed}", std::process::id());
+                header.fail(crate::types::ncclInvalidUsage, None, &message, "");
             }
         }
         if let Some(error) = header.failure.error() {
@@ -227,7 +227,7 @@ impl Segment {
         match mapped {
             Ok(mapping) => Ok(Segment { mapping, layout }),
             Err(error) => {
-                header.fail(error.code(), Some(rank), &format!("rank {rank}: {}", error.message()));
+                header.fail(error.code(), Some(rank), &format!("pid {}: {}", std::process::id(), error.message()), "");
                 Err(error)
             }
         }
@@ -340,8 +340,8 @@ mod tests {
         let segment = Segment::map(&fd, 2, 0).unwrap();
         assert_eq!(segment.header().failure.error(), None);
         let long = "é".repeat(400);
-        segment.header().fail(ncclRemoteError, Some(1), &long);
-        segment.header().fail(ncclInvalidUsage, None, "later");
+        segment.header().fail(ncclRemoteError, Some(1), &long, "ncclAllReduce");
+        segment.header().fail(ncclInvalidUsage, None, "later", "");
         let error = segment.header().failure.error().unwrap();
         assert_eq!(error.code(), ncclRemoteError);
         assert!(long.starts_with(error.message()) && error.message().len() > 500);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::order::Order;
-use super::verdict::Verdict;
-use super::{HASTY, Party, Round};
+use super::verdict::{DETAIL, Verdict};
+use super::{HASTY, NOTHING, Party, Round};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait, Watch};
 
@@ -23,6 +23,12 @@ const STAY: Duration = Duration::from_secs(10);
 const STAY_AFTER_FAILURE: Duration = Duration::from_secs(2);
 const STAY_AFTER_MISMATCH: Duration = Duration::from_millis(600);
 const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
+
+/// What the first rank offers in its word, by place.
+fn offered(word: &str) -> impl Iterator<Item = (usize, &str)> {
+    let offers = word.split_once(DETAIL).map_or("", |(_, offers)| offers);
+    offers.split(' ').enumerate().filter(|(_, name)| !name.is_empty() && *name != NOTHING)
+}
 
 /// How long after its deadline a rank may take to find out whom it missed.
 fn grace(wait: &Wait) -> Duration {
@@ -45,7 +51,8 @@ impl Round {
         let arrived = self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience)));
         let verdict = match arrived {
             Ok(verdict) => verdict,
-            Err(error) if error.status() == Status::Timeout && self.failure.is_none() => {
+            // What a watch found may be a deadline that another wait has missed.
+            Err(error) if error.status() == Status::Timeout && self.failure.is_none() && wait.deadline.passed() => {
                 self.late(phase, wait, error).map_err(|error| self.party.explain(error))?
             }
             Err(error) => {
@@ -62,6 +69,9 @@ impl Round {
                 return Err(self.party.explain(error));
             }
         };
+        if verdict.status == Status::Ok && self.offers.is_some() && phase.is_empty() {
+            let _ = self.shared.set(verdict.note().to_owned());
+        }
         if with_server && (phase == "/end" || verdict.status != Status::Ok) {
             self.acknowledge(phase, &verdict, wait);
         }
@@ -75,20 +85,60 @@ impl Round {
         if let Some(mine) = text.filter(|_| self.party.me > 0) {
             match self.await_value(Some(&first), phase, wait)? {
                 Came::Verdict(verdict) => return Ok(verdict),
-                Came::Value(theirs) if theirs != mine.as_bytes() => {
+                Came::Value(theirs) if !self.is_like(mine, &theirs) => {
                     return self.dissent(phase, mine, &String::from_utf8_lossy(&theirs), wait);
                 }
-                Came::Value(_) => {}
+                Came::Value(theirs) => self.object(phase, &String::from_utf8_lossy(&theirs), wait)?,
             }
         }
         let counted = self.count(self.key(phase, "count"), 1, wait)?;
         if counted % DISSENT == self.party.members.len() as i64 {
             if counted < DISSENT {
-                return self.decide(phase, &Verdict::agreed(), wait);
+                let verdict = Verdict::agreed_on(self.what_is_shared(phase, wait)?);
+                return self.decide(phase, &verdict, wait);
             }
             self.leave(self.key(phase, "all"), b"1", wait)?;
         }
         self.await_verdict(phase, wait)
+    }
+
+    /// Whether the first rank was asked for the same. What it could share is not compared here.
+    fn is_like(&self, mine: &str, theirs: &[u8]) -> bool {
+        let call = |text: &[u8]| text.split(|byte| *byte == DETAIL as u8).next().map(<[u8]>::to_vec);
+        theirs == mine.as_bytes() || (self.offers.is_some() && call(theirs) == call(mine.as_bytes()))
+    }
+
+    /// Says what of the first rank's offers this rank does not have. The others hear it, because it stands there before this rank is counted.
+    fn object(&self, phase: &str, theirs: &str, wait: &Wait) -> Result<()> {
+        let Some(mine) = &self.offers else { return Ok(()) };
+        for (place, name) in offered(theirs) {
+            if mine.split(' ').nth(place) != Some(name) {
+                self.leave(self.objection(phase, place), b"1", wait)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The places of what the first rank offers and no rank objects to. Asked by the last rank to be counted, when all objections are there.
+    fn what_is_shared(&self, phase: &str, wait: &Wait) -> Result<String> {
+        if self.offers.is_none() || !phase.is_empty() {
+            return Ok(String::new());
+        }
+        let theirs = self.party.store.get(&self.here(phase, 0), wait)?;
+        let theirs = String::from_utf8_lossy(&theirs).into_owned();
+        let places: Vec<usize> = offered(&theirs).map(|(place, _)| place).collect();
+        if places.is_empty() {
+            return Ok(String::new());
+        }
+        let keys: Vec<String> = places.iter().map(|place| self.objection(phase, *place)).collect();
+        let objected = self.party.store.present(&keys, wait)?;
+        let agreed = places.iter().zip(objected).filter(|(_, objected)| !objected);
+        Ok(agreed.map(|(place, _)| place.to_string()).collect::<Vec<_>>().join(" "))
+    }
+
+    /// Where a rank says that it does not have what the first one offers at that place.
+    fn objection(&self, phase: &str, place: usize) -> String {
+        self.key(phase, &format!("object/{place}"))
     }
 
     /// This rank was asked for something else than the first. The first such rank speaks for all of them.

@@ -416,3 +416,43 @@ fn a_slow_store_does_not_keep_a_rank_that_is_aborted_and_the_others_learn_all_th
     let told = Verdict::decode(&memory.get("test/world/0/verdict", &soon()).unwrap());
     assert_eq!(told.status, Status::PeerLost);
 }
+
+#[test]
+fn what_one_rank_does_not_have_is_shared_by_none() {
+    let offers = [["a", "b", "c", "", "e"], ["a", "", "c", "d", "e"], ["a", "b", "x", "d", "e"]];
+    let shared = ranks(3, |me, scope| {
+        let mine: Vec<Option<String>> =
+            offers[me].iter().map(|name| (!name.is_empty()).then(|| (*name).to_owned())).collect();
+        let (first, shared) = scope.agree_to_share("dm_init()", &mine, &soon()).unwrap();
+        first.finish(&soon()).unwrap();
+        let (second, nothing) = scope.agree_to_share("dm_init()", &[None, None], &soon()).unwrap();
+        second.finish(&soon()).unwrap();
+        assert_eq!(nothing, [false, false]);
+        shared
+    });
+    assert_eq!(shared, vec![vec![true, false, false, false, true]; 3]);
+}
+
+#[test]
+fn calls_that_share_are_compared_without_what_they_share() {
+    let errors = ranks(3, |me, scope| {
+        let call = if me == 2 { "dm_init(other)" } else { "dm_init()" };
+        let offers = [Some(format!("of rank {me}").replace(' ', "-"))];
+        scope.agree_to_share(call, &offers, &soon()).map(drop).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error.status(), Status::Mismatch);
+        assert_eq!(error.message(), "rank 2 called dm_init(other) as call 0, rank 0 called dm_init()");
+    }
+}
+
+#[test]
+fn a_watch_that_tells_of_a_deadline_is_not_taken_for_the_own_one() {
+    let errors = ranks(2, |me, scope| {
+        let watch: crate::wait::Watch = Arc::new(|| Err(Error::timeout("its communicator failed earlier")));
+        let wait = if me == 0 { Wait { watch: Some(watch), ..soon() } } else { soon() };
+        (me == 0).then(|| scope.agree("dm_finalize()", &wait).map(drop).unwrap_err())
+    });
+    let error = errors[0].as_ref().unwrap();
+    assert_eq!((error.status(), error.message()), (Status::Timeout, "its communicator failed earlier"));
+}

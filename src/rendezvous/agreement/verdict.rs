@@ -22,6 +22,16 @@ impl Verdict {
         Verdict { status: Status::Ok, ccl: 0, device: 0, os: 0, message: String::new() }
     }
 
+    /// The same, with what was agreed on.
+    pub(super) fn agreed_on(note: String) -> Verdict {
+        Verdict { message: note, ..Verdict::agreed() }
+    }
+
+    /// What was agreed on, in a verdict that all is well.
+    pub(super) fn note(&self) -> &str {
+        &self.message
+    }
+
     pub(super) fn of(error: &Error) -> Verdict {
         Verdict {
             status: error.status(),

@@ -203,6 +203,56 @@ static dm_status other_counts(void)
   return dm_all_reduce(row(4), NULL, buffer, buffer, rank == 3 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL);
 }
 
+/* dp has ranks 0 and 2: what the engine numbers 0 and 1. */
+static dm_mesh *square(void)
+{
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  dm_mesh *mesh;
+  join(30000);
+  options.world = world;
+  EXPECT(dm_init("cpu", (size_t[]){2, 2}, 2, NAMES, &options, &mesh));
+  return mesh;
+}
+
+static dm_status other_counts_along_dp(void)
+{
+  float buffer[2] = {0};
+  dm_mesh *mesh = square();
+  return dm_all_reduce(mesh, "dp", buffer, buffer, rank == 2 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL);
+}
+
+static dm_status failed_earlier(void)
+{
+  float buffer[2] = {0};
+  dm_mesh *mesh = square();
+  dm_all_reduce(mesh, "dp", buffer, buffer, rank == 2 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL);
+  return dm_broadcast(mesh, "dp", buffer, buffer, 2, DM_FLOAT32, 0, NULL);
+}
+
+static dm_status late_along_dp(void)
+{
+  dm_init_options options = DM_INIT_OPTIONS_INIT;
+  float buffer[2] = {0};
+  dm_mesh *mesh;
+  join(30000);
+  options.world = world, options.timeout_ms = 500;
+  EXPECT(dm_init("cpu", (size_t[]){2, 2}, 2, NAMES, &options, &mesh));
+  if (rank == 2) return sleep(2) ? DM_STATUS_OK : DM_STATUS_OK; /* there, and busy with something else */
+  return rank == 0 ? dm_all_reduce(mesh, "dp", buffer, buffer, 2, DM_FLOAT32, DM_SUM, NULL) : DM_STATUS_OK;
+}
+
+static dm_status others_finalize(void)
+{
+  float buffer[2] = {0};
+  dm_mesh *mesh = square();
+  const dm_status status = rank == 0 ? dm_all_reduce(mesh, "dp", buffer, buffer, 2, DM_FLOAT32, DM_SUM, NULL) : DM_STATUS_OK;
+  char text[1024];
+  snprintf(text, sizeof(text), "%s", dm_last_error());
+  dm_finalize(mesh);
+  if (rank == 0) printf("%s: %s\n", dm_status_name(status), text), fflush(stdout);
+  _exit(0);
+}
+
 static dm_status died(void)
 {
   float buffer[2] = {0};
@@ -222,7 +272,8 @@ int main(int argc, char **argv)
       {"freed", freed}, {"no_dimension", no_dimension}, {"not_member", not_member}, {"small_buffer", small_buffer},
       {"no_communicators", no_communicators}, {"forked", forked}, {"no_library", no_library}, {"port_in_use", port_in_use},
       {"nobody_there", nobody_there}, {"aborted", aborted}, {"no_group", no_group}, {"mismatch", mismatch}, {"never_came", never_came},
-      {"other_counts", other_counts}, {"died", died},
+      {"other_counts", other_counts}, {"died", died}, {"other_counts_along_dp", other_counts_along_dp},
+      {"failed_earlier", failed_earlier}, {"late_along_dp", late_along_dp}, {"others_finalize", others_finalize},
   };
   for (size_t at = 0; argc == 2 && at < sizeof(cases) / sizeof(cases[0]); ++at)
     if (strcmp(argv[1], cases[at].name) == 0) {

@@ -145,8 +145,8 @@ static bool names_victim(const char *message)
     snprintf(text, sizeof text, "rank %d %s", victim, ways[way]);
     if (strstr(message, text) != NULL) return true;
   }
-  /* In an operation the engine counts within the communicator, whose ranks the message lists. */
-  snprintf(text, sizeof text, "on the communicator of ranks (%d, %d)", victim & ~1, victim | 1);
+  /* The engine tells its rank in the communicator beside it. */
+  snprintf(text, sizeof text, "rank %d (rank ", victim);
   return strstr(message, text) != NULL && strstr(message, "did not come") != NULL;
 }
 

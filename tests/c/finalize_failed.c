@@ -1,0 +1,102 @@
+/* ranks: 2 4 */
+/* dm_finalize after a collective that failed or that only some ranks have begun: it ends soon, on all ranks with the reason, and a new mesh works.
+ * Its bounds leave a second for the ranks that are still to come. */
+#include "check.h"
+
+static dm_init_options options = DM_INIT_OPTIONS_INIT;
+static dm_world *sync_world; /* for the test's own order */
+static int32_t rank, ranks;
+static const char *NAMES[] = {"dp"};
+
+static dm_mesh *line(int64_t timeout_ms)
+{
+  dm_mesh *mesh = NULL;
+  const size_t size = (size_t)ranks;
+  options.timeout_ms = timeout_ms;
+  REQUIRE(dm_init("cpu", &size, 1, NAMES, &options, &mesh));
+  return mesh;
+}
+
+static void works(void)
+{
+  float one = 1, sum = 0;
+  dm_mesh *mesh = line(0);
+  OK(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(sum == (float)ranks);
+  OK(dm_finalize(mesh));
+  dm_free(mesh);
+}
+
+/* Rank 0 waits in a collective for ranks that have gone on to the end. */
+static void only_one_calls(void)
+{
+  dm_mesh *mesh = line(0);
+  float one = 1, sum = 0;
+  const double began = seconds_now();
+  if (rank == 0) {
+    FAILS(DM_STATUS_MISMATCH, "rank 0", dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+    CHECK(strstr(dm_last_error(), "in ncclAllReduce(1 x float32, sum), which rank ") != NULL);
+    CHECK(strstr(dm_last_error(), "is in dm_finalize(dp)") != NULL);
+  }
+  FAILS(DM_STATUS_MISMATCH, "ncclAllReduce(1 x float32, sum)", dm_finalize(mesh));
+  CHECK(strstr(dm_last_error(), "dm_finalize(dp)") != NULL);
+  CHECK(seconds_now() - began < 20); /* not the deadline of ten minutes */
+  dm_free(mesh);
+  works();
+}
+
+/* A rank that has gone astray: the others have given up on it in a collective, and do not wait for it at the end once more. */
+static void one_is_late(void)
+{
+  dm_mesh *mesh = line(400);
+  float one = 1, sum = 0;
+  const double began = seconds_now();
+  options.timeout_ms = 0;
+  if (rank > 0) {
+    FAILS(DM_STATUS_TIMEOUT, "rank 0", dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+    GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh));
+  }
+  OK(dm_world_barrier(sync_world, 0));
+  if (rank == 0) GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh)); /* it learns how the call ended */
+  CHECK(seconds_now() - began < 20);
+  OK(dm_abort(mesh));
+  dm_free(mesh);
+  works();
+}
+
+/* The same where the mesh has all the time in the world. */
+static void one_is_late_for_the_end(void)
+{
+  dm_mesh *hasty = line(400), *patient = line(0);
+  float one = 1, sum = 0;
+  if (rank > 0) {
+    FAILS(DM_STATUS_TIMEOUT, "rank 0", dm_all_reduce(hasty, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+    const double began = seconds_now();
+    FAILS(DM_STATUS_TIMEOUT, "failed earlier", dm_finalize(patient));
+    CHECK(strstr(dm_last_error(), "rank 0 did not come within 400 ms") != NULL);
+    CHECK(seconds_now() - began < 20);
+  }
+  OK(dm_world_barrier(sync_world, 0));
+  if (rank == 0) FAILS(DM_STATUS_TIMEOUT, "rank 0 did not come within 400 ms", dm_finalize(patient));
+  OK(dm_abort(hasty));
+  OK(dm_abort(patient));
+  dm_free(hasty);
+  dm_free(patient);
+  works();
+}
+
+int main(void)
+{
+  REQUIRE(dm_world_init("cpu", NULL, &options.world));
+  REQUIRE(dm_world_init("cpu", NULL, &sync_world));
+  REQUIRE(dm_world_rank(options.world, &rank));
+  REQUIRE(dm_world_size(options.world, &ranks));
+  works();
+  only_one_calls();
+  one_is_late();
+  one_is_late_for_the_end();
+  OK(dm_world_barrier(sync_world, 0));
+  dm_world_free(sync_world);
+  dm_world_free(options.world);
+  return finish();
+}
