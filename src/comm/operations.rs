@@ -167,10 +167,11 @@ impl View {
         }
     }
 
-    /// Checks the peer of a message.
-    pub(crate) fn check_message(&self, name: &str, index: usize, peer: i32) -> Result<()> {
+    /// Checks the peer of a message; `lacks_buffer` says that the call is refused for another reason anyway.
+    pub(crate) fn check_message(&self, name: &str, index: usize, peer: i32, lacks_buffer: bool) -> Result<()> {
         self.check_peer(name, index, "peer", peer)?;
-        if self.mesh().is_member()
+        if !lacks_buffer
+            && self.mesh().is_member()
             && self.mesh().local_rank(index)? == peer as usize
             && !groups::in_group(self.library()?)
         {

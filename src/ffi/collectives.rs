@@ -262,7 +262,7 @@ pub unsafe extern "C" fn dm_send(
     guard(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_send", mesh, dim)? };
-        call.view.check_message(call.name, index, peer)?;
+        call.view.check_message(call.name, index, peer, count > 0 && send.is_null())?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("send", send)], |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn dm_recv(
     guard(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_recv", mesh, dim)? };
-        call.view.check_message(call.name, index, peer)?;
+        call.view.check_message(call.name, index, peer, count > 0 && recv.is_null())?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
