@@ -131,13 +131,7 @@ struct Mate {
 
 impl Mates {
     /// `None` where this process cannot tell which host it is on, or cannot see the processes there.
-    fn join(
-        store: &dyn Store,
-        prefix: &str,
-        leftovers: &Leftovers,
-        rank: usize,
-        wait: &Wait,
-    ) -> Result<Option<Mates>> {
+    fn join(store: &dyn Store, prefix: &str, leftovers: &Leftovers, rank: usize, wait: &Wait) -> Result<Option<Mates>> {
         let Some(here) = HostIdentity::here().ok().filter(|_| machine::broken_proc().is_none()) else {
             return Ok(None);
         };
