@@ -155,12 +155,13 @@ pub(super) unsafe fn write_struct<T: Sized01>(what: &str, place: *mut T, value: 
 }
 
 fn check_size(what: &str, size: usize, least: usize) -> Result<()> {
-    if (least..=MAX_STRUCT_SIZE).contains(&size) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "{what}.struct_size is {size}, but the struct has at least {least} bytes: set it to sizeof, or use the INIT macro"
-    )))
+    // The structs begin with a size_t, so every sizeof is a multiple of it; any other size would cut a pointer in two.
+    let wrong = match size {
+        size if !(least..=MAX_STRUCT_SIZE).contains(&size) => format!("but the struct has at least {least} bytes"),
+        size if size % size_of::<usize>() != 0 => format!("which is no multiple of {}", size_of::<usize>()),
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(format!("{what}.struct_size is {size}, {wrong}: set it to sizeof, or use the INIT macro")))
 }
 
 /// Refuses flags that this library does not know.

@@ -35,7 +35,7 @@ static void only_one_calls(void)
   const double began = seconds_now();
   if (rank == 0) {
     FAILS(DM_STATUS_MISMATCH, "rank 0", dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-    CHECK(strstr(dm_last_error(), "in ncclAllReduce(1 x float32, sum), which rank ") != NULL);
+    CHECK(strstr(dm_last_error(), "in ncclAllReduce(1 x float32, sum) along dp, which rank ") != NULL);
     CHECK(strstr(dm_last_error(), "is in dm_finalize(dp)") != NULL);
   }
   FAILS(DM_STATUS_MISMATCH, "ncclAllReduce(1 x float32, sum)", dm_finalize(mesh));

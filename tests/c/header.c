@@ -26,10 +26,11 @@ int main(void)
   CHECK(sizeof(dm_error_info) == 32);
   AT(dm_error_info, status, 8); AT(dm_error_info, ccl_result, 12); AT(dm_error_info, device_error, 16);
   AT(dm_error_info, os_error, 20); AT(dm_error_info, message, 24);
-  CHECK(sizeof(dm_world_options) == 56);
+  CHECK(sizeof(dm_world_options) == 64);
   AT(dm_world_options, flags, 8); AT(dm_world_options, world_size, 12); AT(dm_world_options, rank, 16);
   AT(dm_world_options, local_rank, 20); AT(dm_world_options, timeout_ms, 24); AT(dm_world_options, init_method, 32);
   AT(dm_world_options, ccl_library, 40); AT(dm_world_options, store, 48);
+  AT(dm_world_options, joining_out, 56);
   CHECK(sizeof(dm_store_callbacks) == 56);
   AT(dm_store_callbacks, user_data, 8); AT(dm_store_callbacks, set, 16); AT(dm_store_callbacks, get, 24);
   AT(dm_store_callbacks, add, 32); AT(dm_store_callbacks, drop, 40);
