@@ -47,6 +47,7 @@ pub mod error;
 pub mod ffi;
 pub mod layout;
 pub mod mesh;
+pub mod printable;
 pub mod rendezvous;
 pub mod sharding;
 pub mod topology;

@@ -6,6 +6,7 @@ use std::fs;
 use super::agreement::{Round, ranges};
 use super::store::Store;
 use crate::error::{Error, Result};
+use crate::printable::printable;
 use crate::wait::Wait;
 
 /// Ranks whose hosts are looked up for the message, and hosts that it names.
@@ -27,7 +28,7 @@ impl HostIdentity {
         let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
         let namespace = fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()).unwrap_or_default();
         HostIdentity {
-            name: read("/proc/sys/kernel/hostname"),
+            name: printable(&read("/proc/sys/kernel/hostname")).into_owned(),
             boot: format!("{} {namespace}", read("/proc/sys/kernel/random/boot_id")),
         }
     }

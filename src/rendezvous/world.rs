@@ -103,7 +103,8 @@ impl World {
         match (prepared, joined) {
             // That the ranks want different things says more than that this one cannot have its own.
             (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
-            (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(_), Err(error)) => Err(world.with_reach(error)),
             (Ok(prepared), Ok(())) => Ok((world, prepared)),
         }
     }
@@ -176,6 +177,21 @@ impl World {
         self.scope()?.agree("dm_world_barrier()", wait)?.finish(wait)
     }
 
+    /// Beside the error of a join to which others did not come: that they could not, where a name means this host alone.
+    fn with_reach(&self, error: Error) -> Error {
+        let server = self.session.as_ref().and_then(|session| session._server.as_ref());
+        let Some((server, (host, _))) = server.zip(self.place.address.as_ref()) else { return error };
+        let is_plain = host.parse::<std::net::IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
+        if error.status() != Status::Timeout || is_plain || !server.is_local() {
+            return error;
+        }
+        let address = server.local_addr().ip();
+        Error::timeout(format!(
+            "{} (the store listens on {address} alone, which {host} means on this host: ranks on other hosts cannot reach it; name an address that they can, or mend /etc/hosts)",
+            error.message()
+        ))
+    }
+
     fn session(&self) -> Result<&Session> {
         self.session
             .as_ref()
@@ -185,11 +201,19 @@ impl World {
     /// Reaches the store, and agrees with rank 0 on a prefix for the keys that no earlier run has used.
     fn meet(&self, method: Method, store: Option<Arc<dyn Store>>, wait: &Wait) -> Result<(Session, Option<Host>)> {
         let Place { rank, size, .. } = self.place;
+        // Also where nobody is asked for it: an empty one is a mistake that is better found in a world of one rank.
+        let secret = Secret::from_environment()?;
         let mut connect: Option<Box<dyn Fn() -> Result<TcpStore>>> = None;
         let (mut store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
             (None, _) if size == 1 => (Arc::new(MemoryStore::new()), None, true),
-            (Some(store), _) => (store, None, false),
-            (None, Method::File(path)) => (Arc::new(FileStore::open(Path::new(&path))?), None, false),
+            (Some(store), _) => {
+                Secret::refuse_for("the caller's store (dm_world_options.store)")?;
+                (store, None, false)
+            }
+            (None, Method::File(path)) => {
+                Secret::refuse_for(&format!("the folder that file://{path} names"))?;
+                (Arc::new(FileStore::open(Path::new(&path))?), None, false)
+            }
             (None, Method::Tcp(..) | Method::Env) => {
                 let (host, port) = self.place.address.clone().ok_or_else(|| {
                     Error::invalid(format!(
@@ -198,9 +222,10 @@ impl World {
                     ))
                 })?;
                 let serves = rank == 0 && !self.place.agent;
-                let server = if serves { serve(&host, port).map_err(|error| self.place.taken(error))? } else { None };
+                let serve = || serve(&host, port, size, secret.clone()).map_err(|error| self.place.taken(error));
+                let server = if serves { serve()? } else { None };
                 let wait = wait.clone();
-                let reach = move || TcpStore::connect_with_secret(&host, port, Secret::from_environment(), &wait);
+                let reach = move || TcpStore::connect_with_secret(&host, port, secret.clone(), &wait);
                 let store = reach()?;
                 connect = Some(Box::new(reach));
                 (Arc::new(store), server, !self.place.agent)
@@ -338,17 +363,19 @@ fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
 
 /// This process's server at that address: a second world there uses the one that runs. None where another library of this process serves already:
 /// PyTorch's own rank 0, in a program that called init_process_group before. That store is no older than this process, so it is as good as ours.
-fn serve(host: &str, port: u16) -> Result<Option<Arc<Server>>> {
+fn serve(host: &str, port: u16, ranks: usize, secret: Option<Secret>) -> Result<Option<Arc<Server>>> {
     type Servers = HashMap<(String, u16), Weak<Server>>;
     static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);
     let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
+        running.expect_ranks(ranks);
         return Ok(Some(running));
     }
-    let server = match Server::at(host, port, Secret::from_environment()) {
+    let server = match Server::at(host, port, secret) {
         Err(error) if error.os_error() == libc::EADDRINUSE && listens(port) => return Ok(None),
         server => Arc::new(server?),
     };
+    server.expect_ranks(ranks);
     servers.retain(|_, known| known.strong_count() > 0);
     servers.insert((host.to_owned(), port), Arc::downgrade(&server));
     Ok(Some(server))
