@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::printable::printable;
 use hostccl::{fork, machine};
 
 /// The outcome classes of the C ABI (`dm_status`); the numbers are part of the ABI and never change.
@@ -91,9 +92,9 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error of that class. Line breaks in the message become spaces: messages are one line.
+    /// An error of that class. What a terminal would act on is escaped ([`printable`]): names, keys and hosts in messages may come from anybody.
     pub fn new(status: Status, message: impl Into<String>) -> Error {
-        Error { status, message: one_line(message.into()), ccl_result: 0, device_error: 0, os_error: 0 }
+        Error { status, message: one_line(&message.into()), ccl_result: 0, device_error: 0, os_error: 0 }
     }
 
     /// `DM_STATUS_INVALID_ARGUMENT`.
@@ -177,7 +178,7 @@ impl Error {
     /// The same error with what was being done in front of its message.
     #[must_use]
     pub fn within(mut self, what: &str) -> Error {
-        self.message = one_line(format!("{what}: {}", self.message));
+        self.message = one_line(&format!("{what}: {}", self.message));
         self
     }
 
@@ -207,11 +208,8 @@ impl Error {
     }
 }
 
-fn one_line(message: String) -> String {
-    match message.contains(['\n', '\r']) {
-        true => message.split(['\n', '\r']).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" "),
-        false => message,
-    }
+fn one_line(message: &str) -> String {
+    printable(message.trim_end_matches(['\n', '\r'])).into_owned()
 }
 
 impl fmt::Display for Error {

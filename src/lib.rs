@@ -64,6 +64,8 @@ pub mod error;
 pub mod ffi;
 pub mod layout;
 pub mod mesh;
+#[doc(hidden)]
+pub mod printable;
 pub mod rendezvous;
 pub mod sharding;
 pub mod topology;

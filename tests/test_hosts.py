@@ -99,7 +99,6 @@ def environment(lab, host):
 
 # What alpha and the other hosts take the name for.
 NAMES = {
-    "debian": (["127.0.1.1 alpha"], ["10.77.0.1 alpha"]),
     "debian_and_ipv6": (["127.0.1.1 alpha", "fd77::1 alpha"], ["10.77.0.1 alpha", "fd77::1 alpha"]),
     "debian_and_ipv4": (["127.0.1.1 alpha", "10.77.0.1 alpha"], ["10.77.0.1 alpha"]),
     "nobody_listens_on_ipv6": (["10.77.0.1 alpha"], ["fd77::1 alpha", "10.77.0.1 alpha"]),
@@ -115,6 +114,17 @@ def name(lab, kind):
     lab.hosts["alpha"].names_are(*alpha)
     lab.hosts["beta"].names_are(*beta)
     all_well(meet(lab, ("alpha", "beta", "alpha"), f"tcp://alpha:{PORT}", timeout=6))
+
+
+@case("alpha beta")
+def name_means_this_host_alone(lab):
+    """As Debian writes a host's own name: the store is served where the name leads, and rank 0 says why nobody came."""
+    lab.hosts["alpha"].names_are("127.0.1.1 alpha")
+    lab.hosts["beta"].names_are("10.77.0.1 alpha")
+    first, second = meet(lab, ("alpha", "beta"), f"tcp://alpha:{PORT}", timeout=2)
+    first.fails("TIMEOUT", "rank 1 never called dm_world_init", "127.0.1.1 alone", "/etc/hosts")
+    second.fails("STORE", f"tcp://alpha:{PORT}")
+    all_well(meet(lab, ("alpha", "alpha"), f"tcp://alpha:{PORT + 1}"))
 
 
 @case("alpha beta", [("10.77.0.1", "fd77::1 127.0.0.1 ::1"), ("[fd77::1]", "10.77.0.1 127.0.0.1 ::1"), ("alpha", "fd77::1 127.0.0.1 ::1"),

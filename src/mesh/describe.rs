@@ -6,6 +6,7 @@ use super::rank_map::RankMap;
 use super::root::{Mesh, NamedDim};
 use crate::digest::Fnv1a;
 use crate::layout::{Dim, Pair};
+use crate::printable::printable;
 
 impl Mesh {
     /// As PyTorch prints it.
@@ -129,7 +130,7 @@ fn geometric(q: u64, n: u64) -> (u64, u64, u64) {
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sized = |dim: &NamedDim| match dim.named {
-            true => format!("{}={}", dim.name, dim.dim.size()),
+            true => format!("{}={}", printable(&dim.name), dim.dim.size()),
             false => dim.dim.size().to_string(),
         };
         let dims: Vec<String> = self.dims.iter().map(sized).collect();
@@ -141,7 +142,7 @@ impl fmt::Display for Mesh {
             f,
             "DeviceMesh(({}{lone}), '{}', stride=({}{comma}))",
             dims.join(", "),
-            self.device_type(),
+            printable(self.device_type()),
             strides.join(", ")
         )
     }

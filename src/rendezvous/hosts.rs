@@ -9,6 +9,7 @@ use hostccl::machine;
 use super::agreement::{Round, ranges};
 use super::store::Store;
 use crate::error::{Error, Result};
+use crate::printable::printable;
 use crate::wait::Wait;
 
 /// Ranks whose hosts are looked up for the message, and hosts that it names.
@@ -48,13 +49,13 @@ fn known(found: io::Result<String>) -> io::Result<String> {
     })
 }
 
-/// The name of this host, as the kernel has it.
+/// The name of this host, as the kernel has it and a terminal may show it.
 pub fn host_name() -> String {
     let mut name = [0; 65];
     // SAFETY: the buffer is as long as said, and its last byte stays 0.
     unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-    String::from_utf8_lossy(&name[..end]).into_owned()
+    printable(&String::from_utf8_lossy(&name[..end])).into_owned()
 }
 
 /// The host engine's ranks share memory, so they must share a machine: everybody compares with rank 0, and the first to differ says who is

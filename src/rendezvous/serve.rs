@@ -18,12 +18,20 @@ const GOING: Duration = Duration::from_secs(1);
 /// PyTorch's own rank 0, in a program that called init_process_group before. That store is no older than this process, so it is as good as ours.
 ///
 /// A port that only a connection of this host holds (the kernel gives free ports to outgoing connections) is tried again until the deadline. One at which somebody
-/// else listens is an error after [`GOING`].
-pub(super) fn serve(host: &str, port: u16, wait: &Wait) -> Result<Option<Arc<Server>>> {
+/// else listens is an error after [`GOING`]. The server is told how many ranks come to it.
+pub(super) fn serve(
+    (host, port): (&str, u16),
+    ranks: usize,
+    secret: Option<&Secret>,
+    wait: &Wait,
+) -> Result<Option<Arc<Server>>> {
     let going = Deadline::after(GOING);
     loop {
-        let (error, ours_ended) = match start(host, port) {
-            Ok(server) => return Ok(Some(server)),
+        let (error, ours_ended) = match start(host, port, secret) {
+            Ok(server) => {
+                server.expect_ranks(ranks);
+                return Ok(Some(server));
+            }
             Err((error, _)) if error.os_error() != libc::EADDRINUSE => return Err(error),
             Err(taken) => taken,
         };
@@ -47,14 +55,14 @@ pub(super) fn serve(host: &str, port: u16, wait: &Wait) -> Result<Option<Arc<Ser
 }
 
 /// The server that runs at that address, or a new one. With the error: whether an earlier server of this process was there.
-fn start(host: &str, port: u16) -> std::result::Result<Arc<Server>, (Error, bool)> {
+fn start(host: &str, port: u16, secret: Option<&Secret>) -> std::result::Result<Arc<Server>, (Error, bool)> {
     type Servers = HashMap<(String, u16), Weak<Server>>;
     static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);
     let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
         return Ok(running);
     }
-    let server = Server::at(host, port, Secret::from_environment());
+    let server = Server::at(host, port, secret.cloned());
     let server = Arc::new(server.map_err(|error| (error, servers.contains_key(&(host.to_owned(), port))))?);
     servers.retain(|_, known| known.strong_count() > 0);
     servers.insert((host.to_owned(), port), Arc::downgrade(&server));

@@ -117,7 +117,8 @@ impl World {
         match (prepared, joined) {
             // That the ranks want different things says more than that this one cannot have its own.
             (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
-            (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(_), Err(error)) => Err(world.with_reach(error)),
             (Ok(prepared), Ok(())) => Ok((world, prepared)),
         }
     }
@@ -191,6 +192,22 @@ impl World {
         self.scope()?.agree("dm_world_barrier()", wait)?.finish(wait)
     }
 
+    /// Beside the error of a join to which others did not come: that they could not, where a name means this host alone.
+    fn with_reach(&self, error: Error) -> Error {
+        let server = self.session.as_ref().and_then(|session| session.server.as_ref());
+        let Some((server, (host, _))) = server.zip(self.place.address.as_ref()) else { return error };
+        let is_plain = host.parse::<std::net::IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
+        if error.status() != Status::Timeout || is_plain || !server.is_local() {
+            return error;
+        }
+        let address = server.local_addr().ip();
+        Error::timeout(format!(
+            "{} (the store listens on {address} alone, which {host} means on this host: ranks on other hosts cannot reach it; name an address that they can, or mend /etc/hosts)",
+            error.message()
+        ))
+        .with_os_error(error.os_error())
+    }
+
     fn session(&self) -> Result<&Session> {
         Error::check_fork()?;
         self.session
@@ -206,11 +223,19 @@ impl World {
         wait: &Wait,
     ) -> Result<(Session, Join, Option<Host>)> {
         let Place { rank, size, .. } = self.place;
+        // Also where nobody is asked for it: an empty one is a mistake that is better found in a world of one rank.
+        let secret = Secret::from_environment()?;
         let mut connect: Option<Box<dyn Fn() -> Result<TcpStore>>> = None;
         let (mut store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
             (None, _) if size == 1 => (Arc::new(MemoryStore::new()), None, true),
-            (Some(store), _) => (store, None, false),
-            (None, Method::File(path)) => (Arc::new(FileStore::open(Path::new(&path))?), None, false),
+            (Some(store), _) => {
+                Secret::refuse_for("the caller's store (dm_world_options.store)")?;
+                (store, None, false)
+            }
+            (None, Method::File(path)) => {
+                Secret::refuse_for(&format!("the folder that file://{path} names"))?;
+                (Arc::new(FileStore::open(Path::new(&path))?), None, false)
+            }
             (None, Method::Tcp(..) | Method::Env) => {
                 let (host, port) = self.place.address.clone().ok_or_else(|| {
                     Error::invalid(format!(
@@ -219,10 +244,13 @@ impl World {
                     ))
                 })?;
                 let serves = rank == 0 && !self.place.agent;
-                let server =
-                    if serves { serve(&host, port, wait).map_err(|error| self.place.taken(error))? } else { None };
+                let server = if serves {
+                    serve((&host, port), size, secret.as_ref(), wait).map_err(|error| self.place.taken(error))?
+                } else {
+                    None
+                };
                 let wait = wait.clone();
-                let reach = move || TcpStore::connect_with_secret(&host, port, Secret::from_environment(), &wait);
+                let reach = move || TcpStore::connect_with_secret(&host, port, secret.clone(), &wait);
                 let store = reach().map_err(|error| explain(server.as_ref(), error))?;
                 connect = Some(Box::new(reach));
                 (Arc::new(store), server, !self.place.agent)

@@ -25,6 +25,7 @@ use devicemesh::ccl;
 use devicemesh::comm::{DimOptions, Domain, DomainOptions, MeshOptions, RootComms, View};
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
+use devicemesh::printable::printable;
 use devicemesh::rendezvous::{JoinOptions, launcher};
 
 use self::measure::{Plan, Timed};
@@ -129,8 +130,9 @@ fn plan(spec: &MeshSpec<'_>, options: &Options) -> Result<Mesh> {
 fn tell(json: bool, status: &str, message: &str) {
     // The line of progress may be there.
     eprintln!(
-        "{}devicemesh check: {message}",
-        if io::IsTerminal::is_terminal(&io::stderr()) { "\r\x1b[K" } else { "" }
+        "{}devicemesh check: {}",
+        if io::IsTerminal::is_terminal(&io::stderr()) { "\r\x1b[K" } else { "" },
+        printable(message)
     );
     if json {
         let _ = print(&(report::failure(status, message) + "\n"));

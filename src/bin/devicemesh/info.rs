@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use devicemesh::ccl::{self, Library};
+use devicemesh::printable::printable;
 use devicemesh::rendezvous::launcher::{self, Place};
 use devicemesh::rendezvous::store::frame::SERVER_KEY;
 use devicemesh::rendezvous::store::{Secret, Store, TcpStore};
@@ -132,9 +133,9 @@ impl Report {
         let mut text = format!("{}{}\n", style.bold(&format!("{:<12}", "devicemesh")), self.devicemesh);
         let mut line = |what: &str, found: &Answer, missing: &str| {
             let said = match found {
-                Answer::Found(said) => said.clone(),
-                Answer::Unneeded(said) => format!("none: {said}"),
-                Answer::Missing(said) => style.wrong(&format!("{missing}{said}")),
+                Answer::Found(said) => printable(said).into_owned(),
+                Answer::Unneeded(said) => format!("none: {}", printable(said)),
+                Answer::Missing(said) => style.wrong(&format!("{missing}{}", printable(said))),
             };
             let _ = writeln!(text, "{}{said}", style.bold(&format!("{what:<12}")));
         };
@@ -155,7 +156,7 @@ fn shown(name: &str, value: &str) -> String {
     let secret = ["SECRET", "TOKEN", "PASSWORD", "CREDENTIAL"].iter().any(|part| name.contains(part));
     match secret {
         true => "(set, not shown)".to_owned(),
-        false => value.chars().map(|character| if character.is_control() { '?' } else { character }).collect(),
+        false => value.to_owned(),
     }
 }
 
@@ -183,7 +184,8 @@ fn store(options: &Options, place: Option<&Place>) -> Answer {
 
 fn server(host: &str, port: u16, hint: &str) -> Answer {
     let (began, wait) = (Instant::now(), Wait::after(SHORT));
-    let reached = TcpStore::connect_with_secret(host, port, Secret::from_environment(), &wait);
+    let reached =
+        Secret::from_environment().and_then(|secret| TcpStore::connect_with_secret(host, port, secret, &wait));
     let asked = reached.and_then(|store| {
         let key = String::from_utf8_lossy(SERVER_KEY).trim_start_matches('/').to_owned();
         let ours = store.present(&[key], &wait)?.first() == Some(&true);

@@ -16,6 +16,7 @@ mod style;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use devicemesh::printable::printable;
 
 /// What `--help` and the manual page end with.
 const HELP: &str = "\
@@ -66,7 +67,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let (name, done) = match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
+    let (name, done) = match arguments.command {
         Command::Run(options) => ("run", run::run(&options)),
         Command::Info(options) => ("info", info::info(&options)),
         Command::Show(options) => ("show", show::show(&options)),
@@ -78,8 +83,19 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             let style = style::Style::new(style::When::Auto, &std::io::stderr());
-            eprintln!("devicemesh {name}: {}", style.wrong(&failure.message));
+            eprintln!("devicemesh {name}: {}", style.wrong(&printable(&failure.message)));
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// What is wrong with the command line, or the help that was asked for. It may quote an argument that would act on the terminal: then it is plain.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    let lines: Vec<_> = text.lines().map(printable).collect();
+    if lines.iter().zip(text.lines()).all(|(shown, line)| shown == line) {
+        error.exit();
+    }
+    eprintln!("{}", lines.join("\n"));
+    ExitCode::from(error.exit_code() as u8)
 }

@@ -14,8 +14,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use devicemesh::error::{Error, Status};
+use devicemesh::printable::printable;
 use devicemesh::rendezvous::store::{Server, Store, TcpStore};
 use devicemesh::wait::{Cancel, Wait};
+use serde::de::DeserializeOwned;
 
 use crate::cause::Cause;
 use crate::ranks::{Failure, Plan};
@@ -255,8 +257,32 @@ fn finished(number: u32) -> String {
     format!("run/finished/{number}")
 }
 
+/// What another node says, with nothing in it that a terminal would act on. Only a rank's output keeps its lines and tabs.
+fn from_a_peer<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
+    fn clean(value: &mut serde_json::Value) {
+        match value {
+            serde_json::Value::String(text) => *text = printable(text).into_owned(),
+            serde_json::Value::Array(values) => values.iter_mut().for_each(clean),
+            serde_json::Value::Object(fields) => fields.iter_mut().for_each(|(name, value)| match value {
+                serde_json::Value::String(text) if name == "output" => {
+                    let parts = text.split_inclusive(['\n', '\t']).map(|part| {
+                        let end = part.len() - usize::from(part.ends_with(['\n', '\t']));
+                        format!("{}{}", printable(&part[..end]), &part[end..])
+                    });
+                    *text = parts.collect();
+                }
+                value => clean(value),
+            }),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::from_slice(text)?;
+    clean(&mut value);
+    serde_json::from_value(value)
+}
+
 fn read_cause(text: &[u8]) -> Cause {
-    serde_json::from_slice(text).unwrap_or_else(|error| Cause::Refused {
+    from_a_peer(text).unwrap_or_else(|error| Cause::Refused {
         message: format!("{OVER} in the store holds {:?}: {error}", String::from_utf8_lossy(text)),
     })
 }

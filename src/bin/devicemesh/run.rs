@@ -86,9 +86,11 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
         job.joined()
     } else {
         let server = server.insert(
-            Server::at(&meeting.host, meeting.port, Secret::from_environment())
+            Secret::from_environment()
+                .and_then(|secret| Server::at(&meeting.host, meeting.port, secret))
                 .map_err(|error| Failure::new(1, error.message()))?,
         );
+        server.expect_ranks(meeting.ranks as usize);
         Some(Plan::alone(meeting, server.local_addr().port()))
     };
     if let Some(plan) = plan {

@@ -167,7 +167,7 @@ impl TcpStore {
         connection.send(&Writer::new(op::GET).string(SERVER_KEY).finish(), &short).ok()?;
         let said = connection.string(&short).ok().filter(|said| !said.is_empty())?;
         let message = format!(
-            "the store at {} is full and refused {what}: {}; remove keys that the program has put there itself",
+            "the store at {} is full and refused {what}: {}",
             self.address.name,
             String::from_utf8_lossy(&said)
         );

@@ -3,16 +3,21 @@
 //! `file:///path` names a path as PyTorch does, but what is made there is a folder, `<path>.devicemesh`: files that are renamed and linked
 //! into place need no lock to be whole, also on network file systems. Counters take an advisory lock, which the kernel gives back when a
 //! process dies.
+//!
+//! The folder must belong to this job's user alone, and nothing in it is followed or waited for that is no regular file: a symbolic link could
+//! lead anywhere, a FIFO blocks who opens it, a device may do anything.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hostccl::fork::{self, Private};
 use sha2::{Digest, Sha256};
 
+use super::frame::MAX_VALUE;
 use super::{Store, no_key, parse_integer, random};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
@@ -22,17 +27,51 @@ use crate::wait::Wait;
 pub struct FileStore {
     name: String,
     folder: PathBuf,
+    /// The user to whom the folder belongs; the files in it do too.
+    owner: u32,
 }
 
 impl FileStore {
-    /// The store of `path`; its folder is made when missing.
+    /// The store of `path`; its folder is made when missing, for this user alone. One that others may write to, that belongs to another user, or
+    /// that is a symbolic link is refused.
     pub fn open(path: &Path) -> Result<FileStore> {
         let mut folder = path.as_os_str().to_owned();
         folder.push(".devicemesh");
         let folder = PathBuf::from(folder);
-        fs::create_dir_all(&folder)
-            .map_err(|error| Error::store_io(format!("cannot make the store's folder {}", folder.display()), &error))?;
-        Ok(FileStore { name: format!("file://{}", path.display()), folder })
+        let failed = |action: &str, error: &io::Error| {
+            Error::store_io(format!("cannot {action} the store's folder {}", folder.display()), error)
+        };
+        let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+        parent.map_or(Ok(()), fs::create_dir_all).map_err(|error| failed("make", &error))?;
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed("make", &error)),
+            _ => {}
+        }
+        let there = fs::symlink_metadata(&folder).map_err(|error| failed("look at", &error))?;
+        let refused = |what: String| {
+            Error::store(format!("the store's folder {} {what}: remove it, or name another path", folder.display()))
+        };
+        if !there.is_dir() {
+            return Err(refused(format!("is a {}, which is not followed", kind(&there))));
+        }
+        let store =
+            FileStore { name: format!("file://{}", path.display()), folder: folder.clone(), owner: there.uid() };
+        // What this user and a file for the user alone look like on this file system: users may be mapped, and modes unknown.
+        let probe = store.fresh("of a probe", b"")?;
+        let ours = fs::symlink_metadata(&probe);
+        let _ = fs::remove_file(&probe);
+        let ours = ours.map_err(|error| failed("write to", &error))?;
+        if ours.uid() != there.uid() {
+            return Err(refused(format!("belongs to user {}, and this process is user {}", there.uid(), ours.uid())));
+        }
+        let mode = there.permissions().mode() & 0o7777;
+        if mode & 0o022 != 0 && ours.permissions().mode() & 0o022 == 0 {
+            return Err(Error::store(format!(
+                "other users can write to the store's folder {} (mode {mode:o}): chmod 700 it, or name another path",
+                folder.display()
+            )));
+        }
+        Ok(store)
     }
 
     /// Removes the folder with everything in it: for the last rank that leaves.
@@ -48,12 +87,31 @@ impl FileStore {
         Error::store_io(format!("cannot {action} key {key} of {}", self.name), error)
     }
 
+    /// Refuses what is no regular file of the folder's owner.
+    fn check(&self, key: &str, file: &Metadata) -> Result<()> {
+        let refused = |what: String| Error::store(format!("what stands for key {key} in {} {what}", self.name));
+        if !file.is_file() {
+            return Err(refused(format!("is a {}, no file", kind(file))));
+        }
+        if file.uid() != self.owner {
+            return Err(refused(format!("belongs to user {}, and the folder to user {}", file.uid(), self.owner)));
+        }
+        if file.len() > MAX_VALUE as u64 {
+            return Err(refused(format!("has {} bytes; at most {MAX_VALUE} are taken", file.len())));
+        }
+        Ok(())
+    }
+
     /// A file with that content under a name that nobody else has.
     fn fresh(&self, key: &str, value: &[u8]) -> Result<PathBuf> {
+        if value.len() > MAX_VALUE {
+            let len = value.len();
+            return Err(Error::store(format!("key {key} with {len} bytes: {} takes at most {MAX_VALUE}", self.name)));
+        }
         loop {
             let path = self.folder.join(format!(".new-{:016x}", random()));
             // Two containers may look alike in every other way, so the name is random, and making it decides.
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(self.broken("write", key, &error)),
                 Ok(mut file) => match file.write_all(value) {
@@ -68,9 +126,21 @@ impl FileStore {
     }
 
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        match fs::read(self.path(key)) {
-            Ok(value) => Ok(Some(value)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        let file = match OpenOptions::new().read(true).custom_flags(CAREFULLY).open(self.path(key)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                // What it is says more than that it cannot be opened.
+                if let Ok(there) = fs::symlink_metadata(self.path(key)) {
+                    self.check(key, &there)?;
+                }
+                return Err(self.broken("read", key, &error));
+            }
+        };
+        let mut value = Vec::new();
+        file.metadata().map_err(|error| self.broken("read", key, &error)).and_then(|there| self.check(key, &there))?;
+        match file.take(MAX_VALUE as u64 + 1).read_to_end(&mut value) {
+            Ok(_) => Ok(Some(value)),
             Err(error) => Err(self.broken("read", key, &error)),
         }
     }
@@ -78,8 +148,17 @@ impl FileStore {
     /// Opens the lock file and waits for the lock; dropping the file gives it back. A forked child has no copy.
     fn lock(&self, wait: &Wait) -> Result<Lock> {
         let path = self.folder.join(".lock");
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-        let file = Private::of(file.map_err(|error| self.broken("lock", "counters", &error))?);
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(CAREFULLY);
+        let file = Private::of(options.open(&path).map_err(|error| {
+            let there = fs::symlink_metadata(&path)
+                .map_err(|_| ())
+                .and_then(|there| self.check(".lock", &there).err().ok_or(()));
+            there.unwrap_or_else(|()| self.broken("lock", "counters", &error))
+        })?);
+        file.metadata()
+            .map_err(|error| self.broken("lock", "counters", &error))
+            .and_then(|there| self.check(".lock", &there))?;
         let mut pause = Duration::from_micros(100);
         loop {
             // SAFETY: our own descriptor.
@@ -171,7 +250,12 @@ impl Store for FileStore {
     }
 
     fn present(&self, keys: &[String], _wait: &Wait) -> Result<Vec<bool>> {
-        Ok(keys.iter().map(|key| self.path(key).exists()).collect())
+        let is_there = |key: &String| match fs::symlink_metadata(self.path(key)) {
+            Ok(there) => self.check(key, &there).map(|()| true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.broken("look for", key, &error)),
+        };
+        keys.iter().map(is_there).collect()
     }
 
     fn delete(&self, key: &str, _wait: &Wait) -> Result<()> {
@@ -183,6 +267,22 @@ impl Store for FileStore {
 
     fn name(&self) -> &str {
         &self.name
+    }
+}
+
+/// How files are opened that others may have put there: links are not followed, and nothing is waited for.
+const CAREFULLY: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+
+/// What it is, for messages.
+fn kind(there: &Metadata) -> &'static str {
+    let kind = there.file_type();
+    match () {
+        () if kind.is_symlink() => "symbolic link",
+        () if kind.is_dir() => "folder",
+        () if kind.is_fifo() => "FIFO",
+        () if kind.is_socket() => "socket",
+        () if kind.is_block_device() || kind.is_char_device() => "device",
+        () => "file",
     }
 }
 

@@ -3,6 +3,14 @@
 //!
 //! Lengths from the wire are never trusted: each has a cap, and nothing is reserved before the bytes are there.
 
+use std::borrow::Cow;
+
+mod strings;
+#[cfg(test)]
+mod tests;
+
+pub use strings::Strings;
+
 /// The longest key the server takes, in bytes; PyTorch's libuv server has the same limit.
 pub const MAX_KEY: usize = 8192;
 /// The longest value, in bytes.
@@ -83,13 +91,13 @@ pub enum Request {
     CompareSet(Vec<u8>, Vec<u8>, Vec<u8>),
     Get(Vec<u8>),
     Add(Vec<u8>, i64),
-    Check(Vec<Vec<u8>>),
-    Wait(Vec<Vec<u8>>),
+    Check(Strings),
+    Wait(Strings),
     NumKeys,
     Delete(Vec<u8>),
     Append(Vec<u8>, Vec<u8>),
-    MultiGet(Vec<Vec<u8>>),
-    MultiSet(Vec<(Vec<u8>, Vec<u8>)>),
+    MultiGet(Strings),
+    MultiSet(Strings),
     CancelWait,
     Ping(u32),
     QueuePush(Vec<u8>, Vec<u8>),
@@ -97,10 +105,23 @@ pub enum Request {
     QueueLen(Vec<u8>),
     ListKeys,
     Barrier(Vec<u8>, i64),
-    WaitAny(Vec<Vec<u8>>),
+    WaitAny(Strings),
     LastWord(Vec<u8>, Vec<u8>),
     Challenge(Vec<u8>),
     Proof(Vec<u8>),
+}
+
+impl Request {
+    /// Whether it is of those that a connection begins with, and asks for nothing that is kept.
+    pub(super) fn is_greeting(&self) -> bool {
+        matches!(self, Request::Validate(_) | Request::Ping(_) | Request::Challenge(_) | Request::Proof(_))
+    }
+
+    /// Whether it lists keys, which are taken out of its bytes one by one.
+    pub(super) fn is_list(&self) -> bool {
+        use Request::{Check, MultiGet, MultiSet, Wait, WaitAny};
+        matches!(self, Check(_) | Wait(_) | WaitAny(_) | MultiGet(_) | MultiSet(_))
+    }
 }
 
 /// Why bytes are no request: the client broke the protocol.
@@ -203,29 +224,32 @@ impl Measure {
 /// ```
 pub fn decode(bytes: &[u8]) -> Result<Option<(Request, usize)>, Malformed> {
     let Some(length) = Measure::default().length(bytes)? else { return Ok(None) };
-    Ok(request(&bytes[..length]).map(|request| (request, length)))
+    Ok(request(bytes[..length].into()).map(|request| (request, length)))
 }
 
-/// The request that is exactly `bytes`, which were measured.
-pub(super) fn request(bytes: &[u8]) -> Option<Request> {
+/// The request that is exactly `bytes`, which were measured. A list of strings keeps them; where they are owned, nothing is copied.
+pub(super) fn request(bytes: Cow<'_, [u8]>) -> Option<Request> {
+    let op = *bytes.first()?;
+    if let op::CHECK | op::WAIT | op::MULTI_GET | op::WAIT_ANY | op::MULTI_SET = op {
+        let strings = Strings::of_request(bytes.into_owned(), if op == op::MULTI_SET { 2 } else { 1 })?;
+        return Some(match op {
+            op::CHECK => Request::Check(strings),
+            op::WAIT => Request::Wait(strings),
+            op::MULTI_GET => Request::MultiGet(strings),
+            op::WAIT_ANY => Request::WaitAny(strings),
+            _ => Request::MultiSet(strings),
+        });
+    }
     let mut reader = Reader { bytes: bytes.get(1..)? };
-    Some(match bytes[0] {
+    Some(match op {
         op::VALIDATE => Request::Validate(reader.word()?),
         op::SET => Request::Set(reader.string()?, reader.string()?),
         op::COMPARE_SET => Request::CompareSet(reader.string()?, reader.string()?, reader.string()?),
         op::GET => Request::Get(reader.string()?),
         op::ADD => Request::Add(reader.string()?, reader.number()?),
-        op::CHECK => Request::Check(reader.strings()?),
-        op::WAIT => Request::Wait(reader.strings()?),
         op::GETNUMKEYS => Request::NumKeys,
         op::DELETE => Request::Delete(reader.string()?),
         op::APPEND => Request::Append(reader.string()?, reader.string()?),
-        op::MULTI_GET => Request::MultiGet(reader.strings()?),
-        op::MULTI_SET => {
-            let count = reader.number()?;
-            let pairs = (0..count).map(|_| Some((reader.string()?, reader.string()?)));
-            Request::MultiSet(pairs.collect::<Option<_>>()?)
-        }
         op::CANCEL_WAIT => Request::CancelWait,
         op::PING => Request::Ping(reader.word()?),
         op::QUEUE_PUSH => Request::QueuePush(reader.string()?, reader.string()?),
@@ -233,7 +257,6 @@ pub(super) fn request(bytes: &[u8]) -> Option<Request> {
         op::QUEUE_LEN => Request::QueueLen(reader.string()?),
         op::LIST_KEYS => Request::ListKeys,
         op::BARRIER => Request::Barrier(reader.string()?, reader.number()?),
-        op::WAIT_ANY => Request::WaitAny(reader.strings()?),
         op::LAST_WORD => Request::LastWord(reader.string()?, reader.string()?),
         op::CHALLENGE => Request::Challenge(reader.string()?),
         op::PROOF => Request::Proof(reader.string()?),
@@ -246,11 +269,6 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn strings(&mut self) -> Option<Vec<Vec<u8>>> {
-        let count = self.number()?;
-        (0..count).map(|_| self.string()).collect()
-    }
-
     fn string(&mut self) -> Option<Vec<u8>> {
         let len = usize::try_from(self.number()?).ok()?;
         let (string, rest) = self.bytes.split_at_checked(len)?;
@@ -315,82 +333,5 @@ impl Writer {
     /// The bytes.
     pub fn finish(self) -> Vec<u8> {
         self.0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn encoded(request: &Request) -> Vec<u8> {
-        match request {
-            Request::Set(key, value) => Writer::new(op::SET).string(key).string(value).finish(),
-            Request::Add(key, amount) => Writer::new(op::ADD).string(key).number(*amount).finish(),
-            Request::Wait(keys) => {
-                keys.iter().fold(Writer::new(op::WAIT).number(keys.len() as i64), |w, key| w.string(key)).finish()
-            }
-            _ => unreachable!("not made by the strategy below"),
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_decoded_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(Some((_, used))) = decode(&bytes) {
-                prop_assert!(used <= bytes.len() && used > 0);
-            }
-        }
-
-        #[test]
-        fn requests_survive_the_wire_and_are_incomplete_before_their_last_byte(
-            key in proptest::collection::vec(any::<u8>(), 0..40),
-            value in proptest::collection::vec(any::<u8>(), 0..40),
-            amount in any::<i64>(),
-            which in 0..3,
-        ) {
-            let request = match which {
-                0 => Request::Set(key, value),
-                1 => Request::Add(key, amount),
-                _ => Request::Wait(vec![key, value]),
-            };
-            let bytes = encoded(&request);
-            prop_assert_eq!(decode(&bytes).unwrap(), Some((request, bytes.len())));
-            prop_assert_eq!(decode(&bytes[..bytes.len() - 1]).unwrap(), None);
-        }
-
-        #[test]
-        fn pieces_measure_as_the_whole(
-            keys in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..20), 0..6),
-            ends in proptest::collection::vec(0usize..200, 0..10),
-        ) {
-            let bytes = keys.iter().fold(Writer::new(op::WAIT_ANY).number(keys.len() as i64), |w, key| w.string(key));
-            let bytes = bytes.finish();
-            let mut ends: Vec<usize> = ends.into_iter().filter(|end| *end < bytes.len()).collect();
-            ends.sort_unstable();
-            let mut measure = Measure::default();
-            for end in ends {
-                prop_assert_eq!(measure.length(&bytes[..end]).unwrap(), None);
-            }
-            prop_assert_eq!(measure.length(&bytes).unwrap(), Some(bytes.len()));
-            prop_assert_eq!(decode(&bytes).unwrap(), Some((Request::WaitAny(keys), bytes.len())));
-        }
-    }
-
-    #[test]
-    fn huge_lengths_are_refused_before_their_bytes_come() {
-        let mut key = vec![op::GET];
-        key.extend(u64::MAX.to_le_bytes());
-        assert!(decode(&key).is_err());
-        let mut keys = vec![op::WAIT];
-        keys.extend((MAX_KEYS as u64 + 1).to_le_bytes());
-        assert!(decode(&keys).is_err());
-        assert!(decode(&[99]).is_err());
-        let (mut many, value) = (vec![op::MULTI_SET], vec![0; MAX_VALUE]);
-        many.extend(9u64.to_le_bytes());
-        for _ in 0..8 {
-            many = Writer(many).string(b"k").string(&value).finish();
-        }
-        assert!(decode(&many).is_err(), "each value is allowed, all of them are not");
     }
 }

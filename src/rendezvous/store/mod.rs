@@ -12,6 +12,7 @@ mod poll;
 mod secret;
 mod server;
 mod table;
+mod value;
 
 pub use callbacks::{CallbackStore, Callbacks};
 pub use client::TcpStore;

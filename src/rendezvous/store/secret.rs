@@ -24,10 +24,25 @@ impl Secret {
         (!bytes.is_empty()).then(|| Secret(bytes.to_vec()))
     }
 
-    /// What `DM_STORE_SECRET` holds, if it is set and not empty.
-    pub fn from_environment() -> Option<Secret> {
+    /// What `DM_STORE_SECRET` holds; `None` where it is not set. It is an error if it is set and empty: who sets it does not want an open store.
+    pub fn from_environment() -> Result<Option<Secret>> {
         use std::os::unix::ffi::OsStrExt;
-        std::env::var_os(VARIABLE).and_then(|value| Secret::new(value.as_bytes()))
+        let Some(value) = std::env::var_os(VARIABLE) else { return Ok(None) };
+        Secret::new(value.as_bytes()).map(Some).ok_or_else(|| {
+            Error::invalid(format!(
+                "{VARIABLE} is set but empty, and an empty secret keeps nobody out: give it a value, the same on all ranks, or unset it"
+            ))
+        })
+    }
+
+    /// An error where `DM_STORE_SECRET` is set: `store` cannot ask anybody for it, and who sets it expects that somebody does.
+    pub(crate) fn refuse_for(store: &str) -> Result<()> {
+        match Secret::from_environment()? {
+            None => Ok(()),
+            Some(_) => Err(Error::invalid(format!(
+                "{VARIABLE} is set, but {store} does not ask for it: unset it, or meet in a store that does (env:// or tcp://host:port)"
+            ))),
+        }
     }
 
     pub(super) fn proof(&self, side: Side, client_nonce: &[u8], server_nonce: &[u8]) -> Vec<u8> {

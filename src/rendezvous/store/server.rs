@@ -1,16 +1,19 @@
 //! Our own TCPStore server: one thread, one epoll loop, no client can hold up another.
 //!
-//! What it keeps is bounded. A client that breaks the protocol is dropped, and one that has not greeted within [`GREETING`]. One that
-//! does not read its replies is not listened to until it has; half a request is kept up to the protocol's limit, and all halves and
-//! replies together up to [`MAX_BUFFERED`]: beyond, the client that has most of it is dropped. An idle client costs its socket and about
-//! 300 bytes.
+//! What it does for one client before the others get their turn is bounded (server/serving.rs), and what it keeps is: a client that breaks the
+//! protocol is dropped, and one that has not greeted within [`GREETING`]. One that does not read its replies is not listened to until it
+//! has; values in replies are shared with the table. Half requests, replies, and values that only replies keep take up to [`MAX_BUFFERED`]
+//! together: beyond, the client that has most of it is dropped. How many may connect is bounded too (server/room.rs). An idle client costs
+//! its socket and about 400 bytes.
 
 mod client;
+mod outgoing;
+mod room;
 mod serving;
 
 use std::io::{self, ErrorKind};
 use std::mem;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -30,12 +33,15 @@ use serving::Serving;
 pub const GREETING: Duration = Duration::from_secs(10);
 /// The most bytes of incomplete requests and unread replies, over all clients.
 pub const MAX_BUFFERED: usize = 256 << 20;
+/// Bytes of replies that the kernel takes for a client beyond what is on its way to it.
+const NOT_SENT: libc::c_int = 256 << 10;
 /// Connections that the kernel keeps until they are accepted: thousands of ranks connect at once.
 const BACKLOG: i32 = 4096;
 
 /// A running server; it stops when dropped.
 pub struct Server {
     address: SocketAddr,
+    is_local: bool,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -46,6 +52,11 @@ struct Shared {
     clients: AtomicUsize,
     /// Whether a connection could not be taken because this process has as many files open as it may.
     starved: AtomicBool,
+    /// How many clients may be connected; 0 where nobody has said how many ranks there are.
+    room: AtomicUsize,
+    /// The most work of one small turn and of one round, see server/serving.rs.
+    small_turn: AtomicUsize,
+    round: AtomicUsize,
 }
 
 impl Server {
@@ -59,12 +70,16 @@ impl Server {
         let listeners = listen_on_all(address)?;
         let broken = |error: &io::Error| Error::store_io("cannot set up the store's server", error);
         let bound = listeners[0].local_addr().map_err(|error| broken(&error))?;
+        let is_local = listeners.iter().all(|listener| listener.local_addr().is_ok_and(|at| at.ip().is_loopback()));
         let wake = event().map_err(|error| broken(&error))?;
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             wake,
             clients: AtomicUsize::new(0),
             starved: AtomicBool::new(false),
+            room: AtomicUsize::new(0),
+            small_turn: AtomicUsize::new(0),
+            round: AtomicUsize::new(0),
         });
         let poll = Poll::new().map_err(|error| broken(&error))?;
         poll.add(shared.wake.as_raw_fd(), serving::WAKE).map_err(|error| broken(&error))?;
@@ -74,12 +89,23 @@ impl Server {
             let message = format!("cannot set up the store's server: {}", machine::no_thread(&error));
             Error::store(message).with_os_error(error.raw_os_error().unwrap_or(0))
         })?;
-        Ok(Server { address: bound, shared, thread: Some(thread) })
+        Ok(Server { address: bound, is_local, shared, thread: Some(thread) })
     }
 
-    /// The same for clients that connect to `host`, by whichever of its addresses.
+    /// The same on every address that `host` has according to this host, and on no other.
     pub fn at(host: &str, port: u16, secret: Option<Secret>) -> Result<Server> {
-        Server::guarded(&*listening_addresses(host, port)?, secret)
+        let addresses: Vec<SocketAddr> = (host, port)
+            .to_socket_addrs()
+            .map_err(|error| {
+                Error::store_io(format!("cannot resolve {host}, where the store is to be served"), &error)
+            })?
+            .collect();
+        Server::guarded(&*addresses, secret)
+    }
+
+    /// Says how many ranks meet here: so many connections as they can need are let in, and no more. Of several worlds the largest counts.
+    pub fn expect_ranks(&self, ranks: usize) {
+        self.shared.room.fetch_max(room::for_ranks(ranks), Ordering::SeqCst);
     }
 
     /// Where it listens: the first of its addresses.
@@ -96,6 +122,18 @@ impl Server {
         let message =
             format!("{}; the store that this rank serves could not take every connection: {cause}", error.message());
         Error::new(error.status(), message).with_os_error(libc::EMFILE)
+    }
+
+    /// Whether it listens on loopback addresses alone: no other host can reach it.
+    pub fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// The most work since this was asked the last time that was done in one go for a client's small request, and in one round for those who
+    /// asked for more. One is about a byte that was read, copied or sent, or a 256th of a key that was looked at.
+    #[doc(hidden)]
+    pub fn longest_turns(&self) -> (usize, usize) {
+        (self.shared.small_turn.swap(0, Ordering::SeqCst), self.shared.round.swap(0, Ordering::SeqCst))
     }
 
     /// Clients that are connected now.
@@ -116,27 +154,6 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
-}
-
-/// What to listen on for ranks that connect to `host`: its own addresses and no others. But a host name that this host takes for a loopback
-/// address (Debian writes its own name beside 127.0.1.1) means another address to the other hosts: one that the name has here too, else any.
-fn listening_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let mut addresses: Vec<SocketAddr> = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| Error::store_io(format!("cannot resolve {host}, where the store is to be served"), &error))?
-        .collect();
-    let literal = host.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost");
-    if literal {
-        return Ok(addresses);
-    }
-    addresses.retain(|address| !address.ip().is_loopback());
-    if !addresses.is_empty() {
-        return Ok(addresses);
-    }
-    Ok(vec![
-        SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port),
-        SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port),
-    ])
 }
 
 /// At least one listener. An address that this host does not have (IPv6 switched off, say) is left out while there is another.
@@ -192,6 +209,14 @@ fn listen(address: SocketAddr) -> io::Result<Private<TcpListener>> {
     // Accepted connections inherit these.
     socket.set_tcp_nodelay(true)?;
     notice_silence(&*socket)?;
+    // What a client does not read waits in the shared values, not in copies that the kernel makes. A system that does not know this
+    // goes without.
+    let most = NOT_SENT;
+    // SAFETY: an option of four bytes; the socket is open.
+    unsafe {
+        let (option, size) = (std::ptr::from_ref(&most).cast(), size_of_val(&most) as libc::socklen_t);
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, option, size);
+    }
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.map(TcpListener::from))

@@ -1,12 +1,20 @@
 //! What the server keeps: values, queues, barriers, last words, and which clients wait for what. No sockets here.
+//!
+//! One call does a bounded amount of work, whatever a client asks for: a request that lists keys becomes a [`Task`], which is carried out in
+//! steps; values are handed out by reference; what hostile clients can make large is a BTreeMap, which never stops to copy all of itself.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
 
-use super::frame::{MAGIC, MAX_VALUE, Request, SERVER_KEY, Writer};
+use super::frame::{MAGIC, MAX_KEY, MAX_VALUE, Request, SERVER_KEY, Writer};
+use super::value::{Loose, Value};
 
+mod task;
 #[cfg(test)]
 mod tests;
+mod waits;
+
+pub(super) use task::Task;
+use waits::{Over, Waiting};
 
 /// A client, by the server's number for it.
 pub(super) type Client = u64;
@@ -14,44 +22,54 @@ pub(super) type Client = u64;
 type Key = Vec<u8>;
 
 /// The longest reply to one request, in bytes: a short request can name a large value many times.
-pub(super) const MAX_REPLY: usize = 4 * MAX_VALUE;
+const MAX_REPLY: usize = 4 * MAX_VALUE;
 /// The most bytes of keys and values that are kept, counting [`ENTRY`] for each pair.
 pub(super) const MAX_STORED: usize = 1 << 30;
 /// What a pair costs beside its bytes, about: also where both are tiny, and while its table grows.
 const ENTRY: usize = 256;
-/// Why a client is dropped when there is no room for what it asks to keep.
+/// Why a client is dropped when there is no room for what it asks to keep, and when there is none for its wait.
 const FULL: &str = "no room";
-/// The most last words of one client.
+const WAITS_FULL: &str = "no room for waits";
+/// The most bytes of waits for many keys, beside what is stored: nobody who stores something is refused for what others wait for.
+const MAX_WAITS: usize = 256 << 20;
+/// A wait of up to so many bytes is always taken.
+const SMALL_WAIT: usize = 64 << 10;
+/// The most last words of one client, and the bytes of each.
 const MAX_WORDS: usize = 16;
+const MAX_WORD: usize = MAX_KEY;
+/// The longest text of an integer, with the white space around it.
+const MAX_INTEGER: usize = 256;
+/// What looking for a key counts for, beside its bytes, in the unit of [`Table::take_work`].
+const LOOK: usize = 256;
 
 /// The state behind the operations.
 #[derive(Default)]
 pub(super) struct Table {
-    values: HashMap<Key, Vec<u8>>,
-    queues: HashMap<Key, VecDeque<Vec<u8>>>,
+    values: BTreeMap<Key, Value>,
+    queues: BTreeMap<Key, VecDeque<Value>>,
     stored: usize,
-    barriers: HashMap<Key, HashSet<Client>>,
+    /// Bytes of the answer to LIST_KEYS, beside its count.
+    listed: usize,
+    loose: Loose,
+    /// What was done since [`Table::take_work`] asked the last time.
+    work: usize,
+    barriers: BTreeMap<Key, HashSet<Client>>,
     at_barrier: HashMap<Client, Key>,
     waiting: HashMap<Client, Waiting>,
-    /// Who waits for a key, first come first.
-    waiters: HashMap<Key, BTreeMap<u64, Client>>,
+    /// What the waits take, in bytes, also those that are over and not yet tidied up.
+    waits: usize,
+    /// Who waits for a key, by ticket, so the first to come is first: the client, and which of the wait's keys it is. Tickets of waits that are
+    /// over may still stand here, see `over`.
+    waiters: BTreeMap<Key, BTreeMap<u64, (Client, usize)>>,
     tickets: u64,
+    /// Waits that are over and whose tickets are still to be taken out of `waiters`.
+    over: VecDeque<Over>,
     /// By key and word: how many connections left them. And by client, which it left.
-    words: HashMap<(Key, Vec<u8>), usize>,
+    words: BTreeMap<(Key, Vec<u8>), usize>,
     words_of: HashMap<Client, Vec<(Key, Vec<u8>)>>,
-    /// What was kept when there was no room the last time: the value of [`SERVER_KEY`] while much of it is still there.
-    full: Vec<u8>,
-}
-
-/// A client in WAIT or WAIT_ANY.
-struct Waiting {
-    ticket: u64,
-    keys: Vec<Key>,
-    /// How many of the keys must come still.
-    missing: usize,
-    any: bool,
-    /// What this counts for in [`Table::stored`].
-    bytes: usize,
+    /// What there was when there was no room the last time, under [`FULL`] or [`WAITS_FULL`], the newest last: the value of [`SERVER_KEY`] while much
+    /// of it is still there.
+    full: Vec<(&'static str, Value)>,
 }
 
 /// What to send to whom after a request.
@@ -59,88 +77,94 @@ pub(super) struct Reply {
     pub(super) to: Client,
     pub(super) bytes: Vec<u8>,
     /// What follows the bytes, kept once however many wait for it.
-    pub(super) value: Option<Arc<[u8]>>,
+    pub(super) value: Option<Value>,
 }
 
 impl Reply {
     fn new(to: Client, bytes: Vec<u8>) -> Reply {
         Reply { to, bytes, value: None }
     }
+
+    /// Those bytes, and the value as a string: its length comes before it.
+    fn string(to: Client, mut bytes: Vec<u8>, value: &Value) -> Reply {
+        bytes.extend((value.len() as u64).to_le_bytes());
+        Reply { to, bytes, value: Some(value.clone()) }
+    }
 }
 
 pub(super) type Replies = Vec<Reply>;
 
 impl Table {
-    /// Carries out one request. `Err` says why the client is to be dropped.
+    /// Carries out one request, or gives back what is to be carried out by [`Table::advance`] before the client's next request. `Err` says why
+    /// the client is to be dropped.
     ///
     /// What is to be sent goes to `replies`, also beside an error: others may have been woken before it.
-    pub(super) fn handle(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<(), String> {
-        let done = self.carry_out(client, request, replies);
-        if done.as_ref().is_err_and(|why| why == FULL) {
-            self.turn_away(client);
+    pub(super) fn handle(
+        &mut self,
+        client: Client,
+        request: Request,
+        replies: &mut Replies,
+    ) -> Result<Option<Task>, String> {
+        let begun = self.begin(client, request, replies);
+        self.done(client, begun)
+    }
+
+    /// One step of a client's task; whether that was the last one. Small tasks are done in one step, so nothing comes between their keys.
+    pub(super) fn advance(&mut self, client: Client, task: &mut Task, replies: &mut Replies) -> Result<bool, String> {
+        let stepped = self.step(client, task, replies);
+        self.done(client, stepped)
+    }
+
+    /// What came of a request or a step. A client that there is no room for is turned away here.
+    fn done<T>(&mut self, client: Client, done: Result<T, String>) -> Result<T, String> {
+        if let Err(why) = &done {
+            match why.as_str() {
+                FULL => self.turn_away(client, FULL),
+                WAITS_FULL => self.turn_away(client, WAITS_FULL),
+                _ => {}
+            }
         }
         done
     }
 
-    fn carry_out(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<(), String> {
+    fn begin(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<Option<Task>, String> {
+        self.work += LOOK;
         let mut reply = |bytes: Vec<u8>| replies.push(Reply::new(client, bytes));
         match request {
             Request::Validate(MAGIC) => {}
             Request::Validate(word) => return Err(format!("the greeting is {word:#x}, not {MAGIC:#x}")),
-            Request::Set(key, value) => return self.put(key, value, replies),
-            Request::CompareSet(key, expected, desired) => match self.values.get(&key) {
-                None if expected.is_empty() => {
-                    reply(string(&desired));
-                    self.put(key, desired, replies)?;
+            Request::Set(key, value) => self.put(key, value, replies)?,
+            Request::CompareSet(key, expected, desired) => {
+                let stands = self.values.get(&key);
+                if stands.map_or(expected.is_empty(), |value| value[..] == expected) {
+                    let desired = Value::new(desired, &self.loose);
+                    replies.push(Reply::string(client, Vec::new(), &desired));
+                    self.put_value(key, desired, replies)?;
+                } else {
+                    replies.push(match stands {
+                        Some(value) => Reply::string(client, Vec::new(), value),
+                        None => Reply::new(client, string(&expected)),
+                    });
                 }
-                None => reply(string(&expected)),
-                Some(value) if *value == expected => {
-                    reply(string(&desired));
-                    self.put(key, desired, replies)?;
-                }
-                Some(value) => reply(string(value)),
-            },
-            Request::Get(key) => reply(string(self.value(&key))),
+            }
+            Request::Get(key) => replies.push(match self.value(&key) {
+                Some(value) => Reply::string(client, Vec::new(), value),
+                None => Reply::new(client, string(&[])),
+            }),
             Request::Add(key, amount) => {
                 let sum = self.integer(&key)?.wrapping_add(amount);
                 reply(sum.to_le_bytes().to_vec());
                 self.put(key, sum.to_string().into_bytes(), replies)?;
             }
-            Request::Check(keys) => reply(vec![u8::from(!keys.iter().all(|key| self.has(key)))]),
-            Request::Wait(keys) => {
-                let keys: Vec<Key> = keys.into_iter().filter(|key| !self.has(key)).collect();
-                match keys.len() {
-                    0 => reply(vec![0]),
-                    missing => self.wait(client, keys, missing, false)?,
-                }
-            }
-            Request::WaitAny(keys) => match keys.iter().position(|key| self.values.contains_key(key)) {
-                Some(index) => reply([&found(index)[..], &string(self.value(&keys[index]))].concat()),
-                None => self.wait(client, keys, 1, true)?,
-            },
+            Request::Check(keys) => return Ok(Some(Task::Check(keys))),
+            Request::Wait(keys) => return self.wait(client, keys, false).map(Some),
+            Request::WaitAny(keys) => return self.wait(client, keys, true).map(Some),
+            Request::MultiGet(keys) => return Ok(Some(Task::MultiGet { keys, length: Some(0) })),
+            Request::MultiSet(pairs) => return Ok(Some(Task::MultiSet(pairs))),
+            Request::ListKeys => return self.list().map(Some),
             Request::NumKeys => reply((self.values.len() as i64).to_le_bytes().to_vec()),
-            Request::Delete(key) => reply(i64::from(self.remove(&key).is_some()).to_le_bytes().to_vec()),
-            Request::Append(key, more) => {
-                let Some(value) = self.values.get_mut(&key) else { return self.put(key, more, replies) };
-                let len = value.len() + more.len();
-                if len > MAX_VALUE {
-                    return Err(format!("APPEND makes a value of {len} bytes"));
-                }
-                self.stored = room(self.stored, more.len())?;
-                value.extend(more);
-            }
-            Request::MultiGet(keys) => {
-                let len: usize = keys.iter().map(|key| 8 + self.value(key).len()).sum();
-                if len > MAX_REPLY {
-                    return Err(format!("MULTI_GET of {len} bytes; at most {MAX_REPLY} are sent"));
-                }
-                reply(keys.iter().fold(Writer::default(), |writer, key| writer.string(self.value(key))).finish());
-            }
-            Request::MultiSet(pairs) => {
-                for (key, value) in pairs {
-                    self.put(key, value, replies)?;
-                }
-            }
+            Request::Delete(key) => reply(i64::from(self.remove(&key)).to_le_bytes().to_vec()),
+            Request::Append(key, more) => self.append(key, more, replies)?,
             Request::CancelWait => {
                 self.forget_wait(client);
                 self.leave_barrier(client);
@@ -149,6 +173,7 @@ impl Table {
             Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
             Request::QueuePush(key, value) => {
                 self.stored = room(self.stored, cost(&key, &value))?;
+                let value = Value::new(value, &self.loose);
                 self.queues.entry(key.clone()).or_default().push_back(value);
                 self.wake_one(&key, replies);
             }
@@ -157,24 +182,20 @@ impl Table {
                 let queue = self.queues.get_mut(&key);
                 let len = queue.as_ref().map_or(0, |queue| queue.len()) as i64;
                 let popped = queue.and_then(VecDeque::pop_front);
-                if let Some(value) = &popped {
-                    self.stored -= cost(&key, value);
-                    if len == 1 {
-                        self.queues.remove(&key);
-                    }
+                let len_bytes = len.to_le_bytes().to_vec();
+                let Some(value) = popped else {
+                    reply(len_bytes);
+                    return Ok(None);
+                };
+                self.stored -= cost(&key, &value);
+                if len == 1 {
+                    self.queues.remove(&key);
                 }
-                reply(len.to_le_bytes().into_iter().chain(popped.iter().flat_map(|value| string(value))).collect());
+                replies.push(Reply::string(client, len_bytes, &value));
+                value.let_go();
             }
             Request::QueueLen(key) => {
                 reply((self.queues.get(&key).map_or(0, VecDeque::len) as i64).to_le_bytes().to_vec());
-            }
-            Request::ListKeys => {
-                let len: usize = self.values.keys().map(|key| 8 + key.len()).sum();
-                if len > MAX_REPLY {
-                    return Err(format!("LIST_KEYS of {len} bytes; at most {MAX_REPLY} are sent"));
-                }
-                let count = (self.values.len() as i64).to_le_bytes();
-                reply(count.into_iter().chain(self.values.keys().flat_map(|key| string(key))).collect());
             }
             Request::Barrier(key, world) => {
                 // As PyTorch's server: the key counts arrivals, so who comes after the last one passes at once.
@@ -196,6 +217,9 @@ impl Table {
                 if self.words_of.get(&client).map_or(0, Vec::len) == MAX_WORDS {
                     return Err(format!("more than {MAX_WORDS} last words of one client"));
                 }
+                if word.len() > MAX_WORD {
+                    return Err(format!("a last word of {} bytes; at most {MAX_WORD} are taken", word.len()));
+                }
                 // They are kept twice.
                 self.stored = room(self.stored, 2 * cost(&key, &word))?;
                 let words = self.words_of.entry(client).or_default();
@@ -205,13 +229,47 @@ impl Table {
             }
             Request::Challenge(_) | Request::Proof(_) => return Err("a proof in the middle".to_owned()),
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// A client is dropped because there is no room. It has not gone by itself, so its last words are not passed on; why it was dropped it finds under [`SERVER_KEY`].
-    fn turn_away(&mut self, client: Client) {
-        let (stored, keys) = (self.stored, self.values.len());
-        self.full = format!("it keeps {stored} bytes in {keys} keys, and at most {MAX_STORED} bytes").into_bytes();
+    /// How much was done since this was asked the last time: about one for each byte that was looked at or written, and [`LOOK`] for each key.
+    pub(super) fn take_work(&mut self) -> usize {
+        std::mem::take(&mut self.work)
+    }
+
+    /// Adds what was done for the table elsewhere.
+    pub(super) fn count_work(&mut self, work: usize) {
+        self.work += work;
+    }
+
+    /// Bytes of values that are here no longer, but that unread replies keep.
+    pub(super) fn loose(&self) -> usize {
+        self.loose.bytes()
+    }
+
+    /// Whether this client waits for something, or has left a word for the time when it has gone.
+    pub(super) fn has_stake(&self, client: Client) -> bool {
+        self.waiting.contains_key(&client)
+            || self.at_barrier.contains_key(&client)
+            || self.words_of.contains_key(&client)
+    }
+
+    /// A client is dropped because there is no room. It has not gone by itself, so its last words are not passed on; why it was dropped, and what
+    /// to do, it finds under [`SERVER_KEY`].
+    fn turn_away(&mut self, client: Client, why: &'static str) {
+        let said = if why == WAITS_FULL {
+            let waits = self.waits;
+            format!(
+                "the keys that its clients wait for take {waits} bytes, and at most {MAX_WAITS} bytes; wait for fewer keys at a time"
+            )
+        } else {
+            let (stored, keys) = (self.stored, self.values.len());
+            format!(
+                "it keeps {stored} bytes in {keys} keys, and at most {MAX_STORED} bytes; remove keys that the program has put there itself"
+            )
+        };
+        self.full.retain(|(known, _)| *known != why);
+        self.full.push((why, Value::new(said.into_bytes(), &self.loose)));
         for of_both in self.words_of.remove(&client).unwrap_or_default() {
             self.stored -= 2 * cost(&of_both.0, &of_both.1);
             if let Some(connections) = self.words.get_mut(&of_both) {
@@ -250,108 +308,73 @@ impl Table {
         self.values.contains_key(key) || self.queues.contains_key(key) || key == SERVER_KEY
     }
 
-    fn value(&self, key: &[u8]) -> &[u8] {
-        if key == SERVER_KEY && self.stored > MAX_STORED / 2 {
-            return &self.full;
+    fn value(&self, key: &[u8]) -> Option<&Value> {
+        if key == SERVER_KEY {
+            let is_so = |why| if why == WAITS_FULL { self.waits > MAX_WAITS / 2 } else { self.stored > MAX_STORED / 2 };
+            if let Some((_, said)) = self.full.iter().rev().find(|(why, _)| is_so(*why)) {
+                return Some(said);
+            }
         }
-        self.values.get(key).map_or(&[], Vec::as_slice)
+        self.values.get(key)
     }
 
     /// What a counter holds; 0 when there is none.
     fn integer(&self, key: &[u8]) -> Result<i64, String> {
         let Some(value) = self.values.get(key) else { return Ok(0) };
-        let value = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
+        // Longer ones are no number, and looking for one in megabytes would take long.
+        let value = value.get(..).filter(|value| value.len() <= MAX_INTEGER);
+        let value = value.and_then(|value| std::str::from_utf8(value).ok()).and_then(|text| text.trim().parse().ok());
         value.ok_or_else(|| "a counter was expected where a value stands that is no integer".to_owned())
     }
 
     fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Replies) -> Result<(), String> {
+        let value = Value::new(value, &self.loose);
+        self.put_value(key, value, replies)
+    }
+
+    fn put_value(&mut self, key: Key, value: Value, replies: &mut Replies) -> Result<(), String> {
+        self.work += LOOK + key.len();
         // Where there is no room, what stood there stays.
         let without = self.stored - self.values.get(&key).map_or(0, |old| cost(&key, old));
         self.stored = room(without, cost(&key, &value))?;
-        if self.waiters.contains_key(&key) {
-            self.values.insert(key.clone(), value);
-            self.wake(&key, replies);
-        } else {
-            self.values.insert(key, value);
+        let wakes = self.waiters.contains_key(&key).then(|| (key.clone(), value.clone()));
+        let len = listed(&key);
+        match self.values.insert(key, value) {
+            Some(old) => old.let_go(),
+            None => self.listed += len,
+        }
+        if let Some((key, value)) = wakes {
+            self.wake(&key, &value, replies);
         }
         Ok(())
     }
 
-    fn remove(&mut self, key: &[u8]) -> Option<Vec<u8>> {
-        let value = self.values.remove(key)?;
+    fn append(&mut self, key: Key, more: Vec<u8>, replies: &mut Replies) -> Result<(), String> {
+        let Some(value) = self.values.get_mut(&key) else { return self.put(key, more, replies) };
+        let len = value.len() + more.len();
+        if len > MAX_VALUE {
+            return Err(format!("APPEND makes a value of {len} bytes"));
+        }
+        self.stored = room(self.stored, more.len())?;
+        match value.alone() {
+            Some(bytes) => bytes.extend(more),
+            // Replies hold the value as it was.
+            None => {
+                self.work += len;
+                let longer = Value::new([&value[..], &more].concat(), &self.loose);
+                std::mem::replace(value, longer).let_go();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there was one.
+    fn remove(&mut self, key: &[u8]) -> bool {
+        let Some(value) = self.values.remove(key) else { return false };
         self.stored -= cost(key, &value);
-        Some(value)
-    }
-
-    fn wait(&mut self, client: Client, keys: Vec<Key>, missing: usize, any: bool) -> Result<(), String> {
-        self.forget_wait(client);
-        // Each is kept twice.
-        let bytes = ENTRY + keys.iter().map(|key| 2 * cost(key, b"")).sum::<usize>();
-        self.stored = room(self.stored, bytes)?;
-        let ticket = self.tickets;
-        self.tickets += 1;
-        let mut distinct = 0;
-        for key in &keys {
-            distinct += usize::from(self.waiters.entry(key.clone()).or_default().insert(ticket, client).is_none());
-        }
-        let missing = if any { missing } else { distinct };
-        self.waiting.insert(client, Waiting { ticket, keys, missing, any, bytes });
-        Ok(())
-    }
-
-    /// Wakes the clients for which this key was the last missing one.
-    fn wake(&mut self, key: &[u8], replies: &mut Replies) {
-        let mut value = None;
-        for client in self.waiters.remove(key).unwrap_or_default().into_values() {
-            replies.extend(self.came(client, key, &mut value));
-        }
-    }
-
-    /// Wakes one client for which this key was the last missing one: a value in a queue is for one.
-    fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
-        while let Some((ticket, client)) = self.waiters.get(key).and_then(BTreeMap::first_key_value) {
-            let (ticket, client) = (*ticket, *client);
-            self.unlist(key, ticket);
-            if let Some(reply) = self.came(client, key, &mut None) {
-                replies.push(reply);
-                return;
-            }
-        }
-    }
-
-    /// A key came that this client waited for. Its reply, if that was all; `value` is the key's, once somebody needed it.
-    fn came(&mut self, client: Client, key: &[u8], value: &mut Option<Arc<[u8]>>) -> Option<Reply> {
-        let waiting = self.waiting.get_mut(&client)?;
-        waiting.missing -= 1;
-        if waiting.missing > 0 {
-            return None;
-        }
-        let (any, index) = (waiting.any, waiting.keys.iter().position(|known| known == key));
-        self.forget_wait(client);
-        if !any {
-            return Some(Reply::new(client, vec![0]));
-        }
-        let value = Arc::clone(value.get_or_insert_with(|| self.value(key).into()));
-        let bytes = [&found(index.unwrap_or(0))[..], &(value.len() as u64).to_le_bytes()].concat();
-        Some(Reply { to: client, bytes, value: Some(value) })
-    }
-
-    fn forget_wait(&mut self, client: Client) {
-        if let Some(waiting) = self.waiting.remove(&client) {
-            self.stored -= waiting.bytes;
-            for key in &waiting.keys {
-                self.unlist(key, waiting.ticket);
-            }
-        }
-    }
-
-    fn unlist(&mut self, key: &[u8], ticket: u64) {
-        if let Some(waiters) = self.waiters.get_mut(key) {
-            waiters.remove(&ticket);
-            if waiters.is_empty() {
-                self.waiters.remove(key);
-            }
-        }
+        self.listed -= listed(key);
+        value.let_go();
+        true
     }
 
     fn leave_barrier(&mut self, client: Client) {
@@ -365,9 +388,9 @@ impl Table {
     }
 }
 
-/// What begins the answer to WAIT_ANY; the value follows.
-fn found(index: usize) -> Vec<u8> {
-    [&[0][..], &(index as i64).to_le_bytes()].concat()
+/// What a key adds to the answer to LIST_KEYS.
+fn listed(key: &[u8]) -> usize {
+    8 + key.len()
 }
 
 /// What a pair counts for.

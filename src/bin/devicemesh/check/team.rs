@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use devicemesh::comm::Domain;
 use devicemesh::error::{Error, Result, Status};
+use devicemesh::printable::printable;
 use devicemesh::rendezvous::Round;
 use devicemesh::wait::Wait;
 
@@ -70,6 +71,7 @@ impl Team {
     /// **Collective over the world**.
     pub fn new(domain: Arc<Domain>, clock: Clock, progress: Progress) -> Result<Team> {
         let hosts = domain.locations(None)?;
+        let hosts = hosts.iter().map(|host| printable(host).into_owned()).collect();
         Ok(Team { domain, hosts, clock, progress })
     }
 

@@ -9,7 +9,7 @@ use devicemesh::rendezvous::store::{Secret, Server, Store, TcpStore};
 use devicemesh::wait::{Deadline, Wait};
 use serde::{Deserialize, Serialize};
 
-use super::{Meeting, NODES, OVER, Reached, Shared, TELL, read_cause};
+use super::{Meeting, NODES, OVER, Reached, Shared, TELL, from_a_peer, read_cause};
 use crate::cause::Cause;
 use crate::ranks::Plan;
 
@@ -75,10 +75,10 @@ pub(super) fn join(shared: &Shared, meeting: &Meeting) -> Result<Plan, Cause> {
 /// The store of this job, and its server where this is the node that serves it.
 fn reach(meeting: &Meeting, wait: &Wait) -> Result<Reached, Error> {
     let may_serve = meeting.node.is_none_or(|node| node == 0);
+    let secret = Secret::from_environment()?;
     loop {
         wait.look_around()?;
-        let secret = Secret::from_environment;
-        let server = match may_serve.then(|| Server::at(&meeting.host, meeting.port, secret())) {
+        let server = match may_serve.then(|| Server::at(&meeting.host, meeting.port, secret.clone())) {
             Some(Ok(server)) => Some(server),
             // Another node 0 may serve there, or the job before this one: it is asked. But this must be the host that is named.
             Some(Err(error)) if meeting.node == Some(0) && error.os_error() != libc::EADDRINUSE => return Err(error),
@@ -86,7 +86,7 @@ fn reach(meeting: &Meeting, wait: &Wait) -> Result<Reached, Error> {
         };
         let short = Deadline::after(wait.deadline.left().min(TRY));
         let limited = if may_serve { wait.with_deadline(short) } else { wait.clone() };
-        let store = match TcpStore::connect_with_secret(&meeting.host, meeting.port, secret(), &limited) {
+        let store = match TcpStore::connect_with_secret(&meeting.host, meeting.port, secret.clone(), &limited) {
             Ok(store) => store,
             Err(_) if limited.deadline.passed() && !wait.deadline.passed() => continue,
             Err(error) if wait.deadline.passed() => return Err(nobody_serves(meeting, &error)),
@@ -153,7 +153,7 @@ fn entry(number: impl fmt::Display) -> String {
 }
 
 fn read_entry(text: &[u8]) -> Result<Entry, Cause> {
-    serde_json::from_slice(text).map_err(|error| {
+    from_a_peer(text).map_err(|error| {
         let message = format!("a node says {:?} of itself: {error}", String::from_utf8_lossy(text));
         Cause::Refused { message }
     })

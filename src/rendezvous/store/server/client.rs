@@ -1,20 +1,26 @@
 //! One connection as the server sees it: what came of a request, what waits to be sent, and whether it may ask at all.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::borrow::Cow;
+use std::io::{self, ErrorKind, Read};
+use std::net::{IpAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use hostccl::fork::Private;
 
 use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, op, request};
 use super::super::poll::Interest;
 use super::super::secret::{NONCE, Secret, Side, nonce};
+use super::super::table::Task;
+use super::outgoing::Outgoing;
 
 /// Unsent replies, in bytes, from which on a client is not listened to.
 const HIGH_WATER: usize = 1 << 20;
-/// Buffers that were larger are given back when they are empty.
-const KEPT: usize = 4 << 10;
+/// Requests from this length on are carried out in the buffer they came in, if they can be.
+const LONG: usize = 16 << 10;
 /// The longest nonce that is taken.
 const MAX_NONCE: usize = 256;
+/// A client that has taken none of its replies for so long does not read.
+const STALLED: Duration = Duration::from_secs(1);
 
 /// Whether a client may ask.
 pub(super) enum Standing {
@@ -29,16 +35,28 @@ pub(super) enum Standing {
 
 pub(super) struct Connection {
     pub(super) stream: Private<TcpStream>,
+    pub(super) address: IpAddr,
     pub(super) interest: Interest,
     pub(super) standing: Standing,
     /// It gets what is unsent, and is then dropped.
     pub(super) ending: bool,
-    /// It has asked for more than one turn's work, and is not read from before its next turn.
-    pub(super) resuming: bool,
+    /// It has asked for more than one turn's work: it stands in the queue for its next turn, and is not read from before.
+    pub(super) busy: bool,
+    /// It has something new to send and stands in the queue of those.
+    pub(super) answered: bool,
+    /// It has asked for something since it was admitted.
+    pub(super) asked: bool,
+    /// A request that is being carried out in steps; the next request waits for its end.
+    pub(super) task: Option<Box<Task>>,
+    /// When it was read from, or took a reply, the last time.
+    pub(super) active: Instant,
     received: Vec<u8>,
+    /// How much of `received` was carried out.
+    done: usize,
     measure: Measure,
-    unsent: Vec<u8>,
-    sent: usize,
+    /// The length of the request that comes next, once all of it is there.
+    measured: Option<usize>,
+    pub(super) outgoing: Outgoing,
     /// What the server counts for it.
     pub(super) counted: usize,
 }
@@ -51,17 +69,23 @@ pub(super) enum Came {
 }
 
 impl Connection {
-    pub(super) fn new(stream: Private<TcpStream>) -> Connection {
+    pub(super) fn new(stream: Private<TcpStream>, address: IpAddr) -> Connection {
         Connection {
             stream,
+            address,
             interest: Interest { read: true, write: false },
             standing: Standing::Stranger,
             ending: false,
-            resuming: false,
+            busy: false,
+            answered: false,
+            asked: false,
+            task: None,
+            active: Instant::now(),
             received: Vec::new(),
+            done: 0,
             measure: Measure::default(),
-            unsent: Vec::new(),
-            sent: 0,
+            measured: None,
+            outgoing: Outgoing::default(),
             counted: 0,
         }
     }
@@ -80,44 +104,64 @@ impl Connection {
 
     /// Whether its requests are to wait until it reads.
     pub(super) fn is_deaf(&self) -> bool {
-        self.unsent() > HIGH_WATER
+        self.outgoing.left() > HIGH_WATER
     }
 
-    pub(super) fn has_received(&self) -> bool {
-        !self.received.is_empty()
+    /// Whether it has not read for a while though there is something to read.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.outgoing.left() > 0 && self.active.elapsed() > STALLED
     }
 
-    /// Bytes that it makes the server keep.
+    /// Whether there may be something to carry out without reading more.
+    pub(super) fn has_more(&self) -> bool {
+        self.task.is_some() || self.done < self.received.len()
+    }
+
+    /// The memory that it makes the server keep, in bytes.
     pub(super) fn buffered(&self) -> usize {
-        self.received.capacity() + self.unsent.capacity()
+        self.received.capacity() + self.outgoing.memory() + self.task.as_ref().map_or(0, |task| task.memory())
     }
 
-    /// What is there to be carried out: what was left of earlier and what came now. It comes back with [`Connection::keep`].
-    pub(super) fn pending<'a>(&mut self, new: &'a [u8]) -> std::borrow::Cow<'a, [u8]> {
-        if self.received.is_empty() {
-            return new.into();
+    /// Adds what came.
+    pub(super) fn receive(&mut self, bytes: &[u8]) {
+        if self.done > 0 {
+            self.received.drain(..self.done);
+            self.done = 0;
         }
-        self.received.extend_from_slice(new);
-        std::mem::take(&mut self.received).into()
+        self.received.extend_from_slice(bytes);
     }
 
-    /// Keeps what is left of the pending bytes from `at` on.
-    pub(super) fn keep(&mut self, pending: std::borrow::Cow<'_, [u8]>, at: usize) {
-        self.received = match pending {
-            std::borrow::Cow::Owned(bytes) if at == 0 => bytes,
-            pending => pending[at..].to_vec(),
-        };
-    }
-
-    /// The next request that `bytes` begins with, and its length.
-    pub(super) fn next(&mut self, bytes: &[u8]) -> Result<Option<(Request, usize)>, Malformed> {
-        // Who may not ask leaves nothing here but a greeting and a proof, and those are short.
-        let greetings = [op::VALIDATE, op::PING, op::CHALLENGE, op::PROOF];
-        if !self.is_admitted() && !bytes.first().is_none_or(|op| greetings.contains(op)) {
-            return Err(Malformed("no greeting, or no proof".to_owned()));
+    /// The length of the next request, once all of it is there.
+    pub(super) fn measure(&mut self) -> Result<Option<usize>, Malformed> {
+        if self.measured.is_none() {
+            let bytes = &self.received[self.done..];
+            // Who may not ask leaves nothing here but a greeting and a proof, and those are short.
+            let greetings = [op::VALIDATE, op::PING, op::CHALLENGE, op::PROOF];
+            if !self.is_admitted() && !bytes.first().is_none_or(|op| greetings.contains(op)) {
+                return Err(Malformed("no greeting, or no proof".to_owned()));
+            }
+            self.measured = self.measure.length(bytes)?;
         }
-        let Some(length) = self.measure.length(bytes)? else { return Ok(None) };
-        Ok(request(&bytes[..length]).map(|request| (request, length)))
+        Ok(self.measured)
+    }
+
+    /// Takes the request that was measured.
+    pub(super) fn take_request(&mut self) -> Option<Request> {
+        let end = self.done + self.measured.take()?;
+        if end - self.done < LONG {
+            let request = request(Cow::Borrowed(&self.received[self.done..end]));
+            self.done = end;
+            if self.done == self.received.len() {
+                (self.received, self.done) = (Vec::new(), 0);
+            }
+            return request;
+        }
+        // What comes after it is at most what was read in one go.
+        let rest = self.received.split_off(end);
+        let mut bytes = std::mem::replace(&mut self.received, rest);
+        bytes.drain(..self.done);
+        self.done = 0;
+        request(Cow::Owned(bytes))
     }
 
     pub(super) fn is_admitted(&self) -> bool {
@@ -126,41 +170,22 @@ impl Connection {
 
     /// Gives back what it makes the server keep; then it is dropped.
     pub(super) fn give_up(&mut self) {
-        (self.received, self.unsent, self.sent) = (Vec::new(), Vec::new(), 0);
+        (self.received, self.done, self.measured) = (Vec::new(), 0, None);
+        (self.outgoing, self.task) = (Outgoing::default(), None);
         (self.ending, self.counted) = (true, 0);
     }
 
-    /// Bytes that are still to be sent.
-    pub(super) fn unsent(&self) -> usize {
-        self.unsent.len() - self.sent
-    }
-
-    pub(super) fn queue(&mut self, bytes: &[u8]) {
-        self.unsent.extend_from_slice(bytes);
-    }
-
-    /// Sends what the socket takes. An error says that the client is gone.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
-        while self.sent < self.unsent.len() {
-            match self.stream.write(&self.unsent[self.sent..]) {
-                Ok(count) => self.sent += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+    /// Sends about `limit` bytes, if the socket takes them; returns how many. An error says that the client is gone.
+    pub(super) fn flush(&mut self, limit: usize) -> io::Result<usize> {
+        let sent = self.outgoing.flush(&self.stream, limit)?;
+        if sent > 0 {
+            self.active = Instant::now();
         }
-        if self.sent == self.unsent.len() {
-            self.sent = 0;
-            if self.unsent.capacity() > KEPT { self.unsent = Vec::new() } else { self.unsent.clear() }
-        } else if self.sent > HIGH_WATER {
-            self.unsent.drain(..self.sent);
-            self.sent = 0;
-        }
-        Ok(())
+        Ok(sent)
     }
 
-    pub(super) fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+    fn queue(&mut self, bytes: &[u8]) {
+        self.outgoing.push(bytes);
     }
 
     /// What the connection itself answers before it may ask: a greeting, and with a secret the two proofs. Gives the request back when

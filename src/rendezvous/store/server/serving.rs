@@ -1,35 +1,43 @@
 //! The server's loop: accepts, reads, carries out, answers.
+//!
+//! A client gets a small turn when something comes from it. What it asks for beyond that is done in larger turns, one client after
+//! another, of which one round of the loop does only [`ROUND`]: so a small request waits for the small turns of those that came with it and for one
+//! round's work, however much others have asked for.
 
-use std::collections::{BTreeMap, HashMap};
-use std::io::{self, ErrorKind};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd};
+mod accepting;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{Shutdown, TcpListener};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hostccl::fork::Private;
 
-use super::super::frame::Request;
-use super::super::poll::{Interest, Poll};
+use super::super::poll::{Interest, Poll, Ready};
 use super::super::secret::Secret;
 use super::super::table::{Client, Replies, Table};
 use super::client::{Came, Connection};
+use super::room::Room;
 use super::{GREETING, MAX_BUFFERED, Shared};
 
-/// Bytes read from one client before the others get their turn.
-const READ_TURN: usize = 256 << 10;
-/// Bytes of requests carried out and of replies made for one client before the others get theirs: few bytes can ask for much.
-const WORK_TURN: usize = 1 << 20;
-/// Replies of more bytes are sent as they come, not with the rest of a batch.
-const LARGE: usize = 64 << 10;
-/// Connections without a greeting that are kept at a time; beyond, the oldest goes. Far more than a start of all ranks at once has under way.
-const MAX_STRANGERS: usize = 1 << 16;
-/// When descriptors run out, who has not greeted for so long makes room.
-const HESITANT: Duration = Duration::from_secs(1);
-/// Without a descriptor for another connection, how long until the next try.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
+/// Work for one client when something comes from it, before the others get their turn. One is about a byte that is read, copied or sent, or a
+/// 256th of a key that is looked at.
+const SMALL_TURN: usize = 64 << 10;
+/// Work for one client that has asked for more.
+const TURN: usize = 128 << 10;
+/// Work of one round of the loop for all that have asked for more.
+const ROUND: usize = 256 << 10;
+/// What a turn counts for at least, and a connection that is accepted or closed.
+const LEAST: usize = 4 << 10;
+/// Bytes that are sent to one client in a small turn, and in a larger one.
+const SMALL_SEND: usize = 16 << 10;
+const SEND: usize = 128 << 10;
+/// Clients that others' requests woke and that are answered after one client's turn, and at the end of a round.
+const WOKEN_TURN: usize = 16;
+const WOKEN_ROUND: usize = 256;
 /// The token of the event that wakes the loop; listeners come before it, clients after.
 pub(super) const WAKE: u64 = 1 << 16;
 
@@ -41,19 +49,19 @@ pub(super) struct Serving {
     table: Table,
     clients: HashMap<Client, Connection>,
     next: Client,
-    /// Connections without a greeting, oldest first, and when they came.
-    strangers: BTreeMap<Client, Instant>,
-    /// When to listen again, after descriptors had run out.
+    room: Room,
+    /// When to listen again, after there was no room.
     paused: Option<Instant>,
     /// Bytes of all clients' buffers.
     buffered: usize,
-    /// Clients that have read their replies, or had their turn, and whose requests are still to be carried out.
-    resumed: Vec<Client>,
+    /// Clients that have asked for more than a small turn's work.
+    busy: VecDeque<Client>,
+    /// Clients that have something new to send, because another client's request woke them.
+    answered: VecDeque<Client>,
     /// Clients whose sockets gave up while others were answered.
     lost: Vec<Client>,
     replies: Replies,
-    /// Clients with something new to send.
-    answered: Vec<Client>,
+    buffer: Vec<u8>,
 }
 
 impl Serving {
@@ -74,53 +82,55 @@ impl Serving {
             table: Table::default(),
             clients: HashMap::new(),
             next: WAKE + 1,
-            strangers: BTreeMap::new(),
+            room: Room::default(),
             paused: None,
             buffered: 0,
-            resumed: Vec::new(),
+            busy: VecDeque::new(),
+            answered: VecDeque::new(),
             lost: Vec::new(),
             replies: Replies::new(),
-            answered: Vec::new(),
+            buffer: vec![0; 64 << 10],
         })
     }
 
     pub(super) fn run(mut self) {
-        let mut buffer = vec![0; 64 << 10];
         let mut ready = Vec::new();
+        let mut untidy = false;
         while !self.shared.stop.load(Ordering::SeqCst) {
             let now = Instant::now();
-            let left = match self.resumed.is_empty() {
+            let left = match self.busy.is_empty() && self.answered.is_empty() && !untidy {
                 true => self.next_moment().map(|moment| moment.saturating_duration_since(now)),
                 false => Some(Duration::ZERO),
             };
             self.poll.wait(left, &mut ready);
+            let (mut most, mut all) = (0, 0);
             for event in &ready {
-                match event.token {
-                    WAKE => {}
-                    listener if listener < WAKE => self.accept(listener as usize),
-                    client => {
-                        if event.write {
-                            self.flush(client);
-                        }
-                        if event.read {
-                            self.receive(client, &mut buffer);
-                        } else if event.over {
-                            self.leave(client);
-                        }
-                    }
-                }
-                self.settle();
+                let work = self.small_turn(event);
+                self.settle(WOKEN_TURN);
+                (most, all) = (most.max(work), all + work);
             }
-            for client in std::mem::take(&mut self.resumed) {
+            let mut round = 0;
+            while round < ROUND {
+                let Some(client) = self.busy.pop_front() else { break };
                 if let Some(connection) = self.clients.get_mut(&client) {
-                    connection.resuming = false;
-                    self.carry_out(client, &[]);
-                    self.settle();
+                    connection.busy = false;
+                    round += self.flush(client, SEND) + self.turn(client, TURN, true) + LEAST;
+                    self.settle(WOKEN_TURN);
                 }
+            }
+            // As fast as waits are ended, they are tidied up.
+            let mut tidied = 0;
+            untidy = self.table.tidy();
+            self.table.take_work();
+            while untidy && tidied < ROUND.max(all + round) {
+                untidy = self.table.tidy();
+                tidied += self.table.take_work() + 1;
             }
             self.keep_time();
-            self.settle();
+            self.settle(WOKEN_ROUND);
             self.shared.clients.store(self.clients.len(), Ordering::SeqCst);
+            self.shared.small_turn.fetch_max(most, Ordering::SeqCst);
+            self.shared.round.fetch_max(round, Ordering::SeqCst);
         }
         self.shut_down();
     }
@@ -137,19 +147,13 @@ impl Serving {
     }
 
     fn next_moment(&self) -> Option<Instant> {
-        let greeting = self.strangers.first_key_value().map(|(_, came)| *came + GREETING);
+        let greeting = self.room.oldest_stranger().map(|(_, came)| came + GREETING);
         [greeting, self.paused].into_iter().flatten().min()
     }
 
     fn keep_time(&mut self) {
-        if self.strangers.is_empty() && self.paused.is_none() {
-            return;
-        }
         let now = Instant::now();
-        while let Some((client, came)) = self.strangers.first_key_value().map(|(client, came)| (*client, *came)) {
-            if came + GREETING > now && self.strangers.len() <= MAX_STRANGERS {
-                break;
-            }
+        while let Some((client, _)) = self.room.oldest_stranger().filter(|(_, came)| *came + GREETING <= now) {
             self.leave(client);
         }
         if self.paused.is_some_and(|moment| moment <= now) {
@@ -158,203 +162,214 @@ impl Serving {
         }
     }
 
-    fn listen(&self, read: bool) {
-        for (token, listener) in (0..).zip(&self.listeners) {
-            let _ = self.poll.modify(listener.as_raw_fd(), token, Interest { read, write: false });
-        }
-    }
-
-    fn accept(&mut self, listener: usize) {
-        // A bound, so that a flood of connections does not keep those that are there waiting.
-        for _ in 0..256 {
-            match accept(&self.listeners[listener]) {
-                Ok(stream) => {
-                    let client = self.next;
-                    self.next += 1;
-                    if self.poll.add(stream.as_raw_fd(), client).is_ok() {
-                        self.clients.insert(client, Connection::new(stream));
-                        self.strangers.insert(client, Instant::now());
-                    }
+    /// What comes of one event; how much work it was.
+    fn small_turn(&mut self, event: &Ready) -> usize {
+        match event.token {
+            WAKE => 0,
+            listener if listener < WAKE => {
+                let before = self.next;
+                self.accept(listener as usize);
+                (self.next - before) as usize * LEAST
+            }
+            client => {
+                if event.write {
+                    // Who had more to be sent than a small turn sends gets the rest in larger ones.
+                    self.put_off(client);
+                } else if event.read {
+                    return self.turn(client, SMALL_TURN, true);
+                } else if event.over {
+                    self.leave(client);
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => {
-                    if error.raw_os_error() == Some(libc::EMFILE) && raise_descriptor_limit() {
-                        continue;
-                    }
-                    // Out of descriptors: strangers make room, and until something changes there is no point in looking again.
-                    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
-                    {
-                        let oldest = self.strangers.first_key_value().map(|(client, came)| (*client, came.elapsed()));
-                        if let Some((oldest, _)) = oldest.filter(|(_, age)| *age > HESITANT) {
-                            self.leave(oldest);
-                            continue;
-                        }
-                        self.shared.starved.store(true, Ordering::SeqCst);
-                        self.listen(false);
-                        self.paused = Some(Instant::now() + ACCEPT_PAUSE);
-                        return;
-                    }
-                }
+                0
             }
         }
     }
 
-    fn receive(&mut self, client: Client, buffer: &mut [u8]) {
-        let mut taken = 0;
-        while taken < READ_TURN {
-            let Some(connection) = self.clients.get_mut(&client) else { return };
-            if connection.is_deaf() || connection.ending || connection.resuming {
-                return;
-            }
-            match connection.read(buffer) {
-                Came::Bytes(count) => {
-                    taken += count;
-                    self.carry_out(client, &buffer[..count]);
-                    if count < buffer.len() {
-                        return;
-                    }
-                }
-                Came::Nothing => return,
-                Came::End => return self.leave(client),
-            }
-        }
-    }
-
-    /// Carries out every complete request that has come, until the client's replies pile up or its turn is over.
-    fn carry_out(&mut self, client: Client, new: &[u8]) {
-        let Some(connection) = self.clients.get_mut(&client) else { return };
-        let pending = connection.pending(new);
-        let (mut at, mut work) = (0, 0);
+    /// Carries out what a client has asked for, and reads more if there may be more, until its replies pile up or its turn is over. How
+    /// much work it was.
+    fn turn(&mut self, client: Client, limit: usize, readable: bool) -> usize {
+        let (mut work, mut readable) = (0, readable);
         loop {
-            if self.clients.get(&client).is_some_and(Connection::is_deaf) {
-                self.flush(client);
-            }
-            let Some(connection) = self.clients.get_mut(&client) else { return };
-            if connection.is_deaf() || connection.ending {
+            let Some(connection) = self.clients.get_mut(&client) else { return work };
+            if connection.ending {
                 break;
             }
-            if work > WORK_TURN && at < pending.len() {
-                self.resume(client);
+            if connection.is_deaf() {
                 break;
             }
-            let handled = match connection.next(&pending[at..]) {
-                Ok(Some((request, length))) => {
-                    at += length;
-                    work += length;
-                    self.admit_and_handle(client, request)
+            if work >= limit {
+                if readable || connection.has_more() {
+                    self.put_off(client);
                 }
-                Ok(None) => break,
-                Err(malformed) => Err(malformed.0),
-            };
-            if handled.is_err() {
-                self.answer();
-                return self.leave(client);
+                break;
             }
-            work += self.answer();
+            let done = if connection.task.is_some() {
+                self.advance(client)
+            } else {
+                match connection.measure() {
+                    // Too much for what is left of this turn. A long turn begins with a request of any length.
+                    Ok(Some(length)) if (work > 0 || limit == SMALL_TURN) && work + length > limit => {
+                        self.put_off(client);
+                        break;
+                    }
+                    Ok(Some(length)) => self.request(client, length),
+                    Ok(None) if !readable => break,
+                    Ok(None) => match connection.read(&mut self.buffer) {
+                        Came::Bytes(count) => {
+                            connection.receive(&self.buffer[..count]);
+                            work += count;
+                            readable = count == self.buffer.len();
+                            Ok(())
+                        }
+                        Came::Nothing => break,
+                        Came::End => {
+                            self.leave(client);
+                            return work;
+                        }
+                    },
+                    Err(malformed) => Err(malformed.0),
+                }
+            };
+            work += self.table.take_work() + self.answer(client);
+            if done.is_err() {
+                self.leave(client);
+                return work;
+            }
         }
-        if let Some(connection) = self.clients.get_mut(&client) {
-            connection.keep(pending, at);
-            self.answered.push(client);
-        }
-        while let Some(client) = self.answered.pop() {
-            self.flush(client);
-        }
+        work + self.flush(client, SMALL_SEND)
     }
 
-    fn admit_and_handle(&mut self, client: Client, request: Request) -> Result<(), String> {
+    /// The next step of what the client has asked for.
+    fn advance(&mut self, client: Client) -> Result<(), String> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
+        let Some(mut task) = connection.task.take() else { return Ok(()) };
+        let is_done = self.table.advance(client, &mut task, &mut self.replies)?;
+        connection.task = Some(task).filter(|_| !is_done);
+        Ok(())
+    }
+
+    /// Begins the client's next request, which has that length.
+    fn request(&mut self, client: Client, length: usize) -> Result<(), String> {
+        let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
+        let Some(request) = connection.take_request() else { return Ok(()) };
+        // A list stays where it is, and counts when its keys are looked at.
+        self.table.count_work(if request.is_list() { length.min(LEAST) } else { length });
         let was_admitted = connection.is_admitted();
         let request = connection.admit(request, self.secret.as_ref())?;
         if !was_admitted && connection.is_admitted() {
-            self.strangers.remove(&client);
+            self.room.admitted(client);
         }
-        request.map_or(Ok(()), |request| self.table.handle(client, request, &mut self.replies))
+        let Some(request) = request else { return Ok(()) };
+        if !connection.asked && !request.is_greeting() {
+            connection.asked = true;
+            self.room.asked(client);
+        }
+        if let Some(mut task) = self.table.handle(client, request, &mut self.replies)? {
+            // Most are done in one step.
+            let is_done = self.table.advance(client, &mut task, &mut self.replies)?;
+            connection.task = (!is_done).then(|| Box::new(task));
+        }
+        Ok(())
     }
 
-    /// Hands out what the table has to say; it is sent when the batch is done, or where it is much at once. How many bytes it was.
-    fn answer(&mut self) -> usize {
+    /// Hands out what the table has to say. It is sent at the end of the turn, to others than `asking` soon after. How much work it was.
+    fn answer(&mut self, asking: Client) -> usize {
         let mut replies = std::mem::take(&mut self.replies);
         let mut handed = 0;
         for reply in replies.drain(..) {
             let Some(connection) = self.clients.get_mut(&reply.to).filter(|connection| !connection.ending) else {
                 continue;
             };
-            if !connection.has_unsent() {
-                self.answered.push(reply.to);
+            if connection.outgoing.left() == 0 {
+                connection.active = Instant::now();
             }
-            let before = connection.unsent();
-            connection.queue(&reply.bytes);
-            connection.queue(reply.value.as_deref().unwrap_or_default());
-            handed += connection.unsent() - before;
-            if connection.unsent() > LARGE {
-                self.flush(reply.to);
+            connection.outgoing.push(&reply.bytes);
+            handed += reply.bytes.len();
+            if let Some(value) = reply.value {
+                handed += value.len().min(LEAST);
+                connection.outgoing.push_value(value);
+            }
+            if reply.to != asking && !connection.answered {
+                connection.answered = true;
+                self.answered.push_back(reply.to);
             }
         }
         self.replies = replies;
         handed
     }
 
-    /// What this client has sent is carried out in its next turn.
-    fn resume(&mut self, client: Client) {
-        if let Some(connection) = self.clients.get_mut(&client).filter(|connection| !connection.resuming) {
-            connection.resuming = true;
-            self.resumed.push(client);
+    /// The client goes on in its next turn.
+    fn put_off(&mut self, client: Client) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        if !connection.busy {
+            connection.busy = true;
+            self.busy.push_back(client);
+            self.look_out(client);
         }
     }
 
-    fn flush(&mut self, client: Client) {
-        let Some(connection) = self.clients.get_mut(&client) else { return };
-        let was_deaf = connection.is_deaf();
-        let flushed = connection.flush();
-        if flushed.is_err() || (connection.ending && !connection.has_unsent()) {
-            return self.lost.push(client);
+    /// Sends what the socket takes, up to `limit` bytes; returns how many. Who is in the queue for a larger turn waits for it.
+    fn flush(&mut self, client: Client, limit: usize) -> usize {
+        let Some(connection) = self.clients.get_mut(&client) else { return 0 };
+        let flushed = if connection.busy { Ok(0) } else { connection.flush(limit) };
+        let Ok(sent) = flushed else {
+            self.lost.push(client);
+            return 0;
+        };
+        if connection.ending && connection.outgoing.left() == 0 {
+            self.lost.push(client);
+            return sent;
         }
-        let deaf = connection.is_deaf();
-        let resumes = was_deaf && !deaf && connection.has_received();
-        let interest = Interest { read: !deaf && !connection.ending, write: connection.has_unsent() };
+        self.look_out(client);
+        self.account(client);
+        sent
+    }
+
+    /// Waits for what may come of a client now.
+    fn look_out(&mut self, client: Client) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        let interest = Interest {
+            read: !connection.busy && !connection.is_deaf() && !connection.ending,
+            write: !connection.busy && connection.outgoing.left() > 0,
+        };
         if interest != connection.interest {
             connection.interest = interest;
             if self.poll.modify(connection.stream.as_raw_fd(), client, interest).is_err() {
-                return self.lost.push(client);
+                self.lost.push(client);
             }
-        }
-        self.account(client);
-        if resumes {
-            self.resume(client);
         }
     }
 
-    /// Counts what a client makes the server keep. When all of it is too much, who has most is dropped, and before anybody else who has not
-    /// even greeted.
+    /// Counts what a client makes the server keep. When all of it, with the values that only unread replies keep, is too much, one is dropped:
+    /// before anybody else who has not even greeted, then who does not read, then who has most.
     fn account(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let now = connection.buffered();
         self.buffered = self.buffered + now - connection.counted;
         connection.counted = now;
-        while self.buffered > MAX_BUFFERED {
-            let weight =
-                |connection: &Connection| (connection.counted > 0 && !connection.is_admitted(), connection.counted);
-            let Some((most, connection)) = self.clients.iter_mut().max_by_key(|(_, connection)| weight(connection))
-            else {
-                return;
+        while self.buffered + self.table.loose() > MAX_BUFFERED {
+            let weight = |connection: &Connection| {
+                let kept = connection.counted + connection.outgoing.left();
+                (kept > 0 && !connection.is_admitted(), kept > 0 && connection.is_stalled(), kept)
             };
+            let most = self.clients.iter_mut().filter(|(_, connection)| !connection.ending);
+            let Some((most, connection)) = most.max_by_key(|(_, connection)| weight(connection)) else { return };
             self.buffered -= connection.counted;
             connection.give_up();
             self.lost.push(*most);
         }
     }
 
-    /// What other clients' turns left to be done.
-    fn settle(&mut self) {
-        loop {
-            if let Some(client) = self.answered.pop() {
-                self.flush(client);
-            } else if let Some(client) = self.lost.pop() {
-                self.leave(client);
-            } else {
-                return;
-            }
+    /// What other clients' turns left to be done; of those they woke, only so many are answered now.
+    fn settle(&mut self, woken: usize) {
+        for _ in 0..woken {
+            let Some(client) = self.answered.pop_front() else { break };
+            let Some(connection) = self.clients.get_mut(&client) else { continue };
+            connection.answered = false;
+            self.flush(client, SMALL_SEND);
+        }
+        while let Some(client) = self.lost.pop() {
+            self.leave(client);
         }
     }
 
@@ -364,32 +379,8 @@ impl Serving {
         self.poll.remove(connection.stream.as_raw_fd());
         let _ = connection.stream.shutdown(Shutdown::Both);
         self.buffered -= connection.counted;
-        self.strangers.remove(&client);
+        self.room.left(client, connection.address, self.clients.len());
         self.table.leave(client, &mut self.replies);
-        self.answer();
+        self.answer(client);
     }
-}
-
-/// A new connection, which does not block; its other options are the listener's. One system call, where the standard library needs two.
-fn accept(listener: &TcpListener) -> io::Result<Private<TcpStream>> {
-    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    Private::open(|| {
-        // SAFETY: no address is asked for; the result is checked.
-        let fd = unsafe { libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
-        // SAFETY: a new socket that nobody else owns.
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { TcpStream::from_raw_fd(fd) }) }
-    })
-}
-
-/// Every rank needs a descriptor here, and the usual soft limit is 1024. Within the hard limit the process may raise it, so a job of
-/// thousands need not fail for it. Whether it was raised.
-fn raise_descriptor_limit() -> bool {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a valid structure to fill.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 || limit.rlim_cur >= limit.rlim_max {
-        return false;
-    }
-    limit.rlim_cur = limit.rlim_cur.saturating_mul(4).min(limit.rlim_max);
-    // SAFETY: a valid structure.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0 }
 }

@@ -4,13 +4,21 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Carries out a request to its end.
+fn carry_out(table: &mut Table, client: Client, request: Request, replies: &mut Replies) -> Result<(), String> {
+    if let Some(mut task) = table.handle(client, request, replies)? {
+        while !table.advance(client, &mut task, replies)? {}
+    }
+    Ok(())
+}
+
 fn key() -> impl Strategy<Value = Key> {
     (0..4u8).prop_map(|number| vec![b'a' + number])
 }
 
 fn operation() -> impl Strategy<Value = Request> {
     let value = || proptest::collection::vec(b'0'..b'3', 0..4);
-    let keys = || proptest::collection::vec(key(), 0..4);
+    let keys = || proptest::collection::vec(key(), 0..90).prop_map(|keys| keys.iter().collect());
     prop_oneof![
         (key(), value()).prop_map(|(key, value)| Request::Set(key, value)),
         (key(), value(), value()).prop_map(|(key, expected, value)| Request::CompareSet(key, expected, value)),
@@ -23,6 +31,9 @@ fn operation() -> impl Strategy<Value = Request> {
         (key(), value()).prop_map(|(key, word)| Request::LastWord(key, word)),
         keys().prop_map(Request::Wait),
         keys().prop_map(Request::WaitAny),
+        keys().prop_map(Request::Check),
+        keys().prop_map(Request::MultiGet),
+        Just(Request::ListKeys),
         Just(Request::CancelWait),
     ]
 }
@@ -32,20 +43,28 @@ proptest! {
     fn what_is_counted_is_there(requests in proptest::collection::vec((0..4u64, operation()), 0..60)) {
         let (mut table, mut replies) = (Table::default(), Replies::new());
         for (client, request) in requests {
-            if table.handle(client, request, &mut replies).is_err() {
+            if carry_out(&mut table, client, request, &mut replies).is_err() {
                 table.leave(client, &mut replies);
             }
             let pairs = table.values.iter().map(|(key, value)| cost(key, value));
             let queued = table.queues.iter().flat_map(|(key, queue)| queue.iter().map(move |value| cost(key, value)));
             let words = table.words_of.values().flatten().map(|(key, word)| 2 * cost(key, word));
             let waits = table.waiting.values().map(|waiting| waiting.bytes);
-            prop_assert_eq!(table.stored, pairs.chain(queued).chain(words).chain(waits).sum::<usize>());
+            let over = table.over.iter().map(|over| over.bytes);
+            prop_assert_eq!(table.stored, pairs.chain(queued).chain(words).sum::<usize>());
+            prop_assert_eq!(table.waits, waits.chain(over).sum::<usize>());
+            prop_assert_eq!(table.listed, table.values.keys().map(|key| listed(key)).sum::<usize>());
             for waiting in table.waiting.values() {
-                let listed = |key: &Key| table.waiters.get(key).is_some_and(|of_key| of_key.contains_key(&waiting.ticket));
-                prop_assert!(waiting.keys.is_empty() || waiting.keys.iter().any(listed), "nothing would wake it");
+                let mut keys = waiting.keys.clone().again();
+                let mut is_listed = keys.count() == 0;
+                while let Some(key) = keys.take() {
+                    is_listed |= table.waiters.get(key).is_some_and(|tickets| tickets.contains_key(&waiting.ticket));
+                }
+                prop_assert!(is_listed, "nothing would wake it");
             }
         }
         (0..4).for_each(|client| table.leave(client, &mut replies));
+        while table.tidy() {}
         prop_assert!(table.waiting.is_empty() && table.waiters.is_empty() && table.words.is_empty());
         prop_assert!(table.barriers.is_empty() && table.at_barrier.is_empty() && table.words_of.is_empty());
         let keys: Vec<Key> = table.values.keys().chain(table.queues.keys()).cloned().collect();
@@ -55,7 +74,9 @@ proptest! {
                 table.handle(9, Request::QueuePop(key.clone()), &mut replies).unwrap();
             }
         }
-        prop_assert_eq!(table.stored, 0);
+        prop_assert_eq!((table.stored, table.waits, table.listed), (0, 0, 0));
+        drop(replies);
+        prop_assert_eq!(table.loose(), 0);
     }
 }
 
@@ -68,11 +89,120 @@ fn where_there_is_no_room_what_stood_there_stays() {
         Request::Set(b"key".to_vec(), b"longer".to_vec()),
         Request::Append(b"key".to_vec(), b"more".to_vec()),
         Request::LastWord(b"gone".to_vec(), b"1".to_vec()),
-        Request::Wait(vec![b"never".to_vec()]),
     ] {
-        assert!(table.handle(1, request, &mut replies).is_err());
-        assert_eq!((table.value(b"key"), table.stored), (&b"old"[..], MAX_STORED));
+        assert!(carry_out(&mut table, 1, request, &mut replies).is_err());
+        assert_eq!((&table.values[&b"key"[..]][..], table.stored), (&b"old"[..], MAX_STORED));
     }
     table.handle(1, Request::Set(b"key".to_vec(), b"new".to_vec()), &mut replies).unwrap();
-    assert_eq!(table.value(b"key"), b"new");
+    assert_eq!(&table.values[&b"key"[..]][..], b"new");
+}
+
+#[test]
+fn where_many_keys_are_waited_for_others_can_still_wait_and_store() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    table.waits = MAX_WAITS;
+    let many: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
+    assert!(carry_out(&mut table, 1, Request::Wait(many.iter().collect()), &mut replies).is_err());
+    carry_out(&mut table, 2, Request::Wait([b"few"].into_iter().collect()), &mut replies).unwrap();
+    table.handle(3, Request::Set(b"few".to_vec(), b"1".to_vec()), &mut replies).unwrap();
+    assert_eq!(replies.iter().filter(|reply| reply.to == 2).count(), 1);
+    (1..4).for_each(|client| table.leave(client, &mut replies));
+    while table.tidy() {}
+    assert_eq!(table.waits, MAX_WAITS);
+}
+
+#[test]
+fn who_finds_no_room_is_not_gone_and_is_told_why() {
+    let words = |values: &[&str]| values.iter().collect();
+    let many = (0..1000).map(|number| number.to_string()).collect();
+    let cases: [(usize, usize, Request, &[u8]); 4] = [
+        (MAX_STORED, 0, Request::Set(b"key".to_vec(), b"value".to_vec()), b" bytes in "),
+        (MAX_STORED, 0, Request::MultiSet(words(&["key", "value"])), b" bytes in "),
+        (0, MAX_WAITS, Request::Wait(many), b"wait for fewer keys"),
+        // It is taken at first, and is too large at a later step.
+        (
+            0,
+            MAX_WAITS - (80 << 10),
+            Request::WaitAny((0..1000).map(|number| number.to_string()).collect()),
+            b"fewer keys",
+        ),
+    ];
+    for (stored, waits, request, expected) in cases {
+        let text = format!("{request:.40?}");
+        let (mut table, mut replies) = (Table::default(), Replies::new());
+        carry_out(&mut table, 1, Request::LastWord(b"gone".to_vec(), b"1".to_vec()), &mut replies).unwrap();
+        let kept = table.stored;
+        (table.stored, table.waits) = (kept + stored, waits);
+        carry_out(&mut table, 1, request, &mut replies).unwrap_err();
+        table.leave(1, &mut replies);
+        assert!(!table.values.contains_key(&b"gone"[..]), "{text}");
+        assert_eq!(table.stored, stored, "{text}");
+        for ask in [Request::Get(SERVER_KEY.to_vec()), Request::MultiGet([SERVER_KEY].into_iter().collect())] {
+            replies.clear();
+            carry_out(&mut table, 2, ask, &mut replies).unwrap();
+            let said = replies.iter().find_map(|reply| reply.value.clone()).unwrap();
+            assert!(said.windows(expected.len()).any(|part| part == expected), "{text}: {}", said.escape_ascii());
+        }
+        while table.tidy() {}
+        (table.stored, table.waits) = (0, 0);
+        replies.clear();
+        carry_out(&mut table, 2, Request::Get(SERVER_KEY.to_vec()), &mut replies).unwrap();
+        assert!(replies.iter().all(|reply| reply.value.is_none()), "{text}: there is room again");
+    }
+}
+
+#[test]
+fn values_that_only_replies_keep_are_counted() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    let set = |value: u8| Request::Set(b"key".to_vec(), vec![value; 1000]);
+    table.handle(1, set(1), &mut replies).unwrap();
+    table.handle(1, Request::Get(b"key".to_vec()), &mut replies).unwrap();
+    table.handle(1, Request::Get(b"key".to_vec()), &mut replies).unwrap();
+    assert_eq!(table.loose(), 0, "the table has it too");
+    table.handle(1, set(2), &mut replies).unwrap();
+    assert_eq!(table.loose(), 1000, "both replies share it");
+    table.handle(1, Request::Append(b"key".to_vec(), vec![3]), &mut replies).unwrap();
+    assert_eq!(table.loose(), 1000, "nobody else had the value that was appended to");
+    table.handle(1, Request::Get(b"key".to_vec()), &mut replies).unwrap();
+    table.handle(1, Request::Append(b"key".to_vec(), vec![4]), &mut replies).unwrap();
+    assert_eq!(table.loose(), 2001, "the reply keeps the value as it was");
+    replies.clear();
+    assert_eq!(table.loose(), 0);
+}
+
+#[test]
+fn a_step_does_little_whatever_is_asked_for() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    let keys: Vec<String> = (0..20_000).map(|number| format!("{number:08}")).collect();
+    let pairs = keys.iter().flat_map(|key| [key.as_bytes(), b"1"]).collect();
+    let absent = || keys.iter().map(|key| format!("absent{key}")).collect();
+    for request in [
+        Request::MultiSet(pairs),
+        Request::Check(keys.iter().collect()),
+        Request::MultiGet(keys.iter().collect()),
+        Request::ListKeys,
+        Request::Wait(keys.iter().collect()),
+        Request::Wait(absent()),
+        Request::WaitAny(absent()),
+        Request::CancelWait,
+    ] {
+        let text = format!("{request:.20?}");
+        let mut task = table.handle(1, request, &mut replies).unwrap();
+        let mut steps = 0;
+        while let Some(mut begun) = task.take() {
+            let is_done = table.advance(1, &mut begun, &mut replies).unwrap();
+            let work = table.take_work();
+            assert!(work < 256 * 600, "{work} in one step of {text}");
+            steps += 1;
+            task = (!is_done).then_some(begun);
+        }
+        assert!(steps == 0 || steps > 20_000 / 300, "{steps} steps of {text}");
+        assert!(table.take_work() < 1000, "{text}");
+    }
+    let mut tidied = 0;
+    while table.tidy() {
+        assert!(table.take_work() < 256 * 600);
+        tidied += 1;
+    }
+    assert!(tidied > 2 * 20_000 / 300 && table.waiters.is_empty(), "{tidied}");
 }

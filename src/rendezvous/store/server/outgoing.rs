@@ -1,0 +1,143 @@
+//! What is to be sent to one client: bytes of its own, and between them values that are shared with the table and with other clients.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice, Write};
+use std::net::TcpStream;
+
+use socket2::SockRef;
+
+use super::super::value::Value;
+
+/// Buffers that were larger are given back when they are empty.
+const KEPT: usize = 4 << 10;
+/// Values of up to so many bytes are copied: that costs less than a piece of their own.
+const COPIED: usize = 4 << 10;
+/// Bytes of our own that were sent, from which on they are moved out of the buffer.
+const SENT: usize = 256 << 10;
+/// The most pieces that are sent in one system call.
+const PIECES: usize = 32;
+
+#[derive(Default)]
+pub(super) struct Outgoing {
+    own: Vec<u8>,
+    /// How much of `own` was sent.
+    sent: usize,
+    /// Values in order; each goes out when so many bytes of `own` were sent.
+    shared: VecDeque<(usize, Value)>,
+    /// How much of the first value was sent.
+    begun: usize,
+    left: usize,
+}
+
+impl Outgoing {
+    /// Bytes that are still to be sent.
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// The memory that belongs to this client alone, in bytes.
+    pub(super) fn memory(&self) -> usize {
+        self.own.capacity()
+    }
+
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.own.extend_from_slice(bytes);
+        self.left += bytes.len();
+    }
+
+    pub(super) fn push_value(&mut self, value: Value) {
+        if value.len() <= COPIED {
+            return self.push(&value);
+        }
+        self.left += value.len();
+        self.shared.push_back((self.own.len(), value));
+    }
+
+    /// Sends what the socket takes, but not much more than `limit` bytes; returns how many. An error says that the client is gone.
+    pub(super) fn flush(&mut self, stream: &TcpStream, limit: usize) -> io::Result<usize> {
+        let mut flushed = 0;
+        while self.left > 0 && flushed < limit {
+            let written = if self.shared.is_empty() {
+                let end = self.own.len().min(self.sent + limit - flushed);
+                (&*stream).write(&self.own[self.sent..end])
+            } else {
+                // The process may not ignore SIGPIPE, and the standard library's writev would raise it.
+                SockRef::from(stream).send_vectored_with_flags(&self.pieces(limit - flushed), libc::MSG_NOSIGNAL)
+            };
+            match written {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    self.advance(count);
+                    flushed += count;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.give_back();
+        Ok(flushed)
+    }
+
+    /// What comes next, at most `limit` bytes.
+    fn pieces(&self, limit: usize) -> Vec<IoSlice<'_>> {
+        let (mut pieces, mut room) = (Vec::with_capacity(PIECES), limit);
+        let mut add = |piece: &'_ [u8]| {
+            let piece = piece.len().min(room);
+            room -= piece;
+            piece
+        };
+        let (mut at, mut begun) = (self.sent, self.begun);
+        for (position, value) in self.shared.iter().take(PIECES / 2 - 1) {
+            for piece in [&self.own[at..*position], &value[begun..]] {
+                pieces.push(IoSlice::new(&piece[..add(piece)]));
+            }
+            (at, begun) = (*position, 0);
+        }
+        if self.shared.len() < PIECES / 2 {
+            let rest = &self.own[at..];
+            pieces.push(IoSlice::new(&rest[..add(rest)]));
+        }
+        pieces
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        self.left -= count;
+        while count > 0 {
+            let until = self.shared.front().map_or(self.own.len(), |(position, _)| *position);
+            let own = count.min(until - self.sent);
+            self.sent += own;
+            count -= own;
+            if self.sent < until {
+                return;
+            }
+            let Some((_, value)) = self.shared.front() else { return };
+            let of_value = count.min(value.len() - self.begun);
+            self.begun += of_value;
+            count -= of_value;
+            if self.begun < value.len() {
+                return;
+            }
+            self.shared.pop_front();
+            self.begun = 0;
+        }
+    }
+
+    fn give_back(&mut self) {
+        if self.left == 0 {
+            self.sent = 0;
+            if self.own.capacity() > KEPT {
+                self.own = Vec::new()
+            } else {
+                self.own.clear()
+            }
+            if self.shared.capacity() > 0 {
+                self.shared = VecDeque::new();
+            }
+        } else if self.sent > SENT {
+            self.own.drain(..self.sent);
+            self.shared.iter_mut().for_each(|(position, _)| *position -= self.sent);
+            self.sent = 0;
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Letting clients in.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use hostccl::fork::Private;
+
+use super::super::super::poll::Interest;
+use super::super::super::table::Client;
+use super::super::client::Connection;
+use super::super::room::{HESITANT, MAX_CLIENTS, accept};
+use super::Serving;
+
+/// Connections that are accepted before those that are there get their turn.
+const ACCEPT_TURN: usize = 32;
+/// Without a descriptor for another connection, how long until the next try.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+impl Serving {
+    pub(super) fn listen(&self, read: bool) {
+        for (token, listener) in (0..).zip(&self.listeners) {
+            let _ = self.poll.modify(listener.as_raw_fd(), token, Interest { read, write: false });
+        }
+    }
+
+    /// Until something changes there is no point in looking again at who wants to come.
+    fn pause(&mut self) {
+        self.listen(false);
+        self.paused = Some(Instant::now() + ACCEPT_PAUSE);
+    }
+
+    pub(super) fn accept(&mut self, listener: usize) {
+        // A bound, so that a flood of connections does not keep those that are there waiting.
+        for _ in 0..ACCEPT_TURN {
+            let most = match self.shared.room.load(Ordering::SeqCst) {
+                0 => MAX_CLIENTS,
+                most => most,
+            };
+            let mut searched = false;
+            if self.room.is_full(self.clients.len(), most) {
+                let hesitant = self.room.hesitant();
+                searched = hesitant.is_none();
+                if searched && self.room.is_out_of_descriptors(self.clients.len()) {
+                    self.shared.starved.store(true, Ordering::SeqCst);
+                }
+                match hesitant.or_else(|| self.dispensable()) {
+                    Some(client) => self.leave(client),
+                    None => return self.pause(),
+                }
+            }
+            match accept(&self.listeners[listener]) {
+                Ok((stream, address)) => {
+                    self.room.look_at(&stream, self.clients.len());
+                    self.welcome(stream, address);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE) if self.room.ran_out(self.clients.len()) => {}
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                        self.shared.starved.store(true, Ordering::SeqCst);
+                        return self.pause();
+                    }
+                    _ => {}
+                },
+            }
+            // Looking at all clients takes long; once is enough for a turn.
+            if searched {
+                return;
+            }
+        }
+    }
+
+    fn welcome(&mut self, stream: Private<TcpStream>, address: IpAddr) {
+        let client = self.next;
+        self.next += 1;
+        if self.poll.add(stream.as_raw_fd(), client).is_ok() {
+            self.clients.insert(client, Connection::new(stream, address));
+            self.room.came(client, address);
+        }
+    }
+
+    /// Of the address from which most connections come: the last to come of those that a job needs least, which are idle, wait for nothing
+    /// and have left no last word. Where there is none, but that address leaves little to the others, the last to come of all there.
+    fn dispensable(&self) -> Option<Client> {
+        let (address, is_greedy) = self.room.busiest()?;
+        let is_idle = |connection: &Connection| {
+            !connection.has_more() && connection.outgoing.left() == 0 && connection.active.elapsed() > HESITANT
+        };
+        let there = || self.clients.iter().filter(|(_, connection)| connection.address == address);
+        let idle = there().filter(|(_, connection)| is_idle(connection)).map(|(client, _)| *client);
+        let last = idle.filter(|client| !self.table.has_stake(*client)).max();
+        last.or_else(|| there().map(|(client, _)| *client).max().filter(|_| is_greedy))
+    }
+}

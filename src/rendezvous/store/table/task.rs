@@ -1,0 +1,164 @@
+//! Requests that may be large, carried out step by step: between two steps the server serves the others.
+
+use std::ops::Bound;
+
+use super::super::frame::Strings;
+use super::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, Table, Value};
+
+/// The most keys that one step looks at.
+pub(super) const STEP_KEYS: usize = 256;
+/// Bytes from which on a step ends.
+const STEP_BYTES: usize = 64 << 10;
+
+/// What is left to do of a request.
+pub(in super::super) enum Task {
+    Check(Strings),
+    /// Also of WAIT_ANY: the keys are in [`Table::waiting`].
+    Wait,
+    /// Its keys are gone through twice: first for the length of the answer.
+    MultiGet {
+        keys: Strings,
+        length: Option<usize>,
+    },
+    MultiSet(Strings),
+    List {
+        /// The last key that is in `bytes`.
+        last: Option<Key>,
+        /// The answer so far. What it begins with, the count, is written at last.
+        bytes: Vec<u8>,
+        count: i64,
+    },
+}
+
+impl Task {
+    /// The memory that it takes, in bytes.
+    pub(in super::super) fn memory(&self) -> usize {
+        match self {
+            Task::Check(strings) | Task::MultiGet { keys: strings, .. } | Task::MultiSet(strings) => strings.memory(),
+            Task::Wait => 0,
+            Task::List { bytes, .. } => bytes.capacity(),
+        }
+    }
+}
+
+impl Table {
+    /// What [`Table::advance`] does, but for turning clients away.
+    pub(super) fn step(&mut self, client: Client, task: &mut Task, replies: &mut Replies) -> Result<bool, String> {
+        match task {
+            Task::Check(keys) => Ok(self.check(client, keys, replies)),
+            Task::Wait => self.list_waits(client, replies),
+            Task::MultiGet { keys, length: Some(length) } => {
+                let counted = self.count_values(keys, length)?;
+                if counted {
+                    *task = Task::MultiGet { keys: std::mem::take(keys).again(), length: None };
+                }
+                Ok(false)
+            }
+            Task::MultiGet { keys, length: None } => Ok(self.multi_get(client, keys, replies)),
+            Task::MultiSet(pairs) => self.multi_set(pairs, replies),
+            Task::List { last, bytes, count } => {
+                let whole = self.list_on(last, bytes, count)?;
+                if whole {
+                    bytes[..8].copy_from_slice(&count.to_le_bytes());
+                    let list = Value::new(std::mem::take(bytes), &self.loose);
+                    replies.push(Reply { to: client, bytes: Vec::new(), value: Some(list.clone()) });
+                    list.let_go();
+                }
+                Ok(whole)
+            }
+        }
+    }
+
+    fn check(&mut self, client: Client, keys: &mut Strings, replies: &mut Replies) -> bool {
+        for _ in 0..STEP_KEYS {
+            let Some(key) = keys.take() else {
+                replies.push(Reply::new(client, vec![0]));
+                return true;
+            };
+            self.work += LOOK + key.len();
+            if !self.has(key) {
+                replies.push(Reply::new(client, vec![1]));
+                return true;
+            }
+        }
+        false
+    }
+
+    fn count_values(&mut self, keys: &mut Strings, length: &mut usize) -> Result<bool, String> {
+        for _ in 0..STEP_KEYS {
+            let Some(key) = keys.take() else { return Ok(true) };
+            self.work += LOOK + key.len();
+            *length += 8 + self.value(key).map_or(0, |value| value.len());
+            if *length > MAX_REPLY {
+                return Err(format!("MULTI_GET of {length} bytes or more; at most {MAX_REPLY} are sent"));
+            }
+        }
+        Ok(keys.taken() == keys.count())
+    }
+
+    fn multi_get(&mut self, client: Client, keys: &mut Strings, replies: &mut Replies) -> bool {
+        let mut sent = 0;
+        for _ in 0..STEP_KEYS {
+            let Some(key) = keys.take() else { return true };
+            self.work += LOOK + key.len();
+            let reply = match self.value(key) {
+                Some(value) => Reply::string(client, Vec::new(), value),
+                None => Reply::new(client, 0u64.to_le_bytes().to_vec()),
+            };
+            sent += reply.value.as_ref().map_or(0, |value| value.len());
+            replies.push(reply);
+            if sent > STEP_BYTES {
+                break;
+            }
+        }
+        false
+    }
+
+    fn multi_set(&mut self, pairs: &mut Strings, replies: &mut Replies) -> Result<bool, String> {
+        let mut put = 0;
+        for _ in 0..STEP_KEYS {
+            let Some(key) = pairs.take().map(<[u8]>::to_vec) else { return Ok(true) };
+            let Some(value) = pairs.take().map(<[u8]>::to_vec) else { return Ok(true) };
+            self.work += value.len();
+            put += value.len();
+            self.put(key, value, replies)?;
+            if put > STEP_BYTES {
+                break;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Begins a list of all keys. A key that comes or goes before its last step may be in it or not.
+    pub(super) fn list(&mut self) -> Result<Task, String> {
+        fits(self.listed)?;
+        let mut bytes = Vec::with_capacity(8 + self.listed);
+        bytes.resize(8, 0);
+        Ok(Task::List { last: None, bytes, count: 0 })
+    }
+
+    fn list_on(&mut self, last: &mut Option<Key>, bytes: &mut Vec<u8>, count: &mut i64) -> Result<bool, String> {
+        let began = bytes.len();
+        let from = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        let mut keys = self.values.range::<[u8], _>((from, Bound::Unbounded)).map(|(key, _)| key).peekable();
+        let mut looked = 0;
+        while let Some(key) = keys.next() {
+            bytes.extend((key.len() as u64).to_le_bytes());
+            bytes.extend(key);
+            *count += 1;
+            looked += 1;
+            if keys.peek().is_some() && (looked == STEP_KEYS || bytes.len() - began > STEP_BYTES) {
+                *last = Some(key.clone());
+                self.work += looked * LOOK + bytes.len() - began;
+                fits(bytes.len())?;
+                return Ok(false);
+            }
+        }
+        self.work += looked * LOOK + bytes.len() - began;
+        fits(bytes.len()).map(|()| true)
+    }
+}
+
+fn fits(len: usize) -> Result<(), String> {
+    if len > MAX_REPLY + 8 { Err(format!("LIST_KEYS of {len} bytes; at most {MAX_REPLY} are sent")) } else { Ok(()) }
+}

@@ -1,0 +1,62 @@
+//! A stored value: kept once, however many replies refer to it.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// The bytes of values that only replies hold any more: unread replies keep them alive after the table let go of them. Clones share the count.
+#[derive(Clone, Default)]
+pub(super) struct Loose(Arc<AtomicUsize>);
+
+impl Loose {
+    /// How many bytes that are.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A value. Clones share its bytes.
+#[derive(Clone)]
+pub(super) struct Value(Arc<Held>);
+
+struct Held {
+    bytes: Vec<u8>,
+    /// Whether the bytes are counted in `count`.
+    is_loose: AtomicBool,
+    count: Loose,
+}
+
+impl Value {
+    pub(super) fn new(bytes: Vec<u8>, count: &Loose) -> Value {
+        Value(Arc::new(Held { bytes, is_loose: AtomicBool::new(false), count: count.clone() }))
+    }
+
+    /// The table keeps this value no longer: from now on it counts as loose, until the last reply that holds it has gone.
+    pub(super) fn let_go(self) {
+        let is_held_elsewhere = Arc::strong_count(&self.0) > 1;
+        if is_held_elsewhere && !self.0.is_loose.swap(true, Ordering::Relaxed) {
+            self.0.count.0.fetch_add(self.0.bytes.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// The bytes, for appending, where nobody else holds this value.
+    pub(super) fn alone(&mut self) -> Option<&mut Vec<u8>> {
+        Arc::get_mut(&mut self.0).map(|held| &mut held.bytes)
+    }
+}
+
+impl Deref for Value {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if *self.is_loose.get_mut() {
+            self.count.0.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+        }
+    }
+}

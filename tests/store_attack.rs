@@ -1,0 +1,129 @@
+//! Nobody holds up an honest client: floods of requests that are small to send and large to answer, beside a client that asks one small thing
+//! after another. It takes about 12 s, because each flood lasts long enough to show a slow answer.
+//!
+//! What is certain is the server's work: it counts what it does in one go. The clock is looked at too, and printed: an answer takes at most 100 ms,
+//! or twice as long as the slowest one before the flood, on a machine that is busy itself. The machine gets several chances, the server none.
+
+mod wire;
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use wire::{connect, greeted, honest, soon, string};
+
+const LIMIT: Duration = Duration::from_millis(100);
+const CHANCES: usize = 4;
+/// Whatever is asked for, a turn ends when so much was done: the limits of server/serving.rs, and the step that passes them.
+const SMALL_TURN: usize = 768 << 10;
+const ROUND: usize = 768 << 10;
+
+/// The slowest of the answers in that time.
+fn slowest(store: &TcpStore, time: Duration) -> Duration {
+    let (began, mut slowest) = (Instant::now(), Duration::ZERO);
+    while began.elapsed() < time {
+        let asked = Instant::now();
+        store.add("count", 1, &soon()).unwrap();
+        slowest = slowest.max(asked.elapsed());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    slowest
+}
+
+/// The flood goes on until the flag is raised.
+fn holds_up_nobody(what: &str, server: &Server, flood: impl Fn(&AtomicBool) + Sync) {
+    let store = honest(server);
+    server.longest_turns();
+    for chance in 1.. {
+        let calm = slowest(&store, Duration::from_millis(500));
+        let over = AtomicBool::new(false);
+        let flooded = std::thread::scope(|scope| {
+            scope.spawn(|| flood(&over));
+            std::thread::sleep(Duration::from_millis(200));
+            let flooded = slowest(&store, Duration::from_millis(1200));
+            over.store(true, Ordering::SeqCst);
+            flooded
+        });
+        let (small, round) = server.longest_turns();
+        println!(
+            "{what}: slowest answer {flooded:?}, before it {calm:?}; most work of a small turn {small}, of a round {round}"
+        );
+        assert!(small < SMALL_TURN && round < ROUND, "{what}: {small} and {round}");
+        if flooded <= LIMIT.max(2 * calm) {
+            return;
+        }
+        assert!(chance < CHANCES, "{what}: {flooded:?} for one round trip, {calm:?} before");
+    }
+}
+
+/// Connections that send a request and never read; beyond `most` the oldest is closed for each new one.
+fn roll(server: &Server, over: &AtomicBool, most: usize, request: &[u8]) {
+    let request = [&[0, 0xce, 0xf7, 0x85, 0x3c], request].concat();
+    let mut rolling: VecDeque<TcpStream> = VecDeque::new();
+    while !over.load(Ordering::SeqCst) {
+        let mut stream = connect(server);
+        stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        let _ = stream.write_all(&request);
+        rolling.push_back(stream);
+        if rolling.len() > most {
+            rolling.pop_front();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Clients that send the same request again and again, whatever is answered.
+fn repeat(server: &Server, over: &AtomicBool, clients: usize, request: &[u8]) {
+    let mut streams: Vec<TcpStream> = (0..clients).map(|_| greeted(server)).collect();
+    streams.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+    let mut sent = vec![0; clients];
+    while !over.load(Ordering::SeqCst) {
+        for (stream, sent) in streams.iter_mut().zip(&mut sent) {
+            *sent = (*sent + stream.write(&request[*sent..]).unwrap_or(0)) % request.len();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn keys(op: u8, keys: impl ExactSizeIterator<Item = String>) -> Vec<u8> {
+    let count = (keys.len() as u64).to_le_bytes();
+    std::iter::once(op).chain(count).chain(keys.flat_map(string)).collect()
+}
+
+#[test]
+fn floods_hold_up_nobody() {
+    let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+    // SAFETY: a valid structure. Where it is refused, the limit is as good.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    // As in a C program: whoever closes its end must not end the server's process.
+    // SAFETY: this test is the only one of its process.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let store = honest(&server);
+    for number in 0..3 {
+        store.set(&format!("big{number}"), &vec![1; 8 << 20], &soon()).unwrap();
+    }
+    let multi_get = keys(10, (0..3).map(|number| format!("/big{number}")));
+    holds_up_nobody("rolling MULTI_GET of 24 MiB", &server, |over| roll(&server, over, 300, &multi_get));
+    let many = multi_get.repeat(20);
+    holds_up_nobody("20 times MULTI_GET of 24 MiB", &server, |over| roll(&server, over, 100, &many));
+
+    let wait = keys(6, (0..110_000).map(|number| format!("{}", number % 9)));
+    holds_up_nobody("WAIT for 110,000 keys", &server, |over| repeat(&server, over, 60, &wait));
+    let wait = keys(100, (0..110_000).map(|number| format!("any{number}")));
+    holds_up_nobody("WAIT_ANY of 110,000 keys", &server, |over| repeat(&server, over, 20, &wait));
+    let check = keys(5, std::iter::repeat_n("/big0".to_owned(), 131_072));
+    holds_up_nobody("CHECK of 131,072 keys", &server, |over| repeat(&server, over, 20, &check));
+    let get = [&[3][..], &string("/big0")].concat();
+    let set = [&[1][..], &string("/other"), &string(vec![7; 100_000])].concat();
+    let both = [get, set].concat();
+    holds_up_nobody("GET of 8 MiB and SET of 100 kB", &server, |over| repeat(&server, over, 60, &both));
+
+    for number in 0..3000 {
+        store.set(&format!("{number}{}", "x".repeat(8000)), b"", &soon()).unwrap();
+    }
+    holds_up_nobody("LIST_KEYS of 24 MB", &server, |over| roll(&server, over, 300, &[17; 1000]));
+}

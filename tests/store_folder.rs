@@ -1,0 +1,132 @@
+//! A folder as store in which others have put something: it is refused at once with its name, never followed and never waited for.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use devicemesh::error::{Result, Status};
+use devicemesh::rendezvous::store::{FileStore, Store};
+use devicemesh::wait::Wait;
+
+/// A folder of this test's own, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = PathBuf::from(format!("{}/folder-{}-{name}", env!("CARGO_TARGET_TMPDIR"), std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn soon() -> Wait {
+    Wait::after(Duration::from_secs(5))
+}
+
+fn fifo(path: &Path) {
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: a string that ends.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+}
+
+/// Refused long before the deadline, with these words.
+fn refused<T>(what: &str, call: impl FnOnce() -> Result<T>, words: &[&str]) {
+    let began = Instant::now();
+    let error = call().err().unwrap_or_else(|| panic!("{what} is taken"));
+    assert!(began.elapsed() < Duration::from_secs(4), "{what}: {:?}", began.elapsed());
+    assert_eq!(error.status(), Status::Store, "{what}: {error}");
+    assert!(words.iter().all(|word| error.message().contains(word)), "{what}: {error}");
+}
+
+#[test]
+fn a_lock_that_is_no_file_is_refused() {
+    let home = Folder::new("lock");
+    let lock = |kind: &str| home.at(&format!("{kind}.devicemesh/.lock"));
+    let make = |kind: &str| {
+        let store = FileStore::open(&home.at(kind)).unwrap();
+        match kind {
+            "FIFO" => fifo(&lock(kind)),
+            "symbolic link" => symlink("/dev/null", lock(kind)).unwrap(),
+            "folder" => fs::create_dir(lock(kind)).unwrap(),
+            _ => drop(UnixListener::bind(lock(kind)).unwrap()),
+        }
+        store
+    };
+    for kind in ["FIFO", "symbolic link", "folder", "socket"] {
+        let store = make(kind);
+        refused(kind, || store.add("count", 1, &soon()), &[".lock", kind]);
+    }
+}
+
+#[test]
+fn a_key_that_is_no_file_is_refused() {
+    let home = Folder::new("key");
+    let store = FileStore::open(&home.at("store")).unwrap();
+    let key = |name: &str| home.at("store.devicemesh").join(format!("k{name}"));
+    fs::write(home.at("elsewhere"), "elsewhere").unwrap();
+    fifo(&key("fifo"));
+    symlink(home.at("elsewhere"), key("link")).unwrap();
+    fs::create_dir(key("folder")).unwrap();
+    drop(UnixListener::bind(key("socket")).unwrap());
+    fs::File::create(key("huge")).unwrap().set_len((8 << 20) + 1).unwrap();
+    for (name, word) in [
+        ("fifo", "is a FIFO"),
+        ("link", "is a symbolic link"),
+        ("folder", "is a folder"),
+        ("socket", "is a socket"),
+        ("huge", "8388609 bytes; at most 8388608"),
+    ] {
+        refused(name, || store.get(name, &soon()), &[name, word]);
+        refused(name, || store.present(&[name.to_owned()], &soon()), &[name, word]);
+    }
+    // Setting replaces what stood there, and writes nothing through a link.
+    store.set("link", b"here", &soon()).unwrap();
+    store.set("fifo", b"here", &soon()).unwrap();
+    assert_eq!(store.get("link", &soon()).unwrap(), b"here");
+    assert_eq!(fs::read(home.at("elsewhere")).unwrap(), b"elsewhere");
+    refused("a value of 8 MiB and a byte", || store.set("key", &vec![0; (8 << 20) + 1], &soon()), &["8388609 bytes"]);
+}
+
+#[test]
+fn a_folder_that_is_not_this_users_alone_is_refused() {
+    let home = Folder::new("folder");
+    fs::create_dir(home.at("elsewhere")).unwrap();
+    symlink(home.at("elsewhere"), home.at("linked.devicemesh")).unwrap();
+    refused("a link", || FileStore::open(&home.at("linked")), &["linked.devicemesh", "symbolic link"]);
+    assert_eq!(fs::read_dir(home.at("elsewhere")).unwrap().count(), 0, "something was put where the link leads");
+    fifo(&home.at("fifo.devicemesh"));
+    refused("a FIFO", || FileStore::open(&home.at("fifo")), &["fifo.devicemesh", "FIFO"]);
+
+    let store = FileStore::open(&home.at("own")).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&home.at("own.devicemesh")), 0o700);
+    store.set("key", b"value", &soon()).unwrap();
+    assert_eq!(mode(&home.at("own.devicemesh/kkey")), 0o600);
+    fs::set_permissions(home.at("own.devicemesh"), fs::Permissions::from_mode(0o777)).unwrap();
+    refused("a folder for all", || FileStore::open(&home.at("own")), &["mode 777", "chmod 700"]);
+
+    // Only root can give a folder to somebody else.
+    // SAFETY: no arguments to get wrong.
+    if unsafe { libc::geteuid() } == 0 {
+        FileStore::open(&home.at("given")).unwrap();
+        std::os::unix::fs::chown(home.at("given.devicemesh"), Some(12_345), None).unwrap();
+        refused("another user's folder", || FileStore::open(&home.at("given")), &["belongs to user 12345"]);
+        let store = FileStore::open(&home.at("mixed")).unwrap();
+        store.set("key", b"value", &soon()).unwrap();
+        std::os::unix::fs::chown(home.at("mixed.devicemesh/kkey"), Some(12_345), None).unwrap();
+        refused("another user's file", || store.get("key", &soon()), &["key", "belongs to user 12345"]);
+    }
+    assert!(home.at("own.devicemesh").exists());
+}
