@@ -53,7 +53,9 @@ impl Looks {
     /// Removes the word that this rank left, which no longer waits in `round`. `wait` is that of the call.
     pub(super) fn take_back_word(&self, round: &Round, wait: &Wait) {
         if self.word.swap(false, Ordering::SeqCst) {
-            let longest = if wait.cancel.is_raised() { FAREWELL_HERE } else { SHORT };
+            // A rank whose deadline has passed may have a store that is silent. The request goes out also where no answer is waited for.
+            let hurried = wait.cancel.is_raised() || wait.deadline.passed();
+            let longest = if hurried { FAREWELL_HERE } else { SHORT };
             let _ = round.party.store.delete(&at(round, round.my_rank()), &Wait::after(longest));
         }
     }
