@@ -7,7 +7,8 @@ use super::{HASTY, Round};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
-/// Ranks that are asked for at once, and in one search.
+/// Ranks that are asked for at once: by the first question, which a slow store can answer soon, and by the others. And the most ranks of a search.
+const AT_FIRST: usize = 256;
 const AT_ONCE: usize = 4096;
 const AT_MOST: usize = 1 << 20;
 
@@ -53,9 +54,13 @@ impl Round {
     fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
         let (members, mut ranks, mut at) = (&self.party.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {
-            let end = members.len().min(at + AT_ONCE);
+            let end = members.len().min(at + if at == 0 { AT_FIRST } else { AT_ONCE });
             let keys: Vec<String> = (at..end).map(&key).collect();
-            let present = self.party.store.present(&keys, wait)?;
+            let present = match self.party.store.present(&keys, wait) {
+                // What is known already is told.
+                Err(_) if at > 0 => break,
+                present => present?,
+            };
             let missing = present.into_iter().zip(at..end).filter(|(here, _)| !here);
             ranks.extend(missing.map(|(_, position)| members.rank(position)));
             at = end;
