@@ -18,7 +18,7 @@
  * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a process that has a world or communicators
  * every call gives DM_STATUS_UNSUPPORTED, but for questions to a handle (dm_rank, dm_size, dm_local_shard ...); dm_free and dm_world_free do
  * nothing. For this the library registers handlers with pthread_atfork when it first has something to keep from children
- * (docs/reliability.md#forked-children).
+ * (docs/reliability.md, "Forked children").
  *
  * Strings in are NUL-terminated UTF-8 and copied. NULL where it is not allowed gives DM_STATUS_INVALID_ARGUMENT. No function aborts the
  * process or unwinds into C. A failing call leaves its reason in dm_last_error of the calling thread.

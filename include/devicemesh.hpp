@@ -788,6 +788,7 @@ public:
 
 private:
   struct Free {
+    /// Frees the handle.
     void operator()(dm_world *world) const noexcept { dm_world_free(world); }
   };
   std::unique_ptr<dm_world, Free> world_;
@@ -927,9 +928,7 @@ template <class Send, class Recv> constexpr void check_types() noexcept
   static_assert(std::is_same_v<std::remove_cv_t<ElementOf<Send>>, ElementOf<Recv>>, "the buffers have different types of elements");
 }
 
-// ---- groups ----
-
-// What an operation works on, as far as a group checks it when it takes the operation in.
+// Groups. What an operation works on, as far as a group checks it when it takes the operation in.
 struct Operands {
   const char *call;
   const void *send;
@@ -1744,7 +1743,8 @@ private:
 
   // This rank's place along dim and the ranks there, for what a group checks; of a dimension that there is not the communicator tells.
   struct Place {
-    std::size_t rank = 0, ranks = 1;
+    std::size_t rank = 0;  ///< this rank along the dimension
+    std::size_t ranks = 1; ///< the size of the dimension
   };
   Place place(const Text &dim) const noexcept
   {
