@@ -1266,7 +1266,9 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
 /**
  * Ends the group that this thread began, and runs its operations. On cpu it returns when all of their results are there.
  *
- * Errors: the first error of any of the operations, as they would give it; DM_STATUS_CCL when no group was begun.
+ * Errors: the first error of any of the operations, as they would give it, also of one that was refused when it was called (on cpu none of the group's operations
+ * runs then); DM_STATUS_CCL when no group was begun. Call it on every path: until then operations of this thread only wait. After dm_abort of a mesh there
+ * is none on cpu, because that ends the group which its thread has open.
  */
 dm_status dm_group_end(const struct dm_mesh *mesh);
 

@@ -88,7 +88,13 @@ impl Handle {
         })
     }
 
-    /// The same; `None` while one is.
+    /// The communicator for an operation. A split of it may be under way in the background: both take turns in it, as calls of several threads do.
+    pub(crate) fn for_operation(&self) -> Result<&Arc<Comm>> {
+        self.check()?;
+        self.comm.get().map_or_else(|| self.ready(), Ok)
+    }
+
+    /// The same as [`ready`](Handle::ready); `None` while a call is at work on it.
     fn settled(&self) -> Result<Option<&Arc<Comm>>> {
         // What ends afterwards with a failure was still in progress here.
         let busy = self.in_progress();

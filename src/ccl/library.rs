@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
+use std::ptr;
 use std::time::Duration;
 
 use libloading::os::unix::Library as Handle;
@@ -452,6 +453,15 @@ impl Library {
     pub(crate) fn group_start(&self) -> Result<()> {
         // SAFETY: no arguments.
         self.check("ncclGroupStart", RawComm::NULL, unsafe { (self.functions.group_start)() })
+    }
+
+    /// Makes the group that the calling thread has open in the host engine fail at its end, before any of its operations runs. NCCL's is left as it is:
+    /// what NCCL makes of a refused call differs from release to release.
+    pub(crate) fn fail_group(&self) {
+        if self.is_host_engine() {
+            // SAFETY: an operation on no communicator is refused before it looks at anything.
+            unsafe { self.all_reduce(ptr::null(), ptr::null_mut(), 0, 0, 0, RawComm::NULL, ptr::null_mut()) };
+        }
     }
 
     /// `ncclGroupEnd`, for the calling thread.

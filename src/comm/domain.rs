@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use hostccl::fork;
+
 use super::communicator::{Communicator, State};
 use super::groups::refuse_inside;
 use super::life::abort_all;
@@ -270,7 +272,7 @@ impl Domain {
             return Arc::clone(known);
         }
         let fresh = Arc::new(unmade());
-        // One user that never leaves: it lasts as long as the world.
+        // One user that leaves last, which is the world.
         fresh.add_user();
         Arc::clone(single.insert(fresh))
     }
@@ -359,4 +361,17 @@ impl Drop for Turn<'_> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Domain {
+    /// Ends the communicator of this rank alone when all meshes that had it were finalized. Where one was only freed it stays, like all others,
+    /// because its raw pointer may be in use.
+    fn drop(&mut self) {
+        let single = self.single.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // A forked child leaves it to its parent. With streams, destroying may wait.
+        let ours = single.filter(|single| !fork::is_child() && !single.library().has_streams());
+        if let Some(single) = ours.filter(|single| single.drop_user()) {
+            single.retire().map(|raw| single.library().destroy(raw));
+        }
+    }
 }

@@ -16,6 +16,8 @@ struct OpenGroup {
     queued: usize,
     /// The first of them, for messages.
     first: String,
+    /// The first error of an operation that was refused in it: the whole group fails with it.
+    refused: Option<Error>,
     /// Communicators with streams whose gate this thread keeps until the end.
     inside: Vec<Arc<Communicator>>,
 }
@@ -97,19 +99,49 @@ pub(super) fn begin(library: &Arc<Library>) {
             depth: 1,
             queued: 0,
             first: String::new(),
+            refused: None,
             inside: Vec::new(),
         }),
     });
 }
 
-/// Notes that it has ended one. The outermost end opens the gates that the group kept.
-pub(super) fn end(library: &Arc<Library>) {
+/// Notes that it has ended one. The outermost end opens the gates that the group kept, and gives the error of the first operation that was refused
+/// in the group.
+pub(super) fn end(library: &Arc<Library>) -> Option<Error> {
     let whole = with_open(|open| {
         let at = open.iter().position(|group| group.library.is_same(library))?;
         open[at].depth -= 1;
         (open[at].depth == 0).then(|| open.swap_remove(at))
     });
-    drop(whole);
+    whole.flatten().and_then(|mut group| group.refused.take())
+}
+
+/// Notes that an operation of this thread was refused. Whatever group the thread has open fails with that error at its end; the host engine runs none
+/// of its operations then.
+pub(crate) fn refuse(error: &Error) {
+    if COUNT.get() == 0 {
+        return;
+    }
+    with_open(|open| {
+        for group in open.iter_mut().filter(|group| group.refused.is_none()) {
+            group.refused = Some(error.clone());
+            group.library.fail_group();
+        }
+    });
+}
+
+/// Ends the groups that this thread has open in the host engine without running their operations: a mesh was aborted, and what comes after must
+/// not wait for an end that the program may have left out.
+pub(super) fn abandon(library: &Arc<Library>) {
+    if !library.is_host_engine() || !in_group(library) {
+        return;
+    }
+    library.fail_group();
+    while in_group(library) {
+        // It fails, as it is meant to.
+        let _ = library.group_end();
+        end(library);
+    }
 }
 
 /// Makes communicators outside the calling thread's groups: inside one a library would put that off until the group's end. Groups belong to threads, so

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::beside::beside;
 use super::communicator::{Communicator, State, blame};
-use super::groups::refuse_inside;
+use super::groups::{self, refuse_inside};
 use super::making::{outcome, report, settle};
 use super::root::{Life, RootComms};
 use crate::error::{Error, Result, Status};
@@ -25,7 +25,9 @@ impl RootComms {
             return Ok(());
         }
         self.give_up();
-        self.abort_communicators(|_| true)
+        let aborted = self.abort_communicators(|_| true);
+        self.library.iter().for_each(groups::abandon);
+        aborted
     }
 
     /// From now on this root is aborted on this rank. Gives its communicators, which are still to be.

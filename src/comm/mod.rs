@@ -24,6 +24,7 @@ mod view;
 
 pub(crate) use default_world::DefaultWorld;
 pub use domain::{Domain, DomainOptions};
+pub(crate) use groups::refuse as refuse_in_group;
 pub use operations::Operands;
 pub(crate) use operations::Shape;
 pub use options::{DimOptions, MeshOptions};

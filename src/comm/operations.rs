@@ -217,8 +217,11 @@ impl View {
     pub fn group_end(&self) -> Result<()> {
         let library = self.library()?;
         let ended = library.group_end();
-        groups::end(library);
+        let refused = groups::end(library);
         self.root_comms().alive()?;
+        if let Some(error) = refused {
+            return Err(error);
+        }
         match ended {
             Ok(()) => self.root_comms().settle_all(),
             Err(error) => Err(self.root_comms().explain(error)),

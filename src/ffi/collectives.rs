@@ -10,7 +10,7 @@ use super::guard::guard;
 use super::make::find;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::ccl::{Library, NcclResult, RawComm};
-use crate::comm::{Operands, Shape, View};
+use crate::comm::{Operands, Shape, View, refuse_in_group};
 use crate::error::Result;
 
 /// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn dm_all_reduce(
     op: dm_op,
     stream: *mut c_void,
 ) -> dm_status {
-    guard(|| {
+    operation(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_all_reduce", mesh, dim)? };
         call.view.check_operator(call.name, op)?;
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn dm_reduce(
     root: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    guard(|| {
+    operation(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_reduce", mesh, dim)? };
         call.view.check_operator(call.name, op)?;
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn dm_broadcast(
     root: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    guard(|| {
+    operation(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_broadcast", mesh, dim)? };
         call.view.check_peer(call.name, index, "root", root)?;
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn dm_all_gather(
     dtype: dm_dtype,
     stream: *mut c_void,
 ) -> dm_status {
-    guard(|| {
+    operation(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_all_gather", mesh, dim)? };
         let operands = Operands { count: send_count, dtype, stream };
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn dm_reduce_scatter(
     op: dm_op,
     stream: *mut c_void,
 ) -> dm_status {
-    guard(|| {
+    operation(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_reduce_scatter", mesh, dim)? };
         call.view.check_operator(call.name, op)?;
@@ -225,7 +225,7 @@ pub unsafe extern "C" fn dm_all_to_all(
     dtype: dm_dtype,
     stream: *mut c_void,
 ) -> dm_status {
-    guard(|| {
+    operation(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_all_to_all", mesh, dim)? };
         let operands = Operands { count: count_per_peer, dtype, stream };
@@ -259,7 +259,7 @@ pub unsafe extern "C" fn dm_send(
     peer: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    guard(|| {
+    operation(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_send", mesh, dim)? };
         call.view.check_message(call.name, index, peer, count > 0 && send.is_null())?;
@@ -293,7 +293,7 @@ pub unsafe extern "C" fn dm_recv(
     peer: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    guard(|| {
+    operation(|| {
         // SAFETY: the caller's contract.
         let (call, index) = unsafe { Call::along("dm_recv", mesh, dim)? };
         call.view.check_message(call.name, index, peer, count > 0 && recv.is_null())?;
@@ -321,7 +321,9 @@ pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
 
 /// Ends the group that this thread began, and runs its operations. On cpu it returns when all of their results are there.
 ///
-/// Errors: the first error of any of the operations, as they would give it; DM_STATUS_CCL when no group was begun.
+/// Errors: the first error of any of the operations, as they would give it, also of one that was refused when it was called (on cpu none of the group's operations
+/// runs then); DM_STATUS_CCL when no group was begun. Call it on every path: until then operations of this thread only wait. After dm_abort of a mesh there
+/// is none on cpu, because that ends the group which its thread has open.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.group_end())
@@ -331,6 +333,11 @@ pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
 struct Call {
     name: &'static str,
     view: std::sync::Arc<View>,
+}
+
+/// An operation; one that is refused inside a group of this thread fails the group.
+fn operation(call: impl FnOnce() -> Result<()>) -> dm_status {
+    guard(|| call().inspect_err(refuse_in_group))
 }
 
 impl Call {

@@ -78,7 +78,7 @@ impl Raw {
         let name = Name::take_next();
         group::submit_collective(|| {
             let handle = handle::find(self.comm)?;
-            let comm = handle.ready()?.clone();
+            let comm = handle.for_operation()?.clone();
             let dtype = data_type(self.datatype)?;
             let reduction = self.op.map(|op| handle.reduction(op, dtype)).transpose()?;
             let root = self.root.map(|root| check_root(root, comm.nranks)).transpose()?;
@@ -238,7 +238,7 @@ unsafe fn message(
     let call = Name::take_next();
     group::submit(|| {
         let handle = handle::find(comm)?;
-        let comm = handle.ready()?.clone();
+        let comm = handle.for_operation()?.clone();
         let dtype = data_type(datatype)?;
         check_size(count, 1, dtype)?;
         let nranks = comm.nranks;

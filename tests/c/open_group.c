@@ -1,0 +1,55 @@
+/* ranks: 2 */
+/* A group in which an operation is refused runs none of its operations and says why at its end. A group that a program leaves open after an error does not
+ * outlive dm_abort, so what comes after it is really done. */
+#include "check.h"
+
+static dm_mesh *fresh(void)
+{
+  const size_t shape[1] = {2};
+  dm_mesh *mesh = NULL;
+  REQUIRE(dm_init("cpu", shape, 1, NULL, NULL, &mesh));
+  return mesh;
+}
+
+static void sums(dm_mesh *mesh)
+{
+  float one = 1, sum = 0;
+  OK(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK(sum == 2);
+}
+
+int main(void)
+{
+  dm_mesh *mesh = fresh();
+  const int32_t me = rank_of(mesh);
+  float one = 1, got = 0;
+
+  OK(dm_group_start(mesh));
+  OK(dm_send(mesh, NULL, &one, 1, DM_FLOAT32, 1 - me, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "peer is 7", dm_recv(mesh, NULL, &got, 1, DM_FLOAT32, 7, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "peer is 7", dm_group_end(mesh));
+  sums(mesh);
+
+  /* The same where the refused operation is in an inner group, and the operation before it on another dimension's name. */
+  OK(dm_group_start(mesh));
+  OK(dm_group_start(mesh));
+  FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_recv(mesh, "nowhere", &got, 1, DM_FLOAT32, 0, NULL));
+  OK(dm_group_end(mesh));
+  FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_group_end(mesh));
+  sums(mesh);
+
+  /* The error path leaves the group's end out. */
+  OK(dm_group_start(mesh));
+  /* The other rank may have aborted already. */
+  if (dm_send(mesh, NULL, &one, 1, DM_FLOAT32, 1 - me, NULL) != DM_STATUS_OK) CHECK(strstr(dm_last_error(), "aborted") != NULL);
+  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_recv(mesh, NULL, &got, 1, DM_FLOAT32, -1, NULL));
+  OK(dm_abort(mesh));
+  dm_mesh *next = fresh();
+  sums(next);
+  GIVES(DM_STATUS_ABORTED, dm_group_end(mesh));
+  sums(next);
+  OK(dm_finalize(next));
+  dm_free(next);
+  dm_free(mesh);
+  return finish();
+}
