@@ -25,7 +25,7 @@ def named(mesh: MeshOrName) -> Tuple[DeviceMesh, str]:
     """A mesh and the name it is registered under.
 
     A mesh that comes without a name gets one of its contents, which is the same on all its ranks, as XLA's caches need it. Equal meshes share it: the name
-    means the one that was used last and has not ended.
+    means the one that was made or traced last and has not ended.
     """
     if isinstance(mesh, str):
         return devicemesh.lookup(mesh), mesh
@@ -49,13 +49,14 @@ def give_name(name: str, mesh: DeviceMesh) -> None:
 
 
 def pass_names_on(made: Optional[DeviceMesh]) -> None:
-    """The name of a mesh that has ended passes to an equal one: the one that was just made, or the last one in use that lives.
+    """The name of a mesh passes to an equal one that was just made, and when a mesh has ended, to the last equal one in use that lives.
 
-    jax.jit cannot tell equal meshes apart, so a function that was traced with the one is called with the other. Local; every rank makes and ends the same meshes.
+    jax.jit cannot tell equal meshes apart, so a function that was traced with the one is called with the other. Programs make a mesh anew after a failure, which
+    not every rank has noticed; so the new one takes the name whatever has become of the old one. Local; every rank makes and ends the same meshes.
     """
     if made is not None:
         name = own_name(made)
-        if name in used and has_ended(name):
+        if name in used:
             give_name(name, made)
         return
     for name in list(used):

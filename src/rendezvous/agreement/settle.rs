@@ -268,7 +268,7 @@ impl Round {
 
     fn lost_when(&self, when: &str, rank: i32) -> Error {
         let message = format!(
-            "rank {rank} was lost {when} {} as call {}: its process ended, it freed its world, or its host fell silent",
+            "rank {rank} was lost {when} {} as call {}: its process ended, it freed or aborted its world, or its host fell silent",
             self.call, self.number
         );
         Error::new(Status::PeerLost, message)

@@ -140,7 +140,7 @@ fn a_rank_that_has_gone_is_not_waited_for() {
     });
     for (second, third) in errors.into_iter().flatten() {
         assert_eq!((second.status(), third.status()), (Status::PeerLost, Status::PeerLost));
-        let words = "rank 2 was lost before it called second() as call 1: its process ended, it freed its world, or its host fell silent";
+        let words = "rank 2 was lost before it called second() as call 1: its process ended, it freed or aborted its world, or its host fell silent";
         assert_eq!(second.message(), words);
         assert!(third.message().starts_with("rank 2 was lost before it called third()"), "{third}");
     }
