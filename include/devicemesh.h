@@ -446,17 +446,17 @@ typedef int32_t dm_op;
 #define DM_PROD 1
 
 /**
- * Maximum.
+ * Maximum. The host engine ignores NaNs where another rank has a number.
  */
 #define DM_MAX 2
 
 /**
- * Minimum.
+ * Minimum. The host engine ignores NaNs where another rank has a number.
  */
 #define DM_MIN 3
 
 /**
- * Sum divided by the number of ranks; truncated for integers.
+ * Sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is truncated; on NCCL too.
  */
 #define DM_AVG 4
 
@@ -826,7 +826,8 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
 /**
  * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
  *
- * Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process.
+ * Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process. A program that makes meshes and
+ * only frees them keeps the memory of every communicator.
  */
 void dm_free(struct dm_mesh *mesh);
 
@@ -1215,7 +1216,8 @@ dm_status dm_all_to_all(const struct dm_mesh *mesh,
 /**
  * Sends count elements to the rank peer of dim, which receives them with dm_recv.
  *
- * Collective over this rank's group along dim (with the peer only). On cpu it may return before the peer has them; the buffer can be used again then. Sends and receives of one exchange belong in a group (dm_group_start).
+ * Collective over this rank's group along dim (with the peer only). On cpu it returns when the receiver has taken everything. So two ranks that both send
+ * before they receive block each other until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
  *
  * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
  * returns when the result is there). dim NULL is allowed on a 1-D mesh.

@@ -1,7 +1,8 @@
 /* libdevicemesh for C++17 and later: devicemesh.h with owners, containers, types and errors. Header-only; needs nothing but the C header.
  *
  *     dm::Mesh mesh = dm::init("cuda", {{"replicate", 2}, {"shard", 4}});   // collective: who am I, who are you
- *     ncclComm_t comm = mesh.comm("shard");                                 // ready for ncclAllGather(..., comm, stream)
+ *     ncclComm_t comm = mesh.comm("shard");                                 // for mesh.proc<...>("ncclAllGather")(..., comm, stream)
+ *     mesh.finalize();                                                      // collective: ends the communicators; a destructor does not
  *
  * Two styles of errors, one set of functions
  *   dm::Mesh, dm::World, dm::init ...             give their value, and throw dm::Error.
@@ -11,8 +12,9 @@
  *
  * What a function does, whether it is local or collective, and its errors stand at the C function that is named with it. Threads: as in C,
  * everything may be called from several threads at once, on the same object too; only moving, assigning and destroying an object need it
- * for themselves, as ever in C++. Two threads in operations along one dimension at the same time would pair differently on different ranks;
- * that is Status::mismatch. Give each thread a dimension with a name of its own (flatten, reshape).
+ * for themselves, as ever in C++. Never let two threads call along one dimension without an order of their own: their calls could pair
+ * differently on different ranks. Calls that overlap are refused (Status::mismatch), but results before that may be mixed without an error. Give
+ * each thread a dimension with a name of its own (flatten, reshape); docs/threads.md has the rules.
  *
  * Owners (Mesh, World) are move-only; clone() is cheap. One that is empty or moved from is a handle that is not live: calls on it give
  * Status::invalid_handle. Views keep what they need: they may outlive the mesh they came from, and the world. */
@@ -77,6 +79,8 @@ enum class Status : dm_status {
 };
 
 /// A reduction: DM_SUM and so on, the values of ncclRedOp_t.
+/// avg is the sum in the elements' own type, divided by the number of ranks: for integers the sum can overflow, and the quotient is truncated (on NCCL
+/// too). max and min ignore NaNs on the host engine.
 enum class Op : dm_op { sum = DM_SUM, prod = DM_PROD, max = DM_MAX, min = DM_MIN, avg = DM_AVG };
 
 /// The type of a buffer's elements: DM_INT8 and so on, the values of ncclDataType_t.

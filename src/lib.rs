@@ -48,8 +48,14 @@
 //! # Threads
 //!
 //! Everything is `Send` and `Sync`. Calls that make something (a mesh, a flattened dimension ...) happen in one order on every rank. So do the collectives along
-//! one dimension: two threads that call along one at the same time get [`error::Status::Mismatch`], because nobody can know which of them belongs to which call of
-//! the other ranks. A group ([`comm::View::group_start`]) belongs to its thread and to the library of its mesh.
+//! one dimension. Never let two threads call along one dimension without an order of their own, because nobody can know which call belongs to which call of the
+//! other ranks. Calls that overlap get [`error::Status::Mismatch`], but results before that may be mixed without an error. A group ([`comm::View::group_start`]) belongs to its thread and to the library of its mesh.
+//!
+//! # The end
+//!
+//! A communicator ends by [`comm::RootComms::finalize`] or [`comm::RootComms::abort`] alone. A program that joins worlds, makes meshes and only drops them keeps the memory
+//! of every communicator until the process ends, because raw pointers to it may be in use. Call `finalize` also before a normal exit, else other ranks may see
+//! [`error::Status::PeerLost`].
 //!
 //! # Errors
 //!

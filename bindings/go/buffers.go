@@ -29,7 +29,8 @@ const (
 // An Op is a reduction: the values of ncclRedOp_t.
 type Op int32
 
-// The reductions. Avg is the sum divided by the number of ranks, truncated for integers.
+// The reductions. Avg is the sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
+// truncated; on NCCL too. Max and Min ignore NaNs on the host engine.
 const (
 	Sum  Op = C.DM_SUM
 	Prod Op = C.DM_PROD

@@ -5,8 +5,15 @@
 //	if err != nil {
 //		return err
 //	}
-//	defer mesh.Close()
+//	defer mesh.Close() // frees the handle alone
 //	err = devicemesh.AllReduce(ctx, mesh, "dp", gradients, gradients, devicemesh.Avg) // in place
+//	if err != nil {
+//		return err
+//	}
+//	return mesh.Finalize(ctx) // collective: ends the communicators
+//
+// A communicator ends by Finalize or Abort alone. A program that joins worlds, makes meshes and only closes them keeps the memory of every communicator until the process
+// ends. Call Finalize also before a normal exit, else other ranks may see ErrPeerLost.
 //
 // # Errors
 //
@@ -36,8 +43,9 @@
 // # Goroutines
 //
 // Everything may be called from several goroutines. Calls that make something (Init, Flatten, Finalize ...) happen in one order on every rank, so make those of one
-// world from one goroutine. The same holds for the collectives along one dimension: two goroutines that call along one at the same time are refused with
-// ErrMismatch, because nobody can know which of them belongs to which call of the other ranks.
+// world from one goroutine. The same holds for the collectives along one dimension. Never let two goroutines call along one dimension without an order of their own,
+// because nobody can know which call belongs to which call of the other ranks. Calls that overlap are refused with ErrMismatch, but results before that may be
+// mixed without an error.
 //
 // # Memory
 //

@@ -43,11 +43,12 @@ pub enum Operator {
     Sum = 0,
     /// Their product.
     Product = 1,
-    /// The largest.
+    /// The largest. The host engine ignores NaNs where another rank has a number.
     Max = 2,
-    /// The smallest.
+    /// The smallest. The host engine ignores NaNs where another rank has a number.
     Min = 3,
-    /// Their sum divided by the number of ranks.
+    /// Their sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
+    /// truncated; on NCCL too.
     Average = 4,
 }
 

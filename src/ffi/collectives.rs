@@ -239,7 +239,8 @@ pub unsafe extern "C" fn dm_all_to_all(
 
 /// Sends count elements to the rank peer of dim, which receives them with dm_recv.
 ///
-/// Collective over this rank's group along dim (with the peer only). On cpu it may return before the peer has them; the buffer can be used again then. Sends and receives of one exchange belong in a group (dm_group_start).
+/// Collective over this rank's group along dim (with the peer only). On cpu it returns when the receiver has taken everything. So two ranks that both send
+/// before they receive block each other until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
 ///
 /// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
 /// returns when the result is there). dim NULL is allowed on a 1-D mesh.

@@ -94,11 +94,11 @@ pub type dm_op = i32;
 pub const DM_SUM: dm_op = 0;
 /// Product.
 pub const DM_PROD: dm_op = 1;
-/// Maximum.
+/// Maximum. The host engine ignores NaNs where another rank has a number.
 pub const DM_MAX: dm_op = 2;
-/// Minimum.
+/// Minimum. The host engine ignores NaNs where another rank has a number.
 pub const DM_MIN: dm_op = 3;
-/// Sum divided by the number of ranks; truncated for integers.
+/// Sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is truncated; on NCCL too.
 pub const DM_AVG: dm_op = 4;
 
 /// What went wrong in a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.

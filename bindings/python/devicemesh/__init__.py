@@ -7,7 +7,8 @@
 
 The C library underneath, libdevicemesh, is documented in include/devicemesh.h of its repository; every function of it is reachable here.
 
-Threads: everything may be called from several threads; two of them in operations along one dimension at the same time get a MismatchError. Forks: a forked
+Threads: everything may be called from several threads, but never let two of them call along one dimension without an order of their own. Calls that overlap get a
+MismatchError; results before that may be mixed. The end: a communicator ends by finalize or abort alone, not when a mesh is closed or dropped. Forks: a forked
 child must not use a mesh or world of its parent (the communicators are the parent's; multiprocessing's "spawn" is the way), and may make its own.
 """
 
