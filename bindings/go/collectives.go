@@ -136,9 +136,6 @@ func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers 
 	for _, buffer := range buffers {
 		a.buffer(buffer)
 	}
-	if err := wrong(ctx); err != nil {
-		return err
-	}
 	group, err := groupFor(ctx)
 	if err != nil {
 		return err

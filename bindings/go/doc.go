@@ -38,7 +38,9 @@
 // # Groups
 //
 // Mesh.Group collects operations and makes them when its function has returned nil. When that fails or panics, or when an operation was refused, none of them is
-// made. Inside, operations take the context that the function gets; those with another context are refused.
+// made. Inside, operations take the very context that the function gets. Those with another context are refused, also with one that is derived from it: the
+// deadline or the cancellation of a group belongs to the context that is given to Group. When that context is done before the
+// operations are made, none of them is, and the error is the context's own.
 //
 // # Goroutines
 //

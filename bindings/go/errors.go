@@ -71,10 +71,13 @@ type Error struct {
 
 // Error gives the library's message.
 func (e *Error) Error() string {
-	if e.Cause != nil {
-		return fmt.Sprintf("%s: %v", e.Message, e.Cause)
+	switch {
+	case e.Cause == nil:
+		return e.Message
+	case e.Message == "":
+		return e.Cause.Error()
 	}
-	return e.Message
+	return fmt.Sprintf("%s: %v", e.Message, e.Cause)
 }
 
 // Timeout says whether a deadline passed, as net.Error does.

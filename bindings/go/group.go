@@ -13,6 +13,7 @@ import (
 // group collects the operations of one outermost Group. The library hears of them when body has returned without an error.
 type group struct {
 	thread C.long
+	ctx    context.Context // What body gets. Nothing but this value joins the group.
 	calls  []*operation
 
 	// The first operation that was refused, by any goroutine.
@@ -70,14 +71,25 @@ func (g *group) refusal() error {
 
 // groupFor is the group that an operation with this context joins, nil for none.
 func groupFor(ctx context.Context) (*group, error) {
-	here, given := bodyHere(), groupOf(ctx)
+	here := bodyHere()
+	if err := wrong(ctx); err != nil {
+		if here != nil {
+			_ = here.refuse(err)
+		}
+		return nil, err
+	}
+	given := groupOf(ctx)
 	switch {
 	case given == nil && here == nil:
 		return nil, nil
 	case given == nil:
 		return nil, here.refuse(invalid("an operation inside a Group, but with another context: use the one that the group's function gets"))
-	case given == here:
+	case given == here && ctx == here.ctx:
 		return given, nil
+	case given == here:
+		// The operations are made together when body has returned, so that nothing could end this one alone.
+		return nil, here.refuse(invalid("an operation inside a Group, but with a context that is derived from the group's: use the one that the group's " +
+			"function gets; a deadline or a cancellation belongs to the context that is given to Group"))
 	case here != nil:
 		return nil, here.refuse(invalid("an operation inside a Group, but with the context of another group"))
 	default:
@@ -92,12 +104,17 @@ func groupFor(ctx context.Context) (*group, error) {
 // All of them are run, or none: when body fails or panics, or when one of them was refused (also where body ignored that), nothing is run and Group gives
 // the error. The other ranks of the group wait for this one then, until their timeout.
 //
-// With any other context an operation inside body is refused. Calls that are no operations (Flatten, Barrier ...) are made at once.
+// An operation or a Group inside body takes the very context that body gets. With any other one it is refused, also with one that is derived from it: a
+// deadline or a cancellation is for all operations together and belongs to ctx. Calls that are no operations (Flatten, Barrier ...) are made at once, with
+// any context.
+//
+// When ctx is done before the operations are made, body runs all the same, nothing that it asked for is made, and the error is the context's own. When ctx is
+// done while they are made, their meshes are aborted and the error is ErrAborted.
 func (m *Mesh) Group(ctx context.Context, body func(ctx context.Context) error) error {
-	if err := wrong(ctx); err != nil {
-		return err
-	}
 	outer, err := groupFor(ctx)
+	if err == nil && body == nil {
+		err = invalid("the group's function is nil; pass the function that makes the group's operations")
+	}
 	if err == nil {
 		err = m.canGroup()
 	}
@@ -140,13 +157,14 @@ func collect(ctx context.Context, body func(ctx context.Context) error) ([]*oper
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begun := &group{thread: C.go_thread()}
+	begun.ctx = context.WithValue(ctx, groupKey{}, begun)
 	bodies.Store(begun.thread, begun)
 	bodyNumber.Add(1)
 	defer func() {
 		bodyNumber.Add(-1)
 		bodies.Delete(begun.thread)
 	}()
-	err := body(context.WithValue(ctx, groupKey{}, begun))
+	err := body(begun.ctx)
 	if err == nil {
 		err = begun.refusal()
 	}
@@ -166,7 +184,7 @@ func (m *Mesh) run(ctx context.Context, calls []*operation) error {
 		}
 	}
 	if len(calls) == 0 {
-		return nil
+		return done(ctx)
 	}
 	for _, mesh := range meshes {
 		if !mesh.hold() {

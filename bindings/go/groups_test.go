@@ -7,6 +7,7 @@ import (
 	"errors"
 	"runtime"
 	"testing"
+	"time"
 )
 
 // litter allocates what the collector may put where forgotten buffers lay, and gives it to look at.
@@ -82,6 +83,34 @@ func TestGroupsRunAsAWholeOrNotAtAll(t *testing.T) {
 			sum(ctx)
 			return mesh.Group(background, func(context.Context) error { t.Error("it began"); return nil })
 		}, ErrInvalidArgument, "another context"},
+		"a derived context": {func(ctx context.Context) error {
+			sum(ctx)
+			derived, cancel := context.WithCancel(ctx)
+			cancel()
+			return AllReduce(derived, mesh, "tp", value, value, Sum)
+		}, ErrInvalidArgument, "derived from the group's"},
+		"a derived deadline": {func(ctx context.Context) error {
+			derived, cancel := context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+			sum(ctx)
+			_ = Recv(derived, mesh, "tp", value, 0)
+			return nil
+		}, ErrInvalidArgument, "derived from the group's"},
+		"a group with a derived context": {func(ctx context.Context) error {
+			sum(ctx)
+			derived := context.WithValue(ctx, t, "a value")
+			return mesh.Group(derived, func(context.Context) error { t.Error("it began"); return nil })
+		}, ErrInvalidArgument, "derived from the group's"},
+		"an ignored nil context": {func(ctx context.Context) error {
+			sum(ctx)
+			_ = AllReduce(nil, mesh, "tp", value, value, Sum)
+			return nil
+		}, ErrInvalidArgument, "nil"},
+		"a group without a function": {func(ctx context.Context) error {
+			sum(ctx)
+			_ = mesh.Group(ctx, nil)
+			return nil
+		}, ErrInvalidArgument, "function is nil"},
 		"an ignored refusal": {func(ctx context.Context) error {
 			sum(ctx)
 			_ = AllReduce(ctx, mesh, "tp", value, value, Op(77))
@@ -145,6 +174,21 @@ func TestGroupsRunAsAWholeOrNotAtAll(t *testing.T) {
 	<-finished
 	if value[0] != 1 {
 		t.Fatal("something of a group that was left was run")
+	}
+	refused(t, mesh.Group(background, nil), ErrInvalidArgument, "function is nil")
+	// A context that is done before the operations are made.
+	for _, used := range []bool{true, false} {
+		ctx, cancel := context.WithCancel(background)
+		err := mesh.Group(ctx, func(ctx context.Context) error {
+			if used {
+				sum(ctx)
+			}
+			cancel()
+			return nil
+		})
+		if !errors.Is(err, context.Canceled) || errors.Is(err, ErrAborted) || value[0] != 1 {
+			t.Errorf("a group whose context was cancelled inside, with operations %v: %v, %v", used, err, value)
+		}
 	}
 	// Nothing is left over of all these.
 	n, _ := mesh.Size("tp")

@@ -13,8 +13,9 @@ import (
 )
 
 // A Store is a key-value service of the program's own (etcd, Redis ...) where the ranks meet. Its methods are called from threads of the
-// library, several at once. Keys are short printable ASCII, values at most 8 MiB. An error, or a panic, ends the call that needed the store with ErrStore
-// and is that error's Cause.
+// library, several at once, each on a goroutine of its own. Keys are short printable ASCII, values at most 8 MiB. An error, a panic, or a method that ends its
+// goroutine (runtime.Goexit, as a test's FailNow does) ends the call that needed the store with ErrStore and is that error's Cause. A Get that fails is tried
+// again until the call's deadline, and is then the Cause of ErrTimeout.
 type Store interface {
 	// Set stores value under key, replacing what was there.
 	Set(key string, value []byte) error
@@ -38,8 +39,10 @@ type callbackStore struct {
 	store  Store
 	handle cgo.Handle
 
-	lock sync.Mutex
-	last error
+	lock  sync.Mutex
+	last  error // The last failure of any method.
+	get   error // The last Get's failure, nil where it went well.
+	empty error // The last Get that gave an empty value without an error.
 }
 
 func newCallbackStore(store Store) *callbackStore {
@@ -58,30 +61,72 @@ func (s *callbackStore) drop() {
 	}
 }
 
-func (s *callbackStore) failure() error {
+// failure is what the store did to a call that failed so, nil for nothing.
+func (s *callbackStore) failure(status Status) error {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	return s.last
+	switch {
+	case status == ErrTimeout:
+		return s.get
+	case status == ErrStore && s.last != nil:
+		return s.last
+	case status == ErrStore || status == ErrMismatch:
+		// The library stores no empty values. It takes one for a broken word of another rank, or for a call that differs.
+		return s.empty
+	}
+	return nil
 }
 
-// answer runs one callback. A panic must not cross the library.
-func (s *callbackStore) answer(call func() error) (code C.int32_t) {
-	var err error
-	defer func() {
-		if panicked := recover(); panicked != nil {
-			err = fmt.Errorf("the store panicked: %v", panicked)
-		}
-		if err != nil {
-			code = 1
-			if !errors.Is(err, ErrNoKey) {
-				s.lock.Lock()
-				s.last = err
-				s.lock.Unlock()
+// answer makes one call of the store, and gives what the library is told.
+func (s *callbackStore) answer(call func() error) C.int32_t {
+	return s.told(apart(call))
+}
+
+// told is what the library is told of a call with this error, which is noted.
+func (s *callbackStore) told(err error) C.int32_t {
+	if err == nil {
+		return 0
+	}
+	if !errors.Is(err, ErrNoKey) {
+		s.lock.Lock()
+		s.last = err
+		s.lock.Unlock()
+	}
+	return 1
+}
+
+// apart runs a method of the store on a goroutine of its own, whose end is an error. Neither a panic nor the end of a goroutine may cross the library, whose
+// frames lie below this one.
+func apart(call func() error) (err error) {
+	ended := make(chan struct{})
+	go func() {
+		returned := false
+		defer close(ended)
+		defer func() {
+			if panicked := recover(); panicked != nil {
+				err = fmt.Errorf("the store panicked: %v", panicked)
+			} else if !returned {
+				err = errors.New("the store's method ended its goroutine (runtime.Goexit)")
 			}
-		}
+		}()
+		err = call()
+		returned = true
 	}()
-	err = call()
-	return 0
+	<-ended
+	return err
+}
+
+// got notes how a Get went.
+func (s *callbackStore) got(key string, value []byte, err error) {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	s.get = nil
+	switch {
+	case err != nil && !errors.Is(err, ErrNoKey):
+		s.get = err
+	case err == nil && len(value) == 0:
+		s.empty = fmt.Errorf("the store gave an empty value for key %q; where there is no such key, Get answers ErrNoKey", key)
+	}
 }
 
 func storeOf(handle C.uintptr_t) *callbackStore {
@@ -100,16 +145,18 @@ func goStoreSet(handle C.uintptr_t, key *C.char, value unsafe.Pointer, length C.
 
 //export goStoreGet
 func goStoreGet(handle C.uintptr_t, key *C.char, value unsafe.Pointer, capacity C.size_t, length *C.size_t, milliseconds C.int64_t) C.int32_t {
-	s := storeOf(handle)
-	return s.answer(func() error {
-		found, err := s.store.Get(C.GoString(key), time.Duration(milliseconds)*time.Millisecond)
-		if err != nil {
-			return err
-		}
+	s, name := storeOf(handle), C.GoString(key)
+	var found []byte
+	err := apart(func() (err error) {
+		found, err = s.store.Get(name, time.Duration(milliseconds)*time.Millisecond)
+		return err
+	})
+	s.got(name, found, err)
+	if err == nil {
 		*length = C.size_t(len(found))
 		copy(unsafe.Slice((*byte)(value), capacity), found)
-		return nil
-	})
+	}
+	return s.told(err)
 }
 
 //export goStoreAdd

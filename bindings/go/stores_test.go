@@ -3,10 +3,12 @@ package devicemesh
 // Stores in Go; signals and goroutines during calls.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -94,6 +96,9 @@ func TestStoresInGo(t *testing.T) {
 	equal(t, "over a store in Go", value, []int{size * (size - 1) / 2})
 	must(t, mesh.Finalize(background))
 	must(t, mesh.Close())
+	if empty := world.store.failure(ErrMismatch); empty != nil {
+		t.Error("the library stores empty values: ", empty)
+	}
 	must(t, world.Close())
 
 	broken := errors.New("broken")
@@ -101,6 +106,60 @@ func TestStoresInGo(t *testing.T) {
 	refused(t, err, ErrStore, "broken")
 	if !errors.Is(err, broken) {
 		t.Errorf("%v is not for the store's reason", err)
+	}
+}
+
+// oddStore does what is asked of it in one of its methods, and is else a store that has no keys.
+type oddStore struct{ set, get, add func() }
+
+func does(odd func()) {
+	if odd != nil {
+		odd()
+	}
+}
+
+func (s oddStore) Set(string, []byte) error { does(s.set); return nil }
+
+func (s oddStore) Get(string, time.Duration) ([]byte, error) {
+	if does(s.get); s.get != nil {
+		return nil, nil
+	}
+	return nil, ErrNoKey
+}
+
+func (s oddStore) Add(_ string, amount int64) (int64, error) { does(s.add); return amount, nil }
+
+// joinOdd joins a world of two by this store, which cannot go well.
+func joinOdd(t *testing.T, rank int, timeout time.Duration, store Store) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(background, 2*time.Minute)
+	defer cancel()
+	world, err := Join(ctx, "cpu", &WorldOptions{Size: 2, Rank: rank, Store: store, Timeout: timeout})
+	if err == nil {
+		world.Close()
+		t.Error("a world was joined by no store")
+	}
+	return err
+}
+
+func TestStoresThatEndTheirGoroutine(t *testing.T) {
+	for rank := range 2 {
+		both := oddStore{set: runtime.Goexit, add: runtime.Goexit}
+		refused(t, joinOdd(t, rank, 30*time.Second, both), ErrStore, "the store's method ended its goroutine (runtime.Goexit)")
+	}
+	// A failed test of the store's ends so, too. A Get is tried again until the deadline.
+	refused(t, joinOdd(t, 1, time.Second, oddStore{get: runtime.Goexit}), ErrTimeout, "the store's method ended its goroutine (runtime.Goexit)")
+	refused(t, joinOdd(t, 1, time.Second, oddStore{get: func() { panic("in Get") }}), ErrTimeout, "the store panicked: in Get")
+}
+
+func TestStoresWithEmptyValues(t *testing.T) {
+	for rank := range 2 {
+		err := joinOdd(t, rank, 30*time.Second, oddStore{get: func() {}})
+		// What such a value is to the library depends on the key.
+		known, text := errors.Is(err, ErrStore) || errors.Is(err, ErrMismatch), fmt.Sprint(err)
+		if !known || !strings.Contains(text, "the store gave an empty value for key ") || strings.HasPrefix(text, ":") {
+			t.Errorf("rank %d: got %v", rank, err)
+		}
 	}
 }
 

@@ -145,8 +145,8 @@ func (w *World) release() {
 
 // explain adds what the program's own store answered to an error that came of it.
 func (w *World) explain(err error) error {
-	if failed, ok := err.(*Error); ok && w != nil && w.store != nil && failed.Status == ErrStore && failed.Cause == nil {
-		failed.Cause = w.store.failure()
+	if failed, ok := err.(*Error); ok && w != nil && w.store != nil && failed.Cause == nil {
+		failed.Cause = w.store.failure(failed.Status)
 	}
 	return err
 }

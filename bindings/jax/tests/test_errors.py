@@ -53,6 +53,17 @@ class Errors(unittest.TestCase):
         devicemesh.init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("outer", "inner")).register("reshaped")
         self.raises(jax.errors.JaxRuntimeError, f'dimension inner of mesh "reshaped" has {WORLD} ranks now and had {SHAPE[1]} when this was traced', total, jnp.ones(3))
 
+    def test_a_function_goes_on_with_a_mesh_made_after_a_failure(self):
+        mesh = own_mesh("again")
+        program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "again"))
+        self.assertEqual(float(program(jnp.float64(1))), WORLD)
+        if WORLD > 1:
+            self.raises(jax.errors.JaxRuntimeError, "MISMATCH", program, jnp.ones(3 + RANK))
+        anew = own_mesh("again")
+        dmj.recover()
+        self.assertEqual(float(program(jnp.float64(1))), WORLD)
+        self.assertEqual(anew.size(), WORLD)
+
     def test_closed_and_finalized_mesh(self):
         mesh = own_mesh("closing")
         program = jax.jit(lambda x: dmj.all_reduce(x, mesh, "closing"))
