@@ -20,7 +20,8 @@
  * stay NULL after a failure and for NCCL_SPLIT_NOCOLOR.
  *
  * Environment: HOSTCCL_TIMEOUT_MS ends every wait for peers after so many milliseconds, with ncclRemoteError. Unset, ranks
- * wait 600 seconds for each other to join, and as long as all live for everything else.
+ * wait 600 seconds for each other to join, and as long as all live for everything else; 0 means the same. What is no whole
+ * number of milliseconds is refused by the calls that make a communicator of an id, with ncclInvalidArgument.
  *
  * After a real nccl.h this header adds only the hostccl* functions; a real nccl.h after this header adds nothing. */
 #ifndef HOSTCCL_H_

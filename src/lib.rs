@@ -59,7 +59,9 @@
 //!
 //! # Errors
 //!
-//! Everything fallible gives [`error::Result`]: a [`error::Status`] and one line that carries the values. Every wait has a deadline. A panic is a bug.
+//! Everything fallible gives [`error::Result`]: a [`error::Status`] and one line that carries the values. Every wait has a deadline.
+//! A panic is a bug, with one exception: a few questions that give a plain value take an index and panic where there is nothing at it, as a slice does. Their
+//! documentation says so under "Panics". What a [`rendezvous::store::Store`] or a closure of the caller's panics with passes through to the caller.
 //! The version of this API is the crate's: below 1.0 a minor version may break it. Modules are listed from the boundary to NCCL upwards in the
 //! project's ARCHITECTURE.md; [`ffi`] is the C ABI, for C.
 

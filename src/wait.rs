@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 /// The longest a blocked wait sleeps before it looks at its [`Cancel`] flag again.
 pub const CANCEL_SLICE: Duration = Duration::from_millis(20);
 
+/// The longest timeout.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// A moment by which a wait ends, with the timeout it came from (for messages).
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline {
@@ -19,14 +22,15 @@ pub struct Deadline {
 impl Deadline {
     /// The moment `timeout` from now. Timeouts past 100 years count as 100 years.
     pub fn after(timeout: Duration) -> Deadline {
-        let timeout = timeout.min(Duration::from_secs(100 * 365 * 86_400));
+        let timeout = timeout.min(LONGEST);
         Deadline { at: Instant::now() + timeout, timeout }
     }
 
-    /// The moment this much later, with the same timeout for messages.
+    /// The moment this much later, with the same timeout for messages. More than 100 years count as 100 years, and a moment that the clock
+    /// cannot express leaves the deadline as it is.
     #[must_use]
     pub fn extended(&self, grace: Duration) -> Deadline {
-        Deadline { at: self.at + grace, ..*self }
+        Deadline { at: self.at.checked_add(grace.min(LONGEST)).unwrap_or(self.at), ..*self }
     }
 
     /// Time left, zero when passed.
@@ -156,5 +160,25 @@ impl Lookout<'_> {
             self.next = Deadline::after(LOOK);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_times_are_cut_off() {
+        let longest = Deadline::after(Duration::MAX);
+        assert_eq!(longest.timeout(), LONGEST);
+        assert!(longest.left() <= LONGEST && !longest.passed());
+        let later = longest.extended(Duration::MAX);
+        assert!(later.left() > LONGEST && later.left() <= 2 * LONGEST);
+        assert_eq!(later.timeout(), LONGEST);
+        let mut later = later;
+        for _ in 0..1000 {
+            later = later.extended(Duration::MAX);
+        }
+        assert!(!later.passed());
     }
 }

@@ -265,3 +265,24 @@ fn options_are_made_step_by_step() {
     assert_eq!(mesh.mesh().coordinate().unwrap(), [1, 0]);
     assert_eq!(mesh.all_reduce("dp", &mut [0f32], Operator::Sum).unwrap_err().status(), Status::Unsupported);
 }
+
+#[test]
+fn an_index_that_no_dimension_has_is_an_error_wherever_one_can_be_given() {
+    let mesh = Mesh::new(&MeshSpec::new("cpu", &[2, 4], 8, 6)).unwrap();
+    let outside = Mesh::new(&MeshSpec::new("cpu", &[2], 8, 6)).unwrap();
+    for index in [2, 9, usize::MAX] {
+        let refused = |error: devicemesh::error::Error| {
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+            assert!(error.message().starts_with(&format!("there is no dimension {index} in ")), "{error}");
+        };
+        for mesh in [&mesh, &outside] {
+            refused(mesh.local_rank(index).unwrap_err());
+            refused(mesh.group_ranks(index).unwrap_err());
+            refused(mesh.each_group_rank(index).err().unwrap());
+            refused(mesh.translate_rank(index, 0).unwrap_err());
+            refused(mesh.neighbor(index, 1, true).unwrap_err());
+            refused(mesh.split_color_key(index).unwrap_err());
+            refused(mesh.without(index, &[1], 8).unwrap_err());
+        }
+    }
+}

@@ -2,9 +2,11 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use devicemesh::error::{Error, Result, Status};
@@ -85,6 +87,94 @@ fn a_store_of_the_callers_is_used_as_it_is() {
         let world = World::join("cpu", &options(rank, 3).store(Arc::new(store.clone()))).unwrap();
         barriers(&world).unwrap();
     });
+}
+
+/// What a store of the caller's does wrong.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Wrong {
+    SetOncePanics,
+    LookPanics,
+    Verdict(&'static str),
+    Index(usize),
+}
+
+struct Faulty(MemoryStore, Wrong);
+
+impl Store for Faulty {
+    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+        self.0.set(key, value, wait)
+    }
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        let (index, value) = self.0.get_any(keys, wait)?;
+        Ok(match self.1 {
+            Wrong::Verdict(text) if keys[index].ends_with("/verdict") => (index, text.into()),
+            Wrong::Index(wrong) => (wrong, value),
+            _ => (index, value),
+        })
+    }
+    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        assert!(self.1 != Wrong::LookPanics || !key.ends_with("/tokens"), "the caller's own panic");
+        self.0.try_get(key, wait)
+    }
+    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+        self.0.add(key, amount, wait)
+    }
+    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        assert!(self.1 != Wrong::SetOncePanics, "the caller's own panic");
+        let stands = self.0.set_once(key, value, wait)?;
+        Ok(if let Wrong::Verdict(text) = self.1 { text.into() } else { stands })
+    }
+    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+        self.0.present(keys, wait)
+    }
+    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
+        self.0.delete(key, wait)
+    }
+    fn name(&self) -> &str {
+        "a faulty store"
+    }
+}
+
+/// How the join of two ranks ends on each; `None` is a panic. The ranks are threads that nobody joins, so that one that hangs fails the test.
+fn join_with(wrong: Wrong, timeout: Duration) -> Vec<Option<Result<()>>> {
+    let (memory, (ended, end)) = (MemoryStore::new(), channel());
+    for rank in 0..2 {
+        let (store, ended) = (Arc::new(Faulty(memory.clone(), wrong)), ended.clone());
+        std::thread::spawn(move || {
+            let join = || World::join("cpu", &options(rank, 2).timeout(timeout).store(store)).map(drop);
+            let _ = ended.send(catch_unwind(AssertUnwindSafe(join)).ok());
+        });
+    }
+    (0..2).map(|_| end.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|_| panic!("{wrong:?}: a hang"))).collect()
+}
+
+#[test]
+fn a_store_of_the_callers_that_panics_does_not_hang_the_join() {
+    for wrong in [Wrong::SetOncePanics, Wrong::LookPanics] {
+        let outcomes = join_with(wrong, Duration::from_millis(500));
+        assert!(outcomes.contains(&None), "{wrong:?}: {outcomes:?}");
+    }
+}
+
+#[test]
+fn a_store_of_the_callers_that_gives_nonsense_is_named() {
+    let long = "x".repeat(200).leak();
+    for text in ["", "0", "0 0 0 0", "9999 0 0 0\nwell", "10 0 0 0\n", "0 0 0\n", long] {
+        for outcome in join_with(Wrong::Verdict(text), Duration::from_secs(30)) {
+            let error = outcome.unwrap().unwrap_err();
+            assert_eq!(error.status(), Status::Store, "{text:?}: {error}");
+            let start = "the store at a faulty store gave an empty or unreadable verdict (\"";
+            assert!(error.message().contains(start) && error.message().len() < 300, "{text:?}: {error}");
+        }
+    }
+    for index in [3, 99, usize::MAX] {
+        for outcome in join_with(Wrong::Index(index), Duration::from_secs(30)) {
+            let error = outcome.unwrap().unwrap_err();
+            assert_eq!(error.status(), Status::Store, "{error}");
+            let told = format!("the store at a faulty store gave index {index} in get_any");
+            assert!(error.message().contains(&told), "{error}");
+        }
+    }
 }
 
 fn join_tcp(method: &str, rank: usize, size: usize, timeout: Duration) -> Result<()> {

@@ -20,7 +20,8 @@
 //! - `blocking = 0` in a configuration concerns init and split. A split writes the new handle when it is done, as NCCL does:
 //!   the place given for it stays valid until the parent says `ncclSuccess`.
 //! - `HOSTCCL_TIMEOUT_MS` bounds how long any wait may go without progress; unset or 0, collectives and messages wait for as
-//!   long as their peers live, init and split for ten minutes.
+//!   long as their peers live, init and split for ten minutes. What is no whole number of milliseconds is refused with
+//!   `ncclInvalidArgument` where the first communicator is made.
 //!
 //! # How it works
 //! - Each communicator has a segment of anonymous shared memory (`memfd`), which the ranks find through its creator's

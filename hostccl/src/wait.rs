@@ -1,6 +1,7 @@
 //! Waiting: spin for a moment, let others run, then sleep, and at the end of each slice of sleep look whether the peers
 //! still live.
 
+use std::ffi::OsStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,6 +14,9 @@ use crate::event::{self, Watch};
 const SLICE: Duration = Duration::from_millis(100);
 /// The longest sleep of an operation whose communicator `ncclCommAbort` cannot wake yet.
 const JOIN_SLICE: Duration = Duration::from_millis(20);
+
+/// The longest time that `HOSTCCL_TIMEOUT_MS` may give: 100 years.
+const MOST_MILLIS: u64 = 100 * 365 * 86_400_000;
 
 /// What one blocked operation waits for.
 pub(crate) struct Waiting<'a> {
@@ -208,9 +212,50 @@ impl Courtesy {
 
 /// `HOSTCCL_TIMEOUT_MS`: how long a wait without any progress may last; unset or 0: forever.
 pub(crate) fn timeout() -> Option<Duration> {
-    static TIMEOUT: OnceLock<Option<Duration>> = OnceLock::new();
-    *TIMEOUT.get_or_init(|| {
-        let millis = std::env::var("HOSTCCL_TIMEOUT_MS").ok()?.trim().parse().ok()?;
-        (millis > 0).then(|| Duration::from_millis(millis))
-    })
+    from_environment().as_ref().ok().copied().flatten()
+}
+
+/// An error where `HOSTCCL_TIMEOUT_MS` is no time: to be asked before a communicator is made.
+pub(crate) fn check_timeout() -> Result<()> {
+    from_environment().as_ref().map(drop).map_err(Clone::clone)
+}
+
+fn from_environment() -> &'static Result<Option<Duration>> {
+    static TIMEOUT: OnceLock<Result<Option<Duration>>> = OnceLock::new();
+    TIMEOUT.get_or_init(|| read_timeout(std::env::var_os("HOSTCCL_TIMEOUT_MS").as_deref()))
+}
+
+/// Empty counts as unset.
+fn read_timeout(value: Option<&OsStr>) -> Result<Option<Duration>> {
+    let text = value.unwrap_or_default().to_string_lossy();
+    let digits = text.trim();
+    if digits.is_empty() {
+        return Ok(None);
+    }
+    let millis: u64 = digits.parse().ok().filter(|millis| *millis <= MOST_MILLIS).ok_or_else(|| {
+        Error::argument(format!(
+            "HOSTCCL_TIMEOUT_MS is {text:?}: it must be a whole number of milliseconds from 0 (no limit) to {MOST_MILLIS}"
+        ))
+    })?;
+    Ok((millis > 0).then(|| Duration::from_millis(millis)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_that_is_no_time_is_refused_with_its_value() {
+        for (text, millis) in
+            [(None, 0), (Some(""), 0), (Some("0"), 0), (Some(" 300 "), 300), (Some("3153600000000"), MOST_MILLIS)]
+        {
+            let read = read_timeout(text.map(OsStr::new)).unwrap();
+            assert_eq!(read, (millis > 0).then(|| Duration::from_millis(millis)), "{text:?}");
+        }
+        for text in ["abc", "-1", "1.5", "30s", "3153600000001", "99999999999999999999"] {
+            let error = read_timeout(Some(OsStr::new(text))).unwrap_err();
+            assert_eq!(error.code(), crate::types::ncclInvalidArgument);
+            assert!(error.message().contains(&format!("HOSTCCL_TIMEOUT_MS is {text:?}")), "{}", error.message());
+        }
+    }
 }

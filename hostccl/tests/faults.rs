@@ -31,7 +31,10 @@ impl Rank {
             .env("HOSTCCL_FAULT_RANK", rank.to_string())
             .env("HOSTCCL_FAULT_SIZE", size.to_string())
             .env("HOSTCCL_FAULT_ID", hex)
-            .env("HOSTCCL_TIMEOUT_MS", if play == "late" { "300" } else { "0" })
+            .env(
+                "HOSTCCL_TIMEOUT_MS",
+                play.strip_prefix("timeout ").unwrap_or(if play == "late" { "300" } else { "0" }),
+            )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -434,5 +437,14 @@ fn holds_nothing() {
             }
         }
         assert_eq!(holdings(), 0);
+    }
+}
+
+#[test]
+fn a_timeout_in_the_environment_that_is_no_time_is_refused_where_a_communicator_is_made() {
+    for value in ["abc", "-1", "99999999999999999999"] {
+        let said = Rank::start(&format!("timeout {value}"), 0, 1, &unique_id()).hear();
+        assert!(said.starts_with(&format!("init {ncclInvalidArgument} ncclCommInitRank: ")), "{said}");
+        assert!(said.contains(&format!("HOSTCCL_TIMEOUT_MS is \"{value}\"")), "{said}");
     }
 }

@@ -26,6 +26,9 @@ impl Mesh {
     }
 
     /// The name of a dimension.
+    ///
+    /// # Panics
+    /// Where no dimension has this index, as a slice does.
     pub fn dim_name(&self, index: usize) -> &str {
         &self.dims[index].name
     }
@@ -36,6 +39,9 @@ impl Mesh {
     }
 
     /// The layout of a dimension over the root's positions.
+    ///
+    /// # Panics
+    /// Where no dimension has this index, as a slice does.
     pub fn dim_layout(&self, index: usize) -> &Dim {
         &self.dims[index].dim
     }
@@ -46,6 +52,9 @@ impl Mesh {
     }
 
     /// The size of a dimension in ranks.
+    ///
+    /// # Panics
+    /// Where no dimension has this index, as a slice does.
     pub fn dim_size(&self, index: usize) -> usize {
         self.dims[index].dim.size()
     }
@@ -87,8 +96,9 @@ impl Mesh {
     /// This rank's coordinate along a dimension, which is its rank in that dimension's group.
     #[inline]
     pub fn local_rank(&self, index: usize) -> Result<usize> {
+        let dim = self.dim_at(index)?;
         match self.root.position {
-            Some(position) if self.mine => Ok(self.dims[index].dim.coordinate(position)),
+            Some(position) if self.mine => Ok(dim.coordinate(position)),
             _ => Err(self.outsider()),
         }
     }
@@ -144,7 +154,7 @@ impl Mesh {
 
     /// The same one by one, without a list of them.
     pub fn each_group_rank(&self, index: usize) -> Result<impl Iterator<Item = i32> + '_> {
-        let dim = &self.dims[index].dim;
+        let dim = self.dim_at(index)?;
         match self.root.position {
             Some(position) if self.mine => {
                 let base = dim.base(position);
@@ -165,7 +175,7 @@ impl Mesh {
     /// assert_eq!((mesh.translate_rank(0, 0).unwrap(), mesh.translate_rank(2, 0).unwrap()), (1, 4));
     /// ```
     pub fn translate_rank(&self, index: usize, local_rank: usize) -> Result<i32> {
-        let dim = &self.dims[index].dim;
+        let dim = self.dim_at(index)?;
         let position = self.root.position.filter(|_| self.mine).ok_or_else(|| self.outsider())?;
         if local_rank >= dim.size() {
             return Err(Error::invalid(format!(
@@ -207,6 +217,9 @@ impl Mesh {
     /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (1, 0, 1)
     /// assert_eq!(mesh.replica_groups(1), [0, 2, 1, 3, 4, 6, 5, 7]); // of cp: {0, 2}, {1, 3}, {4, 6}, {5, 7}
     /// ```
+    ///
+    /// # Panics
+    /// Where no dimension has this index, as a slice does.
     pub fn replica_groups(&self, index: usize) -> Vec<i64> {
         let dim = &self.dims[index].dim;
         let firsts = (0..self.root.size).filter(|position| dim.base(*position) == *position);
@@ -217,12 +230,27 @@ impl Mesh {
     /// For `ncclCommSplit` over the root's ranks: a colour that is equal exactly within this rank's group along the dimension (its base
     /// position), and the coordinate as key.
     pub fn split_color_key(&self, index: usize) -> Result<(i32, i32)> {
-        let dim = &self.dims[index].dim;
+        let dim = self.dim_at(index)?;
         match self.root.position {
             // A root has at most i32::MAX ranks.
             Some(position) if self.mine => Ok((dim.base(position) as i32, dim.coordinate(position) as i32)),
             _ => Err(self.outsider()),
         }
+    }
+
+    /// The layout of a dimension that the caller names by its index.
+    #[inline]
+    pub(super) fn dim_at(&self, index: usize) -> Result<&Dim> {
+        self.dims.get(index).map(|named| &named.dim).ok_or_else(|| self.no_dim(index))
+    }
+
+    #[cold]
+    fn no_dim(&self, index: usize) -> Error {
+        Error::invalid(format!(
+            "there is no dimension {index} in {}, which has {} dimensions",
+            self.describe(),
+            self.dims.len()
+        ))
     }
 
     /// All dimensions as one.

@@ -21,6 +21,7 @@ impl Mesh {
     /// assert!(mesh.without(1, &[0, 1], 8).is_err()); // nothing would be left
     /// ```
     pub fn without(&self, index: usize, lost: &[i32], world_size: usize) -> Result<Mesh> {
+        self.dim_at(index)?;
         let name = self.dim_name(index);
         if lost.is_empty() {
             return Err(Error::invalid(format!(

@@ -332,10 +332,16 @@ impl Round {
     fn decide_at(&self, key: String, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
         let mine = verdict.encode();
         let stands = self.party.store.set_once(&key, &mine, wait)?;
+        let verdict = self.verdict_in(&stands, &key);
         if stands == mine {
             self.party.left.note([key]);
         }
-        Ok(Verdict::decode(&stands))
+        Ok(verdict)
+    }
+
+    /// The verdict that the store gives under that key.
+    fn verdict_in(&self, value: &[u8], key: &str) -> Verdict {
+        Verdict::decode(value, key, self.party.store.name())
     }
 
     fn copy(&self) -> Round {

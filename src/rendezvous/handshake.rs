@@ -20,6 +20,15 @@ const TOKENS: i64 = 4096;
 /// After a mismatch, how long late ranks can still learn of it.
 const STAY: Duration = Duration::from_millis(500);
 
+/// Raises a flag when it goes.
+struct Tell<'a>(&'a AtomicBool);
+
+impl Drop for Tell<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Rank 0's part.
 pub(super) struct Host {
     store: Arc<dyn Store>,
@@ -46,11 +55,12 @@ impl Host {
             if let Err(error) = handing {
                 return Err(Error::no_thread(&error));
             }
+            // Also where `work` unwinds, out of the caller's store for one: the scope waits for the thread, which ends when it is told so.
+            let _telling = Tell(&done);
             let outcome = work();
             if outcome.as_ref().is_err_and(|error| error.status() == Status::Mismatch) {
                 std::thread::sleep(STAY);
             }
-            done.store(true, Ordering::SeqCst);
             outcome
         })
     }

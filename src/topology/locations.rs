@@ -72,11 +72,17 @@ impl Topology {
     }
 
     /// Number of domains of a level.
+    ///
+    /// # Panics
+    /// Where `level` is not below [`Topology::levels`], as a slice does.
     pub fn domains(&self, level: usize) -> usize {
         self.counts[level]
     }
 
     /// The domain of a rank at a level.
+    ///
+    /// # Panics
+    /// Where `level` is not below [`Topology::levels`], or `rank` is negative or not below [`Topology::world_size`], as a slice does.
     pub fn domain(&self, level: usize, rank: i32) -> u32 {
         self.labels[level][rank as usize]
     }

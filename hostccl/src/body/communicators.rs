@@ -18,6 +18,7 @@ use crate::shrink::Shrink;
 use crate::split::Split;
 use crate::turn::Name;
 use crate::types::*;
+use crate::wait::check_timeout;
 
 pub(crate) unsafe fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> Result<ncclResult_t> {
     check_out("unique_id", unique_id)?;
@@ -41,6 +42,7 @@ unsafe fn init(
     check_out("comm", comm)?;
     // SAFETY: not NULL, and valid by the caller's contract.
     unsafe { comm.write(std::ptr::null_mut()) };
+    check_timeout()?;
     if nranks < 1 || nranks as u32 > MAX_RANKS {
         return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
     }

@@ -28,10 +28,9 @@ impl Round {
         if absent.ranks.is_empty() && absent.looked_at == size {
             // One that has come and stopped before it counted itself in is not late like the others, which are so soon.
             let late = if size > HASTY { soon.deadline.left() * 3 / 4 } else { soon.deadline.left() / 4 };
-            if let Ok(stands) =
-                self.party.store.get(&self.key(phase, "verdict"), &soon.with_deadline(Deadline::after(late)))
-            {
-                return Ok(Verdict::decode(&stands));
+            let key = self.key(phase, "verdict");
+            if let Ok(stands) = self.party.store.get(&key, &soon.with_deadline(Deadline::after(late))) {
+                return Ok(self.verdict_in(&stands, &key));
             }
             // Where the store has gone meanwhile, it can be any of them.
             let stuck = self.absent(|position| self.stuck(phase, position), half(), soon);

@@ -7,6 +7,7 @@ use super::order::Order;
 use super::verdict::{DETAIL, Verdict};
 use super::{HASTY, NOTHING, Party, Round};
 use crate::error::{Error, Result, Status};
+use crate::rendezvous::store::any_of;
 use crate::wait::{Deadline, Wait, Watch};
 
 /// A dissenter's step of the counter: its low half counts who is there, its high half who differs.
@@ -157,7 +158,7 @@ impl Round {
             // It speaks before its own deadline makes something else of it.
             let window = wait.with_deadline(Deadline::after(WINDOW.min(wait.deadline.left() / 2)));
             if !all {
-                match store.get_any(&[&self.key(phase, "all"), &self.key(phase, "verdict")], &window) {
+                match any_of(&**store, &[&self.key(phase, "all"), &self.key(phase, "verdict")], &window) {
                     Err(error) if error.status() == Status::Timeout => {}
                     came => drop(came?),
                 }
@@ -230,7 +231,6 @@ impl Round {
         });
         let wait = &Wait { watch: Some(watch), ..wait.clone() };
         let (store, verdict) = (&self.party.store, self.key(phase, "verdict"));
-        let as_verdict = |value: Vec<u8>| Came::Verdict(Verdict::decode(&value));
         loop {
             if let Some(lost) = self.lost() {
                 // What came before it went still counts.
@@ -242,10 +242,10 @@ impl Round {
             }
             let (number, lost) = self.party.losses.next();
             let keys: Vec<&str> = key.into_iter().chain([verdict.as_str(), lost.as_str()]).collect();
-            let (index, value) = store.get_any(&keys, wait)?;
+            let (index, value) = any_of(&**store, &keys, wait)?;
             match (keys.len() - index, key) {
                 (1, _) => self.party.losses.note(number, &value),
-                (2, _) => return Ok(as_verdict(value)),
+                (2, _) => return Ok(Came::Verdict(self.verdict_in(&value, &verdict))),
                 _ => return Ok(Came::Value(value)),
             }
         }
@@ -285,7 +285,7 @@ impl Round {
         if self.count(self.key(phase, "late"), 1, &whole).is_ok_and(|number| number > 1) {
             let half = whole.with_deadline(Deadline::after(whole.deadline.left().min(grace / 2)));
             if let Ok(stands) = store.get(&verdict_key, &half) {
-                return Ok(Verdict::decode(&stands));
+                return Ok(self.verdict_in(&stands, &verdict_key));
             }
         }
         let found = match self.late_dissent(phase, &whole) {
@@ -350,7 +350,7 @@ impl Round {
                 return self.await_each_reader(phase, wait);
             }
             let (number, next) = losses.next();
-            match store.get_any(&[&self.key(phase, &format!("read/{}", members.len() - 1)), &next], wait)? {
+            match any_of(&**store, &[&self.key(phase, &format!("read/{}", members.len() - 1)), &next], wait)? {
                 (1, value) => losses.note(number, &value),
                 _ => return Ok(()),
             }

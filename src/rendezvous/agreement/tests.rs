@@ -413,7 +413,8 @@ fn a_slow_store_does_not_keep_a_rank_that_is_aborted_and_the_others_learn_all_th
     });
     assert_eq!(aborted.status(), Status::Aborted);
     assert!(took < Duration::from_millis(250), "{took:?}: 70 ms on a machine that does nothing else");
-    let told = Verdict::decode(&memory.get("test/world/0/verdict", &soon()).unwrap());
+    let told =
+        Verdict::read(&String::from_utf8(memory.get("test/world/0/verdict", &soon()).unwrap()).unwrap()).unwrap();
     assert_eq!(told.status, Status::PeerLost);
 }
 

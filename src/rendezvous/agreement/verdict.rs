@@ -6,6 +6,8 @@ use crate::error::{Error, Result, Status};
 pub(super) const DETAIL: char = '\n';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
+/// How much a message shows of a text that is no verdict.
+const SHOWN_CHARACTERS: usize = 40;
 
 /// A status and, unless it is well, a message with the codes of the layers below.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,14 +93,26 @@ impl Verdict {
         format!("{} {} {} {}\n{}", self.status as i32, self.ccl, self.device, self.os, self.message).into_bytes()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Verdict {
+    /// The verdict that the store of that name gives under `key`. What no rank can have written is a failure of the store.
+    pub(super) fn decode(bytes: &[u8], key: &str, store: &str) -> Verdict {
         let text = String::from_utf8_lossy(bytes);
-        let (codes, message) = text.split_once('\n').unwrap_or((&text, ""));
-        let mut codes = codes.split(' ').map(|code| code.parse::<i32>().ok());
-        let mut code = || codes.next().flatten();
-        let status = code().and_then(Status::from_code).unwrap_or(Status::Store);
-        let (ccl, device, os) = (code().unwrap_or(0), code().unwrap_or(0), code().unwrap_or(0));
-        Verdict { status, ccl, device, os, message: message.to_owned() }
+        Verdict::read(&text).unwrap_or_else(|| {
+            let start: String = text.chars().take(SHOWN_CHARACTERS).collect();
+            let more = if start.len() < text.len() { " ..." } else { "" };
+            Verdict::of(&Error::store(format!(
+                "the store at {store} gave an empty or unreadable verdict ({start:?}{more}) under the key {key}: it must give the values back as they were set"
+            )))
+        })
+    }
+
+    /// `None` where the text is no verdict.
+    pub(super) fn read(text: &str) -> Option<Verdict> {
+        let (codes, message) = text.split_once('\n')?;
+        let codes = codes.split(' ').map(|code| code.parse().ok()).collect::<Option<Vec<i32>>>()?;
+        let [status, ccl, device, os] = codes[..] else { return None };
+        let status = Status::from_code(status)?;
+        let silent = status != Status::Ok && message.is_empty();
+        (!silent).then(|| Verdict { status, ccl, device, os, message: message.to_owned() })
     }
 
     pub(super) fn into_result(self) -> Result<()> {

@@ -79,6 +79,19 @@ pub trait Store: Send + Sync {
     fn name(&self) -> &str;
 }
 
+/// Which of the keys came first, and its value. A store of the caller's may give an index that no key has.
+pub(super) fn any_of(store: &dyn Store, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+    let (index, value) = store.get_any(keys, wait)?;
+    if index >= keys.len() {
+        return Err(Error::store(format!(
+            "the store at {} gave index {index} in get_any of {} keys: it must be that of one of them",
+            store.name(),
+            keys.len()
+        )));
+    }
+    Ok((index, value))
+}
+
 /// The error of a wait for a key that did not come.
 fn no_key(store: &dyn Store, key: &str, wait: &Wait) -> Error {
     Error::timeout(format!(
