@@ -7,12 +7,14 @@ use std::time::Duration;
 use once_cell::sync::Lazy;
 
 use super::hosts::{anybody_listens, listens};
-use super::store::{Secret, Server};
+use super::store::{SOMEBODY_LISTENS, Secret, Server};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
 /// How long a service that listens at the port already may take to end: what served the job before may just be going.
 const GOING: Duration = Duration::from_secs(1);
+/// Between two tries. Looking for whoever listens reads the list of all sockets of the host, which may be long.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// This process's server at that address: a second world there uses the one that runs. None where another library of this process serves already:
 /// PyTorch's own rank 0, in a program that called init_process_group before. That store is no older than this process, so it is as good as ours.
@@ -43,14 +45,15 @@ pub(super) fn serve(
             return Err(error);
         }
         if wait.deadline.passed() {
-            let (timeout, message) = (wait.deadline.timeout().as_millis(), error.message());
-            let why = format!(
-                "{message}; no process listens there, but a connection of this host has held the port for {timeout} ms"
+            let held = format!(
+                "no process listens there, but a connection of this host has held the port for {} ms; the kernel gives connections the ports of net.ipv4.ip_local_port_range",
+                wait.deadline.timeout().as_millis()
             );
+            let why = error.message().replace(SOMEBODY_LISTENS, &held);
             return Err(Error::new(error.status(), why).with_os_error(error.os_error()));
         }
         wait.cancel.check()?;
-        std::thread::sleep(wait.deadline.slice());
+        std::thread::sleep(wait.deadline.left().min(PAUSE));
     }
 }
 

@@ -19,6 +19,7 @@ pub use client::TcpStore;
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use secret::Secret;
+pub(in crate::rendezvous) use server::SOMEBODY_LISTENS;
 pub use server::Server;
 
 use std::hash::{BuildHasher, Hasher, RandomState};

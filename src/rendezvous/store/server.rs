@@ -156,18 +156,21 @@ impl Drop for Server {
     }
 }
 
+/// How a port that is taken is explained.
+pub(in crate::rendezvous) const SOMEBODY_LISTENS: &str = "another process listens there";
+
 /// At least one listener. An address that this host does not have (IPv6 switched off, say) is left out while there is another.
 fn listen_on_all(address: impl ToSocketAddrs + std::fmt::Debug) -> Result<Vec<Private<TcpListener>>> {
     let text = format!("{address:?}");
     let refused = |error: &io::Error| {
         let hint = match error.kind() {
-            ErrorKind::AddrInUse => {
-                " (another process listens there: choose another port, MASTER_PORT or init_method, or wait for it to end)"
-            }
+            ErrorKind::AddrInUse => format!(
+                " ({SOMEBODY_LISTENS}: choose another port, MASTER_PORT or init_method, or wait until this one is free)"
+            ),
             ErrorKind::AddrNotAvailable => {
-                " (it is not an address of this host: rank 0 must run on the host that is named)"
+                " (it is not an address of this host: rank 0 must run on the host that is named)".to_owned()
             }
-            _ => "",
+            _ => String::new(),
         };
         Error::store_io(format!("cannot listen on {text} for the store{hint}"), error)
     };
