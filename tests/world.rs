@@ -96,6 +96,7 @@ enum Wrong {
     LookPanics,
     Verdict(&'static str),
     Index(usize),
+    LossesWithoutEnd,
 }
 
 struct Faulty(MemoryStore, Wrong);
@@ -105,6 +106,9 @@ impl Store for Faulty {
         self.0.set(key, value, wait)
     }
     fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        if self.1 == Wrong::LossesWithoutEnd && keys.len() > 1 {
+            return Ok((keys.len() - 1, b"nobody".to_vec()));
+        }
         let (index, value) = self.0.get_any(keys, wait)?;
         Ok(match self.1 {
             Wrong::Verdict(text) if keys[index].ends_with("/verdict") => (index, text.into()),
@@ -149,10 +153,13 @@ fn join_with(wrong: Wrong, timeout: Duration) -> Vec<Option<Result<()>>> {
 }
 
 #[test]
-fn a_store_of_the_callers_that_panics_does_not_hang_the_join() {
+fn a_store_of_the_callers_that_panics_or_never_stops_does_not_hang_the_join() {
     for wrong in [Wrong::SetOncePanics, Wrong::LookPanics] {
         let outcomes = join_with(wrong, Duration::from_millis(500));
         assert!(outcomes.contains(&None), "{wrong:?}: {outcomes:?}");
+    }
+    for outcome in join_with(Wrong::LossesWithoutEnd, Duration::from_millis(500)) {
+        assert_eq!(outcome.unwrap().unwrap_err().status(), Status::Timeout);
     }
 }
 

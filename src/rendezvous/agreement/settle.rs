@@ -244,7 +244,17 @@ impl Round {
             let keys: Vec<&str> = key.into_iter().chain([verdict.as_str(), lost.as_str()]).collect();
             let (index, value) = any_of(&**store, &keys, wait)?;
             match (keys.len() - index, key) {
-                (1, _) => self.party.losses.note(number, &value),
+                (1, _) => {
+                    self.party.losses.note(number, &value);
+                    // A store that tells of losses again and again, none of them a rank of this scope, does not keep the call beyond its deadline.
+                    wait.cancel.check()?;
+                    if wait.deadline.passed() && self.lost().is_none() {
+                        return Err(Error::timeout(format!(
+                            "the store at {} tells of lost ranks without end",
+                            store.name()
+                        )));
+                    }
+                }
                 (2, _) => return Ok(Came::Verdict(self.verdict_in(&value, &verdict))),
                 _ => return Ok(Came::Value(value)),
             }
@@ -351,7 +361,7 @@ impl Round {
             }
             let (number, next) = losses.next();
             match any_of(&**store, &[&self.key(phase, &format!("read/{}", members.len() - 1)), &next], wait)? {
-                (1, value) => losses.note(number, &value),
+                (1, value) if !wait.deadline.passed() => losses.note(number, &value),
                 _ => return Ok(()),
             }
         }
