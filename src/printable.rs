@@ -1,10 +1,10 @@
-//! Text from outside as a terminal may show it: the one place where it is escaped.
+//! Escapes text from outside, so that a terminal can show it. This is the one place where such text is escaped.
 
 use std::borrow::Cow;
 
-/// The text, with what would act on a terminal or turn its lines round written as escapes: control characters (C0, DEL and C1, line breaks and
-/// ESC among them), line separators and marks of direction. Whatever a peer, a file or the environment says goes through here before it
-/// is shown.
+/// Returns the text with escapes in place of the characters that act on a terminal or turn its lines round. These are control characters
+/// (C0, DEL and C1, line breaks and ESC among them), line separators and marks of direction. Every text that a peer, a file or the
+/// environment gives passes through this function before it is shown.
 ///
 /// ```
 /// use devicemesh::printable::printable;
@@ -29,7 +29,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Whether a terminal does something at this character but show it.
+/// Whether a terminal does anything else with this character than show it.
 fn acts(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

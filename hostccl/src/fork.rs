@@ -1,4 +1,4 @@
-//! What a forked child must not have of its parent, and how a child is recognised.
+//! Keeps from a forked child what belongs to its parent alone, and recognises a child.
 //!
 //! A child made by `fork` has copies of its parent's descriptors and memory, but none of its other threads. While a child holds a copy of a
 //! socket, the peer does not learn that the parent has died; while it holds a listening socket, the parent's port stays taken; and a call made
@@ -14,9 +14,9 @@
 //! made with close-on-exec. A child made by the `clone` system call itself, without `exec`, runs no handlers either: its calls are refused and
 //! it has no shared memory, but it keeps the descriptors.
 //!
-//! A child is free to use this library when its parent held nothing at the time of the fork: no world, no communicator, no store. A unique id is
-//! nothing in this sense, because programs make one and then fork their ranks. The handlers
-//! are registered when the first such thing is made, and not before.
+//! A child is free to use this library when its parent held nothing at the time of the fork: no world, no communicator, no store. A unique
+//! id does not count, because programs make one and then fork their ranks. The handlers are registered when the first world, communicator
+//! or store is made, and not before.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -32,14 +32,14 @@ static NOTHING_HELD: AtomicU32 = AtomicU32::new(1);
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NOTHING_HELD).cast_mut());
 /// The page whose first word [`MARK`] points to while this process holds something; NULL until it first does.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-/// The word in place of the page where the kernel gives none. Then only the handler tells a child.
+/// The word in place of the page where the kernel gives none. Then only the handler marks a child.
 static NO_PAGE: AtomicU32 = AtomicU32::new(1);
 /// How many things this process holds. Changed only with [`LOCK`] held.
 static HELD: AtomicU64 = AtomicU64::new(0);
 /// The process that holds them.
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process was forked from one that held something of this library, which can then not be used here. Two loads.
+/// Whether this process was forked from one that held something of this library, which can then not be used here. This costs two loads.
 #[inline]
 pub fn is_child() -> bool {
     // SAFETY: MARK always points to a static word, or to one in a page that is never unmapped.
@@ -56,12 +56,12 @@ pub fn refusal() -> String {
     )
 }
 
-/// 0, [`SECTION`], or the number of the thread that forks.
+/// The value is 0 when it is free, [`SECTION`], or the number of the thread that forks.
 static LOCK: AtomicU32 = AtomicU32::new(0);
-/// A thread is inside [`section`]. No thread has this number.
+/// The value while a thread is inside [`section`]. No thread has this number.
 const SECTION: u32 = u32::MAX;
-/// How long a fork waits for threads inside a section. They make a system call or two; only one that was interrupted by a signal whose handler
-/// forks takes longer, and that one must not wait for itself.
+/// How long a fork waits for threads inside a section. They make a system call or two. Only a thread that was interrupted by a
+/// signal whose handler forks takes longer, and such a thread must not wait for itself.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 fn take(owner: u32, patience: Option<Duration>) -> bool {
@@ -99,7 +99,7 @@ fn this_thread() -> u32 {
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
-/// Before a fork, on the thread that forks.
+/// Runs before a fork, on the thread that forks.
 unsafe extern "C" fn prepare() {
     let me = this_thread();
     if LOCK.load(Ordering::Relaxed) != me {
@@ -107,12 +107,12 @@ unsafe extern "C" fn prepare() {
     }
 }
 
-/// After it, in the parent.
+/// Runs after a fork, in the parent.
 unsafe extern "C" fn parent() {
     let _ = LOCK.compare_exchange(this_thread(), 0, Ordering::Release, Ordering::Relaxed);
 }
 
-/// After it, in the child. Atomics and `close` only: other threads are gone, and locks that they held stay locked.
+/// Runs after a fork, in the child. It uses atomics and `close` only, because other threads are gone and locks that they held stay locked.
 unsafe extern "C" fn child() {
     if HELD.load(Ordering::Relaxed) != 0 {
         // SAFETY: as in `is_child`. The page is private, so the parent does not see this.
@@ -148,7 +148,7 @@ fn register() {
     }
 }
 
-/// Counts one more thing that this process holds. Inside a section.
+/// Counts one more thing that this process holds. It is called inside a section.
 fn hold() {
     if HELD.fetch_add(1, Ordering::Relaxed) > 0 {
         return;
@@ -164,7 +164,7 @@ fn hold() {
     MARK.store(page, Ordering::Relaxed);
 }
 
-/// One less. Inside a section.
+/// Counts one thing less. It is called inside a section.
 fn release() {
     if HELD.fetch_sub(1, Ordering::Relaxed) == 1 {
         MARK.store((&raw const NOTHING_HELD).cast_mut(), Ordering::Relaxed);
@@ -184,8 +184,8 @@ fn new_page() -> *mut AtomicU32 {
     page.cast()
 }
 
-/// A value that belongs to this process: its forked children may use nothing of this library while it lives. In a child it is never dropped,
-/// because that would end what is the parent's.
+/// A value that belongs to this process: its forked children may use nothing of this library while it lives. In a child the value is
+/// never dropped, because that would end what is the parent's.
 #[derive(Debug)]
 pub struct Own<T>(ManuallyDrop<T>);
 
@@ -219,8 +219,8 @@ impl<T> Drop for Own<T> {
 const PER_CHUNK: usize = 1 << 15;
 type Chunk = [AtomicU64; PER_CHUNK / 64];
 static FIRST: Chunk = [const { AtomicU64::new(0) }; PER_CHUNK / 64];
-/// One bit for each descriptor that is to be closed in children. A descriptor beyond the last chunk, of which a process has two millions, is
-/// not closed there.
+/// One bit for each descriptor that is to be closed in children. A descriptor beyond the last chunk (number 2,097,152
+/// or higher) is not closed there.
 static CHUNKS: [AtomicPtr<Chunk>; 64] = {
     let mut chunks = [const { AtomicPtr::new(ptr::null_mut()) }; 64];
     chunks[0] = AtomicPtr::new((&raw const FIRST).cast_mut());
@@ -242,7 +242,7 @@ fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((word, 1 << (fd % 64)))
 }
 
-/// What owns a descriptor that forked children do not keep.
+/// Owns a descriptor that forked children do not keep.
 #[derive(Debug)]
 pub struct Private<T: AsRawFd>(ManuallyDrop<T>);
 
@@ -253,7 +253,8 @@ impl<T: AsRawFd> Private<T> {
         section(|| open().map(Private::note))
     }
 
-    /// Keeps from children what was opened before, as by a call that may block. A child that was forked meanwhile has it.
+    /// Keeps from children a descriptor that was opened before, for example by a call that may block. A child that was forked in between
+    /// has the descriptor.
     pub fn of(opened: T) -> Private<T> {
         register();
         section(|| Private::note(opened))
@@ -267,7 +268,7 @@ impl<T: AsRawFd> Private<T> {
         Private(ManuallyDrop::new(opened))
     }
 
-    /// The same descriptor as another type.
+    /// Returns the same descriptor as another type.
     pub fn map<U: AsRawFd>(self, turn: impl FnOnce(T) -> U) -> Private<U> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not dropped, so the value is taken once.
@@ -307,7 +308,7 @@ impl<T: AsRawFd> Drop for Private<T> {
     }
 }
 
-/// Maps shared memory by `map`, which gives its address, so that forked children do not have it.
+/// Maps shared memory so that forked children do not have it. `map` makes the mapping and returns its address.
 pub(crate) fn map_apart(bytes: usize, map: impl FnOnce() -> *mut libc::c_void) -> *mut libc::c_void {
     section(|| {
         let base = map();
@@ -388,7 +389,7 @@ mod tests {
             });
             for _ in 0..100 {
                 let left = in_child(|| {
-                    // Whatever is open must not be in the table, and the table is empty.
+                    // No open descriptor may be in the table, and the table is empty.
                     CHUNKS.iter().all(|chunk| {
                         let words = chunk.load(Ordering::Relaxed);
                         // SAFETY: as in `child`.

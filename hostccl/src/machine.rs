@@ -1,8 +1,8 @@
-//! What this machine refuses, said so that whoever reads it knows which limit or setting to change.
+//! Says what this machine refuses, so that the reader knows which limit or setting to change.
 
 use std::io;
 
-/// What the operating system says of `error`, with what to do about it where that is known.
+/// Returns the operating system's text for `error`, and what to do about it where that is known.
 pub fn explained(error: &io::Error) -> String {
     match advice(error) {
         Some(advice) => format!("{error}: {advice}"),
@@ -25,7 +25,7 @@ fn advice(error: &io::Error) -> Option<String> {
     })
 }
 
-/// The same for a system call that a sandbox may forbid.
+/// Does the same as [`explained`] for a system call that a sandbox may forbid.
 pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
@@ -37,7 +37,7 @@ pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
     }
 }
 
-/// Why a thread could not be started, and what to do.
+/// Says why a thread could not be started, and what to do.
 pub fn no_thread(error: &io::Error) -> String {
     let said = format!("a thread could not be started: {error}");
     if error.raw_os_error() != Some(libc::EAGAIN) {
@@ -49,7 +49,7 @@ pub fn no_thread(error: &io::Error) -> String {
     )
 }
 
-/// The soft limit; `None` where there is none.
+/// Returns the soft limit, or `None` where there is none.
 fn limit(resource: i32) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: a place for the answer; on failure it keeps what it had.
@@ -57,7 +57,7 @@ fn limit(resource: i32) -> Option<u64> {
     (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Why the ranks of this machine cannot find each other through `/proc`, and what to do; `None` where they can.
+/// Says why the ranks of this machine cannot find each other through `/proc`, and what to do. Returns `None` where they can.
 pub fn broken_proc() -> Option<String> {
     let me = std::process::id();
     let need = "the ranks on host memory find each other there";
@@ -73,7 +73,7 @@ pub fn broken_proc() -> Option<String> {
     }
 }
 
-/// Why this process may not open what process `owner` has open, and what to do.
+/// Says why this process may not open what process `owner` has open, and what to do.
 pub(crate) fn denied(owner: u32, error: &io::Error) -> String {
     let me = std::process::id();
     // SAFETY: no arguments.
@@ -88,7 +88,7 @@ pub(crate) fn denied(owner: u32, error: &io::Error) -> String {
     }
 }
 
-/// The effective user of a process: `Uid:` of `/proc/<pid>/status`, which everybody may read.
+/// Returns the effective user of a process, from `Uid:` in `/proc/<pid>/status`, which everybody may read.
 fn user_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;

@@ -1,16 +1,16 @@
 //! Turns: which call of this rank is inside a communicator, and which ones wait.
 //!
-//! A communicator has one place for its collectives, and for each peer one for what is sent to it and one for what is received from it.
+//! A communicator has one place for its collectives. For each peer it has one place for sends to the peer and one for receives from it.
 //! One call at a time is inside a place. Calls of several threads under different [names](Name) wait for each other; two calls under one
 //! name at the same time are refused, because nobody can know which of them belongs to which call of the other ranks.
 //!
 //! The order in which threads enter may differ from rank to rank. When the ranks find calls under different names in one step of the
-//! collectives, they withdraw them, and rank 0 decides which name goes first: one under which every rank has a call. For that each rank
-//! keeps the names of its waiting calls in shared memory ([`Seat::wanted`](crate::segment::Seat)). So each name makes progress
+//! collectives, the ranks withdraw these calls, and rank 0 picks the name that goes first: one under which every rank has a call. Each rank
+//! keeps the names of its waiting calls in shared memory for rank 0 ([`Seat::wanted`](crate::segment::Seat)). So each name makes progress
 //! whenever it would with a communicator of its own.
 //!
-//! A place whose word holds a tag has a single call, which nobody else has met: taking and leaving it is one atomic operation each. As
-//! soon as a second call comes, the word says [`SLOW`], and the entries under the lock say who is there.
+//! When the word of a place holds a tag, a single call is inside and no other call waits there. Such a call takes and leaves the place with
+//! one atomic operation each. When a second call begins, the word becomes [`SLOW`], and the entries under the lock list the calls.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,11 +25,11 @@ use crate::types::ncclInvalidUsage;
 /// The longest name in bytes, the zero at its end included.
 pub(crate) const NAME_BYTES: usize = 32;
 
-/// Under what name a call is issued. The same on all ranks of the call.
+/// The name under which a call is issued. It is the same on all ranks of the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Name {
-    /// What tells names apart.
+    /// The number that tells names apart.
     pub(crate) tag: u64,
     /// The name for messages, filled up with zeros.
     pub(crate) text: [u8; NAME_BYTES],
@@ -44,7 +44,7 @@ thread_local! {
 }
 
 impl Name {
-    /// That of a call for which nobody said one.
+    /// The name of a call to which the caller gave none.
     pub(crate) const NONE: Name = Name { tag: UNNAMED, text: [0; NAME_BYTES] };
 
     /// Names the calling thread's next operation.
@@ -97,7 +97,7 @@ struct Entry {
     cell: Option<usize>,
 }
 
-/// The entry of the call that was alone before the second one came: it does not know its number.
+/// The number of the entry of a call that was alone before the second call began. The call that was alone does not know this number.
 const ALONE: u64 = 0;
 
 #[derive(Debug, Default)]
@@ -109,12 +109,12 @@ struct Entries {
 /// The places of one rank of a communicator.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    /// By place: 0 when nobody is there, the tag of the only call, or [`SLOW`].
+    /// One word for each place: 0 when no call is there, the tag of the only call, or [`SLOW`].
     words: Box<[AtomicU64]>,
     entries: Mutex<Entries>,
-    /// Changes whenever an entry comes, goes or gets inside.
+    /// Changes whenever an entry is added, is removed or gets inside.
     pub(crate) changed: Event,
-    /// Whether two calls of one name have met here: then no result of this communicator is to be relied on.
+    /// Whether two calls of one name have met here. If they have, no result of this communicator can be relied on.
     mixed: AtomicBool,
 }
 
@@ -147,7 +147,7 @@ impl Turns {
         self.changed.wake();
     }
 
-    /// Has the entries say who is at a place.
+    /// Makes the entries list the calls at a place.
     fn slow_down(&self, place: usize, entries: &mut Entries) {
         let word = &self.words[place];
         loop {
@@ -168,13 +168,13 @@ impl Turns {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
     Nothing,
-    /// The place's word has this call's tag, or an entry of [`ALONE`] stands for it.
+    /// The place's word holds this call's tag, or the entry with the number [`ALONE`] is this call's.
     Word,
-    /// The entry of that number.
+    /// The entry with that number is this call's.
     Entry(u64),
 }
 
-/// A call's right to be inside a place, once it has it. Whoever owns it leaves before dropping it.
+/// A call's right to be inside a place, or its wait for that right. The owner calls [`leave`](Pass::leave) before dropping the pass.
 #[derive(Debug)]
 pub(crate) struct Pass {
     place: Place,
@@ -191,7 +191,8 @@ impl Pass {
         &self.name
     }
 
-    /// `None` once this call is inside, else what it waits for. Refuses a second call under the same name; `call` describes this one.
+    /// Returns `None` once this call is inside, else what it waits for. Refuses a second call under the same name; `call` describes this
+    /// call in the error.
     #[inline]
     pub(crate) fn enter(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
         match self.held {
@@ -251,7 +252,7 @@ impl Pass {
         }
     }
 
-    /// Gives this call an entry, whose tag the other ranks can see. It is inside.
+    /// Gives this call, which is inside, an entry whose tag the other ranks can see.
     pub(crate) fn list(&mut self, comm: &Comm) {
         let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
         let mut entries = turns.lock();
@@ -268,7 +269,8 @@ impl Pass {
         publish(comm, &mut entries);
     }
 
-    /// Lets the waiting call of that tag inside in this one's place; whether there is one. This call then waits for its next turn.
+    /// Lets the waiting call with that tag inside in place of this call, which then waits for its next turn. Returns whether there is such
+    /// a call.
     pub(crate) fn hand_over(&mut self, comm: &Comm, tag: u64) -> bool {
         self.list(comm);
         let place = self.place.index(comm.nranks);
@@ -285,7 +287,7 @@ impl Pass {
         true
     }
 
-    /// Ends this call's stay, or its waiting. Fails when its result may belong to another call of the same name.
+    /// Ends this call's stay, or its wait. Fails when its result may belong to another call of the same name.
     #[inline]
     pub(crate) fn leave(&mut self, comm: &Comm) -> Result<()> {
         match std::mem::replace(&mut self.held, Held::Nothing) {
@@ -331,7 +333,7 @@ fn publish(comm: &Comm, entries: &mut Entries) {
     for entry in entries.list.iter_mut().filter(|entry| entry.place == collectives && entry.cell.is_none()) {
         let free = seat.wanted.iter().position(|cell| cell.load(Ordering::Relaxed) == 0);
         let Some(cell) = free else { break };
-        // What is not needed before ranks withdraw their calls costs the call that is alone nothing.
+        // A call that is alone does not get here: its tag is not needed before ranks withdraw their calls.
         seat.wanted[cell].store(entry.tag, Ordering::SeqCst);
         entry.cell = Some(cell);
         told = true;
@@ -342,7 +344,7 @@ fn publish(comm: &Comm, entries: &mut Entries) {
     }
 }
 
-/// Where a collective stands before its first step with the other ranks.
+/// The state of a collective before its first step with the other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     /// It has no turn yet.
@@ -355,11 +357,11 @@ enum At {
     Deciding(u64),
 }
 
-/// The entry of a collective: its turn on this rank, and the agreement of all ranks on whose turn it is.
+/// The admission of a collective: its turn on this rank, and the agreement of all ranks on whose turn it is.
 ///
 /// The ranks put down descriptions in step `s` and compare them in step `s + 1`. When the names differ, all of them end step `s + 1`
-/// without touching a slot, so that nobody writes to the slots of a call that was withdrawn any more, and go on in step `s + 2` with the
-/// name that rank 0 has chosen.
+/// without touching a slot. After that nobody writes to the slots of a withdrawn call any more. In step `s + 2` the ranks continue with
+/// the name that rank 0 has chosen.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     pub(crate) pass: Pass,
@@ -371,7 +373,7 @@ impl Meeting {
         Meeting { pass: Pass::new(Place::Collectives, name), at: At::Outside }
     }
 
-    /// `None` when this call may put down its description in the current step, else what it waits for.
+    /// Returns `None` when this call may put down its description in the current step, else what it waits for.
     #[inline]
     pub(crate) fn poll(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
         if self.at == At::Open || comm.nranks == 1 {
@@ -391,7 +393,7 @@ impl Meeting {
         Ok(None)
     }
 
-    /// Withdraws the call, as all ranks do that find different names in the step before this one.
+    /// Withdraws the call. All ranks do so when they find different names in the step before this one.
     #[cold]
     pub(crate) fn withdraw(&mut self, comm: &Comm) {
         self.pass.list(comm);
@@ -427,7 +429,7 @@ impl Meeting {
     }
 }
 
-/// A tag under which every rank has a call.
+/// Returns a tag under which every rank has a call.
 fn wanted_by_all(comm: &Comm) -> Option<u64> {
     let tags = |rank: usize| comm.segment.seat(rank).wanted.iter().map(|cell| cell.load(Ordering::SeqCst));
     let all_want = |tag: &u64| (1..comm.nranks).all(|rank| tags(rank).any(|other| other == *tag));

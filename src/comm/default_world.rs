@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 use crate::rendezvous::{DEFAULT_TIMEOUT, JoinOptions};
 use crate::wait::{Cancel, Deadline};
 
-/// A world that is joined from the environment when it is first needed. A join that fails, is late or is aborted leaves nothing behind: the next one begins anew.
+/// A world that is joined from the environment when it is first needed. A join that fails, is late or is aborted leaves nothing behind, so
+/// the next join begins anew.
 pub(crate) struct DefaultWorld {
     device_type: &'static str,
     state: Mutex<State>,
@@ -16,25 +17,25 @@ pub(crate) struct DefaultWorld {
 
 enum State {
     Absent,
-    /// A thread joins it; the flag ends that.
+    /// A thread joins the world; raising the flag ends that join.
     Joining(Cancel),
     Joined(Arc<Domain>),
 }
 
-/// A join under way. However it ends, the threads that wait for it are woken.
+/// A join in progress. The threads that wait for the join are woken however it ends.
 struct Joining<'a> {
     world: &'a DefaultWorld,
     joined: bool,
 }
 
 impl DefaultWorld {
-    /// Of that device type; nobody has joined it.
+    /// Makes the default world of that device type. Nobody has joined it yet.
     pub(crate) const fn new(device_type: &'static str) -> DefaultWorld {
         DefaultWorld { device_type, state: Mutex::new(State::Absent), changed: Condvar::new() }
     }
 
-    /// The world, joined first if this process is not in it. **Collective over the world** then. `deadline` bounds the join, also where another thread does it;
-    /// `None`: the default timeout does.
+    /// Returns the world. Joins it first if this process is not in it; the call is then **collective over the world**. `deadline` bounds
+    /// the join, also where another thread does the join. With `None` the default timeout bounds it.
     pub(crate) fn get_or_join(&self, deadline: Option<Deadline>) -> Result<Arc<Domain>> {
         let deadline = deadline.unwrap_or_else(|| Deadline::after(DEFAULT_TIMEOUT));
         let mut state = self.lock();
@@ -59,7 +60,7 @@ impl DefaultWorld {
         let mut joining = Joining { world: self, joined: false };
         let join = JoinOptions { deadline: Some(deadline), cancel: cancel.clone(), ..JoinOptions::default() };
         let domain = Arc::new(Domain::join(self.device_type, &DomainOptions { join, library: None })?);
-        // Under the lock an abort either finds the world joined or has raised the flag before.
+        // Because of the lock, an abort either finds the world joined or has raised the flag before.
         let mut state = self.lock();
         if cancel.is_raised() {
             drop(state);
@@ -73,7 +74,8 @@ impl DefaultWorld {
         Ok(domain)
     }
 
-    /// Ends the world on this rank, as [`Domain::abort`], or the join that is under way. The next [`get_or_join`](DefaultWorld::get_or_join) joins anew.
+    /// Ends the world on this rank, as [`Domain::abort`] does, or ends the join that is in progress. The next
+    /// [`get_or_join`](DefaultWorld::get_or_join) joins anew.
     pub(crate) fn abort(&self) -> Result<()> {
         let mut state = self.lock();
         let domain = match &*state {

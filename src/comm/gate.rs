@@ -1,8 +1,8 @@
-//! One host call at a time on a communicator of a library with streams.
+//! Lets one host call at a time into a communicator of a library with streams.
 //!
-//! There the order of the peers' calls cannot be seen, and the library forbids calls of two threads on one communicator at the same time. So
-//! calls under different names wait here until the other one has returned, and a second call under the same name is refused. In which order two
-//! names are issued is left to the program: it must be the same on all ranks.
+//! Such a library does not show the order of the peers' calls, and it forbids calls of two threads on one communicator at the same time. So
+//! a call waits here until the call under another name has returned. A second call under the same name is refused. The program decides in
+//! which order two names are issued, and this order must be the same on all ranks.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,19 +10,20 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
 
-/// Lets one call in.
+/// Lets one call in at a time.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    /// The tag of the call that is inside; 0: nobody.
+    /// The tag of the call that is inside; 0 when no call is inside.
     inside: AtomicU64,
-    /// The length of `waiting`, to be looked at without the lock.
+    /// The length of `waiting`, which can be read without the lock.
     waiters: AtomicUsize,
     waiting: Mutex<Vec<u64>>,
     freed: Condvar,
 }
 
 impl Gate {
-    /// Waits until nobody else is inside. Fails when a call of that tag is inside or waits already; `call` describes this one.
+    /// Waits until no other call is inside. Fails when a call with that tag is inside or waits already, at the deadline, and after an
+    /// abort. `call` describes this call in messages.
     #[inline]
     pub(super) fn enter(&self, tag: u64, wait: impl FnOnce() -> Wait, call: &dyn Fn() -> String) -> Result<()> {
         let tag = tag.max(1);
@@ -67,7 +68,7 @@ impl Gate {
         outcome
     }
 
-    /// Lets the next one in.
+    /// Ends the call that is inside and wakes the calls that wait.
     #[inline]
     pub(super) fn leave(&self) {
         self.inside.store(0, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Groups that the calling thread has begun and not ended, by library.
+//! Keeps the groups that the calling thread has begun and not ended, one entry for each library.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use crate::error::{Error, Result};
 /// An open group of this thread in one library.
 struct OpenGroup {
     library: Arc<Library>,
-    /// How many groups are open one in the other.
+    /// How many groups are open, one inside the other.
     depth: usize,
-    /// Operations that wait for the end.
+    /// How many operations wait for the end of the group.
     queued: usize,
-    /// The first of them, for messages.
+    /// The first operation that waits, for messages.
     first: String,
-    /// The first error of an operation that was refused in it: the whole group fails with it.
+    /// The first error of an operation that was refused in the group. The whole group fails with this error.
     refused: Option<Error>,
-    /// Communicators with streams whose gate this thread keeps until the end.
+    /// Communicators with streams whose gates this thread keeps until the group ends.
     inside: Vec<Arc<Communicator>>,
 }
 
@@ -30,11 +30,11 @@ impl Drop for OpenGroup {
 
 thread_local! {
     static OPEN: RefCell<Vec<OpenGroup>> = const { RefCell::new(Vec::new()) };
-    /// How many entries `OPEN` has: the quick question.
+    /// How many entries `OPEN` has. Reading it is quicker than borrowing `OPEN`.
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `work` with the list of open groups. A thread on its way out has none.
+/// Runs `work` with the list of open groups. Returns `None` on a thread that is ending and has no list any more.
 fn with_open<T>(work: impl FnOnce(&mut Vec<OpenGroup>) -> T) -> Option<T> {
     OPEN.try_with(|open| {
         let mut open = open.borrow_mut();
@@ -67,7 +67,7 @@ pub(super) fn note(library: &Arc<Library>, call: impl FnOnce() -> String) {
     });
 }
 
-/// Keeps the gate of a communicator, where this thread is inside already, until the group ends; whether there is a group.
+/// Keeps the gate of a communicator, which this thread has entered already, until the group ends. Returns whether there is a group.
 pub(super) fn keep(communicator: &Arc<Communicator>) -> bool {
     with_group(communicator.library(), |group| group.inside.push(Arc::clone(communicator))).is_some()
 }
@@ -78,7 +78,8 @@ pub(super) fn keeps(communicator: &Arc<Communicator>) -> bool {
         .unwrap_or(false)
 }
 
-/// Fails when operations of this thread wait for the end of a group in that library: `call` would then wait, or end, without them.
+/// Fails when operations of this thread wait for the end of a group in that library, because `call` would then wait, or end, without these
+/// operations.
 pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Result<()> {
     let waiting = library.and_then(|library| {
         with_group(library, |group| (group.queued > 0).then(|| (group.queued, group.first.clone()))).flatten()
@@ -105,8 +106,8 @@ pub(super) fn begin(library: &Arc<Library>) {
     });
 }
 
-/// Notes that it has ended one. The outermost end opens the gates that the group kept, and gives the error of the first operation that was refused
-/// in the group.
+/// Notes that the calling thread has ended a group in `library`. The outermost end opens the gates that the group kept, and returns the
+/// error of the first operation that was refused in the group.
 pub(super) fn end(library: &Arc<Library>) -> Option<Error> {
     let whole = with_open(|open| {
         let at = open.iter().position(|group| group.library.is_same(library))?;
@@ -116,8 +117,8 @@ pub(super) fn end(library: &Arc<Library>) -> Option<Error> {
     whole.flatten().and_then(|mut group| group.refused.take())
 }
 
-/// Notes that an operation of this thread was refused. Whatever group the thread has open fails with that error at its end; the host engine runs none
-/// of its operations then.
+/// Notes that an operation of this thread was refused. Every group that the thread has open then fails with that error at its end, and the
+/// host engine runs none of the group's operations.
 pub(crate) fn refuse(error: &Error) {
     if COUNT.get() == 0 {
         return;
@@ -130,22 +131,22 @@ pub(crate) fn refuse(error: &Error) {
     });
 }
 
-/// Ends the groups that this thread has open in the host engine without running their operations: a mesh was aborted, and what comes after must
-/// not wait for an end that the program may have left out.
+/// Ends the groups that this thread has open in the host engine, without running their operations. This is called when a mesh was aborted:
+/// later operations must not wait for an end of the group that the program may have left out.
 pub(super) fn abandon(library: &Arc<Library>) {
     if !library.is_host_engine() || !in_group(library) {
         return;
     }
     library.fail_group();
     while in_group(library) {
-        // It fails, as it is meant to.
+        // This end fails, as it is meant to.
         let _ = library.group_end();
         end(library);
     }
 }
 
-/// Makes communicators outside the calling thread's groups: inside one a library would put that off until the group's end. Groups belong to threads, so
-/// it is done on another one where there is need.
+/// Makes communicators outside the calling thread's groups, because inside a group a library would put that off until the group's end.
+/// Groups belong to threads, so another thread makes the communicators when this thread has an open group.
 pub(super) fn outside_groups<T: Send>(library: &Arc<Library>, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if !in_group(library) {
         return make();

@@ -1,4 +1,4 @@
-//! The number of a join, which all ranks count alike, and what earlier worlds of this process left in the store.
+//! The number of a join, which is the same on all ranks, and the keys that earlier worlds of this process left in the store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,35 +12,35 @@ use super::store::Store;
 use crate::error::Result;
 use crate::wait::Wait;
 
-/// How long giving a number back may take.
+/// How long it may take to give a number back.
 const SHORT: Duration = Duration::from_millis(200);
-/// The most notes of lost ranks that are removed: their number is what the store says.
+/// The most notes of lost ranks that are removed. There is a bound because the number of notes is read from the store.
 const MOST_LOST: usize = 1 << 16;
-/// The most worlds that were left and whose keys are remembered, and the most nonces of failed joins.
+/// For how many worlds that this process has left the keys are remembered, at most. At most as many nonces of failed joins are kept.
 const MOST: usize = 64;
 
-/// The place of a join in the store; given back when it is dropped before the join has succeeded, so the next try has the same number. The other ranks
-/// may not have come to this one at all.
+/// The place of a join in the store. It is given back when it is dropped before the join has succeeded, so the next try has the same
+/// number. The next try needs the same number because the other ranks may not have begun this join at all.
 pub(super) struct Join {
     store: Arc<dyn Store>,
     counter: String,
-    /// Before the keys of this join.
+    /// The keys of this join begin with this prefix.
     pub(super) prefix: String,
     rank: usize,
-    /// The nonces under which this rank tried this join in vain. Rank 0 of such a try may still be handing its nonce out.
+    /// The nonces under which this rank tried this join in vain. Rank 0 may still be handing out the nonce of such a try.
     pub(super) tried: Vec<String>,
     /// The nonce of this try, once it is known.
     nonce: Option<String>,
     done: bool,
 }
 
-/// By store and rank: the nonces of the joins that failed since the last one that did not.
+/// For each store and rank, the nonces of the joins that failed since the last join that succeeded.
 static TRIED: Lazy<Mutex<Tried>> = Lazy::new(Mutex::default);
 type Tried = HashMap<(String, usize), Vec<String>>;
 
 impl Join {
-    /// The n-th join of this rank of this process in that store. The store counts: what this process does in other stores of that name, or with an earlier
-    /// server there, does not matter to the ranks that meet now.
+    /// Begins the n-th join of this rank of this process in that store. The store counts the joins. So what this process does in other
+    /// stores of that name, or with an earlier server there, does not matter to the ranks that meet now.
     pub(super) fn begin(store: &Arc<dyn Store>, job: u64, rank: usize, wait: &Wait) -> Result<Join> {
         static NAMES: Lazy<Mutex<HashMap<(String, usize), String>>> = Lazy::new(Mutex::default);
         let mut names = lock(&NAMES);
@@ -49,7 +49,7 @@ impl Join {
         let counter = format!("devicemesh/{job:x}/joins/{name}");
         let mut joins = store.add(&counter, 1, wait)?;
         if joins < 1 {
-            // A number was given back to another server than it came from.
+            // A number was given back to a server that had not given it out.
             joins = store.add(&counter, 1 - joins, wait)?;
         }
         let prefix = format!("devicemesh/{job:x}/{}", joins - 1);
@@ -57,12 +57,12 @@ impl Join {
         Ok(Join { store: Arc::clone(store), counter, prefix, rank, tried, nonce: None, done: false })
     }
 
-    /// The ranks meet under that prefix, which ends with their nonce.
+    /// Notes that the ranks meet under that prefix, which ends with their nonce.
     pub(super) fn meets_under(&mut self, prefix: &str) {
         self.nonce = prefix.rsplit('/').next().map(str::to_owned);
     }
 
-    /// The join has succeeded, or its store has gone: the number stays used.
+    /// Keeps the number in use. This is called when the join has succeeded or its store has gone.
     pub(super) fn keep(mut self) {
         self.done = true;
         lock(&TRIED).remove(&(self.store.name().to_owned(), self.rank));
@@ -81,7 +81,8 @@ impl Drop for Join {
                 tried.push(nonce);
             }
             let wait = Wait::after(SHORT);
-            // Before the number is free again: a rank that comes to it must not find what rank 0 left for this join.
+            // This comes before the number is free again, because a rank that gets the number must not find what rank 0 left for
+            // this join.
             if self.rank == 0 {
                 let _ = self.store.delete(&format!("{}/session", self.prefix), &wait);
             }
@@ -101,7 +102,8 @@ struct Left {
 
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
-/// What a rank leaves in a world of `size` ranks whose keys begin with `prefix`. It is remembered when the world is gone, for [`clean_up`].
+/// Collects the keys that a rank leaves in a world of `size` ranks whose keys begin with `prefix`. When the world is gone, these keys are
+/// remembered for [`clean_up`].
 pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix: &str) -> Leftovers {
     let (store, prefix) = (store.name().to_owned(), prefix.to_owned());
     Leftovers::for_world(move |keys| {
@@ -116,8 +118,8 @@ pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix:
     })
 }
 
-/// Removes what this rank left in the worlds that it joined in this store earlier and has left since. The last rank to do so for a world also removes the notes of
-/// who has gone from it, for which ranks look that are still in it.
+/// Removes the keys that this rank left in the worlds that it joined in this store earlier and has left since. Only the last rank
+/// to do so for a world removes the notes of who has gone from it, because ranks that are still in the world look for these notes.
 pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()> {
     let mut all = lock(&LEFT);
     let (mine, others) = all.drain(..).partition::<Vec<_>, _>(|left| left.rank == rank && left.store == store.name());
@@ -125,7 +127,7 @@ pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()
     drop(all);
     for Left { size, prefix, mut keys, .. } in mine {
         let (lost, gone) = (format!("{prefix}/lost"), format!("{prefix}/gone"));
-        // Another server has nothing of that world.
+        // Another server has no keys of that world.
         let count = store.try_get(&lost, wait)?;
         if count.is_some() && store.add(&gone, 1, wait)? == size as i64 {
             let count: usize = String::from_utf8_lossy(&count.unwrap_or_default()).trim().parse().unwrap_or(0);

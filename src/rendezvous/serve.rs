@@ -11,16 +11,17 @@ use super::store::{SOMEBODY_LISTENS, Secret, Server};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
-/// How long a service that listens at the port already may take to end: what served the job before may just be going.
+/// How long a service that listens at the port already may take to end. The server of the job before may be about to end.
 const GOING: Duration = Duration::from_secs(1);
-/// Between two tries. Looking for whoever listens reads the list of all sockets of the host, which may be long.
+/// The pause between two tries. Looking for a listener reads the list of all sockets of the host, which may be long.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// This process's server at that address: a second world there uses the one that runs. None where another library of this process serves already:
-/// PyTorch's own rank 0, in a program that called init_process_group before. That store is no older than this process, so it is as good as ours.
+/// Returns this process's server at that address. A second world at that address uses the server that runs already. Returns `None` when
+/// another library of this process serves there, as PyTorch's rank 0 does in a program that called init_process_group before. That store
+/// is no older than this process, so it is as good as ours.
 ///
-/// A port that only a connection of this host holds (the kernel gives free ports to outgoing connections) is tried again until the deadline. One at which somebody
-/// else listens is an error after [`GOING`]. The server is told how many ranks come to it.
+/// A port that only a connection of this host holds (the kernel gives free ports to outgoing connections) is tried again until the
+/// deadline. A port at which somebody else listens is an error after [`GOING`]. The server is told how many ranks will connect to it.
 pub(super) fn serve(
     (host, port): (&str, u16),
     ranks: usize,
@@ -37,7 +38,7 @@ pub(super) fn serve(
             Err((error, _)) if error.os_error() != libc::EADDRINUSE => return Err(error),
             Err(taken) => taken,
         };
-        // A server of this process that is being dropped by another thread listens for a moment still, and then no more.
+        // A server of this process that another thread is dropping still listens for a moment.
         if listens(port) && (!ours_ended || going.passed()) {
             return Ok(None);
         }
@@ -57,7 +58,8 @@ pub(super) fn serve(
     }
 }
 
-/// The server that runs at that address, or a new one. With the error: whether an earlier server of this process was there.
+/// Returns the server that runs at that address, or a new one. The error comes with a flag, which says whether an earlier server of this
+/// process was there.
 fn start(host: &str, port: u16, secret: Option<&Secret>) -> std::result::Result<Arc<Server>, (Error, bool)> {
     type Servers = HashMap<(String, u16), Weak<Server>>;
     static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);

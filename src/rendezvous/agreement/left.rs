@@ -1,34 +1,36 @@
 //! The keys that this rank has left in the store for its calls, and when it removes them.
 //!
-//! Each key is removed by the rank that wrote it; of a counter or a verdict, which several ranks may write, by the rank that was first. A rank
-//! comes to a call only after it has left the call before. So once all ranks of a scope have agreed on a call, nobody reads what was left in that
-//! scope before, and every rank removes what it had left when it came to the call. Whatever a scope still holds when it is dropped (a mesh was
-//! finalized or freed) is removed after the next agreed call of a scope that has all of its ranks: dm_init of the next mesh, for one.
+//! Each key is removed by the rank that wrote it. A counter or a verdict, which several ranks may write, is removed by the rank that wrote
+//! it first. A rank begins a call only after it has left the call before. So once all ranks of a scope have agreed on a call, nobody reads
+//! what was left in that scope before, and every rank removes the keys that it had left when it began the call. When a scope is dropped (a
+//! mesh was finalized or freed), the keys that the scope still holds are removed after the next agreed call of a scope that has all of its
+//! ranks, for example dm_init of the next mesh.
 //!
-//! A call that failed keeps its keys until a later call is agreed, so a rank that comes late to it reads the same verdict as the others.
+//! A call that failed keeps its keys until a later call is agreed, so a rank that is late for the failed call reads the same verdict as the
+//! others.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Members;
 
-/// What this rank left in one scope.
+/// The keys that this rank left in one scope.
 pub(in crate::rendezvous) struct Left {
     members: Members,
     keys: Mutex<Vec<String>>,
-    /// The leftovers with a lower number were looked at: those that this scope may remove are taken.
+    /// This scope has looked at the leftovers with a lower number, and has taken those that it may remove.
     examined: Mutex<u64>,
     leftovers: Arc<Leftovers>,
 }
 
-/// What this rank left in one world: in the scopes that it has dropped, and for the world as a whole.
+/// The keys that this rank left in one world: those of the scopes that it has dropped, and those of the world as a whole.
 #[derive(Default)]
 pub(in crate::rendezvous) struct Leftovers {
     dropped: Mutex<Dropped>,
     at_end: Option<AtEnd>,
 }
 
-/// Takes what is left of a world when this rank has dropped it and all of its scopes.
+/// Receives the keys that are left of a world when this rank has dropped the world and all of its scopes.
 type AtEnd = Box<dyn Fn(Vec<String>) + Send + Sync>;
 
 #[derive(Default)]
@@ -50,7 +52,7 @@ impl Left {
         lock(&self.keys).extend(keys);
     }
 
-    /// What may be removed once the call that this rank is about to come to is agreed.
+    /// Takes the keys that may be removed once the call that this rank is about to make is agreed.
     pub(super) fn take(&self) -> Vec<String> {
         let mut keys = std::mem::take(&mut *lock(&self.keys));
         keys.append(&mut self.leftovers.take(&self.members, &mut lock(&self.examined)));
@@ -75,7 +77,7 @@ impl Leftovers {
         lock(&self.dropped)
     }
 
-    /// What is still there when this rank has dropped the world and all of its scopes goes to `at_end`.
+    /// `at_end` receives the keys that are still there when this rank has dropped the world and all of its scopes.
     pub(in crate::rendezvous) fn for_world(at_end: impl Fn(Vec<String>) + Send + Sync + 'static) -> Leftovers {
         Leftovers { dropped: Mutex::default(), at_end: Some(Box::new(at_end)) }
     }
@@ -85,7 +87,7 @@ impl Leftovers {
         self.lock().of_world.push(key);
     }
 
-    /// The keys of dropped scopes all of whose ranks are among `members`, of those that were dropped since `examined`.
+    /// Takes the keys of the scopes that were dropped since `examined` and whose ranks are all among `members`.
     fn take(&self, members: &Members, examined: &mut u64) -> Vec<String> {
         let mut dropped = self.lock();
         let since = std::mem::replace(examined, dropped.next);

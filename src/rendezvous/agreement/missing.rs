@@ -1,4 +1,5 @@
-//! Who is missing in a call. What is kept for that grows with the ranks that are looked at, not with the size that a world is said to have.
+//! Finds out who is missing in a call. The memory for that grows with the number of ranks that are looked at, not with the size that a
+//! world is said to have.
 
 use std::time::Duration;
 
@@ -7,32 +8,34 @@ use super::{HASTY, Round};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
-/// Ranks that are asked for at once: by the first question, which a slow store can answer soon, and by the others. And the most ranks of a search.
+/// How many ranks the first question asks for; it asks for few, so that a slow store can answer it soon. `AT_ONCE` is for each later
+/// question, and `AT_MOST` for the whole search.
 const AT_FIRST: usize = 256;
 const AT_ONCE: usize = 4096;
 const AT_MOST: usize = 1 << 20;
 
-/// The ranks, by position, that left no key, among so many first ones.
+/// The ranks that left no key, among the members at the first `looked_at` positions.
 struct Absent {
     ranks: Vec<i32>,
     looked_at: usize,
 }
 
 impl Round {
-    /// The verdict of a call whose deadline has passed: names the ranks that are not here.
+    /// Returns the verdict of a call whose deadline has passed. The verdict names the ranks that are not here.
     pub(super) fn name_missing(&self, phase: &str, timeout: Duration, soon: &Wait) -> Result<Verdict> {
         let size = self.party.members.len();
         let half = || Deadline::after(soon.deadline.left() / 2);
         let mut absent = self.absent(|position| self.here(phase, position), half(), soon)?;
         let mut what = if phase.is_empty() { "never called" } else { "did not get through" };
         if absent.ranks.is_empty() && absent.looked_at == size {
-            // One that has come and stopped before it counted itself in is not late like the others, which are so soon.
+            // All ranks have come. If the last of them are only late, they count themselves in soon, and the verdict appears. If a
+            // rank has stopped before it counted itself in, no verdict appears.
             let late = if size > HASTY { soon.deadline.left() * 3 / 4 } else { soon.deadline.left() / 4 };
             let key = self.key(phase, "verdict");
             if let Ok(stands) = self.party.store.get(&key, &soon.with_deadline(Deadline::after(late))) {
                 return Ok(self.verdict_in(&stands, &key));
             }
-            // Where the store has gone meanwhile, it can be any of them.
+            // If the store has gone meanwhile, any of the ranks may be the one that is stuck.
             let stuck = self.absent(|position| self.stuck(phase, position), half(), soon);
             absent = stuck.unwrap_or(Absent { ranks: Vec::new(), looked_at: size });
             what = "came but got no further in";
@@ -49,14 +52,14 @@ impl Round {
         Ok(Verdict::of(&Error::timeout(message)))
     }
 
-    /// Which ranks have not left their key; looks at the first ones only where there is no time for all.
+    /// Returns the ranks that have not left their key. Looks at the first ranks only when there is no time for all.
     fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
         let (members, mut ranks, mut at) = (&self.party.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {
             let end = members.len().min(at + if at == 0 { AT_FIRST } else { AT_ONCE });
             let keys: Vec<String> = (at..end).map(&key).collect();
             let present = match self.party.store.present(&keys, wait) {
-                // What is known already is told.
+                // The ranks that are known already are reported.
                 Err(_) if at > 0 => break,
                 present => present?,
             };

@@ -1,4 +1,5 @@
-//! What is to be sent to one client: bytes of its own, and between them values that are shared with the table and with other clients.
+//! Keeps the replies that are still to be sent to one client: bytes of the client's own, and between them values that are shared with the
+//! table and with other clients.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};
@@ -8,11 +9,11 @@ use socket2::SockRef;
 
 use super::super::value::Value;
 
-/// Buffers that were larger are given back when they are empty.
+/// A buffer of more bytes than this is given back when it is empty.
 const KEPT: usize = 4 << 10;
-/// Values of up to so many bytes are copied: that costs less than a piece of their own.
+/// Values of up to this many bytes are copied, because a copy costs less than a piece of their own.
 const COPIED: usize = 4 << 10;
-/// Bytes of our own that were sent, from which on they are moved out of the buffer.
+/// When this many bytes of `own` were sent, they are moved out of the buffer.
 const SENT: usize = 256 << 10;
 /// The most pieces that are sent in one system call.
 const PIECES: usize = 32;
@@ -20,11 +21,11 @@ const PIECES: usize = 32;
 #[derive(Default)]
 pub(super) struct Outgoing {
     own: Vec<u8>,
-    /// How much of `own` was sent.
+    /// How many bytes of `own` were sent.
     sent: usize,
-    /// Values in order; each goes out when so many bytes of `own` were sent.
+    /// Values in order, each with the number of bytes of `own` that are sent before it.
     shared: VecDeque<(usize, Value)>,
-    /// How much of the first value was sent.
+    /// How many bytes of the first value were sent.
     begun: usize,
     left: usize,
 }
@@ -79,7 +80,7 @@ impl Outgoing {
         Ok(flushed)
     }
 
-    /// What comes next, at most `limit` bytes.
+    /// Returns the pieces that are sent next, at most `limit` bytes together.
     fn pieces(&self, limit: usize) -> Vec<IoSlice<'_>> {
         let (mut pieces, mut room) = (Vec::with_capacity(PIECES), limit);
         let mut add = |piece: &'_ [u8]| {

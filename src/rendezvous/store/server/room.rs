@@ -1,4 +1,5 @@
-//! Who may be connected. Descriptors and memory are finite, so there is a limit; where it is reached, those make room that a job needs least.
+//! Decides who may be connected. Descriptors and memory are finite, so there is a limit. When the limit is reached, the connections that a
+//! job needs least make room.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -11,14 +12,16 @@ use socket2::SockAddr;
 
 use super::super::table::Client;
 
-/// The most connections where nobody says how many ranks there are.
+/// The most connections when the number of ranks is not known.
 pub(super) const MAX_CLIENTS: usize = 1 << 16;
-/// Where somebody does: each thread of a rank that is in a call has a connection of its own, and other programs may meet here too.
+/// Connections for each rank when the number of ranks is known: each thread of a rank that is in a call has a connection of its own. Other
+/// programs may meet in this store too, and have `OF_OTHERS` connections.
 const OF_A_RANK: usize = 16;
 const OF_OTHERS: usize = 1024;
-/// Who is to make room has had so long to say something.
+/// How long a client has had to say something before it may have to make room.
 pub(super) const HESITANT: Duration = Duration::from_secs(1);
-/// The part of all descriptors that is left to the process itself: one in so many, up to a bound. Where there are very few, the ranks need nearly all.
+/// The part of all descriptors that is left to the process itself: one in `RESERVED`, but at most `MAX_RESERVE`. When there are very few
+/// descriptors, the ranks need nearly all.
 const RESERVED: usize = 8;
 const MAX_RESERVE: usize = 1024;
 
@@ -27,7 +30,7 @@ pub(super) fn for_ranks(ranks: usize) -> usize {
     ranks.saturating_mul(OF_A_RANK).saturating_add(OF_OTHERS)
 }
 
-/// Who is there, as far as it matters for who is let in.
+/// The connections that exist, as far as they matter for the question who is let in.
 #[derive(Default)]
 pub(super) struct Room {
     by_address: HashMap<IpAddr, usize>,
@@ -35,9 +38,9 @@ pub(super) struct Room {
     strangers: BTreeMap<Client, Instant>,
     /// Connections that are admitted and have asked for nothing, oldest first, and when they were admitted.
     silent: BTreeMap<Client, Instant>,
-    /// The descriptors that we may use as the process's limit is.
+    /// How many descriptors we may use under the process's present limit.
     usable: usize,
-    /// How many connections there were when one more took a descriptor that is to be left to the process.
+    /// How many connections there were when one more connection took a descriptor that is reserved for the process.
     fits: Option<usize>,
 }
 
@@ -56,7 +59,7 @@ impl Room {
         self.silent.remove(&client);
     }
 
-    /// `clients` are there still.
+    /// Forgets a client that has gone; `clients` are still connected.
     pub(super) fn left(&mut self, client: Client, address: IpAddr, clients: usize) {
         self.strangers.remove(&client);
         self.silent.remove(&client);
@@ -70,22 +73,23 @@ impl Room {
         }
     }
 
-    /// When the oldest stranger came.
+    /// Returns the oldest stranger, and when it came.
     pub(super) fn oldest_stranger(&self) -> Option<(Client, Instant)> {
         self.strangers.first_key_value().map(|(client, came)| (*client, *came))
     }
 
-    /// Whether there is no room for one more beside `clients` connections, of which at most `most` may be.
+    /// Whether there is no room for one more connection beside `clients`, when there may be at most `most`.
     pub(super) fn is_full(&self, clients: usize, most: usize) -> bool {
         clients >= most.min(self.fits.unwrap_or(usize::MAX))
     }
 
-    /// Whether it is descriptors that leave no room for one more beside `clients`.
+    /// Whether a lack of descriptors leaves no room for one more connection beside `clients`.
     pub(super) fn is_out_of_descriptors(&self, clients: usize) -> bool {
         self.fits.is_some_and(|fits| clients >= fits)
     }
 
-    /// Who makes room before anybody that a job may need: the oldest that has not said who it is, or has asked for nothing.
+    /// Returns the client that makes room before any client that a job may need: the oldest one that has not said who it is, or that has
+    /// asked for nothing.
     pub(super) fn hesitant(&self) -> Option<Client> {
         let late = |list: &BTreeMap<Client, Instant>| {
             let (client, since) = list.first_key_value()?;
@@ -94,15 +98,16 @@ impl Room {
         late(&self.strangers).or_else(|| late(&self.silent))
     }
 
-    /// The address from which most connections come, and whether it leaves less than a quarter to the others that are there.
+    /// Returns the address from which most connections come, and whether this address leaves less than a quarter of all connections to the
+    /// others, if there are any.
     pub(super) fn busiest(&self) -> Option<(IpAddr, bool)> {
         let (address, count) = self.by_address.iter().max_by_key(|(_, count)| **count)?;
         let all: usize = self.by_address.values().sum();
         Some((*address, *count < all && *count > all - all / 4))
     }
 
-    /// Looks at the descriptor of a new connection, beside which there are `clients`. Descriptors are given out from the lowest on, so a high one
-    /// says that few are left.
+    /// Looks at the descriptor of a new connection; there are `clients` others. The kernel gives out the lowest free descriptor, so a high
+    /// number means that few are left.
     pub(super) fn look_at(&mut self, stream: &TcpStream, clients: usize) {
         let descriptor = stream.as_raw_fd() as usize;
         while descriptor >= self.usable {
@@ -119,7 +124,7 @@ impl Room {
         }
     }
 
-    /// There was no descriptor for a new connection beside `clients`. Whether there is now.
+    /// Notes that there was no descriptor for a new connection beside `clients`. Returns whether there is one now.
     pub(super) fn ran_out(&mut self, clients: usize) -> bool {
         let (soft, hard) = descriptor_limits();
         let raised = soft < hard && raise_descriptor_limit(soft.saturating_mul(4).min(hard), hard);
@@ -153,8 +158,8 @@ fn raise_descriptor_limit(soft: usize, hard: usize) -> bool {
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0 }
 }
 
-/// A new connection, which does not block, and where it comes from; its other options are the listener's. One system call, where the standard
-/// library needs two.
+/// Accepts a connection, and returns it with the address from which it comes. The connection does not block; its other options are the
+/// listener's. This takes one system call, where the standard library needs two.
 pub(super) fn accept(listener: &TcpListener) -> io::Result<(Private<TcpStream>, IpAddr)> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let accept = |storage: *mut _, length: *mut libc::socklen_t| {

@@ -1,8 +1,8 @@
 //! The server's loop: accepts, reads, carries out, answers.
 //!
-//! A client gets a small turn when something comes from it. What it asks for beyond that is done in larger turns, one client after
-//! another, of which one round of the loop does only [`ROUND`]: so a small request waits for the small turns of those that came with it and for one
-//! round's work, however much others have asked for.
+//! A client gets a small turn when something comes from it. What the client asks for beyond that is done in larger turns, one client after
+//! another. One round of the loop does at most [`ROUND`] of the work in larger turns. So a small request waits for the small turns of the
+//! requests that came with it and for the work of one round, however much other clients have asked for.
 
 mod accepting;
 
@@ -23,22 +23,22 @@ use super::client::{Came, Connection};
 use super::room::Room;
 use super::{GREETING, MAX_BUFFERED, Shared};
 
-/// Work for one client when something comes from it, before the others get their turn. One is about a byte that is read, copied or sent, or a
-/// 256th of a key that is looked at.
+/// Work for one client when something comes from it, before the other clients get their turn. One unit of work is about a byte that is
+/// read, copied or sent. A key that is looked at counts 256 units.
 const SMALL_TURN: usize = 64 << 10;
 /// Work for one client that has asked for more.
 const TURN: usize = 128 << 10;
-/// Work of one round of the loop for all that have asked for more.
+/// Work of one round of the loop for all clients that have asked for more.
 const ROUND: usize = 256 << 10;
-/// What a turn counts for at least, and a connection that is accepted or closed.
+/// The least work that a turn counts for. A connection that is accepted or closed counts as much.
 const LEAST: usize = 4 << 10;
 /// Bytes that are sent to one client in a small turn, and in a larger one.
 const SMALL_SEND: usize = 16 << 10;
 const SEND: usize = 128 << 10;
-/// Clients that others' requests woke and that are answered after one client's turn, and at the end of a round.
+/// How many clients that other clients' requests woke are answered after one client's turn, and how many at the end of a round.
 const WOKEN_TURN: usize = 16;
 const WOKEN_ROUND: usize = 256;
-/// The token of the event that wakes the loop; listeners come before it, clients after.
+/// The token of the event that wakes the loop. The listeners' tokens are lower, the clients' tokens are higher.
 pub(super) const WAKE: u64 = 1 << 16;
 
 pub(super) struct Serving {
@@ -50,15 +50,15 @@ pub(super) struct Serving {
     clients: HashMap<Client, Connection>,
     next: Client,
     room: Room,
-    /// When to listen again, after there was no room.
+    /// When the server listens again after there was no room.
     paused: Option<Instant>,
-    /// Bytes of all clients' buffers.
+    /// How many bytes the buffers of all clients hold.
     buffered: usize,
     /// Clients that have asked for more than a small turn's work.
     busy: VecDeque<Client>,
     /// Clients that have something new to send, because another client's request woke them.
     answered: VecDeque<Client>,
-    /// Clients whose sockets gave up while others were answered.
+    /// Clients whose sockets failed while other clients were answered.
     lost: Vec<Client>,
     replies: Replies,
     buffer: Vec<u8>,
@@ -118,7 +118,7 @@ impl Serving {
                     self.settle(WOKEN_TURN);
                 }
             }
-            // As fast as waits are ended, they are tidied up.
+            // Waits are tidied up as fast as they are ended.
             let mut tidied = 0;
             untidy = self.table.tidy();
             self.table.take_work();
@@ -135,7 +135,7 @@ impl Serving {
         self.shut_down();
     }
 
-    /// Ends every socket. Closing them is not enough where a process made by `clone` has copies.
+    /// Ends every socket. Closing the sockets is not enough when a process made by `clone` has copies of them.
     fn shut_down(&self) {
         for listener in &self.listeners {
             // SAFETY: an open socket.
@@ -162,7 +162,7 @@ impl Serving {
         }
     }
 
-    /// What comes of one event; how much work it was.
+    /// Does what one event asks for. Returns how much work that was.
     fn small_turn(&mut self, event: &Ready) -> usize {
         match event.token {
             WAKE => 0,
@@ -173,7 +173,7 @@ impl Serving {
             }
             client => {
                 if event.write {
-                    // Who had more to be sent than a small turn sends gets the rest in larger ones.
+                    // A client with more replies than a small turn sends gets the rest in larger turns.
                     self.put_off(client);
                 } else if event.read {
                     return self.turn(client, SMALL_TURN, true);
@@ -185,8 +185,8 @@ impl Serving {
         }
     }
 
-    /// Carries out what a client has asked for, and reads more if there may be more, until its replies pile up or its turn is over. How
-    /// much work it was.
+    /// Carries out what a client has asked for, and reads more if there may be more, until its replies pile up or its turn is over.
+    /// Returns how much work that was.
     fn turn(&mut self, client: Client, limit: usize, readable: bool) -> usize {
         let (mut work, mut readable) = (0, readable);
         loop {
@@ -207,7 +207,7 @@ impl Serving {
                 self.advance(client)
             } else {
                 match connection.measure() {
-                    // Too much for what is left of this turn. A long turn begins with a request of any length.
+                    // The request is too long for the rest of this turn. A long turn begins with a request of any length.
                     Ok(Some(length)) if (work > 0 || limit == SMALL_TURN) && work + length > limit => {
                         self.put_off(client);
                         break;
@@ -239,7 +239,7 @@ impl Serving {
         work + self.flush(client, SMALL_SEND)
     }
 
-    /// The next step of what the client has asked for.
+    /// Does the next step of the client's request.
     fn advance(&mut self, client: Client) -> Result<(), String> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
         let Some(mut task) = connection.task.take() else { return Ok(()) };
@@ -265,14 +265,15 @@ impl Serving {
             self.room.asked(client);
         }
         if let Some(mut task) = self.table.handle(client, request, &mut self.replies)? {
-            // Most are done in one step.
+            // Most requests are done in one step.
             let is_done = self.table.advance(client, &mut task, &mut self.replies)?;
             connection.task = (!is_done).then(|| Box::new(task));
         }
         Ok(())
     }
 
-    /// Hands out what the table has to say. It is sent at the end of the turn, to others than `asking` soon after. How much work it was.
+    /// Hands out the table's replies. The replies to `asking` are sent at the end of the turn, those to other clients soon after. Returns
+    /// how much work that was.
     fn answer(&mut self, asking: Client) -> usize {
         let mut replies = std::mem::take(&mut self.replies);
         let mut handed = 0;
@@ -298,7 +299,7 @@ impl Serving {
         handed
     }
 
-    /// The client goes on in its next turn.
+    /// Lets the client continue in its next turn.
     fn put_off(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         if !connection.busy {
@@ -308,7 +309,7 @@ impl Serving {
         }
     }
 
-    /// Sends what the socket takes, up to `limit` bytes; returns how many. Who is in the queue for a larger turn waits for it.
+    /// Sends what the socket takes, up to `limit` bytes; returns how many. A client in the queue for a larger turn waits for that turn.
     fn flush(&mut self, client: Client, limit: usize) -> usize {
         let Some(connection) = self.clients.get_mut(&client) else { return 0 };
         let flushed = if connection.busy { Ok(0) } else { connection.flush(limit) };
@@ -325,7 +326,7 @@ impl Serving {
         sent
     }
 
-    /// Waits for what may come of a client now.
+    /// Has the loop wait for the events that may come from a client now.
     fn look_out(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let interest = Interest {
@@ -340,8 +341,9 @@ impl Serving {
         }
     }
 
-    /// Counts what a client makes the server keep. When all of it, with the values that only unread replies keep, is too much, one is dropped:
-    /// before anybody else who has not even greeted, then who does not read, then who has most.
+    /// Counts the memory that a client makes the server keep. When the memory for all clients, with the values that only unread replies
+    /// keep, is too much, one client is dropped: first one that has not even greeted, then one that does not read, then the one that has
+    /// most.
     fn account(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let now = connection.buffered();
@@ -360,7 +362,7 @@ impl Serving {
         }
     }
 
-    /// What other clients' turns left to be done; of those they woke, only so many are answered now.
+    /// Does what other clients' turns left to be done. Of the clients that these turns woke, at most `woken` are answered now.
     fn settle(&mut self, woken: usize) {
         for _ in 0..woken {
             let Some(client) = self.answered.pop_front() else { break };
