@@ -26,14 +26,14 @@ impl Serving {
         }
     }
 
-    /// Until something changes there is no point in looking again at who wants to come.
+    /// Stops listening for a moment, because looking again at who wants to connect is no use until something changes.
     fn pause(&mut self) {
         self.listen(false);
         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
     }
 
     pub(super) fn accept(&mut self, listener: usize) {
-        // A bound, so that a flood of connections does not keep those that are there waiting.
+        // The bound keeps a flood of new connections from making the existing ones wait.
         for _ in 0..ACCEPT_TURN {
             let most = match self.shared.room.load(Ordering::SeqCst) {
                 0 => MAX_CLIENTS,
@@ -83,8 +83,9 @@ impl Serving {
         }
     }
 
-    /// Of the address from which most connections come: the last to come of those that a job needs least, which are idle, wait for nothing
-    /// and have left no last word. Where there is none, but that address leaves little to the others, the last to come of all there.
+    /// Returns the client that makes room. It is from the address with the most connections, and is the newest one there that is idle,
+    /// waits for nothing and has left no last word. Where there is no such client, but that address leaves little to the others, it is
+    /// the newest one from that address.
     fn dispensable(&self) -> Option<Client> {
         let (address, is_greedy) = self.room.busiest()?;
         let is_idle = |connection: &Connection| {
