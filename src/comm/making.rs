@@ -2,7 +2,7 @@
 //!
 //! What a user gets is blocking: on a non-blocking communicator NCCL's operations return ncclInProgress before they are on the stream, and they may not
 //! be in one group with a blocking one's. But only the making of non-blocking communicators can be ended. So where there are streams, ranks meet in
-//! a non-blocking communicator that nobody sees, and what is handed out is split from it (docs/nccl.md).
+//! a non-blocking communicator that nobody sees, and what is handed out is split from it (docs/nccl-sources.md).
 
 use std::sync::Arc;
 use std::thread::sleep;
