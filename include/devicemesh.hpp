@@ -10,7 +10,7 @@
  * Without exceptions (-fno-exceptions, or DM_NO_EXCEPTIONS defined before the header) only the second is there, and reading the value of a
  * Result that has none prints the error and aborts. Below, Returns<T> is T in the first style and Result<T> in the second.
  *
- * What a function does, whether it is local or collective, and its errors stand at the C function that is named with it. Threads: as in C,
+ * Each function names a C function. The documentation of that one says what it does, whether it is local or collective, and its errors. Threads: as in C,
  * everything may be called from several threads at once, on the same object too; only moving, assigning and destroying an object need it
  * for themselves, as ever in C++. Never let two threads call along one dimension without an order of their own: their calls could pair
  * differently on different ranks. Calls that overlap are refused (Status::mismatch), but results before that may be mixed without an error. Give
@@ -105,13 +105,13 @@ enum class Dtype : dm_dtype {
 
 // ---- errors ----
 
-/// What went wrong: a status, one line with the values, and the codes of the layers below. It is thrown, or held by a Result.
+/// An error: a status, one line with the values, and the codes of the layers below. It is thrown, or held by a Result.
 class Error : public std::runtime_error {
 public:
   /// An error with these words; the codes are 0.
   Error(Status status, const std::string &message) : std::runtime_error(std::string(status_name(status)) + ": " + message), status_(status) {}
 
-  /// What this thread's last failing call of the library says; Status::ok and no message before any. See dm_last_error_info.
+  /// The error of this thread's last failing call of the library; Status::ok and no message before any. See dm_last_error_info.
   [[nodiscard]] static Error last()
   {
     dm_error_info info = DM_ERROR_INFO_INIT;
@@ -119,7 +119,7 @@ public:
     return last(info.status);
   }
 
-  /// The same of a call that returned this status.
+  /// The error of a call that returned this status.
   [[nodiscard]] static Error last(dm_status status)
   {
     Error error(static_cast<Status>(status), dm_last_error());
@@ -177,7 +177,7 @@ public:
 
   /// Whether there is a value. Mind Result<bool>: this is not the value.
   [[nodiscard]] bool has_value() const noexcept { return state_.index() == 0; }
-  /// The same.
+  /// Returns has_value().
   [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
 
   /// The value.
@@ -186,11 +186,11 @@ public:
   [[nodiscard]] const T &value() const & { return require(), *std::get_if<0>(&state_); }
   /// The value, to be moved from.
   [[nodiscard]] T &&value() && { return require(), std::move(*std::get_if<0>(&state_)); }
-  /// As value().
+  /// Returns value().
   [[nodiscard]] T &operator*() & { return value(); }
-  /// As value().
+  /// Returns value().
   [[nodiscard]] const T &operator*() const & { return value(); }
-  /// As value().
+  /// Returns value().
   [[nodiscard]] T &&operator*() && { return std::move(*this).value(); }
   /// A member of the value, as value().
   [[nodiscard]] T *operator->() { return &value(); }
@@ -247,14 +247,14 @@ public:
 
   /// Whether it is success.
   [[nodiscard]] bool has_value() const noexcept { return !error_.has_value(); }
-  /// The same.
+  /// Returns has_value().
   [[nodiscard]] explicit operator bool() const noexcept { return has_value(); }
   /// Throws the error, if there is one.
   void value() const
   {
     if (error_) detail::raise(*error_);
   }
-  /// As value().
+  /// Calls value().
   void operator*() const { value(); }
   /// The error; there must be one.
   [[nodiscard]] const Error &error() const { return error_.value(); }
@@ -286,7 +286,7 @@ struct Gives {
   template <class T> static Result<T> failure(const Error &error) { return Result<T>(error); }
 };
 
-// What the functions of a style are made of: a status becomes a return value.
+// The functions of both styles are made of this: a status becomes a return value.
 template <class Style> struct Calls {
   template <class T> using Returns = typename Style::template Returns<T>;
 
@@ -302,7 +302,7 @@ template <class Style> struct Calls {
     return Returns<void>();
   }
 
-  // What this header finds by itself.
+  // An error that this header finds before it calls the library.
   template <class T> static Returns<T> fail(Status status, const std::string &message) { return Style::template failure<T>(Error(status, message)); }
 
   // A list or a text of a length that the library says: most fit the first time.
@@ -438,7 +438,7 @@ public:
   Texts(const std::string &text) : Texts({Text(text)}) {}
   /// This one.
   Texts(std::string_view text) : Texts({Text(text)}) {}
-  /// Those of a container.
+  /// The texts of a container.
   template <class Container, class Element = decltype(*std::begin(std::declval<const Container &>())),
             std::enable_if_t<!std::is_convertible_v<const Container &, std::string_view> && std::is_convertible_v<Element, Text>, int> = 0>
   Texts(const Container &texts)
@@ -477,7 +477,7 @@ struct DimOptions {
   /// The communicator's name in the library's logs. Empty: "mesh_" and the dimension's name.
   std::string comm_name = {};
 
-  /// As C has it; borrows from this object.
+  /// The struct of C. It borrows from this object.
   [[nodiscard]] dm_dim_options capi() const noexcept
   {
     dm_dim_options options = DM_DIM_OPTIONS_INIT;
@@ -490,7 +490,7 @@ struct DimOptions {
 
 /// One dimension of a mesh: its name, its size in ranks, and wishes for its communicator.
 struct Dim {
-  /// What the dimension is called.
+  /// The dimension's name.
   std::string name;
   /// How many ranks lie along it.
   std::size_t size;
@@ -535,7 +535,7 @@ public:
   /// Their options.
   [[nodiscard]] const dm_dim_options *options() const noexcept { return c_options_.data(); }
 
-  /// What C cannot see: names that are not as many as the sizes. Empty when all is well.
+  /// An error that C cannot see: another number of names than of sizes. Empty when there is none.
   [[nodiscard]] std::string problem() const
   {
     if (names_.empty() || names_.size() == sizes_.size()) return {};
@@ -566,7 +566,7 @@ private:
   std::vector<dm_dim_options> c_options_;
 };
 
-/// What a mesh dimension does with a tensor; made by replicate() and shard(). See Mesh::local_shard.
+/// Says what a mesh dimension does with a tensor. replicate() and shard() make one. See Mesh::local_shard.
 using Placement = dm_placement;
 
 /// Every rank along the mesh dimension holds the same.
@@ -782,7 +782,7 @@ public:
     return Calls::done(dm_world_abort(capi()));
   }
 
-  /// The same for the default worlds, those that init() of a mesh joins by itself. See dm_world_abort.
+  /// Aborts the default worlds, which init() of a mesh joins by itself. See dm_world_abort.
   static Returns<void> abort_default() { return Calls::done(dm_world_abort(nullptr)); }
 
   /// The C handle, borrowed; NULL of an empty one.
@@ -802,7 +802,7 @@ private:
 struct InitOptions {
   /// Make a dimension's communicator at its first use (DM_INIT_LAZY).
   bool lazy = false;
-  /// Of from_comms: the library destroys the communicators with the mesh (DM_INIT_OWN_COMMS).
+  /// For from_comms: the library destroys the communicators with the mesh (DM_INIT_OWN_COMMS).
   bool own_comms = false;
   /// The default: the process's default world of the device type, joined from the environment at first use.
   WorldRef world = {};
@@ -811,7 +811,7 @@ struct InitOptions {
   /// How long each collective call of the mesh may take. 0: as long as the world's.
   std::chrono::milliseconds timeout{0};
 
-  /// As C has it, without wishes for single dimensions; borrows from this object.
+  /// The struct of C, without wishes for single dimensions. It borrows from this object.
   [[nodiscard]] dm_init_options capi() const noexcept
   {
     dm_init_options options = DM_INIT_OPTIONS_INIT;
@@ -913,11 +913,11 @@ template <class Container>
 inline constexpr bool is_temporary = !std::is_lvalue_reference_v<Container> && !std::is_const_v<ElementOf<Container>> &&
                                      std::is_const_v<ElementOf<const Container>>;
 
-// What a collective reads and what it writes, as spans of one type of element.
+// The buffers that a collective reads and writes, as spans of one type of element.
 template <class Container> using Sent = Span<const std::remove_cv_t<ElementOf<Container>>>;
 template <class Container> using Received = Span<ElementOf<Container>>;
 
-// What the buffers of a call must be, seen by their deduced types; one that is read and written is given as Recv.
+// These check the deduced types of a call's buffers. A buffer that is read and written is Recv.
 template <class Recv> constexpr void check_received() noexcept
 {
   static_assert(!std::is_void_v<ElementOf<Recv>>, "std::vector<bool> holds bits, not elements in memory: use std::vector<std::uint8_t>");
@@ -1028,7 +1028,7 @@ private:
     const char *name() const noexcept { return dim ? dim->c_str() : nullptr; }
   };
 
-  // What the library would refuse when the operation is issued, which is too late for those before it.
+  // The library would refuse these when the operation is issued. In a group that is too late for the operations before it.
   static std::string wrong(const dm_mesh *mesh, const Text &dim, const Operands &operands)
   {
     std::size_t ranks = 0;
@@ -1097,7 +1097,7 @@ struct LocalShard {
   std::vector<std::size_t> offset;
 };
 
-/// What plan_ranks() found: ranks for InitOptions::ranks, and one line of JSON that says why (dm_plan_ranks describes it).
+/// The result of plan_ranks(): ranks for InitOptions::ranks, and one line of JSON that says why (dm_plan_ranks describes it).
 struct Plan {
   /// World ranks, row-major in the shape that was asked for.
   std::vector<std::int32_t> ranks;
@@ -1230,7 +1230,7 @@ public:
     return view([&](dm_mesh **mesh) { return dm_concatenate(handles.data(), handles.size(), mesh); });
   }
 
-  /// The same of a std::vector<Mesh> or another container of meshes.
+  /// Concatenates the meshes of a std::vector<Mesh> or another container.
   template <class Container, std::enable_if_t<std::is_convertible_v<decltype(*std::begin(std::declval<const Container &>())), MeshRef>, int> = 0>
   [[nodiscard]] static Returns<BasicMesh> concatenate(const Container &meshes)
   {
@@ -1479,14 +1479,14 @@ public:
     if (to.size() != from.size()) return sizes("all_reduce", "recv", to.size(), from.size());
     return all_reduce(dim, from.data(), to.data(), from.size(), op, stream);
   }
-  /// The same in place.
+  /// All-reduces buffer in place.
   template <class Buffer, class R = detail::Received<Buffer>>
   Returns<void> all_reduce(const Text &dim, Buffer &&buffer, Op op = Op::sum, void *stream = nullptr) const
   {
     detail::check_received<Buffer>();
     return all_reduce(dim, buffer, buffer, op, stream);
   }
-  /// The same of count elements.
+  /// All-reduces count elements at send into recv.
   template <class T>
   Returns<void> all_reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, Op op = Op::sum, void *stream = nullptr) const
   {
@@ -1509,7 +1509,7 @@ public:
     if (rank == root && to.size() != from.size()) return sizes("reduce", "recv", to.size(), from.size());
     return reduce(dim, from.data(), to.data(), from.size(), root, op, stream);
   }
-  /// The same of count elements; recv may be nullptr but on the root.
+  /// Reduces count elements at send into the root's recv, which may be nullptr on the other ranks.
   template <class T>
   Returns<void> reduce(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count, std::int32_t root, Op op = Op::sum,
                        void *stream = nullptr) const
@@ -1528,7 +1528,7 @@ public:
     detail::check_received<Buffer>();
     return broadcast(dim, buffer, buffer, root, stream);
   }
-  /// The same from send, which is looked at on the root only, to recv; there they have as many elements.
+  /// Broadcasts the root's send to every rank's recv. send is used on the root only, where both have one size.
   template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
   Returns<void> broadcast(const Text &dim, Send &&send, Recv &&recv, std::int32_t root, void *stream = nullptr) const
   {
@@ -1541,7 +1541,7 @@ public:
     if (rank == root && to.size() != from.size()) return sizes("broadcast", "recv", to.size(), from.size());
     return broadcast(dim, from.data(), to.data(), to.size(), root, stream);
   }
-  /// The same of count elements; send may be nullptr but on the root.
+  /// Broadcasts count elements at the root's send, which may be nullptr on the other ranks.
   template <class T>
   Returns<void> broadcast(const Text &dim, const detail::Same<T> *send, T *recv, std::size_t count, std::int32_t root, void *stream = nullptr) const
   {
@@ -1565,7 +1565,7 @@ public:
     if (to.size() % ranks != 0 || to.size() / ranks != from.size()) return sizes("all_gather", "recv", to.size(), from.size(), "send", ranks);
     return all_gather(dim, from.data(), to.data(), from.size(), stream);
   }
-  /// The same of send_count elements of every rank.
+  /// Gathers send_count elements of every rank.
   template <class T>
   Returns<void> all_gather(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t send_count, void *stream = nullptr) const
   {
@@ -1591,7 +1591,7 @@ public:
       return sizes("reduce_scatter", "send", from.size(), to.size(), "recv", ranks);
     return reduce_scatter(dim, from.data(), to.data(), to.size(), op, stream);
   }
-  /// The same with blocks of recv_count elements.
+  /// Reduces and scatters blocks of recv_count elements.
   template <class T>
   Returns<void> reduce_scatter(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t recv_count, Op op = Op::sum,
                                void *stream = nullptr) const
@@ -1620,7 +1620,7 @@ public:
       return refused("all_to_all: send has " + std::to_string(from.size()) + " elements, which " + std::to_string(ranks) + " ranks do not divide");
     return all_to_all(dim, from.data(), to.data(), from.size() / ranks, stream);
   }
-  /// The same with blocks of count_per_peer elements.
+  /// Exchanges blocks of count_per_peer elements.
   template <class T>
   Returns<void> all_to_all(const Text &dim, const T *send, detail::Same<T> *recv, std::size_t count_per_peer, void *stream = nullptr) const
   {
@@ -1641,7 +1641,7 @@ public:
     const S from(buffer);
     return send(dim, from.data(), from.size(), peer, stream);
   }
-  /// The same of count elements.
+  /// Sends count elements.
   template <class T> Returns<void> send(const Text &dim, const T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
   {
     return operate(dim, {"send", buffer, nullptr, bytes<T>(count), 0, 0, "peer", peer, DM_SUM, stream},
@@ -1658,7 +1658,7 @@ public:
     const R to(buffer);
     return recv(dim, to.data(), to.size(), peer, stream);
   }
-  /// The same of count elements.
+  /// Receives count elements.
   template <class T> Returns<void> recv(const Text &dim, T *buffer, std::size_t count, std::int32_t peer, void *stream = nullptr) const
   {
     return operate(dim, {"recv", nullptr, buffer, 0, bytes<T>(count), 0, "peer", peer, DM_SUM, stream},
@@ -1851,7 +1851,7 @@ using Mesh = BasicMesh<detail::Throws>;
 {
   return Mesh::init(device_type, dims, options);
 }
-/// The same for the device type of options.world, or for what this machine has.
+/// Makes a mesh of the device type of options.world. Without a world the device type is cuda where this machine has a GPU, else cpu.
 [[nodiscard]] inline Mesh init(const Dims &dims, const InitOptions &options = {}) { return Mesh::init({}, dims, options); }
 
 /// Ranks for InitOptions::ranks that keep the dimensions that talk most inside the closest domains of the machine. locations has a path of each
@@ -1874,15 +1874,15 @@ using World = BasicWorld<detail::Gives>;
 /// A mesh whose functions give a Result.
 using Mesh = BasicMesh<detail::Gives>;
 
-/// As dm::init.
+/// dm::init, with a Result in place of an exception.
 [[nodiscard]] inline Result<Mesh> init(const Text &device_type, const Dims &dims, const InitOptions &options = {})
 {
   return Mesh::init(device_type, dims, options);
 }
-/// As dm::init.
+/// dm::init, with a Result in place of an exception.
 [[nodiscard]] inline Result<Mesh> init(const Dims &dims, const InitOptions &options = {}) { return Mesh::init({}, dims, options); }
 
-/// As dm::plan_ranks.
+/// dm::plan_ranks, with a Result in place of an exception.
 [[nodiscard]] inline Result<Plan> plan_ranks(const Texts &locations, Span<const std::size_t> shape, Span<const std::uint32_t> traffic = {})
 {
   return detail::plan_ranks<detail::Gives>(locations, shape, traffic);

@@ -53,12 +53,12 @@ extern "C" {
 typedef struct ncclComm *ncclComm_t;
 #define NCCL_COMM_NULL NULL /* no communicator */
 
-/* The same line as CUDA's own, so both can be included; always ignored here. */
+/* This line is CUDA's own, so both headers can be included. Streams are ignored here. */
 typedef struct CUstream_st *cudaStream_t;
 
 /* The size of an ncclUniqueId. */
 #define NCCL_UNIQUE_ID_BYTES 128
-/* What one rank makes, and all ranks start a communicator from. Plain bytes: copy it by any means. */
+/* One rank makes an id, and all ranks start a communicator from it. Plain bytes: copy it by any means. */
 typedef struct {
   char internal[NCCL_UNIQUE_ID_BYTES]; /* what it means is the library's own affair */
 } ncclUniqueId;
@@ -180,10 +180,10 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
 /* Joins as rank (0 .. nranks - 1) of nranks the communicator of commId. Collective over the nranks. Inside a group it
  * happens at ncclGroupEnd, so that one thread can join as several ranks. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
-/* The same with a configuration, or NULL. With config->blocking = 0 it returns ncclInProgress, and the communicator may
+/* ncclCommInitRank with a configuration, or NULL. With config->blocking = 0 it returns ncclInProgress, and the communicator may
  * be used once ncclCommGetAsyncError says ncclSuccess. Collective. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t *config);
-/* The same with several ids, the same on every rank. Collective. */
+/* ncclCommInitRankConfig with several ids, equal on every rank. Collective. */
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds,
                                       ncclConfig_t *config);
 /* Makes all ndev ranks of a communicator in this process: comms[i] is rank i, and devlist[i] (NULL: i) what
@@ -231,7 +231,7 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
  * sendbuff == recvbuff. */
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream);
-/* The same on root only; elsewhere recvbuff is not used and may be NULL. In place: sendbuff == recvbuff. */
+/* Reduces to the root only. On other ranks recvbuff is not used and may be NULL. In place: sendbuff == recvbuff. */
 ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
                         int root, ncclComm_t comm, cudaStream_t stream);
 /* recvbuff[0 .. count) of every rank = sendbuff[0 .. count) of root; elsewhere sendbuff is not used. In place: sendbuff ==
@@ -286,7 +286,7 @@ ncclResult_t ncclMemAlloc(void **ptr, size_t size);
 ncclResult_t ncclMemFree(void *ptr);
 /* Accepted for compatibility: host memory needs no registration. */
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle);
-/* As ncclCommRegister. */
+/* Does nothing, like ncclCommRegister. */
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle);
 
 #ifdef __cplusplus
@@ -315,8 +315,8 @@ ncclResult_t hostcclCommSetTimeout(ncclComm_t comm, int64_t timeout_ms);
  * are refused. Local. */
 ncclResult_t hostcclNextCallName(uint64_t tag, const char *name);
 
-/* What messages about comm call its ranks: count numbers, one for each rank, such as their ranks in a larger set. The first numbers stand. What is
- * split off comm or shrunk from it inherits them. Local. */
+/* Messages about comm call its ranks by these count numbers, one for each rank, such as their ranks in a larger set. Numbers that were set stay.
+ * Communicators that are split off comm or shrunk from it inherit them. Local. */
 ncclResult_t hostcclCommSetNames(ncclComm_t comm, const int *names, int count);
 
 /* For a rank that is in another call (said in call) and makes no more collectives on comm: the error of comm when it has failed. When another

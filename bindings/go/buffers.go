@@ -95,7 +95,7 @@ var sizes = [...]uintptr{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 0}
 // Nothing is where an empty slice lies; the library takes no NULL.
 var nothing [8]byte
 
-// Of is a slice's memory, where it lies.
+// Of gives a slice's memory, where it lies.
 func Of[T Element](values []T) Buffer {
 	if len(values) == 0 {
 		return Buffer{unsafe.Pointer(&nothing), 0, dtypeOf[T]()}

@@ -162,7 +162,7 @@ func TestClosingDuringACall(t *testing.T) {
 		refused(t, AllReduce(background, mesh, "", value, value, Sum), ErrPeerLost, "rank 0")
 	}
 	must(t, world.Barrier(background, 0))
-	// The same of a world.
+	// A world behaves like a mesh.
 	other, err := Join(background, "cpu", &WorldOptions{Size: size, Rank: rank, InitMethod: "file://" + folder + "/closed", Timeout: time.Minute})
 	must(t, err)
 	if rank == 0 {

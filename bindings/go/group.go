@@ -13,7 +13,7 @@ import (
 // group collects the operations of one outermost Group. The library hears of them when body has returned without an error.
 type group struct {
 	thread C.long
-	ctx    context.Context // What body gets. Nothing but this value joins the group.
+	ctx    context.Context // The context that body gets. Nothing but this value joins the group.
 	calls  []*operation
 
 	// The first operation that was refused, by any goroutine.
@@ -133,7 +133,7 @@ func (m *Mesh) Group(ctx context.Context, body func(ctx context.Context) error) 
 
 // nest runs the body of a group within this one, unless that was refused already.
 func (g *group) nest(ctx context.Context, refused error, body func(ctx context.Context) error) error {
-	// What is left when body panics, and the outer one's body recovers.
+	// The state that is left when body panics and the outer group's body recovers.
 	outcome := invalid("a group within this one panicked")
 	defer func() {
 		if outcome != nil {
@@ -175,7 +175,7 @@ func collect(ctx context.Context, body func(ctx context.Context) error) ([]*oper
 func (m *Mesh) run(ctx context.Context, calls []*operation) error {
 	var meshes []*Mesh
 	for _, call := range calls {
-		// What can be refused is refused before anything is begun. A lazy mesh makes its communicators now.
+		// Wrong calls are refused before anything is begun. A lazy mesh makes its communicators now.
 		if _, err := call.mesh.Comm(ctx, call.dim); err != nil {
 			return err
 		}

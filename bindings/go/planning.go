@@ -13,7 +13,7 @@ type Placement struct {
 // Shard splits a dimension of the tensor. Among mesh dimensions that shard the same one, lower orders split first, equal ones in the order of the
 // mesh.
 func Shard(tensorDim, order int) Placement {
-	// What does not fit is refused by the library, as a dimension that no tensor has.
+	// A value that does not fit becomes a dimension that no tensor has, so the library refuses it.
 	fit := func(value int) C.int32_t { return C.int32_t(max(math.MinInt32, min(math.MaxInt32, value))) }
 	return Placement{C.dm_placement{kind: C.DM_SHARD, tensor_dim: fit(tensorDim), order: fit(order)}}
 }

@@ -155,7 +155,7 @@ func TestStoresThatEndTheirGoroutine(t *testing.T) {
 func TestStoresWithEmptyValues(t *testing.T) {
 	for rank := range 2 {
 		err := joinOdd(t, rank, 30*time.Second, oddStore{get: func() {}})
-		// What such a value is to the library depends on the key.
+		// The key decides what such a value means to the library.
 		known, text := errors.Is(err, ErrStore) || errors.Is(err, ErrMismatch), fmt.Sprint(err)
 		if !known || !strings.Contains(text, "the store gave an empty value for key ") || strings.HasPrefix(text, ":") {
 			t.Errorf("rank %d: got %v", rank, err)

@@ -61,7 +61,7 @@ ffi::ErrorCode code_of(dm_status status) {
   }
 }
 
-// What went wrong in the last call of this thread.
+// The error of the last call of this thread.
 ffi::Error error_of(dm_status status) {
   return ffi::Error(code_of(status), std::string(library.dm_status_name(status)) + ": " + library.dm_last_error());
 }
