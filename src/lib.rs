@@ -29,7 +29,8 @@
 //! |---|---|
 //! | a mesh's shape, ranks, coordinates and groups, without a job or communicators | [`mesh::Mesh`], and [`layout`] below it |
 //! | a world with options (rank and size by hand, a store, a library, deadlines) | [`comm::DomainOptions::new`] with [`rendezvous::JoinOptions::ranked`] |
-//! | ranks of another order, lazy communicators | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
+//! | ranks of another order, as an n-dimensional array | [`comm::View::from_rank_array`]; [`mesh::Mesh::from_rank_array`] and [`mesh::Mesh::rank_array`] |
+//! | lazy communicators and other options | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
 //! | slices, flattened dimensions, ranges, other shapes, going on after a rank has died | [`comm::View`] |
 //! | collectives over slices in host memory | [`comm::View::all_reduce`] and its neighbours: safe, on device type cpu |
 //! | the communicator itself, and NCCL on device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` (examples/all_reduce.rs) |
@@ -78,6 +79,9 @@ pub mod rendezvous;
 pub mod sharding;
 pub mod topology;
 pub mod wait;
+
+/// The arrays that [`mesh::Mesh::from_rank_array`] takes and [`mesh::Mesh::rank_array`] gives, in the version that this crate uses.
+pub use ndarray;
 
 /// Safe code that must not compile.
 ///

@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use ndarray::{ArrayView, Dimension};
+
 use super::domain::Domain;
 use super::groups::in_group;
 use super::operations::Operands;
@@ -66,6 +68,34 @@ impl View {
             rank: place.rank(),
         };
         Ok(View::of_root(RootComms::create(world, Mesh::new(&spec)?, &MeshOptions::default())?))
+    }
+
+    /// A mesh of the array's shape, in which the rank at each coordinate is the array's element there, with a ready communicator along each
+    /// dimension: PyTorch's `DeviceMesh(device_type, mesh)`. The array has any number of dimensions, and its elements are distinct ranks of the
+    /// world. **Collective over the world**, also for the ranks that are not in the array. The ranks agree on the array as on every other argument:
+    /// one that gives another array is told so on all ranks.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use devicemesh::comm::{Domain, DomainOptions, View};
+    /// use devicemesh::ndarray::Array;
+    ///
+    /// let world = Arc::new(Domain::join("cpu", &DomainOptions::default())?);
+    /// let size = world.world().size() as i32;
+    /// let ranks = Array::from_iter((0..size).rev()).into_shape_with_order((1, size as usize)).unwrap(); // the last rank first
+    /// let mesh = View::from_rank_array(&world, ranks.view(), &["dp", "tp"])?;
+    /// assert_eq!(mesh.mesh().rank_array(), ranks.into_dyn());
+    /// mesh.root_comms().finalize()?;
+    /// # Ok::<(), devicemesh::error::Error>(())
+    /// ```
+    pub fn from_rank_array<D: Dimension>(
+        world: &Arc<Domain>,
+        ranks: ArrayView<'_, i32, D>,
+        names: &[&str],
+    ) -> Result<View> {
+        let place = world.world();
+        let mesh = Mesh::from_rank_array(place.device_type(), ranks, Some(names), place.size(), place.rank())?;
+        Ok(View::of_root(RootComms::create(world, mesh, &MeshOptions::default())?))
     }
 
     /// Reduces `values` over this rank's group along `dim`, in place; every rank gets the same result, bitwise.

@@ -10,6 +10,7 @@
 
 mod ask;
 mod describe;
+mod rank_array;
 mod rank_map;
 mod root;
 mod text;
