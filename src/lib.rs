@@ -33,7 +33,8 @@
 //! | lazy communicators and other options | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
 //! | slices, flattened dimensions, ranges, other shapes, going on after a rank has died | [`comm::View`] |
 //! | collectives over slices in host memory | [`comm::View::all_reduce`] and its neighbours: safe, on device type cpu |
-//! | the communicator itself, and NCCL on device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` (examples/all_reduce.rs) |
+//! | collectives over cudarc's device memory | `comm::View::on_stream`, with the feature `cudarc`: safe, on device type cuda (examples/all_reduce.rs) |
+//! | the communicator itself, and other device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` |
 //! | the block of a tensor that a rank holds | [`sharding`] |
 //! | rank arrays that keep chatty dimensions close | [`topology`] |
 //!
@@ -82,6 +83,10 @@ pub mod wait;
 
 /// The arrays that [`mesh::Mesh::from_rank_array`] takes and [`mesh::Mesh::rank_array`] gives, in the version that this crate uses.
 pub use ndarray;
+
+/// Device memory and streams for [`comm::OnStream`], in the version that this crate uses.
+#[cfg(feature = "cudarc")]
+pub use cudarc;
 
 /// Safe code that must not compile.
 ///

@@ -44,6 +44,13 @@ fn collectives_over_slices() {
         mesh.all_reduce("shard", &mut largest, Operator::Max).unwrap();
         assert_eq!(largest, [along_shard[1] as f64]);
 
+        let mut half_precision = [half::bf16::from_f32(rank as f32)];
+        mesh.all_reduce("shard", &mut half_precision, Operator::Sum).unwrap();
+        assert_eq!(half_precision[0].to_f32(), along_shard.iter().sum::<usize>() as f32);
+        let mut half_precision = [half::f16::from_f32(0.5 * rank as f32)];
+        mesh.all_reduce("shard", &mut half_precision, Operator::Max).unwrap();
+        assert_eq!(half_precision[0].to_f32(), 0.5 * along_shard[1] as f32);
+
         let mut copied = [rank as u8; 3];
         mesh.broadcast("shard", &mut copied, 1).unwrap();
         assert_eq!(copied, [along_shard[1] as u8; 3]);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ndarray::{ArrayView, Dimension};
 
 use super::domain::Domain;
+use super::elements::{Element, Operator, block_for_each_rank, block_of_each_rank, root_rank};
 use super::groups::in_group;
 use super::operations::Operands;
 use super::options::MeshOptions;
@@ -14,45 +15,6 @@ use super::view::View;
 use crate::ccl::{Library, NcclResult, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec};
-
-mod sealed {
-    /// What `ncclDataType_t` calls the type.
-    pub trait Sealed: Copy {
-        const DTYPE: i32;
-    }
-}
-
-/// An element that communicator libraries know: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32` and `f64`.
-pub trait Element: sealed::Sealed {}
-
-macro_rules! elements {
-    ($($element:ty = $dtype:literal),+) => {$(
-        impl sealed::Sealed for $element {
-            const DTYPE: i32 = $dtype;
-        }
-        impl Element for $element {}
-    )+};
-}
-
-elements!(i8 = 0, u8 = 1, i32 = 2, u32 = 3, i64 = 4, u64 = 5, f32 = 7, f64 = 8);
-
-/// How elements of several ranks become one; the numbers are `ncclRedOp_t`'s.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-#[non_exhaustive]
-pub enum Operator {
-    /// Their sum.
-    Sum = 0,
-    /// Their product.
-    Product = 1,
-    /// The largest. The host engine ignores NaNs where another rank has a number.
-    Max = 2,
-    /// The smallest. The host engine ignores NaNs where another rank has a number.
-    Min = 3,
-    /// Their sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
-    /// truncated; on NCCL too.
-    Average = 4,
-}
 
 impl View {
     /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator along each dimension.
@@ -116,13 +78,7 @@ impl View {
     /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the group.**
     pub fn broadcast<T: Element>(&self, dim: &str, values: &mut [T], root: usize) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
-        let count = |size: usize| match root < size {
-            true => Ok(values.len()),
-            false => Err(Error::invalid(format!(
-                "broadcast: root is {root}, but dimension {dim} has ranks 0 to {}",
-                size - 1
-            ))),
-        };
+        let count = |size: usize| root_rank("broadcast", dim, root, size).map(|_| values.len());
         self.over_slices::<T>("broadcast", dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; `root` is a rank of the group, so it fits.
             unsafe { library.broadcast(at, at, count, T::DTYPE, root as i32, comm, std::ptr::null_mut()) }
@@ -133,7 +89,7 @@ impl View {
     /// **Collective over the group.**
     pub fn all_gather<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
-        let count = |size| fits("all_gather", "recv", recv.len(), "send", send.len(), size);
+        let count = |size| block_of_each_rank("all_gather", ("recv", recv.len()), ("send", send.len()), size);
         self.over_slices::<T>("all_gather", dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; `recv` has room for `count` elements of each rank.
             unsafe { library.all_gather(from, to, count, T::DTYPE, comm, std::ptr::null_mut()) }
@@ -144,7 +100,7 @@ impl View {
     /// ranks. **Collective over the group.**
     pub fn reduce_scatter<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T], op: Operator) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
-        let count = |size| fits("reduce_scatter", "send", send.len(), "recv", recv.len(), size);
+        let count = |size| block_of_each_rank("reduce_scatter", ("send", send.len()), ("recv", recv.len()), size);
         self.over_slices::<T>("reduce_scatter", dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; `send` has `count` elements for each rank.
             unsafe { library.reduce_scatter(from, to, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
@@ -155,14 +111,7 @@ impl View {
     /// **Collective over the group.**
     pub fn all_to_all<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
-        let count = |size: usize| match send.len() == recv.len() && send.len() % size == 0 {
-            true => Ok(send.len() / size),
-            false => Err(Error::invalid(format!(
-                "all_to_all: send has {} elements and recv {}, expected the same multiple of {size}",
-                send.len(),
-                recv.len()
-            ))),
-        };
+        let count = |size| block_for_each_rank("all_to_all", send.len(), recv.len(), size);
         self.over_slices::<T>("all_to_all", dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; both have `count` elements for each rank.
             unsafe { library.all_to_all(from, to, count, T::DTYPE, comm, std::ptr::null_mut()) }
@@ -191,25 +140,22 @@ impl View {
                 "{name}: a group puts its work off, but slices are borrowed for the call alone: end the group first"
             )));
         }
-        let flattened;
-        let (view, index) = match self.mesh().dim_index(dim) {
-            Ok(index) => (self, index),
+        self.along_dim(dim, |view, index| {
+            let count = count(view.mesh().dim_size(index))?;
+            let operands = Operands { count, dtype: T::DTYPE, stream: std::ptr::null_mut() };
+            view.operate(name, index, operands, &[], |library, comm| issue(library, comm, count))
+        })
+    }
+
+    /// Runs `work` with the view that has the dimension `dim` and the dimension's index there: this view, or for a flattened dimension the
+    /// view of it.
+    pub(super) fn along_dim(&self, dim: &str, work: impl FnOnce(&View, usize) -> Result<()>) -> Result<()> {
+        match self.mesh().dim_index(dim) {
+            Ok(index) => work(self, index),
             Err(_) => {
                 let (mesh, index) = self.mesh().along(Some(dim))?;
-                flattened = self.with(mesh);
-                (&flattened, index)
+                work(&self.with(mesh), index)
             }
-        };
-        let count = count(view.mesh().dim_size(index))?;
-        let operands = Operands { count, dtype: T::DTYPE, stream: std::ptr::null_mut() };
-        view.operate(name, index, operands, &[], |library, comm| issue(library, comm, count))
+        }
     }
-}
-
-/// The length of the short slice, when the long one has it once for each rank.
-fn fits(name: &str, long: &str, elements: usize, short: &str, each: usize, size: usize) -> Result<usize> {
-    if each.checked_mul(size) == Some(elements) {
-        return Ok(each);
-    }
-    Err(Error::invalid(format!("{name}: {long} has {elements} elements, expected {size} times the {each} of {short}")))
 }
