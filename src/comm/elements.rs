@@ -1,6 +1,7 @@
 //! What the typed collectives take: elements, operators, and buffers whose lengths fit each other.
 
 use half::{bf16, f16};
+use hostccl::types::{DataType, ReduceOp};
 
 use crate::error::{Error, Result};
 
@@ -15,15 +16,26 @@ pub(super) mod sealed {
 pub trait Element: sealed::Sealed {}
 
 macro_rules! elements {
-    ($($element:ty = $dtype:literal),+) => {$(
+    ($($element:ty = $dtype:ident),+) => {$(
         impl sealed::Sealed for $element {
-            const DTYPE: i32 = $dtype;
+            const DTYPE: i32 = DataType::$dtype as i32;
         }
         impl Element for $element {}
     )+};
 }
 
-elements!(i8 = 0, u8 = 1, i32 = 2, u32 = 3, i64 = 4, u64 = 5, f16 = 6, f32 = 7, f64 = 8, bf16 = 9);
+elements!(
+    i8 = Int8,
+    u8 = Uint8,
+    i32 = Int32,
+    u32 = Uint32,
+    i64 = Int64,
+    u64 = Uint64,
+    f16 = Float16,
+    f32 = Float32,
+    f64 = Float64,
+    bf16 = Bfloat16
+);
 
 /// How elements of several ranks become one; the numbers are `ncclRedOp_t`'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,16 +43,16 @@ elements!(i8 = 0, u8 = 1, i32 = 2, u32 = 3, i64 = 4, u64 = 5, f16 = 6, f32 = 7, 
 #[non_exhaustive]
 pub enum Operator {
     /// Their sum.
-    Sum = 0,
+    Sum = ReduceOp::Sum as i32,
     /// Their product.
-    Product = 1,
+    Product = ReduceOp::Prod as i32,
     /// The largest. The host engine ignores NaNs where another rank has a number.
-    Max = 2,
+    Max = ReduceOp::Max as i32,
     /// The smallest. The host engine ignores NaNs where another rank has a number.
-    Min = 3,
+    Min = ReduceOp::Min as i32,
     /// Their sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
     /// truncated; on NCCL too.
-    Average = 4,
+    Average = ReduceOp::Avg as i32,
 }
 
 /// The count of an operation in which every rank gives `each` elements and one buffer, called `long`, holds those of all `size` ranks.
