@@ -4,10 +4,10 @@
 //! [`Dim`] is one dimension as a list of (size, stride) pairs; slicing, flattening and unflattening a mesh only ever picks,
 //! joins and splits such lists, so every question about one rank is arithmetic on them, whatever the number of ranks.
 
-mod axis;
+mod digits;
 mod dim;
 mod subrange;
 
-pub use axis::{complement, covers, is_disjoint, row_major};
-pub use dim::{Dim, Pair};
+pub use digits::{Pair, complement, covers, is_disjoint};
+pub use dim::{Dim, row_major};
 pub use subrange::Subrange;

@@ -1,7 +1,7 @@
 //! Some of the indices of one dimension, as a space of positions of its own.
 
-use super::axis::complement;
-use super::dim::{Dim, Pair};
+use super::digits::{Pair, complement};
+use super::dim::Dim;
 use crate::error::{Error, Result};
 
 /// A run of digits: what has stride `outer` in the whole space has stride `inner` in the subrange's.

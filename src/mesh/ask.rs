@@ -1,6 +1,9 @@
 //! Questions to a view.
 
-use super::root::Mesh;
+use ndarray::{Array1, CowArray, Ix1};
+
+use super::make::Mesh;
+use super::root::RankMap;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair};
 
@@ -140,6 +143,15 @@ impl Mesh {
     pub fn each_rank(&self) -> impl Iterator<Item = i32> + '_ {
         let all = self.joined();
         (0..all.size()).map(move |index| self.rank_at(self.base + all.offset(index)))
+    }
+
+    /// World ranks by position, where they are not simply equal.
+    pub fn rank_map(&self) -> Option<CowArray<'_, i32, Ix1>> {
+        match &self.root.ranks {
+            RankMap::Identity => None,
+            RankMap::Listed(listed) => Some(CowArray::from(listed.ranks().view())),
+            RankMap::Within(..) => Some(CowArray::from(Array1::from(self.root_ranks()))),
+        }
     }
 
     /// The world ranks of the root, row-major.

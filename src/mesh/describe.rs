@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::rank_map::RankMap;
-use super::root::{Mesh, NamedDim};
+use super::make::Mesh;
+use super::root::{NamedDim, RankMap};
 use crate::digest::Fnv1a;
 use crate::layout::{Dim, Pair};
 use crate::printable::printable;

@@ -10,13 +10,13 @@
 
 mod ask;
 mod describe;
+mod make;
 mod rank_array;
-mod rank_map;
 mod root;
 mod text;
 mod view;
 mod without;
 
-pub(crate) use rank_map::RankMap;
-pub use root::{Mesh, MeshSpec};
+pub use make::{Mesh, MeshSpec};
+pub(crate) use root::RankMap;
 pub use text::MeshText;

@@ -2,7 +2,7 @@
 
 use ndarray::{ArrayD, ArrayView, Dimension, IxDyn};
 
-use super::root::{Mesh, MeshSpec, check_listed};
+use super::make::{Mesh, MeshSpec, check_listed};
 use crate::error::Result;
 
 impl Mesh {

@@ -16,8 +16,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::rank_map::RankMap;
-use super::root::{Mesh, MeshSpec, check_listed, check_names};
+use super::make::{Mesh, MeshSpec, check_listed, check_names};
+use super::root::RankMap;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair, is_disjoint, row_major};
 

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::rank_map::RankMap;
-use super::root::{Mesh, NamedDim, Root, check_names, list};
+use super::make::{Mesh, check_names, list};
+use super::root::{NamedDim, RankMap, Root};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair, Subrange, complement, covers, is_disjoint};
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::root::{Mesh, MeshSpec, check_listed};
+use super::make::{Mesh, MeshSpec, check_listed};
 use crate::error::{Error, Result};
 
 impl Mesh {

@@ -1,36 +1,10 @@
 //! Lists of pairs as sets of digits: a pair (size, stride) is the digit `position / stride % size` of a position, so it occupies the
 //! places from `stride` up to `size * stride` of a mixed-radix number.
 
-use super::dim::{Dim, Pair};
 use crate::error::{Error, Result};
 
-/// The dimensions of a row-major array of that shape.
-///
-/// ```
-/// use devicemesh::layout::row_major;
-/// let dims = row_major(&[2, 3, 4]).unwrap();
-/// assert_eq!(dims.iter().map(|dim| dim.pairs()[0]).collect::<Vec<_>>(), [(2, 12), (3, 4), (4, 1)]);
-/// assert!(row_major(&[2, 0]).is_err());
-/// assert!(row_major(&[usize::MAX, 2]).is_err());
-/// ```
-pub fn row_major(shape: &[usize]) -> Result<Vec<Dim>> {
-    if let Some(index) = shape.iter().position(|size| *size == 0) {
-        return Err(Error::invalid(format!("dimension {index} has size 0; each size is at least 1")));
-    }
-    let mut stride = 1usize;
-    let mut dims = Vec::with_capacity(shape.len());
-    for &size in shape.iter().rev() {
-        dims.push(Dim::known(&[(size, stride)]));
-        stride = stride.checked_mul(size).ok_or_else(|| {
-            Error::invalid(format!(
-                "the product of shape ({}) is larger than 2^64",
-                shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
-            ))
-        })?;
-    }
-    dims.reverse();
-    Ok(dims)
-}
+/// `size` steps of `stride` positions.
+pub type Pair = (usize, usize);
 
 /// Whether no two of these pairs share a digit and all divide one number: then together they visit each position once.
 ///
