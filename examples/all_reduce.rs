@@ -1,5 +1,6 @@
-//! Sums along both dimensions of a (replicate, shard) mesh, from Rust without the C ABI and without `unsafe`. The elements lie on the GPU, as
-//! cudarc's `CudaSlice`, where there is a driver and NCCL; in host memory elsewhere.
+//! Sums along both dimensions of a (replicate, shard) mesh, from Rust without the C ABI and without
+//! `unsafe`. The elements lie on the GPU, as cudarc's `CudaSlice`, where there is a driver and
+//! NCCL; in host memory elsewhere.
 //!
 //! ```sh
 //! cargo build --bin devicemesh --example all_reduce --features cudarc

@@ -1,4 +1,5 @@
-//! Collectives over device memory (feature `cudarc`), on stand-ins of a device and NCCL: results, the order of streams, and what is refused.
+//! Collectives over device memory (feature `cudarc`), on stand-ins of a device and NCCL: results,
+//! the order of streams, and what is refused.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -85,7 +86,8 @@ fn collectives_over_device_memory() {
     });
 }
 
-/// The slice lies on one stream, the operation on another: what comes later on the first waits, and what came before is waited for.
+/// The slice lies on one stream, the operation on another: what comes later on the first waits, and
+/// what came before is waited for.
 #[test]
 fn operations_are_ordered_with_all_uses_of_their_buffers() {
     with_device("operations_are_ordered_with_all_uses_of_their_buffers", &[], |log| {
@@ -98,7 +100,8 @@ fn operations_are_ordered_with_all_uses_of_their_buffers() {
         on_stream.all_reduce("dp", &mut read, Operator::Sum).unwrap();
         assert_eq!(values(&home, &read), [1.0]);
         on_stream.all_gather("dp", &mut sent, &mut freed).unwrap();
-        // A read on a third stream does not make cudarc forget that the operation reads the slice, too.
+        // A read on a third stream does not make cudarc forget that the operation reads the slice,
+        // too.
         values(&context.new_stream().unwrap(), &sent);
         drop(freed);
         drop(sent);
@@ -215,7 +218,8 @@ fn device_type_cpu_has_no_streams() {
     });
 }
 
-/// An operation that the library may queue later than the call returns would use buffers that are gone.
+/// An operation that the library may queue later than the call returns would use buffers that are
+/// gone.
 #[test]
 fn an_operation_that_is_not_queued_in_time_ends_the_mesh() {
     with_device("an_operation_that_is_not_queued_in_time_ends_the_mesh", &[("RECORDER_LATE", "600000")], |_| {

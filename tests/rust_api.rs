@@ -95,7 +95,8 @@ fn in_worlds<T: Send>(size: usize, body: impl Fn(&Arc<Domain>, usize) -> T + Syn
 #[test]
 fn a_mesh_from_an_array_of_ranks_reduces_along_the_arrays_axes() {
     in_worlds(5, |world, rank| {
-        // Rank 2 of the world is not in the mesh. The array is a view with strides of its own: every other column of another one, transposed.
+        // Rank 2 of the world is not in the mesh. The array is a view with strides of its own:
+        // every other column of another one, transposed.
         let wide = array![[4, 9, 0], [1, 9, 3]];
         let ranks = wide.slice(s![.., ..;2]).reversed_axes();
         assert_eq!(ranks, array![[4, 1], [0, 3]]);
@@ -144,7 +145,8 @@ fn an_array_that_is_no_mesh_is_refused_with_its_values() {
     refused(Array2::<i32>::zeros((2, 0)).into_dyn(), None, "dimension 1 has size 0");
     refused(Array::from_iter(0..5).into_dyn(), None, "a mesh of shape (5) has 5 ranks, but the world has 4");
     refused(array![[0, 1]].into_dyn(), Some(&["dp"]), "the shape has 2 dimensions, but there are 1 names");
-    // One element that is said to be there 2^40 times is refused before anything of that size is made.
+    // One element that is said to be there 2^40 times is refused before anything of that size is
+    // made.
     let one = array![0];
     let error = Mesh::from_rank_array("cpu", one.broadcast((1 << 20, 1 << 20)).unwrap(), None, 4, 0).unwrap_err();
     assert!(error.message().contains("1099511627776 ranks, but the world has 4"), "{error}");
@@ -289,7 +291,8 @@ fn what_is_dropped_forgotten_or_panics_leaves_the_rest_whole() {
     });
 }
 
-/// Nobody can know which thread's call belongs to which of another rank. So this is an error, or goes well by chance; a wrong number it never is.
+/// Nobody can know which thread's call belongs to which of another rank. So this is an error, or
+/// goes well by chance; a wrong number it never is.
 #[test]
 fn two_threads_on_one_dimension_get_errors_or_the_right_numbers() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());

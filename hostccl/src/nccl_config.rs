@@ -1,8 +1,9 @@
-//! `ncclConfig_t` as bytes: the one place that knows where its fields lie. The engine reads a caller's configuration by it, and a program that
-//! talks to NCCL makes its own.
+//! `ncclConfig_t` as bytes: the one place that knows where its fields lie. The engine reads a
+//! caller's configuration by it, and a program that talks to NCCL makes its own.
 //!
-//! The struct grows at its tail from release to release and its C tag changes, so it is read by the size and the version that it says of itself. An
-//! integer is unset at `INT_MIN`, a pointer at NULL. A library copies the smaller of its own size and the given one, and takes defaults for the
+//! The struct grows at its tail from release to release and its C tag changes, so it is read by the
+//! size and the version that it says of itself. An integer is unset at `INT_MIN`, a pointer at
+//! NULL. A library copies the smaller of its own size and the given one, and takes defaults for the
 //! fields that `version` did not know.
 
 use std::ffi::{CStr, c_char, c_void};
@@ -10,15 +11,16 @@ use std::fmt;
 
 use crate::types::{NCCL_CONFIG_MAGIC, NCCL_CONFIG_UNDEF_INT};
 
-/// `sizeof(ncclConfig_t)` in 2.27, the first release with a communicator name. Every later release extends that layout.
+/// `sizeof(ncclConfig_t)` in 2.27, the first release with a communicator name. Every later release
+/// extends that layout.
 const SIZE: usize = 72;
 const VERSION_WITH_NAME: u32 = 22_703;
 const VERSION_WITH_SPLIT_SHARE: u32 = 21_800;
 /// No release is near this size. A larger one means that the size field is garbage.
 const MAX_SIZE: usize = 4096;
 
-/// The integers after the head, as nccl.h calls them: the offset of each in bytes, and the release that brought it. tests/test_nccl_wheels.py
-/// compares them with NVIDIA's headers.
+/// The integers after the head, as nccl.h calls them: the offset of each in bytes, and the release
+/// that brought it. tests/test_nccl_wheels.py compares them with NVIDIA's headers.
 const INTEGERS: [(&str, usize, u32); 10] = [
     ("blocking", 16, 21_400),
     ("cgaClusterSize", 20, 21_700),
@@ -68,7 +70,8 @@ impl CommConfig {
         let mut config = CommConfig { words: vec![0; SIZE / 8] };
         config.put(0, &SIZE.to_ne_bytes());
         config.put(AT_MAGIC, &NCCL_CONFIG_MAGIC.to_ne_bytes());
-        // 2.25 reads a field that other releases do not have at that place, so the config says the layout before it.
+        // 2.25 reads a field that other releases do not have at that place, so the config says the
+        // layout before it.
         let version = u32::try_from(library_version).unwrap_or(0).clamp(VERSION_WITH_SPLIT_SHARE, VERSION_WITH_NAME);
         let version = if version < VERSION_WITH_NAME { VERSION_WITH_SPLIT_SHARE } else { version };
         config.put(AT_VERSION, &version.to_ne_bytes());
@@ -83,7 +86,8 @@ impl CommConfig {
     /// # Safety
     /// `config` points to an initialised `ncclConfig_t` of any release.
     pub unsafe fn copy_of(config: *const c_void) -> Result<CommConfig, NotAConfig> {
-        // SAFETY: every release begins with size_t size, unsigned magic, unsigned version; the caller vouches for them.
+        // SAFETY: every release begins with size_t size, unsigned magic, unsigned version; the
+        // caller vouches for them.
         let (size, magic) = unsafe {
             (config.cast::<usize>().read_unaligned(), config.cast::<u8>().add(AT_MAGIC).cast::<u32>().read_unaligned())
         };
@@ -91,7 +95,8 @@ impl CommConfig {
             return Err(NotAConfig { size, magic });
         }
         let mut words = vec![0u64; size.div_ceil(8)];
-        // SAFETY: `size` bytes are readable by the caller's word, and the vector holds at least as many.
+        // SAFETY: `size` bytes are readable by the caller's word, and the vector holds at least as
+        // many.
         unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), words.as_mut_ptr().cast::<u8>(), size) };
         Ok(CommConfig { words })
     }
@@ -114,8 +119,8 @@ impl CommConfig {
         self.int(AT_BLOCKING) != 0
     }
 
-    /// The same config with the communicator's name, where the struct has that field and the caller left it unset. The library keeps the
-    /// pointer, so the name lives for ever.
+    /// The same config with the communicator's name, where the struct has that field and the caller
+    /// left it unset. The library keeps the pointer, so the name lives for ever.
     #[must_use]
     pub fn named(mut self, name: &'static CStr) -> CommConfig {
         if self.name().is_some_and(<*const c_char>::is_null) {
@@ -124,14 +129,15 @@ impl CommConfig {
         self
     }
 
-    /// The pointer to the communicator's name, which is NULL where the caller gave none. `None` where the struct has no such field.
+    /// The pointer to the communicator's name, which is NULL where the caller gave none. `None`
+    /// where the struct has no such field.
     pub fn name(&self) -> Option<*const c_char> {
         let (_, at, since) = POINTERS[1];
         self.has(at, 8, since).then(|| std::ptr::with_exposed_provenance(self.word(at) as usize))
     }
 
-    /// A flag by its name in nccl.h: `None` where the struct has no such field or the caller left it unset, and the value as an error where it
-    /// is neither 0 nor 1.
+    /// A flag by its name in nccl.h: `None` where the struct has no such field or the caller left
+    /// it unset, and the value as an error where it is neither 0 nor 1.
     pub fn flag(&self, name: &str) -> Result<Option<bool>, i32> {
         let field = INTEGERS.iter().find(|(known, ..)| *known == name);
         let Some((_, at, _)) = field.filter(|(_, at, since)| self.has(*at, 4, *since)) else { return Ok(None) };
@@ -154,7 +160,8 @@ impl CommConfig {
         bytes.filter(move |(at, _)| !is_pointer(*at)).map(|(_, byte)| byte)
     }
 
-    /// Whether the struct has the field of `bytes` at `at` that came with the release `since`. The flag `blocking` is always there.
+    /// Whether the struct has the field of `bytes` at `at` that came with the release `since`. The
+    /// flag `blocking` is always there.
     fn has(&self, at: usize, bytes: usize, since: u32) -> bool {
         at == AT_BLOCKING || self.size() >= at + bytes && self.version() >= since
     }

@@ -1,11 +1,14 @@
-//! NCCL's plain types and numbers, as the layers above call them. hostccl has them as nccl.h spells them.
+//! NCCL's plain types and numbers, as the layers above call them. hostccl has them as nccl.h spells
+//! them.
 
 use hostccl::types::{DataType, ReduceOp};
 
-/// `ncclResult_t`. It is an integer, because libraries newer than this one may return codes that it does not know.
+/// `ncclResult_t`. It is an integer, because libraries newer than this one may return codes that it
+/// does not know.
 pub use hostccl::types::ncclResult_t as NcclResult;
 
-/// `NCCL_SPLIT_NOCOLOR`: the colour of a rank that takes part in a split without getting a communicator of it.
+/// `NCCL_SPLIT_NOCOLOR`: the colour of a rank that takes part in a split without getting a
+/// communicator of it.
 pub(crate) use hostccl::types::NCCL_SPLIT_NOCOLOR as NO_COLOR;
 
 /// Values of `ncclResult_t`.
@@ -25,7 +28,8 @@ pub(crate) struct UniqueId {
 }
 
 impl UniqueId {
-    /// So many ids from the bytes that another rank published; `None` unless they are exactly that long.
+    /// So many ids from the bytes that another rank published; `None` unless they are exactly that
+    /// long.
     pub(crate) fn list(bytes: &[u8], count: usize) -> Option<Vec<UniqueId>> {
         let ids: Vec<UniqueId> =
             bytes.chunks_exact(128).filter_map(|bytes| Some(UniqueId { bytes: bytes.try_into().ok()? })).collect();

@@ -12,7 +12,8 @@ pub(super) mod sealed {
     }
 }
 
-/// An element that communicator libraries know: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32`, `f64`, and `f16` and `bf16` of the crate half.
+/// An element that communicator libraries know: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32`,
+/// `f64`, and `f16` and `bf16` of the crate half.
 pub trait Element: sealed::Sealed {}
 
 macro_rules! elements {
@@ -50,12 +51,13 @@ pub enum Operator {
     Max = ReduceOp::Max as i32,
     /// The smallest. The host engine ignores NaNs where another rank has a number.
     Min = ReduceOp::Min as i32,
-    /// Their sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
-    /// truncated; on NCCL too.
+    /// Their sum divided by the number of ranks. For integers the sum is made in the element's own
+    /// type, where it can overflow, and the quotient is truncated; on NCCL too.
     Average = ReduceOp::Avg as i32,
 }
 
-/// The count of an operation in which every rank gives `each` elements and one buffer, called `long`, holds those of all `size` ranks.
+/// The count of an operation in which every rank gives `each` elements and one buffer, called
+/// `long`, holds those of all `size` ranks.
 pub(super) fn block_of_each_rank(
     name: &str,
     (long, elements): (&str, usize),

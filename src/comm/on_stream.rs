@@ -1,13 +1,18 @@
-//! Collectives for Rust programs over device memory: cudarc's `CudaSlice`, queued on its `CudaStream` (feature `cudarc`).
+//! Collectives for Rust programs over device memory: cudarc's `CudaSlice`, queued on its
+//! `CudaStream` (feature `cudarc`).
 //!
-//! A call returns when its operation is queued, so the buffers are in use after their borrow has ended. Three things keep that sound:
+//! A call returns when its operation is queued, so the buffers are in use after their borrow has
+//! ended. Three things keep that sound:
 //!
-//! - Before the operation the stream waits for the last use of each buffer, and after it cudarc records the operation in the buffer's event
-//!   (`device_ptr_mut`). A later use on another stream waits for that event, and so does the free of the buffer.
-//! - cudarc compares events only within one `CudaContext`, and only while that context counts a second stream. So buffers of another context are
-//!   refused, and a stream stays counted while its work goes on, also when the program drops it (`KEPT_STREAMS`).
-//! - Nothing puts the operation on the stream after the call has returned: inside a group the call is refused, and when a communicator has not
-//!   queued the operation by the deadline, the mesh is aborted.
+//! - Before the operation the stream waits for the last use of each buffer, and after it cudarc
+//!   records the operation in the buffer's event (`device_ptr_mut`). A later use on another stream
+//!   waits for that event, and so does the free of the buffer.
+//! - cudarc compares events only within one `CudaContext`, and only while that context counts a
+//!   second stream. So buffers of another context are refused, and a stream stays counted while its
+//!   work goes on, also when the program drops it (`KEPT_STREAMS`).
+//! - Nothing puts the operation on the stream after the call has returned. Inside a group the call
+//!   is refused, and when a communicator has not queued the operation by the deadline, the mesh is
+//!   aborted.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -35,14 +40,16 @@ pub trait DeviceBuffer<T>: sealed::Sealed + DevicePtrMut<T> {}
 impl<T> DeviceBuffer<T> for CudaSlice<T> {}
 impl<T> DeviceBuffer<T> for CudaViewMut<'_, T> {}
 
-/// The collectives of a mesh over device memory, queued on one CUDA stream. [`View::on_stream`] makes it.
+/// The collectives of a mesh over device memory, queued on one CUDA stream. [`View::on_stream`]
+/// makes it.
 ///
-/// A call checks its arguments, queues the operation behind the work of the stream and returns. What the stream, or a copy to the host, does
-/// afterwards finds the result. Each buffer is borrowed mutably, also one that is only read: cudarc orders every later use behind the last
+/// A call checks its arguments, queues the operation behind the work of the stream and returns.
+/// What the stream, or a copy to the host, does afterwards finds the result. Each buffer is
+/// borrowed mutably, also one that is only read: cudarc orders every later use behind the last
 /// write of a slice, but a later write only behind the last of several reads.
 ///
-/// Calls of one dimension are made in one order on all ranks. Lengths are those of this rank's own buffers; NCCL does not compare them with
-/// the other ranks'.
+/// Calls of one dimension are made in one order on all ranks. Lengths are those of this rank's own
+/// buffers; NCCL does not compare them with the other ranks'.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -77,7 +84,8 @@ impl<T> DeviceBuffer<T> for CudaViewMut<'_, T> {}
 pub struct OnStream<'a> {
     view: &'a View,
     stream: &'a Arc<CudaStream>,
-    /// `ncclCommCuDevice`, by which a communicator of another device is found; `None` where the library has no such function.
+    /// `ncclCommCuDevice`, by which a communicator of another device is found; `None` where the
+    /// library has no such function.
     device_of: Option<CommCuDevice>,
 }
 
@@ -89,8 +97,9 @@ const PER_THREAD_STREAM: usize = 2;
 impl View {
     /// The collectives of this mesh over device memory, queued on `stream`. Local.
     ///
-    /// The stream is of the device that the communicators were made on. Fails on device type cpu, which has no streams, and for the per-thread
-    /// default stream, because cudarc keeps no order between the streams that it stands for on different threads.
+    /// The stream is of the device that the communicators were made on. Fails on device type cpu,
+    /// which has no streams, and for the per-thread default stream, because cudarc keeps no order
+    /// between the streams that it stands for on different threads.
     pub fn on_stream<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<OnStream<'a>> {
         let library = self.library()?;
         if library.is_host_engine() {
@@ -105,7 +114,8 @@ impl View {
                 "on_stream: the per-thread default stream is another stream on each thread: take CudaContext::new_stream or default_stream",
             ));
         }
-        // SAFETY: the address is that of the C function of this name, whose signature nccl.h fixes and the type repeats.
+        // SAFETY: the address is that of the C function of this name, whose signature nccl.h fixes
+        // and the type repeats.
         let device_of = library
             .symbol("ncclCommCuDevice")
             .map(|address| unsafe { std::mem::transmute::<*const c_void, CommCuDevice>(address) });
@@ -114,7 +124,8 @@ impl View {
 }
 
 impl OnStream<'_> {
-    /// Reduces `values` over this rank's group along `dim`, in place. **Collective over the group.**
+    /// Reduces `values` over this rank's group along `dim`, in place. **Collective over the
+    /// group.**
     pub fn all_reduce<T: Element>(&self, dim: &str, values: &mut impl DeviceBuffer<T>, op: Operator) -> Result<()> {
         let count = |[values]: [usize; 1], _| Ok(values);
         self.queue("all_reduce", dim, [("values", values)], count, |library, comm, [values], count, stream| {
@@ -123,7 +134,8 @@ impl OnStream<'_> {
         })
     }
 
-    /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the group.**
+    /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the
+    /// group.**
     pub fn broadcast<T: Element>(&self, dim: &str, values: &mut impl DeviceBuffer<T>, root: usize) -> Result<()> {
         let count = |[values]: [usize; 1], size| root_rank("broadcast", dim, root, size).map(|_| values);
         self.queue("broadcast", dim, [("values", values)], count, |library, comm, [values], count, stream| {
@@ -132,8 +144,8 @@ impl OnStream<'_> {
         })
     }
 
-    /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times as long as `dim` has ranks.
-    /// **Collective over the group.**
+    /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times
+    /// as long as `dim` has ranks. **Collective over the group.**
     pub fn all_gather<T: Element>(
         &self,
         dim: &str,
@@ -149,8 +161,8 @@ impl OnStream<'_> {
         })
     }
 
-    /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as many times as long as `recv` as `dim` has
-    /// ranks. **Collective over the group.**
+    /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as
+    /// many times as long as `recv` as `dim` has ranks. **Collective over the group.**
     pub fn reduce_scatter<T: Element>(
         &self,
         dim: &str,
@@ -167,8 +179,8 @@ impl OnStream<'_> {
         })
     }
 
-    /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it. Both have equal blocks for all ranks.
-    /// **Collective over the group.**
+    /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it.
+    /// Both have equal blocks for all ranks. **Collective over the group.**
     pub fn all_to_all<T: Element>(
         &self,
         dim: &str,
@@ -183,8 +195,9 @@ impl OnStream<'_> {
         })
     }
 
-    /// Checks the buffers, and queues what `issue` calls with their addresses on the stream, in the order that the module's head describes.
-    /// `count` gives the operation's count from the lengths of the buffers and the number of ranks.
+    /// Checks the buffers, and queues what `issue` calls with their addresses on the stream, in the
+    /// order that the module's head describes. `count` gives the operation's count from the lengths
+    /// of the buffers and the number of ranks.
     fn queue<T: Element, const N: usize>(
         &self,
         name: &str,
@@ -218,7 +231,8 @@ impl OnStream<'_> {
                 code.get()
             });
             if outcome.is_err() && code.get() == result::IN_PROGRESS {
-                // The library could still queue the operation when its buffers are gone. The first error is the one to tell.
+                // The library could still queue the operation when its buffers are gone. The first
+                // error is the one to tell.
                 let _ = self.view.root_comms().abort();
             }
             // Each buffer's event has the operation.
@@ -267,8 +281,9 @@ fn failed(name: &str, what: &str, error: DriverError) -> Error {
 
 /// The streams on which operations were queued, and which may be at work.
 ///
-/// cudarc orders the uses of a buffer only while its context counts more than one stream, and a stream that is dropped counts no longer, though
-/// its work goes on. So a stream is kept here until the program has dropped it and its work is done.
+/// cudarc orders the uses of a buffer only while its context counts more than one stream, and a
+/// stream that is dropped counts no longer, though its work goes on. So a stream is kept here until
+/// the program has dropped it and its work is done.
 static KEPT_STREAMS: Mutex<Vec<Arc<CudaStream>>> = Mutex::new(Vec::new());
 
 fn keep(stream: &Arc<CudaStream>) {

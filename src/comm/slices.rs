@@ -1,4 +1,5 @@
-//! Meshes and collectives for Rust programs without pointers: over slices in host memory, on device type cpu.
+//! Meshes and collectives for Rust programs without pointers: over slices in host memory, on device
+//! type cpu.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec};
 
 impl View {
-    /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator along each dimension.
-    /// **Collective over the world.** [`RootComms::create`] takes ranks of another order and options.
+    /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator
+    /// along each dimension. **Collective over the world.** [`RootComms::create`] takes ranks of
+    /// another order and options.
     pub fn init(world: &Arc<Domain>, shape: &[usize], names: &[&str]) -> Result<View> {
         let place = world.world();
         let spec = MeshSpec {
@@ -32,10 +34,12 @@ impl View {
         Ok(View::of_root(RootComms::create(world, Mesh::new(&spec)?, &MeshOptions::default())?))
     }
 
-    /// A mesh of the array's shape, in which the rank at each coordinate is the array's element there, with a ready communicator along each
-    /// dimension: PyTorch's `DeviceMesh(device_type, mesh)`. The array has any number of dimensions, and its elements are distinct ranks of the
-    /// world. **Collective over the world**, also for the ranks that are not in the array. The ranks agree on the array as on every other argument:
-    /// one that gives another array is told so on all ranks.
+    /// A mesh of the array's shape, in which the rank at each coordinate is the array's element
+    /// there, with a ready communicator along each dimension: PyTorch's `DeviceMesh(device_type,
+    /// mesh)`. The array has any number of dimensions, and its elements are distinct ranks of the
+    /// world. **Collective over the world**, also for the ranks that are not in the array. The
+    /// ranks agree on the array as on every other argument: one that gives another array is told so
+    /// on all ranks.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -60,8 +64,8 @@ impl View {
         Ok(View::of_root(RootComms::create(world, mesh, &MeshOptions::default())?))
     }
 
-    /// Reduces `values` over this rank's group along `dim`, in place; every rank gets the same result, bitwise.
-    /// **Collective over the group.**
+    /// Reduces `values` over this rank's group along `dim`, in place; every rank gets the same
+    /// result, bitwise. **Collective over the group.**
     pub fn all_reduce<T: Element>(&self, dim: &str, values: &mut [T], op: Operator) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
         self.over_slices::<T>(
@@ -69,13 +73,15 @@ impl View {
             dim,
             |_| Ok(values.len()),
             |library, comm, count| {
-                // SAFETY: `over_slices` ran this on the host engine and outside a group, so it is done when it returns; `at` has `count` elements.
+                // SAFETY: `over_slices` ran this on the host engine and outside a group, so it is
+                // done when it returns; `at` has `count` elements.
                 unsafe { library.all_reduce(at, at, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
             },
         )
     }
 
-    /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the group.**
+    /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the
+    /// group.**
     pub fn broadcast<T: Element>(&self, dim: &str, values: &mut [T], root: usize) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
         let count = |size: usize| root_rank("broadcast", dim, root, size).map(|_| values.len());
@@ -85,8 +91,8 @@ impl View {
         })
     }
 
-    /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times as long as `dim` has ranks.
-    /// **Collective over the group.**
+    /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times
+    /// as long as `dim` has ranks. **Collective over the group.**
     pub fn all_gather<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size| block_of_each_rank("all_gather", ("recv", recv.len()), ("send", send.len()), size);
@@ -96,8 +102,8 @@ impl View {
         })
     }
 
-    /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as many times as long as `recv` as `dim` has
-    /// ranks. **Collective over the group.**
+    /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as
+    /// many times as long as `recv` as `dim` has ranks. **Collective over the group.**
     pub fn reduce_scatter<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T], op: Operator) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size| block_of_each_rank("reduce_scatter", ("send", send.len()), ("recv", recv.len()), size);
@@ -107,8 +113,8 @@ impl View {
         })
     }
 
-    /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it. Both have equal blocks for all ranks.
-    /// **Collective over the group.**
+    /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it.
+    /// Both have equal blocks for all ranks. **Collective over the group.**
     pub fn all_to_all<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size| block_for_each_rank("all_to_all", send.len(), recv.len(), size);
@@ -118,8 +124,8 @@ impl View {
         })
     }
 
-    /// Runs `issue` with the communicator along `dim` and the count that the lengths give for its size, where slices are what the library works on
-    /// and their borrow lasts as long as the work.
+    /// Runs `issue` with the communicator along `dim` and the count that the lengths give for its
+    /// size, where slices are what the library works on and their borrow lasts as long as the work.
     fn over_slices<T: Element>(
         &self,
         name: &str,
@@ -147,8 +153,8 @@ impl View {
         })
     }
 
-    /// Runs `work` with the view that has the dimension `dim` and the dimension's index there: this view, or for a flattened dimension the
-    /// view of it.
+    /// Runs `work` with the view that has the dimension `dim` and the dimension's index there: this
+    /// view, or for a flattened dimension the view of it.
     pub(super) fn along_dim(&self, dim: &str, work: impl FnOnce(&View, usize) -> Result<()>) -> Result<()> {
         match self.mesh().dim_index(dim) {
             Ok(index) => work(self, index),

@@ -1,4 +1,4 @@
-//! Root meshes: making one and what its views share.
+//! The view of a rank, [`Mesh`], and how a root mesh is made.
 
 use std::collections::HashSet;
 use std::sync::{Arc, RwLock};
@@ -13,7 +13,7 @@ use crate::layout::{Dim, row_major};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct MeshSpec<'a> {
-    /// "cuda", "cpu" or another type without an index; which ones work is the caller's business.
+    /// "cuda", "cpu" or another type without an index. The caller decides which types work.
     pub device_type: &'a str,
     /// The sizes of the dimensions, each at least 1.
     pub shape: &'a [usize],
@@ -21,32 +21,33 @@ pub struct MeshSpec<'a> {
     pub names: Option<&'a [&'a str]>,
     /// World ranks, row-major; `None` is 0 .. n-1.
     pub ranks: Option<&'a [i32]>,
-    /// Ranks of the world; the mesh may have fewer.
+    /// The number of ranks of the world. The mesh may have fewer.
     pub world_size: usize,
     /// This process's rank in the world.
     pub rank: usize,
 }
 
 impl<'a> MeshSpec<'a> {
-    /// A mesh of that shape over the first ranks of the world, row-major, as rank `rank` sees it. Its dimensions are dim_0, dim_1 ...
+    /// A mesh of that shape over the first ranks of the world, row-major, as rank `rank` sees it.
+    /// Its dimensions are dim_0, dim_1 ...
     pub fn new(device_type: &'a str, shape: &'a [usize], world_size: usize, rank: usize) -> MeshSpec<'a> {
         MeshSpec { device_type, shape, names: None, ranks: None, world_size, rank }
     }
 
-    /// The same with names, one for each dimension.
+    /// Gives the dimensions these names, one for each.
     #[must_use]
     pub fn names(self, names: &'a [&'a str]) -> MeshSpec<'a> {
         MeshSpec { names: Some(names), ..self }
     }
 
-    /// The same with these world ranks, row-major.
+    /// Gives the mesh these world ranks, row-major.
     #[must_use]
     pub fn ranks(self, ranks: &'a [i32]) -> MeshSpec<'a> {
         MeshSpec { ranks: Some(ranks), ..self }
     }
 }
 
-/// One rank's immutable view of a mesh. Cloning is cheap; a view can be used from any thread.
+/// One rank's immutable view of a mesh. Cloning is cheap, and a view can be used from any thread.
 ///
 /// ```
 /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -68,7 +69,8 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// A root mesh. Everything that is wrong with the arguments is found here, without talking to anybody.
+    /// Makes a root mesh. Everything that is wrong with the arguments is found here, without
+    /// communication.
     pub fn new(spec: &MeshSpec<'_>) -> Result<Mesh> {
         let device_type = spec.device_type;
         if device_type.is_empty() || device_type.contains(':') {
@@ -95,7 +97,7 @@ impl Mesh {
             return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", spec.rank, spec.world_size)));
         };
         let position = match &ranks {
-            // One question does not pay for an index.
+            // A search is cheaper than an index, because this is the only question.
             RankMap::Listed(listed) => listed.ranks().iter().position(|known| *known == rank),
             ranks => ranks.position(rank, size),
         };
@@ -114,7 +116,8 @@ impl Mesh {
         Ok(Mesh { root: Arc::new(root), dims, base: 0, mine: position.is_some() })
     }
 
-    /// The root mesh of this view; of a view of a range, the mesh that the range was taken from at first.
+    /// The root mesh of this view. For a view of a range this is the mesh that the first range was
+    /// taken from.
     pub fn root(&self) -> Mesh {
         let mut root = &self.root;
         while let RankMap::Within(outer, _) = &root.ranks {
@@ -123,7 +126,8 @@ impl Mesh {
         Mesh::of(Arc::clone(root))
     }
 
-    /// All ranks that this view's positions number: those of the root, or of the range that it is a view of.
+    /// All ranks that this view's positions number. They are those of the root, or of the range
+    /// that this is a view of.
     pub fn space(&self) -> Mesh {
         Mesh::of(Arc::clone(&self.root))
     }
@@ -137,28 +141,30 @@ impl Mesh {
         Dim::known(&[(self.root.size, 1)])
     }
 
-    /// The same as a view.
+    /// A view that has all positions as one dimension.
     pub(crate) fn all_ranks(&self) -> Mesh {
         let all = NamedDim { name: "all ranks".into(), dim: self.whole(), named: true };
         Mesh { dims: [all].into(), ..self.space() }
     }
 
-    /// Whether two views have the same root and range: the same ones, not equal ones.
+    /// Whether both are views of one root and one range. Two roots that are equal but were made
+    /// apart are not one.
     pub fn same_root(&self, other: &Mesh) -> bool {
         Arc::ptr_eq(&self.root, &other.root)
     }
 
-    /// Number of ranks of the root, or of the range that this is a view of.
+    /// The number of ranks of the root, or of the range that this is a view of.
     pub fn root_size(&self) -> usize {
         self.root.size
     }
 
-    /// This rank's row-major position in the root, where it is in it.
+    /// This rank's row-major position in the root. `None` when the rank is not in the root.
     pub fn root_position(&self) -> Option<usize> {
         self.root.position
     }
 
-    /// The same as a key: cheap to clone, equal where the ranks are made alike.
+    /// The map from positions to ranks, as a key. It is cheap to clone, and equal keys give the
+    /// same ranks.
     pub(crate) fn rank_map_key(&self) -> &RankMap {
         &self.root.ranks
     }
@@ -194,7 +200,8 @@ pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str> + Clone) -> R
     Ok(())
 }
 
-/// The ranks met so far: a flag each where the world is about as large as the list, else a set.
+/// The ranks that were met so far. They are a flag each where the world is about as large as the
+/// list, and a set otherwise.
 enum Seen {
     Flags(Vec<bool>),
     Set(HashSet<usize>),
@@ -208,7 +215,7 @@ impl Seen {
         }
     }
 
-    /// Whether it was not met before.
+    /// Adds a rank. Returns whether the rank was not met before.
     fn insert(&mut self, rank: usize) -> bool {
         match self {
             Seen::Flags(flags) => !std::mem::replace(&mut flags[rank], true),
@@ -217,7 +224,7 @@ impl Seen {
     }
 }
 
-/// The most ranks that a mesh keeps as a list: what it takes is 4 bytes for each, on every rank.
+/// The most ranks that a mesh keeps as a list. The list takes 4 bytes for each rank, on every rank.
 pub const MAX_LISTED: usize = 1 << 24;
 
 /// Refuses more ranks than are kept as a list.
@@ -230,7 +237,7 @@ pub(super) fn check_listed(size: usize) -> Result<()> {
     )))
 }
 
-/// The map of explicit ranks, which may be 0 .. n-1 after all.
+/// The map of explicit ranks. It is [`RankMap::Identity`] when the ranks are 0 .. n-1.
 fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<RankMap> {
     if ranks.len() != size {
         return Err(Error::invalid(format!("the shape has {size} ranks, but {} are listed", ranks.len())));

@@ -1,4 +1,5 @@
-//! A mesh from an n-dimensional array of ranks, and its ranks as one: PyTorch's `DeviceMesh(device_type, mesh)` and `mesh.mesh`.
+//! A mesh from an n-dimensional array of ranks, and its ranks as one: PyTorch's
+//! `DeviceMesh(device_type, mesh)` and `mesh.mesh`.
 
 use ndarray::{ArrayD, ArrayView, Dimension, IxDyn};
 
@@ -6,11 +7,13 @@ use super::make::{Mesh, MeshSpec, check_listed};
 use crate::error::Result;
 
 impl Mesh {
-    /// A root mesh of the array's shape, in which the rank at each coordinate is the array's element there.
+    /// A root mesh of the array's shape, in which the rank at each coordinate is the array's
+    /// element there.
     ///
-    /// The array has any number of dimensions and any strides, so it may be a transposed or sliced view of another one. Its elements are
-    /// distinct ranks of the world, as [`MeshSpec::ranks`] wants them; errors name an element by its row-major index. The mesh copies them.
-    /// `names` has one name for each dimension; `None` names them dim_0, dim_1 ...
+    /// The array has any number of dimensions and any strides, so it may be a transposed or sliced
+    /// view of another one. Its elements are distinct ranks of the world, as [`MeshSpec::ranks`]
+    /// wants them; errors name an element by its row-major index. The mesh copies them. `names` has
+    /// one name for each dimension; `None` names them dim_0, dim_1 ...
     ///
     /// ```
     /// use devicemesh::mesh::Mesh;
@@ -40,14 +43,16 @@ impl Mesh {
         rank: usize,
     ) -> Result<Mesh> {
         let spec = MeshSpec { device_type, shape: ranks.shape(), names, ranks: None, world_size, rank };
-        // A broadcast array says a large shape with few elements, so it is copied only when the shape fits the world.
+        // A broadcast array says a large shape with few elements, so it is copied only when the
+        // shape fits the world.
         let in_order = Mesh::new(&spec)?;
         check_listed(in_order.size())?;
         let listed: Vec<i32> = ranks.iter().copied().collect();
         Mesh::new(&spec.ranks(&listed))
     }
 
-    /// The world ranks of the view, as an array of its shape: element `[i, j, ...]` is the rank at coordinate `[i, j, ...]`.
+    /// The world ranks of the view, as an array of its shape: element `[i, j, ...]` is the rank at
+    /// coordinate `[i, j, ...]`.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};

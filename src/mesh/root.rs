@@ -1,4 +1,5 @@
-//! Which world rank lies at each position of a root.
+//! What all views of a root share: its dimensions, and which world rank lies at each of its
+//! positions.
 
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, RwLock};
@@ -14,7 +15,8 @@ use crate::layout::{Dim, Subrange};
 pub(super) struct NamedDim {
     pub(super) name: Arc<str>,
     pub(super) dim: Dim,
-    /// Whether the caller gave the name; else it is dim_0, dim_1 ... and not printed.
+    /// Whether the caller gave the name. A name that nobody gave is dim_0, dim_1 ... and is not
+    /// printed.
     pub(super) named: bool,
 }
 
@@ -23,24 +25,24 @@ pub(super) struct NamedDim {
 pub(crate) struct Root {
     pub(super) device_type: String,
     pub(super) size: usize,
-    /// World rank by position.
+    /// The world rank at each position.
     pub(super) ranks: RankMap,
     pub(super) dims: Arc<[NamedDim]>,
-    /// This process's world rank and, where it is in the mesh, its position.
+    /// This process's world rank, and its position when it is in the mesh.
     pub(super) rank: i32,
     pub(super) position: Option<usize>,
-    /// Flattened dimensions, known by name to every view that holds their digits.
+    /// Flattened dimensions. Every view that holds their digits knows them by name.
     pub(super) flattened: RwLock<Vec<NamedDim>>,
 }
 
-/// World ranks by position. Cheap to clone; equal ones give the same ranks.
+/// The world rank at each position. It is cheap to clone, and equal maps give the same ranks.
 #[derive(Debug, Clone)]
 pub(crate) enum RankMap {
     /// Position and rank are equal.
     Identity,
-    /// As the caller listed them.
+    /// The caller listed the ranks.
     Listed(Arc<Listed>),
-    /// The positions are some of another root's.
+    /// The positions are some positions of another root.
     Within(Arc<Root>, Arc<Subrange>),
 }
 
@@ -48,9 +50,10 @@ pub(crate) enum RankMap {
 #[derive(Debug)]
 pub(crate) struct Listed {
     ranks: Array1<i32>,
-    /// Of the ranks, for telling maps apart: made when two are compared.
+    /// A digest of the ranks, by which maps are told apart. It is made when two maps are compared.
     digest: OnceCell<u64>,
-    /// Positions ordered by their ranks: made for the first question about another rank than this process's.
+    /// The positions ordered by their ranks. The order is made for the first question about the
+    /// rank of another process.
     by_rank: OnceCell<Vec<u32>>,
 }
 

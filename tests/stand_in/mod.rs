@@ -1,5 +1,6 @@
-//! A CUDA device and NCCL on a machine that has neither: tests/nccl/device.c, whose device memory is the host's, and tests/nccl/recorder.c over
-//! libhostccl. A test runs itself again in a process that finds them.
+//! A CUDA device and NCCL on a machine that has neither: tests/nccl/device.c, whose device memory
+//! is the host's, and tests/nccl/recorder.c over libhostccl. A test runs itself again in a process
+//! that finds them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ use std::sync::OnceLock;
 /// Set in the process that has the stand-ins: the log of the device.
 const LOG: &str = "CUDA_LOG";
 
-/// Runs `body` in a process of its own with the stand-ins and these variables. `test` is the name of the calling test, which is called again there.
+/// Runs `body` in a process of its own with the stand-ins and these variables. `test` is the name
+/// of the calling test, which is called again there.
 pub fn with_device(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&Path)) {
     if let Some(log) = std::env::var_os(LOG) {
         return body(Path::new(&log));
@@ -24,7 +26,8 @@ pub fn with_device(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&Pa
     assert!(done.status.success() && output.contains("1 passed"), "{output}\nthe device's log:\n{recorded}");
 }
 
-/// What a process needs in its environment to find the stand-ins, which are built at the first call.
+/// What a process needs in its environment to find the stand-ins, which are built at the first
+/// call.
 pub fn environment() -> [(&'static str, PathBuf); 3] {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     let (folder, engine) =
@@ -50,13 +53,15 @@ pub fn cargo_build(what: &[&str], file: &str) -> PathBuf {
 
 /// The log of a device, by which the order of streams is followed.
 pub struct Order {
-    /// What each line that is a use of memory or an operation is known to come after: indices of lines.
+    /// What each line that is a use of memory or an operation is known to come after: indices of
+    /// lines.
     after: HashMap<usize, Vec<usize>>,
     lines: Vec<String>,
 }
 
 impl Order {
-    /// Follows the log: a stream does its work in the order in which it was given, and after what the events that it waited for had recorded.
+    /// Follows the log: a stream does its work in the order in which it was given, and after what
+    /// the events that it waited for had recorded.
     pub fn of(log: &Path) -> Order {
         let lines: Vec<String> = std::fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect();
         let (mut after, mut streams, mut events) = (HashMap::new(), HashMap::new(), HashMap::new());
@@ -93,7 +98,8 @@ impl Order {
     }
 }
 
-/// The folder with the stand-ins of libcuda and libnccl. Another process may make the same files at the same time, so each gets its name when it is whole.
+/// The folder with the stand-ins of libcuda and libnccl. Another process may make the same files at
+/// the same time, so each gets its name when it is whole.
 fn stand_ins() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-ins");
     std::fs::create_dir_all(&folder).unwrap();
