@@ -85,8 +85,8 @@ interop:
 
 check:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+	$(CARGO) clippy --workspace --all-targets --features cudarc --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --features cudarc --no-deps --quiet
 	$(CARGO) test --quiet --test header
 	$(PYTHON) tests/run.py -k build
 
@@ -160,7 +160,7 @@ pictures:
 
 # Warnings are errors in both. doxygen is fetched once, pinned (docs/reference/build.py).
 docs:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --features cudarc --no-deps --quiet
 	@echo $(CURDIR)/target/doc/devicemesh/index.html
 	@$(PYTHON) docs/reference/build.py
 

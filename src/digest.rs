@@ -1,4 +1,5 @@
-//! FNV-1a, 64 bits (Fowler, Noll, Vo; draft-eastlake-fnv): a digest that is the same on every machine and in every run.
+//! FNV-1a, 64 bits (Fowler, Noll, Vo; draft-eastlake-fnv): a digest that is the same on every
+//! machine and in every run.
 
 /// A digest in the making.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +25,8 @@ impl Fnv1a {
         self.bytes(number.to_le_bytes())
     }
 
-    /// With a string added, its length first, so that neighbouring strings cannot run into each other.
+    /// With a string added, its length first, so that neighbouring strings cannot run into each
+    /// other.
     #[must_use]
     pub(crate) fn text(self, text: &str) -> Fnv1a {
         self.number(text.len() as u64).bytes(text.bytes())

@@ -79,7 +79,8 @@ impl Status {
 /// assert_eq!(error.status(), Status::InvalidArgument);
 /// assert_eq!(error.to_string(), "dimension 1 has size 0, which must be at least 1");
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct Error {
     status: Status,
     message: String,
@@ -211,11 +212,3 @@ impl Error {
 fn one_line(message: &str) -> String {
     printable(message.trim_end_matches(['\n', '\r'])).into_owned()
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Error {}

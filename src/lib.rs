@@ -29,10 +29,12 @@
 //! |---|---|
 //! | a mesh's shape, ranks, coordinates and groups, without a job or communicators | [`mesh::Mesh`], and [`layout`] below it |
 //! | a world with options (rank and size by hand, a store, a library, deadlines) | [`comm::DomainOptions::new`] with [`rendezvous::JoinOptions::ranked`] |
-//! | ranks of another order, lazy communicators | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
+//! | ranks of another order, as an n-dimensional array | [`comm::View::from_rank_array`]; [`mesh::Mesh::from_rank_array`] and [`mesh::Mesh::rank_array`] |
+//! | lazy communicators and other options | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
 //! | slices, flattened dimensions, ranges, other shapes, going on after a rank has died | [`comm::View`] |
 //! | collectives over slices in host memory | [`comm::View::all_reduce`] and its neighbours: safe, on device type cpu |
-//! | the communicator itself, and NCCL on device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` (examples/all_reduce.rs) |
+//! | collectives over cudarc's device memory | `comm::View::on_stream`, with the feature `cudarc`: safe, on device type cuda (examples/all_reduce.rs) |
+//! | the communicator itself, and other device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` |
 //! | the block of a tensor that a rank holds | [`sharding`] |
 //! | rank arrays that keep chatty dimensions close | [`topology`] |
 //!
@@ -78,6 +80,13 @@ pub mod rendezvous;
 pub mod sharding;
 pub mod topology;
 pub mod wait;
+
+/// The arrays that [`mesh::Mesh::from_rank_array`] takes and [`mesh::Mesh::rank_array`] gives, in the version that this crate uses.
+pub use ndarray;
+
+/// Device memory and streams for [`comm::OnStream`], in the version that this crate uses.
+#[cfg(feature = "cudarc")]
+pub use cudarc;
 
 /// Safe code that must not compile.
 ///

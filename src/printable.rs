@@ -1,10 +1,12 @@
-//! Escapes text from outside, so that a terminal can show it. This is the one place where such text is escaped.
+//! Escapes text from outside, so that a terminal can show it. This is the one place where such text
+//! is escaped.
 
 use std::borrow::Cow;
 
-/// Returns the text with escapes in place of the characters that act on a terminal or turn its lines round. These are control characters
-/// (C0, DEL and C1, line breaks and ESC among them), line separators and marks of direction. Every text that a peer, a file or the
-/// environment gives passes through this function before it is shown.
+/// Returns the text with escapes in place of the characters that act on a terminal or turn its
+/// lines round. These are control characters (C0, DEL and C1, line breaks and ESC among them), line
+/// separators and marks of direction. Every text that a peer, a file or the environment gives
+/// passes through this function before it is shown.
 ///
 /// ```
 /// use devicemesh::printable::printable;

@@ -1,9 +1,12 @@
-//! Which block of a tensor a rank of a mesh holds, when dimensions of the tensor are split over dimensions of the mesh. Pure arithmetic.
+//! Computes which block of a tensor a rank of a mesh holds, when dimensions of the tensor are split
+//! over dimensions of the mesh.
 //!
-//! The semantics are those of PyTorch's DTensor (2.15, `Shard` and `Replicate`): sizes as `torch.chunk` makes them, so every chunk has
-//! ceil(size / parts) but the last ones, which are shorter or empty. Several mesh dimensions may split one tensor dimension, one after another: each splits what
-//! the ones before it left. The order is the mesh's, from left to right, or the caller's. tests/vectors/torch_dtensor_shards.jsonl holds what DTensor
-//! answered.
+//! The semantics are those of PyTorch's DTensor (2.15, `Shard` and `Replicate`). Sizes are those
+//! that `torch.chunk` makes: every chunk has ceil(size / parts) indices but the last ones, which
+//! are shorter or empty. Several mesh dimensions may split one tensor dimension one after another,
+//! and each splits the chunk that the ones before it left. They split in the order of the mesh,
+//! from left to right, or in the caller's order. tests/vectors/torch_dtensor_shards.jsonl holds
+//! what DTensor answered.
 
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
@@ -16,16 +19,18 @@ pub enum Placement {
     Replicate,
     /// It splits a dimension of the tensor.
     Shard {
-        /// The tensor's dimension, from 0.
+        /// The dimension of the tensor, from 0.
         tensor_dim: usize,
-        /// Among the mesh dimensions that split the same `tensor_dim`: lower splits first; equal ones split in the mesh's order.
+        /// The order among the mesh dimensions that split the same `tensor_dim`. A lower number
+        /// splits first, and equal numbers split in the order of the mesh.
         order: i32,
     },
 }
 
 /// A rank's block of a tensor: `shape[i]` indices from `offset[i]` along each tensor dimension.
 ///
-/// Where a split left nothing, the size is 0 and the offset is the size of the tensor's dimension, as in DTensor.
+/// Where a split left nothing, the size is 0 and the offset is the size of the tensor's dimension,
+/// as in DTensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LocalShard {
@@ -35,8 +40,9 @@ pub struct LocalShard {
     pub offset: Vec<usize>,
 }
 
-/// Where chunk `index` of `size` indices begins and how many it has, cut into `parts` as `torch.chunk` does, with empty chunks at the end when there
-/// are not enough indices. `parts` 0 counts as 1.
+/// Where chunk `index` of `size` indices begins and how many indices it has. The indices are cut
+/// into `parts` as `torch.chunk` does, with empty chunks at the end when there are not enough
+/// indices. `parts` 0 counts as 1.
 ///
 /// ```
 /// use devicemesh::sharding::chunk;
@@ -51,7 +57,8 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
     (start, full.min(size - start))
 }
 
-/// The block of a tensor of shape `tensor` that `rank` holds (`None`: this process), with one placement per dimension of `mesh`.
+/// The block of a tensor of shape `tensor` that `rank` holds, with one placement for each dimension
+/// of `mesh`. `None` stands for this process.
 ///
 /// ```
 /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -92,7 +99,8 @@ pub fn local_shard(mesh: &Mesh, rank: Option<i32>, placements: &[Placement], ten
         }
         splits.push((order, mesh_dim, tensor_dim));
     }
-    // Splits of different tensor dimensions do not meddle with each other, so one order of all does.
+    // Splits of different tensor dimensions do not depend on each other, so one order of all splits
+    // serves every tensor dimension.
     splits.sort_unstable();
     let coordinate = match rank {
         None => mesh.coordinate()?,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use devicemesh::mesh::{Mesh, MeshSpec};
+use devicemesh::ndarray::{ArrayD, ArrayViewD};
 use serde_json::Value;
 
 /// Why we answer otherwise than PyTorch in a case; tests/mesh_differences.rs has a test for each.
@@ -97,7 +98,12 @@ fn replay(case: &Value) -> Replay {
         failures: Vec::new(),
     };
     let label = format!("case {} root", case["case"]);
-    match (Mesh::new(&spec), case["root"].get("ok")) {
+    let made = match spec.ranks {
+        // The array as PyTorch's constructor takes it.
+        Some(_) => from_array(&spec, &flat_ranks),
+        None => Mesh::new(&spec),
+    };
+    match (made, case["root"].get("ok")) {
         (Ok(mesh), Some(expected)) => {
             replay.compare_view(&label, &mesh, expected);
             replay.meshes.insert("root".to_owned(), mesh);
@@ -111,6 +117,34 @@ fn replay(case: &Value) -> Replay {
         replay.operate(&format!("case {} op {index} {}", case["case"], short(op)), op);
     }
     replay
+}
+
+/// The mesh of the case's array, which must be the one of its shape and ranks, and be the same when the array lies in memory the other way round.
+fn from_array(spec: &MeshSpec<'_>, ranks: &[i32]) -> devicemesh::error::Result<Mesh> {
+    let from = |array: ArrayViewD<'_, i32>| {
+        Mesh::from_rank_array(spec.device_type, array, spec.names, spec.world_size, spec.rank)
+    };
+    let row_major = ArrayD::from_shape_vec(spec.shape, ranks.to_vec()).unwrap();
+    let column_major = row_major.t().as_standard_layout().into_owned();
+    let (mesh, listed) = (from(row_major.view()), Mesh::new(spec));
+    for other in [listed, from(column_major.t())] {
+        match (&mesh, &other) {
+            (Ok(mesh), Ok(other)) => assert!(mesh.equals(other), "{} and {}", mesh.describe(), other.describe()),
+            (mesh, other) => assert_eq!(mesh.as_ref().err(), other.as_ref().err()),
+        }
+    }
+    if let Ok(mesh) = &mesh {
+        assert_eq!(mesh.rank_array(), row_major);
+    }
+    mesh
+}
+
+/// An array as PyTorch's `tolist` gives it.
+fn nested(array: ArrayViewD<'_, i32>) -> Value {
+    match array.ndim() {
+        0 => Value::from(array.iter().next().copied()),
+        _ => array.outer_iter().map(nested).collect(),
+    }
 }
 
 impl Replay {
@@ -219,6 +253,8 @@ impl Replay {
         expect("shape", mesh.shape() == shape, format!("{:?}", mesh.shape()));
         if !expected["mesh"].is_null() {
             expect("mesh", mesh.ranks() == flatten_numbers(&expected["mesh"]), format!("{:?}", mesh.ranks()));
+            let array = mesh.rank_array();
+            expect("mesh as an array", nested(array.view()) == expected["mesh"], format!("{array:?}"));
         }
         expect("repr", Some(mesh.describe().as_str()) == expected["repr"].as_str(), mesh.describe());
         let coordinate = mesh.coordinate().ok();

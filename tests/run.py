@@ -148,7 +148,7 @@ def script(path):
 
 def rust_tests(kind):
     def body():
-        output = run(["cargo", "test", "--workspace", "--no-fail-fast", *kind], timeout=1800)
+        output = run(["cargo", "test", "--workspace", "--features", "cudarc", "--no-fail-fast", *kind], timeout=1800)
         counts = [int(count) for count in re.findall(r"^test result: ok\. (\d+) passed", output, re.M)]
         if not counts:
             raise Failure(f"cargo test ran nothing:\n{output}")

@@ -26,13 +26,13 @@ specification.loader.exec_module(suite)
 
 
 def layout(header):
-    """Static assertions that ncclConfig_t lies in that nccl.h as src/ccl/config.rs says."""
-    source = (ROOT / "src/ccl/config.rs").read_text()
+    """Static assertions that ncclConfig_t lies in that nccl.h as hostccl/src/nccl_config.rs says."""
+    source = (ROOT / "hostccl/src/nccl_config.rs").read_text()
     fields = [(name, int(at), int(since.replace("_", ""))) for name, at, since in re.findall(r'\("(\w+)", (\d+), ([\d_]+)\)', source)]
     size = int(re.search(r"^const SIZE: usize = (\d+);", source, re.M).group(1))
     head = {"size": 0, **{name: int(re.search(rf"^const AT_{name.upper()}: usize = (\d+);", source, re.M).group(1)) for name in ("magic", "version")}}
     if len(fields) != 12:
-        raise suite.Failure(f"src/ccl/config.rs has {len(fields)} fields: {fields}")
+        raise suite.Failure(f"hostccl/src/nccl_config.rs has {len(fields)} fields: {fields}")
     lines = [f'_Static_assert(offsetof(ncclConfig_t, {name}) == {at}, "{name}");' for name, at in head.items()]
     for name, at, since in fields:
         lines += [f"#if NCCL_VERSION_CODE >= {since}", f'_Static_assert(offsetof(ncclConfig_t, {name}) == {at}, "{name}");', "#endif"]

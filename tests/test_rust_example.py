@@ -11,7 +11,7 @@ RELEASE = ROOT / "target" / "release"
 
 def main():
     # Unoptimised, as the Rust tests: what it depends on is built already.
-    subprocess.run(["cargo", "build", "--quiet", "--example", "all_reduce"], cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--quiet", "--example", "all_reduce", "--features", "cudarc"], cwd=ROOT, check=True)
     program = ROOT / "target" / "debug" / "examples" / "all_reduce"
     for ranks in (1, 4):
         done = subprocess.run([RELEASE / "devicemesh", "run", "-n", str(ranks), "--", program], capture_output=True, text=True, timeout=120)

@@ -1,10 +1,10 @@
-//! The caller's `ncclConfig_t`, read no further than its own size says.
+//! What the engine takes from the caller's `ncclConfig_t`.
 
-use std::ffi::{CStr, c_char, c_int};
-use std::mem::offset_of;
+use std::ffi::CStr;
 
 use crate::error::{Error, Result};
-use crate::types::*;
+use crate::nccl_config::CommConfig;
+use crate::types::ncclConfig_t;
 
 /// What of a configuration matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,10 +19,6 @@ impl Default for Config {
     }
 }
 
-/// Versions of the header that brought the fields.
-const HAS_SPLIT_SHARE: u32 = 21_800;
-const HAS_NAME: u32 = 22_700;
-
 impl Config {
     /// Reads a configuration; NULL, and what it leaves unset, give `inherited`.
     ///
@@ -33,35 +29,18 @@ impl Config {
         if raw.is_null() {
             return Ok(config);
         }
-        // SAFETY: every configuration has at least size, magic and version; later fields are read only where the size
-        // says that they are there.
-        unsafe {
-            let (size, magic, version) =
-                ((&raw const (*raw).size).read(), (&raw const (*raw).magic).read(), (&raw const (*raw).version).read());
-            if magic != NCCL_CONFIG_MAGIC || size < offset_of!(ncclConfig_t, blocking) {
-                return Err(Error::argument(format!(
-                    "the configuration has size {size} and magic {magic:#x}, not {NCCL_CONFIG_MAGIC:#x}: start from NCCL_CONFIG_INITIALIZER"
-                )));
-            }
-            let has = |offset: usize, bytes: usize, since: u32| size >= offset + bytes && version >= since;
-            let flag = |name: &str, value: c_int| match value {
-                NCCL_CONFIG_UNDEF_INT => Ok(None),
-                0 | 1 => Ok(Some(value == 1)),
-                _ => Err(Error::argument(format!("config.{name} is {value}, not 0 or 1"))),
-            };
-            if has(offset_of!(ncclConfig_t, blocking), size_of::<c_int>(), 0) {
-                let blocking = flag("blocking", (&raw const (*raw).blocking).read())?;
-                config.blocking = blocking.unwrap_or(config.blocking);
-            }
-            if has(offset_of!(ncclConfig_t, splitShare), size_of::<c_int>(), HAS_SPLIT_SHARE) {
-                flag("splitShare", (&raw const (*raw).splitShare).read())?;
-            }
-            if has(offset_of!(ncclConfig_t, commName), size_of::<*const c_char>(), HAS_NAME) {
-                let name = (&raw const (*raw).commName).read();
-                if !name.is_null() {
-                    config.name = Some(CStr::from_ptr(name).to_string_lossy().into_owned());
-                }
-            }
+        // SAFETY: the caller's contract.
+        let given =
+            unsafe { CommConfig::copy_of(raw.cast()) }.map_err(|error| Error::argument(format!("config: {error}")))?;
+        let flag = |name| {
+            let wrong = |value| Error::argument(format!("config.{name} is {value}, not 0 or 1"));
+            given.flag(name).map_err(wrong)
+        };
+        config.blocking = flag("blocking")?.unwrap_or(config.blocking);
+        flag("splitShare")?;
+        if let Some(name) = given.name().filter(|name| !name.is_null()) {
+            // SAFETY: the caller's configuration has a string there.
+            config.name = Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
         }
         Ok(config)
     }
@@ -70,6 +49,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::*;
 
     fn raw(size: usize, version: u32) -> ncclConfig_t {
         ncclConfig_t {
@@ -98,7 +78,6 @@ mod tests {
         assert_eq!(read(&raw(120, 23_200)).unwrap().name.as_deref(), Some("tp"));
         assert_eq!(read(&raw(40, 21_700)).unwrap(), Config { blocking: false, name: None });
         assert_eq!(read(&raw(56, 22_600)).unwrap().name, None);
-        assert_eq!(read(&raw(16, 22_707)).unwrap(), Config::default());
     }
 
     #[test]
@@ -119,7 +98,9 @@ mod tests {
         let mut garbage = raw(56, 22_707);
         garbage.magic = 1;
         assert_eq!(read(&garbage).unwrap_err().code(), ncclInvalidArgument);
-        assert_eq!(read(&raw(8, 22_707)).unwrap_err().code(), ncclInvalidArgument);
+        for size in [8, 16, 5000] {
+            assert_eq!(read(&raw(size, 22_707)).unwrap_err().code(), ncclInvalidArgument, "size {size}");
+        }
         let mut blocking = raw(56, 22_707);
         blocking.blocking = 2;
         assert!(read(&blocking).unwrap_err().message().contains("blocking is 2"));

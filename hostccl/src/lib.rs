@@ -50,6 +50,7 @@ mod id;
 mod join;
 pub mod machine;
 mod message;
+pub mod nccl_config;
 mod operation;
 pub mod process;
 pub mod reduce;

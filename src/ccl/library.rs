@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::time::Duration;
 
+use hostccl::types::NCCL_SHRINK_ABORT;
 use libloading::os::unix::Library as Handle;
 
 use super::call_name::CallName;
@@ -23,9 +24,6 @@ pub struct RawComm(pub *mut c_void);
 unsafe impl Send for RawComm {}
 // SAFETY: as above.
 unsafe impl Sync for RawComm {}
-
-/// `NCCL_SHRINK_ABORT`.
-const SHRINK_ABORT: c_int = 1;
 
 impl RawComm {
     /// No communicator.
@@ -332,7 +330,7 @@ impl Library {
         self.check("ncclCommSplit", parent, code)
     }
 
-    /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: what is under way on the parent ends, and the ranks that are not `excluded` get a child. Its
+    /// Starts `ncclCommShrink` with NCCL_NCCL_SHRINK_ABORT: what is under way on the parent ends, and the ranks that are not `excluded` get a child. Its
     /// handle is written as by [`split`](Library::split), after which the parent can only be aborted.
     ///
     /// # Safety
@@ -349,7 +347,8 @@ impl Library {
         let count = int(excluded.len());
         // SAFETY: the parent is live (its owner calls), the list has that many ranks (NCCL sorts it in place and copies it), and `child` is a valid
         // out-parameter that the caller keeps in place.
-        let code = unsafe { shrink(parent, excluded.as_mut_ptr(), count, child, config.as_mut_ptr(), SHRINK_ABORT) };
+        let code =
+            unsafe { shrink(parent, excluded.as_mut_ptr(), count, child, config.as_mut_ptr(), NCCL_SHRINK_ABORT) };
         self.check("ncclCommShrink", parent, code)
     }
 

@@ -15,10 +15,11 @@ mod types;
 mod wheel;
 
 pub(crate) use call_name::CallName;
-pub use config::CommConfig;
+pub(crate) use config::config_digest;
+pub use config::{CommConfig, NotAConfig};
 pub(crate) use driver::{Device, select_device};
 pub use driver::{devices, has_device};
 pub use library::{Library, RawComm};
 pub use load::{LIBRARY_VARIABLE, for_device, named_or_usual, open};
 pub use types::{DATA_TYPES, NcclResult, element_size, result};
-pub(crate) use types::{NO_COLOR, UniqueId};
+pub(crate) use types::{NO_COLOR, REDUCTIONS, UniqueId};

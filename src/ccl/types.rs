@@ -1,29 +1,23 @@
-//! NCCL's plain types and numbers (nccl.h, 2.18 to 2.32): the parts that are ABI.
+//! NCCL's plain types and numbers, as the layers above call them. hostccl has them as nccl.h spells
+//! them.
 
-use std::ffi::c_int;
+use hostccl::types::{DataType, ReduceOp};
 
-/// `ncclResult_t`. An integer, because libraries newer than this one may return codes that it does not know.
-pub type NcclResult = c_int;
+/// `ncclResult_t`. It is an integer, because libraries newer than this one may return codes that it
+/// does not know.
+pub use hostccl::types::ncclResult_t as NcclResult;
+
+/// `NCCL_SPLIT_NOCOLOR`: the colour of a rank that takes part in a split without getting a
+/// communicator of it.
+pub(crate) use hostccl::types::NCCL_SPLIT_NOCOLOR as NO_COLOR;
 
 /// Values of `ncclResult_t`.
 pub mod result {
-    use super::NcclResult;
-    /// The call succeeded.
-    pub const SUCCESS: NcclResult = 0;
-    /// A call of the CUDA runtime failed: no driver, one too old, no memory.
-    pub const UNHANDLED_CUDA_ERROR: NcclResult = 1;
-    /// The call was used wrongly, for example ranks made different calls.
-    pub const INVALID_USAGE: NcclResult = 5;
-    /// A peer failed or has gone.
-    pub const REMOTE_ERROR: NcclResult = 6;
-    /// A non-blocking call goes on in the background.
-    pub const IN_PROGRESS: NcclResult = 7;
-    /// A wait of the library passed its deadline (NCCL 2.30.3 and later, and the host engine).
-    pub const TIMEOUT: NcclResult = 8;
+    pub use hostccl::types::{
+        ncclInProgress as IN_PROGRESS, ncclInvalidUsage as INVALID_USAGE, ncclRemoteError as REMOTE_ERROR,
+        ncclSuccess as SUCCESS, ncclTimeout as TIMEOUT, ncclUnhandledCudaError as UNHANDLED_CUDA_ERROR,
+    };
 }
-
-/// `NCCL_SPLIT_NOCOLOR`: takes part in a split without getting a communicator of it.
-pub(crate) const NO_COLOR: c_int = -1;
 
 /// `ncclUniqueId`: 128 opaque bytes, passed by value.
 #[derive(Clone, Copy)]
@@ -34,7 +28,8 @@ pub(crate) struct UniqueId {
 }
 
 impl UniqueId {
-    /// So many ids from the bytes that another rank published; `None` unless they are exactly that long.
+    /// So many ids from the bytes that another rank published; `None` unless they are exactly that
+    /// long.
     pub(crate) fn list(bytes: &[u8], count: usize) -> Option<Vec<UniqueId>> {
         let ids: Vec<UniqueId> =
             bytes.chunks_exact(128).filter_map(|bytes| Some(UniqueId { bytes: bytes.try_into().ok()? })).collect();
@@ -43,20 +38,28 @@ impl UniqueId {
 }
 
 /// Names and sizes in bytes of the ten data types, by their `ncclDataType_t` number.
-pub const DATA_TYPES: [(&str, usize); 10] = [
-    ("int8", 1),
-    ("uint8", 1),
-    ("int32", 4),
-    ("uint32", 4),
-    ("int64", 8),
-    ("uint64", 8),
-    ("float16", 2),
-    ("float32", 4),
-    ("float64", 8),
-    ("bfloat16", 2),
-];
+pub const DATA_TYPES: [(&str, usize); DataType::ALL.len()] = {
+    let mut table = [("", 0); DataType::ALL.len()];
+    let mut index = 0;
+    while index < table.len() {
+        table[index] = (DataType::ALL[index].name(), DataType::ALL[index].size());
+        index += 1;
+    }
+    table
+};
+
+/// Names of the five reductions, by their `ncclRedOp_t` number.
+pub(crate) const REDUCTIONS: [&str; ReduceOp::ALL.len()] = {
+    let mut table = [""; ReduceOp::ALL.len()];
+    let mut index = 0;
+    while index < table.len() {
+        table[index] = ReduceOp::ALL[index].name();
+        index += 1;
+    }
+    table
+};
 
 /// Bytes of one element of that `ncclDataType_t`, `None` for a number outside 0..=9.
 pub fn element_size(dtype: i32) -> Option<usize> {
-    usize::try_from(dtype).ok().and_then(|index| DATA_TYPES.get(index)).map(|(_, size)| *size)
+    DataType::from_raw(dtype).map(DataType::size)
 }

@@ -8,7 +8,7 @@ use super::communicator::Communicator;
 use super::groups;
 use super::making::{millis, settle};
 use super::view::View;
-use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, RawComm, element_size, result};
+use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, result};
 use crate::error::{Error, Result, Status};
 
 /// What one operation works on, as the C caller gave it.
@@ -42,9 +42,6 @@ pub(crate) enum Shape {
     /// A block for each rank on both sides; on host memory in place where they are the same, else never.
     AllToAll,
 }
-
-/// The names of the five operators by `ncclRedOp_t` number.
-const OPERATORS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];
 
 impl View {
     /// Checks what all operations have in common and runs `issue` on the communicator along dimension `index`. `blocks` is how many
@@ -185,9 +182,9 @@ impl View {
 
     /// Checks `op` as [`operate`](View::operate) checks the rest.
     pub(crate) fn check_operator(&self, name: &str, op: i32) -> Result<()> {
-        match usize::try_from(op).ok().and_then(|op| OPERATORS.get(op)) {
+        match usize::try_from(op).ok().and_then(|op| REDUCTIONS.get(op)) {
             Some(_) => Ok(()),
-            None => Err(Error::invalid(format!("{name}: op is {op}, not one of 0 to 4 ({})", OPERATORS.join(", ")))),
+            None => Err(Error::invalid(format!("{name}: op is {op}, not one of 0 to 4 ({})", REDUCTIONS.join(", ")))),
         }
     }
 

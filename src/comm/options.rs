@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::ccl::CommConfig;
+use crate::ccl::{CommConfig, config_digest};
 
 /// Wishes for one dimension's communicator.
 #[derive(Debug, Clone, Default)]
@@ -50,7 +50,7 @@ impl DimOptions {
             parts.push("own_comm".to_owned());
         }
         if let Some(config) = &self.config {
-            parts.push(format!("config={:016x}", config.digest()));
+            parts.push(format!("config={:016x}", config_digest(config)));
         }
         parts.join(" ")
     }

@@ -1,9 +1,13 @@
-//! Meshes and collectives for Rust programs without pointers: over slices in host memory, on device type cpu.
+//! Meshes and collectives for Rust programs without pointers: over slices in host memory, on device
+//! type cpu.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use ndarray::{ArrayView, Dimension};
+
 use super::domain::Domain;
+use super::elements::{Element, Operator, block_for_each_rank, block_of_each_rank, root_rank};
 use super::groups::in_group;
 use super::operations::Operands;
 use super::options::MeshOptions;
@@ -13,48 +17,10 @@ use crate::ccl::{Library, NcclResult, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec};
 
-mod sealed {
-    /// What `ncclDataType_t` calls the type.
-    pub trait Sealed: Copy {
-        const DTYPE: i32;
-    }
-}
-
-/// An element that communicator libraries know: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32` and `f64`.
-pub trait Element: sealed::Sealed {}
-
-macro_rules! elements {
-    ($($element:ty = $dtype:literal),+) => {$(
-        impl sealed::Sealed for $element {
-            const DTYPE: i32 = $dtype;
-        }
-        impl Element for $element {}
-    )+};
-}
-
-elements!(i8 = 0, u8 = 1, i32 = 2, u32 = 3, i64 = 4, u64 = 5, f32 = 7, f64 = 8);
-
-/// How elements of several ranks become one; the numbers are `ncclRedOp_t`'s.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-#[non_exhaustive]
-pub enum Operator {
-    /// Their sum.
-    Sum = 0,
-    /// Their product.
-    Product = 1,
-    /// The largest. The host engine ignores NaNs where another rank has a number.
-    Max = 2,
-    /// The smallest. The host engine ignores NaNs where another rank has a number.
-    Min = 3,
-    /// Their sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
-    /// truncated; on NCCL too.
-    Average = 4,
-}
-
 impl View {
-    /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator along each dimension.
-    /// **Collective over the world.** [`RootComms::create`] takes ranks of another order and options.
+    /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator
+    /// along each dimension. **Collective over the world.** [`RootComms::create`] takes ranks of
+    /// another order and options.
     pub fn init(world: &Arc<Domain>, shape: &[usize], names: &[&str]) -> Result<View> {
         let place = world.world();
         let spec = MeshSpec {
@@ -68,8 +34,38 @@ impl View {
         Ok(View::of_root(RootComms::create(world, Mesh::new(&spec)?, &MeshOptions::default())?))
     }
 
-    /// Reduces `values` over this rank's group along `dim`, in place; every rank gets the same result, bitwise.
-    /// **Collective over the group.**
+    /// A mesh of the array's shape, in which the rank at each coordinate is the array's element
+    /// there, with a ready communicator along each dimension: PyTorch's `DeviceMesh(device_type,
+    /// mesh)`. The array has any number of dimensions, and its elements are distinct ranks of the
+    /// world. **Collective over the world**, also for the ranks that are not in the array. The
+    /// ranks agree on the array as on every other argument: one that gives another array is told so
+    /// on all ranks.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use devicemesh::comm::{Domain, DomainOptions, View};
+    /// use devicemesh::ndarray::Array;
+    ///
+    /// let world = Arc::new(Domain::join("cpu", &DomainOptions::default())?);
+    /// let size = world.world().size() as i32;
+    /// let ranks = Array::from_iter((0..size).rev()).into_shape_with_order((1, size as usize)).unwrap(); // the last rank first
+    /// let mesh = View::from_rank_array(&world, ranks.view(), &["dp", "tp"])?;
+    /// assert_eq!(mesh.mesh().rank_array(), ranks.into_dyn());
+    /// mesh.root_comms().finalize()?;
+    /// # Ok::<(), devicemesh::error::Error>(())
+    /// ```
+    pub fn from_rank_array<D: Dimension>(
+        world: &Arc<Domain>,
+        ranks: ArrayView<'_, i32, D>,
+        names: &[&str],
+    ) -> Result<View> {
+        let place = world.world();
+        let mesh = Mesh::from_rank_array(place.device_type(), ranks, Some(names), place.size(), place.rank())?;
+        Ok(View::of_root(RootComms::create(world, mesh, &MeshOptions::default())?))
+    }
+
+    /// Reduces `values` over this rank's group along `dim`, in place; every rank gets the same
+    /// result, bitwise. **Collective over the group.**
     pub fn all_reduce<T: Element>(&self, dim: &str, values: &mut [T], op: Operator) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
         self.over_slices::<T>(
@@ -77,70 +73,59 @@ impl View {
             dim,
             |_| Ok(values.len()),
             |library, comm, count| {
-                // SAFETY: `over_slices` ran this on the host engine and outside a group, so it is done when it returns; `at` has `count` elements.
+                // SAFETY: `over_slices` ran this on the host engine and outside a group, so it is
+                // done when it returns; `at` has `count` elements.
                 unsafe { library.all_reduce(at, at, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
             },
         )
     }
 
-    /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the group.**
+    /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the
+    /// group.**
     pub fn broadcast<T: Element>(&self, dim: &str, values: &mut [T], root: usize) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
-        let count = |size: usize| match root < size {
-            true => Ok(values.len()),
-            false => Err(Error::invalid(format!(
-                "broadcast: root is {root}, but dimension {dim} has ranks 0 to {}",
-                size - 1
-            ))),
-        };
+        let count = |size: usize| root_rank("broadcast", dim, root, size).map(|_| values.len());
         self.over_slices::<T>("broadcast", dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; `root` is a rank of the group, so it fits.
             unsafe { library.broadcast(at, at, count, T::DTYPE, root as i32, comm, std::ptr::null_mut()) }
         })
     }
 
-    /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times as long as `dim` has ranks.
-    /// **Collective over the group.**
+    /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times
+    /// as long as `dim` has ranks. **Collective over the group.**
     pub fn all_gather<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
-        let count = |size| fits("all_gather", "recv", recv.len(), "send", send.len(), size);
+        let count = |size| block_of_each_rank("all_gather", ("recv", recv.len()), ("send", send.len()), size);
         self.over_slices::<T>("all_gather", dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; `recv` has room for `count` elements of each rank.
             unsafe { library.all_gather(from, to, count, T::DTYPE, comm, std::ptr::null_mut()) }
         })
     }
 
-    /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as many times as long as `recv` as `dim` has
-    /// ranks. **Collective over the group.**
+    /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as
+    /// many times as long as `recv` as `dim` has ranks. **Collective over the group.**
     pub fn reduce_scatter<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T], op: Operator) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
-        let count = |size| fits("reduce_scatter", "send", send.len(), "recv", recv.len(), size);
+        let count = |size| block_of_each_rank("reduce_scatter", ("send", send.len()), ("recv", recv.len()), size);
         self.over_slices::<T>("reduce_scatter", dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; `send` has `count` elements for each rank.
             unsafe { library.reduce_scatter(from, to, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
         })
     }
 
-    /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it. Both have equal blocks for all ranks.
-    /// **Collective over the group.**
+    /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it.
+    /// Both have equal blocks for all ranks. **Collective over the group.**
     pub fn all_to_all<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
-        let count = |size: usize| match send.len() == recv.len() && send.len() % size == 0 {
-            true => Ok(send.len() / size),
-            false => Err(Error::invalid(format!(
-                "all_to_all: send has {} elements and recv {}, expected the same multiple of {size}",
-                send.len(),
-                recv.len()
-            ))),
-        };
+        let count = |size| block_for_each_rank("all_to_all", send.len(), recv.len(), size);
         self.over_slices::<T>("all_to_all", dim, count, |library, comm, count| {
             // SAFETY: as in `all_reduce`; both have `count` elements for each rank.
             unsafe { library.all_to_all(from, to, count, T::DTYPE, comm, std::ptr::null_mut()) }
         })
     }
 
-    /// Runs `issue` with the communicator along `dim` and the count that the lengths give for its size, where slices are what the library works on
-    /// and their borrow lasts as long as the work.
+    /// Runs `issue` with the communicator along `dim` and the count that the lengths give for its
+    /// size, where slices are what the library works on and their borrow lasts as long as the work.
     fn over_slices<T: Element>(
         &self,
         name: &str,
@@ -161,25 +146,22 @@ impl View {
                 "{name}: a group puts its work off, but slices are borrowed for the call alone: end the group first"
             )));
         }
-        let flattened;
-        let (view, index) = match self.mesh().dim_index(dim) {
-            Ok(index) => (self, index),
+        self.along_dim(dim, |view, index| {
+            let count = count(view.mesh().dim_size(index))?;
+            let operands = Operands { count, dtype: T::DTYPE, stream: std::ptr::null_mut() };
+            view.operate(name, index, operands, &[], |library, comm| issue(library, comm, count))
+        })
+    }
+
+    /// Runs `work` with the view that has the dimension `dim` and the dimension's index there: this
+    /// view, or for a flattened dimension the view of it.
+    pub(super) fn along_dim(&self, dim: &str, work: impl FnOnce(&View, usize) -> Result<()>) -> Result<()> {
+        match self.mesh().dim_index(dim) {
+            Ok(index) => work(self, index),
             Err(_) => {
                 let (mesh, index) = self.mesh().along(Some(dim))?;
-                flattened = self.with(mesh);
-                (&flattened, index)
+                work(&self.with(mesh), index)
             }
-        };
-        let count = count(view.mesh().dim_size(index))?;
-        let operands = Operands { count, dtype: T::DTYPE, stream: std::ptr::null_mut() };
-        view.operate(name, index, operands, &[], |library, comm| issue(library, comm, count))
+        }
     }
-}
-
-/// The length of the short slice, when the long one has it once for each rank.
-fn fits(name: &str, long: &str, elements: usize, short: &str, each: usize, size: usize) -> Result<usize> {
-    if each.checked_mul(size) == Some(elements) {
-        return Ok(each);
-    }
-    Err(Error::invalid(format!("{name}: {long} has {elements} elements, expected {size} times the {each} of {short}")))
 }

@@ -1,15 +1,13 @@
 //! One dimension of a layout.
 
-use super::axis::is_disjoint;
+use super::digits::{Pair, is_disjoint};
 use crate::error::{Error, Result};
 
-/// `size` steps of `stride` positions.
-pub type Pair = (usize, usize);
-
-/// One dimension: (size, stride) pairs, the most significant first.
+/// One dimension as (size, stride) pairs, the most significant first.
 ///
-/// Kept coalesced: no pair has size 1, and two neighbours that make one longer pair are one. So two dimensions visit the same
-/// offsets in the same order exactly when their pairs are equal, and a dimension of size 1 has none.
+/// The pairs are kept coalesced: no pair has size 1, and two neighbours that make one longer pair
+/// are one. So two dimensions visit the same offsets in the same order exactly when their pairs are
+/// equal, and a dimension of size 1 has no pairs.
 ///
 /// ```
 /// use devicemesh::layout::Dim;
@@ -27,10 +25,12 @@ pub struct Dim {
 }
 
 impl Dim {
-    /// The dimension that walks these pairs, the last fastest.
+    /// The dimension that walks these pairs. The last pair is the fastest.
     ///
-    /// Refused when a size is 0, when a step of several has stride 0 (it would stay where it is), when the pairs are no digits of one number
-    /// (two coordinates would be one position, or a position lie at none), and when the number of steps or the furthest offset is larger than a `usize`.
+    /// It is refused when a size is 0, when several steps have stride 0 (they would stay in place),
+    /// when the pairs are no digits of one number (two coordinates would be one position, or a
+    /// position would have none), and when the number of steps or the furthest offset is larger
+    /// than a `usize`.
     ///
     /// ```
     /// use devicemesh::layout::Dim;
@@ -58,7 +58,7 @@ impl Dim {
         }
     }
 
-    /// The same for pairs that come out of a layout that exists.
+    /// The dimension of pairs that come out of a layout that exists, and need no check.
     pub(crate) fn known(pairs: &[Pair]) -> Dim {
         let mut coalesced: Vec<Pair> = Vec::with_capacity(pairs.len());
         for &(size, stride) in pairs.iter().filter(|(size, _)| *size != 1) {
@@ -70,7 +70,8 @@ impl Dim {
         Dim { size: coalesced.iter().map(|(size, _)| size).product(), pairs: coalesced }
     }
 
-    /// These dimensions as one, the last fastest. Refused as in [`new`](Dim::new).
+    /// These dimensions as one, of which the last is the fastest. It is refused as in
+    /// [`new`](Dim::new).
     ///
     /// ```
     /// use devicemesh::layout::row_major;
@@ -86,10 +87,11 @@ impl Dim {
         Dim::new(&pairs)
     }
 
-    /// This dimension as several of those sizes, the last fastest.
+    /// This dimension as several of those sizes, of which the last is the fastest.
     ///
-    /// Refused when the sizes do not multiply to this one's, and when a boundary between them falls inside a step: six ranks
-    /// that lie as 2 x 3 with a gap cannot be walked as 3 x 2.
+    /// It is refused when the product of the sizes is not this dimension's size, and when a
+    /// boundary between two sizes falls inside a step: six ranks that lie as 2 x 3 with a gap
+    /// cannot be walked as 3 x 2.
     ///
     /// ```
     /// use devicemesh::layout::Dim;
@@ -115,7 +117,7 @@ impl Dim {
             let mut wanted = size;
             let mut pairs = Vec::new();
             while wanted > 1 {
-                // The product was checked, so there is something left while something is wanted.
+                // The product was checked, so pairs are left while a size is wanted.
                 let Some((have, stride)) = left.pop() else { break };
                 if have % wanted == 0 {
                     pairs.insert(0, (wanted, stride));
@@ -149,7 +151,7 @@ impl Dim {
         &self.pairs
     }
 
-    /// How far step `index` lies from step 0. Indices past the end wrap.
+    /// How far step `index` lies from step 0. An index past the end wraps.
     pub fn offset(&self, index: usize) -> usize {
         let (mut left, mut offset) = (index, 0);
         for &(size, stride) in self.pairs.iter().rev() {
@@ -171,7 +173,8 @@ impl Dim {
         self.pairs.iter().fold(0, |coordinate, &(size, stride)| coordinate * size + position / stride % size)
     }
 
-    /// The position at step 0 of the group that holds `position`: equal exactly for the members of one group.
+    /// The position at step 0 of the group that holds `position`. It is equal exactly for the
+    /// members of one group.
     ///
     /// ```
     /// use devicemesh::layout::Dim;
@@ -181,4 +184,32 @@ impl Dim {
     pub fn base(&self, position: usize) -> usize {
         position - self.pairs.iter().map(|&(size, stride)| position / stride % size * stride).sum::<usize>()
     }
+}
+
+/// The dimensions of a row-major array of that shape.
+///
+/// ```
+/// use devicemesh::layout::row_major;
+/// let dims = row_major(&[2, 3, 4]).unwrap();
+/// assert_eq!(dims.iter().map(|dim| dim.pairs()[0]).collect::<Vec<_>>(), [(2, 12), (3, 4), (4, 1)]);
+/// assert!(row_major(&[2, 0]).is_err());
+/// assert!(row_major(&[usize::MAX, 2]).is_err());
+/// ```
+pub fn row_major(shape: &[usize]) -> Result<Vec<Dim>> {
+    if let Some(index) = shape.iter().position(|size| *size == 0) {
+        return Err(Error::invalid(format!("dimension {index} has size 0; each size is at least 1")));
+    }
+    let mut stride = 1usize;
+    let mut dims = Vec::with_capacity(shape.len());
+    for &size in shape.iter().rev() {
+        dims.push(Dim::known(&[(size, stride)]));
+        stride = stride.checked_mul(size).ok_or_else(|| {
+            Error::invalid(format!(
+                "the product of shape ({}) is larger than 2^64",
+                shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+            ))
+        })?;
+    }
+    dims.reverse();
+    Ok(dims)
 }

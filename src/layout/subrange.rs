@@ -1,10 +1,10 @@
 //! Some of the indices of one dimension, as a space of positions of its own.
 
-use super::axis::complement;
-use super::dim::{Dim, Pair};
+use super::digits::{Pair, complement};
+use super::dim::Dim;
 use crate::error::{Error, Result};
 
-/// A run of digits: what has stride `outer` in the whole space has stride `inner` in the subrange's.
+/// A run of digits. It has stride `outer` in the whole space and stride `inner` in the subrange's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Digits {
     size: usize,
@@ -12,8 +12,8 @@ struct Digits {
     inner: usize,
 }
 
-/// The positions of a space whose index along one dimension is `start`, `start + step` ... (`len` of them), numbered anew from 0 in the same
-/// order of digits.
+/// The positions of a space whose index along one dimension is `start`, `start + step` ... (`len`
+/// of them). They are numbered anew from 0, and their digits keep the order.
 ///
 /// ```
 /// use devicemesh::layout::{Subrange, row_major};
@@ -29,22 +29,23 @@ struct Digits {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Subrange {
-    /// The whole dimension, in the whole space.
+    /// The dimension before it is cut, in the whole space.
     whole: Dim,
     start: usize,
     step: usize,
     len: usize,
-    /// Of the index within the range, in its own space.
+    /// The stride of the index within the range, in the space of the subrange.
     stride: usize,
-    /// All other digits, least significant first.
+    /// All other digits, the least significant first.
     others: Vec<Digits>,
     size: usize,
 }
 
 impl Subrange {
-    /// Of positions `0..space`, of which `dim` is a dimension.
+    /// The subrange of positions `0..space`, of which `dim` is a dimension.
     ///
-    /// Refused when `len` or `step` is 0, when an index is not one of the dimension's, and when the dimension is not one of the space's.
+    /// It is refused when `len` or `step` is 0, when an index is not one of the dimension, and when
+    /// the dimension is not one of the space.
     ///
     /// ```
     /// use devicemesh::layout::{Dim, Subrange};
@@ -67,7 +68,7 @@ impl Subrange {
         }
         let mut rest = complement(&[(space, 1)], dim.pairs())?;
         rest.sort_unstable_by_key(|pair| pair.1);
-        // The range lies where the dimension's fastest digit was.
+        // The range takes the place of the dimension's fastest digit.
         let place = dim.pairs().iter().map(|pair| pair.1).min().unwrap_or(1);
         let (mut size, mut stride, mut others) = (1, None, Vec::with_capacity(rest.len()));
         for (digits, outer) in rest {
@@ -95,32 +96,36 @@ impl Subrange {
         Dim::known(&[(self.len, self.stride)])
     }
 
-    /// Where a position of the subrange lies in the whole space.
+    /// The place in the whole space of a position of the subrange.
     pub fn outer(&self, position: usize) -> usize {
         let index = self.start + position / self.stride % self.len * self.step;
         let others = self.others.iter().map(|digits| position / digits.inner % digits.size * digits.outer);
         others.sum::<usize>() + self.whole.offset(index)
     }
 
-    /// The position in the subrange of one of the whole space; `None` outside.
+    /// The place in the subrange of a position of the whole space. `None` when the position is
+    /// outside.
     pub fn inner(&self, position: usize) -> Option<usize> {
         let steps = self.whole.coordinate(position).checked_sub(self.start)?;
         let index = Some(steps / self.step).filter(|index| steps % self.step == 0 && *index < self.len)?;
         Some(self.beside(position) + index * self.stride)
     }
 
-    /// The position at index 0 of the range that has all other digits of `position`, which may lie outside.
+    /// The position at index 0 of the range that has all other digits of `position`. The position
+    /// itself may lie outside.
     pub fn beside(&self, position: usize) -> usize {
         self.others.iter().map(|digits| position / digits.outer % digits.size * digits.inner).sum()
     }
 
-    /// A dimension of the whole space here; `None` when it shares digits with the one that is cut.
+    /// A dimension of the whole space as a dimension of the subrange. `None` when it shares digits
+    /// with the dimension that is cut.
     pub fn inner_dim(&self, dim: &Dim) -> Option<Dim> {
         let others: Vec<_> = self.others.iter().map(|digits| (digits.size, digits.outer, digits.inner)).collect();
         translate(dim.pairs(), &others)
     }
 
-    /// A dimension of the subrange in the whole space, where its groups are the same; `None` when the range is a part of it.
+    /// A dimension of the subrange as the dimension of the whole space that has the same groups.
+    /// `None` when the range is a part of it.
     ///
     /// ```
     /// use devicemesh::layout::{Dim, Subrange, row_major};
@@ -136,8 +141,9 @@ impl Subrange {
         translate(dim.pairs(), &others)
     }
 
-    /// A dimension of the subrange by its steps in the whole space; `None` when those along the range are not all equal there. Unlike
-    /// [`outer_dim`](Subrange::outer_dim) its groups start at [`outer`](Subrange::outer)`(0)`.
+    /// A dimension of the subrange by its steps in the whole space. `None` when the steps along the
+    /// range are not all equal there. Its groups start at [`outer`](Subrange::outer)`(0)`, unlike
+    /// those of [`outer_dim`](Subrange::outer_dim).
     pub fn outer_steps(&self, dim: &Dim) -> Option<Dim> {
         let stride = match self.whole.pairs() {
             [] => 1,
@@ -150,7 +156,8 @@ impl Subrange {
     }
 }
 
-/// Pairs over one space as a dimension over another: `digits` are (size, stride there, stride here), and none but them may be used.
+/// Pairs over one space as a dimension over another. `digits` are (size, stride there, stride
+/// here), and no other digits may be used.
 fn translate(pairs: &[Pair], digits: &[(usize, usize, usize)]) -> Option<Dim> {
     let mut translated = Vec::with_capacity(pairs.len());
     for &(size, stride) in pairs {
@@ -162,7 +169,7 @@ fn translate(pairs: &[Pair], digits: &[(usize, usize, usize)]) -> Option<Dim> {
             if at % there != 0 || next % at != 0 || (count * there) % next != 0 {
                 return None;
             }
-            // The most significant first.
+            // A dimension has the most significant pair first.
             translated.insert(from, (next / at, at / there * here));
             at = next;
         }

@@ -1,11 +1,14 @@
 //! Questions to a view.
 
-use super::root::Mesh;
+use ndarray::{Array1, CowArray, Ix1};
+
+use super::make::Mesh;
+use super::root::RankMap;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair};
 
 impl Mesh {
-    /// "cuda", "cpu" ...
+    /// The device type, for example "cuda" or "cpu".
     pub fn device_type(&self) -> &str {
         &self.root.device_type
     }
@@ -111,8 +114,8 @@ impl Mesh {
             .and_then(|coordinate: Vec<usize>| if self.mine { Ok(coordinate) } else { Err(self.outsider()) })
     }
 
-    /// The coordinates of any rank of the view, in O(dimensions). With an explicit rank array the first such question sorts it, and each takes
-    /// O(log ranks).
+    /// The coordinates of any rank of the view. This takes O(dimensions). With an explicit rank
+    /// array the first such question sorts the array, and each question takes O(log ranks).
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -136,10 +139,19 @@ impl Mesh {
         self.each_rank().collect()
     }
 
-    /// The same one by one, without a list of them.
+    /// The world ranks of the view one by one, row-major. No list of them is made.
     pub fn each_rank(&self) -> impl Iterator<Item = i32> + '_ {
         let all = self.joined();
         (0..all.size()).map(move |index| self.rank_at(self.base + all.offset(index)))
+    }
+
+    /// The world ranks by position. `None` when each rank is equal to its position.
+    pub fn rank_map(&self) -> Option<CowArray<'_, i32, Ix1>> {
+        match &self.root.ranks {
+            RankMap::Identity => None,
+            RankMap::Listed(listed) => Some(CowArray::from(listed.ranks().view())),
+            RankMap::Within(..) => Some(CowArray::from(Array1::from(self.root_ranks()))),
+        }
     }
 
     /// The world ranks of the root, row-major.
@@ -152,7 +164,8 @@ impl Mesh {
         self.each_group_rank(index).map(Iterator::collect)
     }
 
-    /// The same one by one, without a list of them.
+    /// The world ranks of this rank's group one by one, in the order of their coordinates. No list
+    /// of them is made.
     pub fn each_group_rank(&self, index: usize) -> Result<impl Iterator<Item = i32> + '_> {
         let dim = self.dim_at(index)?;
         match self.root.position {
@@ -188,7 +201,8 @@ impl Mesh {
         Ok(self.rank_at(dim.base(position) + dim.offset(local_rank)))
     }
 
-    /// The world rank that lies `offset` steps along a dimension from this one; past the edge there is none, unless it wraps.
+    /// The world rank that lies `offset` steps along a dimension from this one. Past the edge there
+    /// is none, unless the steps wrap.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -207,8 +221,9 @@ impl Mesh {
         }
     }
 
-    /// All groups along a dimension over the root's ranks, `[groups, size of the dimension]` row-major: each rank of the root once, groups in the
-    /// order of their first positions.
+    /// All groups along a dimension over the root's ranks, as `[groups, size of the dimension]`
+    /// row-major. Each rank of the root is there once, and the groups are in the order of their
+    /// first positions.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -227,8 +242,9 @@ impl Mesh {
         firsts.flat_map(group).collect()
     }
 
-    /// For `ncclCommSplit` over the root's ranks: a colour that is equal exactly within this rank's group along the dimension (its base
-    /// position), and the coordinate as key.
+    /// Colour and key for `ncclCommSplit` over the root's ranks. The colour is the base position of
+    /// this rank's group along the dimension, so it is equal exactly within the group. The key is
+    /// the coordinate.
     pub fn split_color_key(&self, index: usize) -> Result<(i32, i32)> {
         let dim = self.dim_at(index)?;
         match self.root.position {
@@ -256,7 +272,8 @@ impl Mesh {
     /// All dimensions as one.
     pub(super) fn joined(&self) -> Dim {
         let pairs: Vec<Pair> = self.dims.iter().flat_map(|named| named.dim.pairs().iter().copied()).collect();
-        // They are digits of one space, so they reach no further than it does.
+        // The dimensions are digits of one space, so together they reach no further than the space
+        // does.
         Dim::known(&pairs)
     }
 

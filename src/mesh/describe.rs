@@ -1,15 +1,15 @@
-//! A view as text, compared, and hashed.
+//! A view as text, its comparison by value, and its hash.
 
 use std::fmt;
 
-use super::rank_map::RankMap;
-use super::root::{Mesh, NamedDim};
+use super::make::Mesh;
+use super::root::{NamedDim, RankMap};
 use crate::digest::Fnv1a;
 use crate::layout::{Dim, Pair};
 use crate::printable::printable;
 
 impl Mesh {
-    /// As PyTorch prints it.
+    /// The text that PyTorch prints for the mesh.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -38,7 +38,7 @@ impl Mesh {
         }
         let simple = matches!((&self.root.ranks, &other.root.ranks), (RankMap::Identity, RankMap::Identity));
         if simple || self.same_root(other) {
-            // Coalesced pairs are equal exactly when the walks are.
+            // Coalesced pairs are equal exactly when the ranks that they visit are.
             return self.base == other.base && pairs.all(|(ours, theirs)| ours.dim == theirs.dim);
         }
         match (self.walk(), other.walk()) {
@@ -49,9 +49,11 @@ impl Mesh {
 
     /// A hash of what [`equals`](Mesh::equals) compares, the same on every rank, run and machine.
     ///
-    /// FNV-1a (64 bits) over the device type, and for each dimension its size and name, and then the number
-    /// `R = sum of rank[i] * Q^i` modulo 2^64 over the row-major ranks, with `Q = 0x9e3779b97f4a7c15`. For ranks that lie in strides `R` has a
-    /// closed form, so the hash of a mesh without an explicit rank array takes no longer for a million ranks than for eight.
+    /// The hash is FNV-1a (64 bits) over the device type, then for each dimension its size and
+    /// name, and then the number `R = sum of rank[i] * Q^i` modulo 2^64 over the row-major ranks,
+    /// with `Q = 0x9e3779b97f4a7c15`. For ranks that lie in strides `R` has a closed form, so the
+    /// hash of a mesh without an explicit rank array takes no longer for a million ranks than for
+    /// eight.
     pub fn hash(&self) -> u64 {
         let mut digest = Fnv1a::default().text(self.device_type());
         for named in self.dims.iter() {
@@ -69,7 +71,8 @@ impl Mesh {
         digest.number(ranks).value()
     }
 
-    /// The first rank and the steps to the others, row-major; `None` where they follow no strides.
+    /// The first rank and the steps to the others, row-major. `None` when the ranks follow no
+    /// strides.
     fn walk(&self) -> Option<(usize, Dim)> {
         let (mut root, mut first, mut dim) = (&self.root, self.base, self.joined());
         loop {
@@ -84,8 +87,9 @@ impl Mesh {
     }
 }
 
-/// `R` of [`hash`](Mesh::hash) from strides. Each pair walks k = 0 .. size with offset k * stride and adds k * step to the row-major index, so
-/// the sum over all indices is a product of geometric sums, with one factor weighted by k for each pair in turn.
+/// Computes `R` of [`hash`](Mesh::hash) from strides. Each pair walks k = 0 .. size with offset k *
+/// stride and adds k * step to the row-major index. So the sum over all indices is a product of
+/// geometric sums, in which one factor in turn is weighted by k.
 fn strided_sum(first: usize, pairs: &[Pair]) -> u64 {
     let mut sums = Vec::new();
     let mut power = Q;
@@ -103,14 +107,15 @@ fn strided_sum(first: usize, pairs: &[Pair]) -> u64 {
     total
 }
 
-/// The base of the rank polynomial: odd, so that no power of it loses bits.
+/// The base of the rank polynomial. It is odd, so no power of it loses bits.
 const Q: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Sum of q^k, sum of k q^k over k = 0 .. n, and q^n, modulo 2^64, by doubling.
+/// The sum of q^k and the sum of k q^k over k = 0 .. n, and q^n, all modulo 2^64. They are found by
+/// doubling.
 fn geometric(q: u64, n: u64) -> (u64, u64, u64) {
     let (mut plain, mut weighted, mut power, mut count) = (0u64, 0u64, 1u64, 0u64);
     for bit in (0..u64::BITS - n.leading_zeros()).rev() {
-        // The second half is the first times q^count, its weights larger by count.
+        // The second half is the first half times q^count, and its weights are larger by count.
         weighted = weighted
             .wrapping_add(power.wrapping_mul(weighted))
             .wrapping_add(power.wrapping_mul(count).wrapping_mul(plain));
@@ -136,7 +141,7 @@ impl fmt::Display for Mesh {
         let dims: Vec<String> = self.dims.iter().map(sized).collect();
         let strides: Vec<String> = self.dims.iter().map(|named| stride_text(named.dim.pairs())).collect();
         let comma = if strides.len() == 1 { "," } else { "" };
-        // A tuple of one number, which a named one is not.
+        // Python writes a tuple of one number with a comma. A dimension with a name is no number.
         let lone = if self.dims.len() == 1 && !self.dims[0].named { "," } else { "" };
         write!(
             f,
@@ -148,7 +153,8 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// One pair is its stride, several are a tuple, none (size 1) is the empty tuple.
+/// The strides of one dimension: one pair is its stride, several pairs are a tuple, and no pair
+/// (size 1) is the empty tuple.
 fn stride_text(pairs: &[Pair]) -> String {
     match pairs {
         [(_, stride)] => stride.to_string(),

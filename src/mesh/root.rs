@@ -1,57 +1,22 @@
-//! Root meshes: making one and what its views share.
+//! What all views of a root share: its dimensions, and which world rank lies at each of its
+//! positions.
 
-use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, RwLock};
 
-use ndarray::{Array1, ArrayView1, CowArray, Ix1};
+use ndarray::Array1;
+use once_cell::sync::OnceCell;
 
-use super::rank_map::{Listed, RankMap};
-use crate::error::{Error, Result};
-use crate::layout::{Dim, row_major};
-
-/// What a root mesh is made from.
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct MeshSpec<'a> {
-    /// "cuda", "cpu" or another type without an index; which ones work is the caller's business.
-    pub device_type: &'a str,
-    /// The sizes of the dimensions, each at least 1.
-    pub shape: &'a [usize],
-    /// One name per dimension; `None` names them dim_0, dim_1 ...
-    pub names: Option<&'a [&'a str]>,
-    /// World ranks, row-major; `None` is 0 .. n-1.
-    pub ranks: Option<&'a [i32]>,
-    /// Ranks of the world; the mesh may have fewer.
-    pub world_size: usize,
-    /// This process's rank in the world.
-    pub rank: usize,
-}
-
-impl<'a> MeshSpec<'a> {
-    /// A mesh of that shape over the first ranks of the world, row-major, as rank `rank` sees it. Its dimensions are dim_0, dim_1 ...
-    pub fn new(device_type: &'a str, shape: &'a [usize], world_size: usize, rank: usize) -> MeshSpec<'a> {
-        MeshSpec { device_type, shape, names: None, ranks: None, world_size, rank }
-    }
-
-    /// The same with names, one for each dimension.
-    #[must_use]
-    pub fn names(self, names: &'a [&'a str]) -> MeshSpec<'a> {
-        MeshSpec { names: Some(names), ..self }
-    }
-
-    /// The same with these world ranks, row-major.
-    #[must_use]
-    pub fn ranks(self, ranks: &'a [i32]) -> MeshSpec<'a> {
-        MeshSpec { ranks: Some(ranks), ..self }
-    }
-}
+use crate::digest::Fnv1a;
+use crate::layout::{Dim, Subrange};
 
 /// A dimension with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedDim {
     pub(super) name: Arc<str>,
     pub(super) dim: Dim,
-    /// Whether the caller gave the name; else it is dim_0, dim_1 ... and not printed.
+    /// Whether the caller gave the name. A name that nobody gave is dim_0, dim_1 ... and is not
+    /// printed.
     pub(super) named: bool,
 }
 
@@ -60,235 +25,112 @@ pub(super) struct NamedDim {
 pub(crate) struct Root {
     pub(super) device_type: String,
     pub(super) size: usize,
-    /// World rank by position.
+    /// The world rank at each position.
     pub(super) ranks: RankMap,
     pub(super) dims: Arc<[NamedDim]>,
-    /// This process's world rank and, where it is in the mesh, its position.
+    /// This process's world rank, and its position when it is in the mesh.
     pub(super) rank: i32,
     pub(super) position: Option<usize>,
-    /// Flattened dimensions, known by name to every view that holds their digits.
+    /// Flattened dimensions. Every view that holds their digits knows them by name.
     pub(super) flattened: RwLock<Vec<NamedDim>>,
 }
 
-/// One rank's immutable view of a mesh. Cloning is cheap; a view can be used from any thread.
-///
-/// ```
-/// use devicemesh::mesh::{Mesh, MeshSpec};
-/// let names = ["dp", "tp"];
-/// let spec = MeshSpec::new("cpu", &[2, 4], 8, 6).names(&names);
-/// let mesh = Mesh::new(&spec).unwrap();
-/// assert_eq!(mesh.coordinate().unwrap(), [1, 2]);
-/// assert_eq!(mesh.group_ranks(0).unwrap(), [2, 6]);
-/// assert_eq!(mesh.slice(&["tp"]).unwrap().ranks(), [4, 5, 6, 7]);
-/// ```
+/// The world rank at each position. It is cheap to clone, and equal maps give the same ranks.
 #[derive(Debug, Clone)]
-pub struct Mesh {
-    pub(super) root: Arc<Root>,
-    pub(super) dims: Arc<[NamedDim]>,
-    /// The position at coordinate zero.
-    pub(super) base: usize,
-    /// Whether this rank is in the view.
-    pub(super) mine: bool,
+pub(crate) enum RankMap {
+    /// Position and rank are equal.
+    Identity,
+    /// The caller listed the ranks.
+    Listed(Arc<Listed>),
+    /// The positions are some positions of another root.
+    Within(Arc<Root>, Arc<Subrange>),
 }
 
-impl Mesh {
-    /// A root mesh. Everything that is wrong with the arguments is found here, without talking to anybody.
-    pub fn new(spec: &MeshSpec<'_>) -> Result<Mesh> {
-        let device_type = spec.device_type;
-        if device_type.is_empty() || device_type.contains(':') {
-            return Err(Error::invalid(format!(
-                "device type with index is not supported, got {device_type:?}: pass the type alone, for example \"cuda\""
-            )));
-        }
-        let layout = row_major(spec.shape)?;
-        let names = dim_names(spec.names, spec.shape.len())?;
-        let size: usize = spec.shape.iter().product();
-        if spec.world_size > i32::MAX as usize || size > spec.world_size {
-            return Err(Error::invalid(format!(
-                "a mesh of shape ({}) has {size} ranks, but the world has {}",
-                list(spec.shape),
-                spec.world_size
-            )));
-        }
-        let ranks = match spec.ranks {
-            None => RankMap::Identity,
-            Some(ranks) => rank_map(ranks, size, spec.world_size)?,
-        };
-        let rank = i32::try_from(spec.rank).ok().filter(|_| spec.rank < spec.world_size);
-        let Some(rank) = rank else {
-            return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", spec.rank, spec.world_size)));
-        };
-        let position = match &ranks {
-            // One question does not pay for an index.
-            RankMap::Listed(listed) => listed.ranks().iter().position(|known| *known == rank),
-            ranks => ranks.position(rank, size),
-        };
-        let named = spec.names.is_some();
-        let dims = names.into_iter().zip(layout).map(|(name, dim)| NamedDim { name, dim, named });
-        let dims: Arc<[NamedDim]> = dims.collect();
-        let root = Root {
-            device_type: device_type.to_owned(),
-            size,
-            ranks,
-            dims: Arc::clone(&dims),
-            rank,
-            position,
-            flattened: RwLock::default(),
-        };
-        Ok(Mesh { root: Arc::new(root), dims, base: 0, mine: position.is_some() })
+/// Distinct world ranks, row-major.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    ranks: Array1<i32>,
+    /// A digest of the ranks, by which maps are told apart. It is made when two maps are compared.
+    digest: OnceCell<u64>,
+    /// The positions ordered by their ranks. The order is made for the first question about the
+    /// rank of another process.
+    by_rank: OnceCell<Vec<u32>>,
+}
+
+impl Listed {
+    pub(super) fn new(ranks: Array1<i32>) -> Listed {
+        Listed { ranks, digest: OnceCell::new(), by_rank: OnceCell::new() }
     }
 
-    /// The root mesh of this view; of a view of a range, the mesh that the range was taken from at first.
-    pub fn root(&self) -> Mesh {
-        let mut root = &self.root;
-        while let RankMap::Within(outer, _) = &root.ranks {
-            root = outer;
-        }
-        Mesh::of(Arc::clone(root))
+    pub(super) fn ranks(&self) -> &Array1<i32> {
+        &self.ranks
     }
 
-    /// All ranks that this view's positions number: those of the root, or of the range that it is a view of.
-    pub fn space(&self) -> Mesh {
-        Mesh::of(Arc::clone(&self.root))
+    fn digest(&self) -> u64 {
+        let bytes = || self.ranks.iter().flat_map(|rank| rank.to_le_bytes());
+        *self.digest.get_or_init(|| Fnv1a::default().bytes(bytes()).value())
     }
 
-    fn of(root: Arc<Root>) -> Mesh {
-        Mesh { dims: Arc::clone(&root.dims), base: 0, mine: root.position.is_some(), root }
-    }
-
-    /// All positions as one dimension.
-    pub(crate) fn whole(&self) -> Dim {
-        Dim::known(&[(self.root.size, 1)])
-    }
-
-    /// The same as a view.
-    pub(crate) fn all_ranks(&self) -> Mesh {
-        let all = NamedDim { name: "all ranks".into(), dim: self.whole(), named: true };
-        Mesh { dims: [all].into(), ..self.space() }
-    }
-
-    /// Whether two views have the same root and range: the same ones, not equal ones.
-    pub fn same_root(&self, other: &Mesh) -> bool {
-        Arc::ptr_eq(&self.root, &other.root)
-    }
-
-    /// Number of ranks of the root, or of the range that this is a view of.
-    pub fn root_size(&self) -> usize {
-        self.root.size
-    }
-
-    /// This rank's row-major position in the root, where it is in it.
-    pub fn root_position(&self) -> Option<usize> {
-        self.root.position
-    }
-
-    /// World ranks by position, where they are not simply equal.
-    pub fn rank_map(&self) -> Option<CowArray<'_, i32, Ix1>> {
-        match &self.root.ranks {
-            RankMap::Identity => None,
-            RankMap::Listed(listed) => Some(CowArray::from(listed.ranks().view())),
-            RankMap::Within(..) => Some(CowArray::from(Array1::from(self.root_ranks()))),
-        }
-    }
-
-    /// The same as a key: cheap to clone, equal where the ranks are made alike.
-    pub(crate) fn rank_map_key(&self) -> &RankMap {
-        &self.root.ranks
-    }
-
-    /// The world rank at a position of the root.
-    pub fn rank_at(&self, position: usize) -> i32 {
-        self.root.ranks.rank(position)
+    fn position(&self, rank: i32) -> Option<usize> {
+        let by_rank = self.by_rank.get_or_init(|| {
+            // A root has at most i32::MAX positions.
+            let mut order: Vec<u32> = (0..self.ranks.len() as u32).collect();
+            order.sort_unstable_by_key(|position| self.ranks[*position as usize]);
+            order
+        });
+        let at = by_rank.binary_search_by_key(&rank, |position| self.ranks[*position as usize]).ok()?;
+        Some(by_rank[at] as usize)
     }
 }
 
-fn dim_names(names: Option<&[&str]>, ndim: usize) -> Result<Vec<Arc<str>>> {
-    let Some(names) = names else {
-        return Ok((0..ndim).map(|index| format!("dim_{index}").into()).collect());
-    };
-    if names.len() != ndim {
-        return Err(Error::invalid(format!("the shape has {ndim} dimensions, but there are {} names", names.len())));
-    }
-    check_names(names.iter().copied())?;
-    Ok(names.iter().map(|name| (*name).into()).collect())
-}
-
-/// Refuses empty and repeated names.
-pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
-    if let Some(index) = names.clone().position(str::is_empty) {
-        return Err(Error::invalid(format!("the name of dimension {index} is empty")));
-    }
-    let mut sorted: Vec<&str> = names.clone().collect();
-    sorted.sort_unstable();
-    if let Some(two) = sorted.windows(2).find(|two| two[0] == two[1]) {
-        let all: Vec<&str> = names.collect();
-        return Err(Error::invalid(format!("dimension name {} is repeated in ({})", two[0], all.join(", "))));
-    }
-    Ok(())
-}
-
-/// The ranks met so far: a flag each where the world is about as large as the list, else a set.
-enum Seen {
-    Flags(Vec<bool>),
-    Set(HashSet<usize>),
-}
-
-impl Seen {
-    fn new(listed: usize, world_size: usize) -> Seen {
-        match world_size / 16 <= listed {
-            true => Seen::Flags(vec![false; world_size]),
-            false => Seen::Set(HashSet::with_capacity(listed)),
-        }
-    }
-
-    /// Whether it was not met before.
-    fn insert(&mut self, rank: usize) -> bool {
+impl RankMap {
+    /// The rank at a position.
+    #[inline]
+    pub(super) fn rank(&self, position: usize) -> i32 {
         match self {
-            Seen::Flags(flags) => !std::mem::replace(&mut flags[rank], true),
-            Seen::Set(set) => set.insert(rank),
+            // A root has at most i32::MAX positions.
+            RankMap::Identity => position as i32,
+            RankMap::Listed(listed) => listed.ranks[position],
+            RankMap::Within(root, range) => root.ranks.rank(range.outer(position)),
+        }
+    }
+
+    /// The position of a rank among `size`.
+    pub(super) fn position(&self, rank: i32, size: usize) -> Option<usize> {
+        match self {
+            RankMap::Identity => usize::try_from(rank).ok().filter(|position| *position < size),
+            RankMap::Listed(listed) => listed.position(rank),
+            RankMap::Within(root, range) => range.inner(root.ranks.position(rank, root.size)?),
         }
     }
 }
 
-/// The most ranks that a mesh keeps as a list: what it takes is 4 bytes for each, on every rank.
-pub const MAX_LISTED: usize = 1 << 24;
-
-/// Refuses more ranks than are kept as a list.
-pub(super) fn check_listed(size: usize) -> Result<()> {
-    if size <= MAX_LISTED {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "the mesh has {size} ranks that do not lie in row-major order; such ranks are kept as a list, which has at most {MAX_LISTED}"
-    )))
-}
-
-/// The map of explicit ranks, which may be 0 .. n-1 after all.
-fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<RankMap> {
-    if ranks.len() != size {
-        return Err(Error::invalid(format!("the shape has {size} ranks, but {} are listed", ranks.len())));
-    }
-    check_listed(size)?;
-    let mut seen = Seen::new(size, world_size);
-    for (index, &rank) in ranks.iter().enumerate() {
-        let Some(known) = usize::try_from(rank).ok().filter(|rank| *rank < world_size) else {
-            return Err(Error::invalid(format!(
-                "rank {rank} at index {index} is out of range: the world has ranks 0 to {}",
-                world_size - 1
-            )));
-        };
-        if !seen.insert(known) {
-            let first = ranks.iter().position(|known| *known == rank).unwrap_or(index);
-            return Err(Error::invalid(format!("rank {rank} is listed twice, at index {first} and index {index}")));
+impl PartialEq for RankMap {
+    fn eq(&self, other: &RankMap) -> bool {
+        match (self, other) {
+            (RankMap::Identity, RankMap::Identity) => true,
+            (RankMap::Listed(ours), RankMap::Listed(theirs)) => {
+                Arc::ptr_eq(ours, theirs) || (ours.digest() == theirs.digest() && ours.ranks == theirs.ranks)
+            }
+            (RankMap::Within(ours, our_range), RankMap::Within(theirs, their_range)) => {
+                our_range == their_range && ours.size == theirs.size && ours.ranks == theirs.ranks
+            }
+            _ => false,
         }
     }
-    let identity = ranks.iter().enumerate().all(|(index, rank)| *rank as usize == index);
-    Ok(match identity {
-        true => RankMap::Identity,
-        false => RankMap::Listed(Arc::new(Listed::new(ArrayView1::from(ranks).to_owned()))),
-    })
 }
 
-pub(super) fn list(sizes: &[usize]) -> String {
-    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+impl Eq for RankMap {}
+
+impl Hash for RankMap {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            RankMap::Identity => 0.hash(state),
+            RankMap::Listed(listed) => listed.digest().hash(state),
+            RankMap::Within(root, range) => {
+                root.ranks.hash(state);
+                range.hash(state);
+            }
+        }
+    }
 }

@@ -4,11 +4,15 @@
 //! {"devicemesh":1,"device_type":"cuda","shape":[2,4],"names":["dp","tp"],"layout":[[[2,4]],[[4,1]]],"base":0,"ranks":[[0,8]]}
 //! ```
 //!
-//! `ranks` is a list of world ranks in runs, `[first, count]` or `[first, count, step]`. The rank at coordinate c is the one at position `base` + what the
-//! layout adds for c: each dimension has (size, stride) pairs, the most significant first, of which c is the mixed-radix number. A view of a root
-//! without a rank array is written as its layout over the root's ranks, in O(dimensions) however many there are; any other mesh, and a range, as its own ranks in order.
+//! `ranks` is a list of world ranks in runs, `[first, count]` or `[first, count, step]`. Each
+//! dimension has (size, stride) pairs, the most significant first. A coordinate is a mixed-radix
+//! number over these pairs, and the rank at it is the one at position `base` plus what the pairs
+//! add. A view of a root without a rank array is written as its layout over the root's ranks, which
+//! takes O(dimensions) for any number of ranks. Any other mesh, and a range, is written as its own
+//! ranks in order.
 //!
-//! A text is anybody's: nothing in it is believed before it was checked, and no rank list is made before the mesh is known to fit its world.
+//! Anybody may have written a text. So nothing in it is believed before it was checked, and no rank
+//! list is made before the mesh is known to fit its world.
 
 use std::fmt;
 
@@ -16,21 +20,21 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::rank_map::RankMap;
-use super::root::{Mesh, MeshSpec, check_listed, check_names};
+use super::make::{Mesh, MeshSpec, check_listed, check_names};
+use super::root::RankMap;
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair, is_disjoint, row_major};
 
-/// The format that is written, and the only one that is read.
+/// The version of the format that is written. No other version is read.
 const VERSION: u64 = 1;
 
 /// The most dimensions of a text, as many as `dm_init` takes.
 const MAX_DIMS: usize = 1 << 16;
 
-/// Ranks are 32-bit: they are 0 to one less than this, and a mesh has at most as many.
+/// Ranks are 32-bit. So they are 0 to one less than this, and a mesh has at most this many.
 const MAX_RANKS: usize = i32::MAX as usize;
 
-/// The most of a foreign text that a message repeats.
+/// The most bytes of a foreign text that a message repeats.
 const MAX_QUOTE: usize = 200;
 
 /// A mesh's text, taken apart and checked. It holds no rank list and belongs to no rank.
@@ -57,14 +61,15 @@ pub struct MeshText {
     device_type: String,
     shape: Vec<usize>,
     names: Vec<String>,
-    /// One per size of the shape.
+    /// One dimension for each size of the shape.
     layout: Vec<Dim>,
     base: usize,
     runs: Vec<Run>,
 }
 
 impl Mesh {
-    /// This view as text: O(dimensions) where its root has no rank array, otherwise as long as its ranks have runs.
+    /// This view as text. It takes O(dimensions) where its root has no rank array. Otherwise it is
+    /// as long as the ranks have runs.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -100,8 +105,8 @@ impl MeshText {
         }
     }
 
-    /// Takes a text apart, and finds everything that is wrong with it but what only a list of its ranks shows. Takes memory and time in
-    /// proportion to the text, whatever it says.
+    /// Takes a text apart, and finds every error in it that shows without a list of its ranks.
+    /// Memory and time are in proportion to the text, whatever it says.
     ///
     /// ```
     /// use devicemesh::mesh::MeshText;
@@ -166,8 +171,9 @@ impl MeshText {
         self.names.iter().map(String::as_str).collect()
     }
 
-    /// The root mesh that the text says, as `rank` of a world of `world_size` sees it. O(dimensions) where its ranks are 0 .. n-1; no list of them
-    /// is made before they are known to fit the world.
+    /// The root mesh that the text says, as `rank` of a world of `world_size` sees it. It takes
+    /// O(dimensions) where the ranks are 0 .. n-1. No list of the ranks is made before they are
+    /// known to fit the world.
     pub fn mesh(&self, world_size: usize, rank: usize) -> Result<Mesh> {
         let names = self.names();
         let (device_type, shape) = (&*self.device_type, &*self.shape);
@@ -181,7 +187,7 @@ impl MeshText {
         Mesh::new(&MeshSpec { ranks: Some(&self.ranks(&walk)), ..spec })
     }
 
-    /// Whether it shows without a list that the ranks are 0 .. n-1.
+    /// Whether the runs show, without a list, that the ranks are 0 .. n-1.
     fn is_in_order(&self, walk: &Dim) -> bool {
         let straight = matches!(walk.pairs(), [] | [(_, 1)]) && self.base == 0;
         straight && self.runs.first().is_some_and(|run| run.is_in_order(walk.size()))
@@ -203,7 +209,7 @@ impl MeshText {
     }
 }
 
-/// One line, without spaces, the keys always in this order.
+/// The text is one line without spaces, and the keys are always in this order.
 impl fmt::Display for MeshText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pairs = |dim: &Dim| dim.pairs().iter().map(|&(size, stride)| [size, stride]).collect();
@@ -230,7 +236,7 @@ struct Version {
     devicemesh: u64,
 }
 
-/// The keys of the text, all of them needed.
+/// The keys of the text. All of them are needed.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the object of a mesh")]
 struct Document {
@@ -244,7 +250,7 @@ struct Document {
     ranks: Vec<Run>,
 }
 
-/// Ranks first, first + step ... , count of them.
+/// A run of `count` ranks: first, first + step ...
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
     first: i64,
@@ -253,7 +259,7 @@ struct Run {
 }
 
 impl Run {
-    /// The rank at an index; only for runs that were checked.
+    /// The rank at an index of a run that was checked.
     fn rank(&self, index: u64) -> i32 {
         (self.first + index as i64 * self.step) as i32
     }
@@ -262,12 +268,12 @@ impl Run {
         self.first == 0 && self.count >= size as u64 && (self.step == 1 || size == 1)
     }
 
-    /// Whether it has ranks and all of them can be some.
+    /// Fails unless the run has ranks and each of them can be a rank.
     fn check(&self, index: usize) -> Result<()> {
         if self.count == 0 || self.step == 0 {
             return Err(Error::invalid(format!("ranks[{index}] is {self}: its count is at least 1, its step not 0")));
         }
-        // Smaller than 2^64 * 2^63 + 2^63.
+        // The number is smaller than 2^64 * 2^63 + 2^63.
         let last = i128::from(self.first) + i128::from(self.count - 1) * i128::from(self.step);
         let known = 0..MAX_RANKS as i128;
         if !known.contains(&self.first.into()) || !known.contains(&last) {
@@ -316,7 +322,8 @@ impl<'de> Deserialize<'de> for Run {
     }
 }
 
-/// What JSON or its types say against a text, with line and column, without more of the text than fits a message.
+/// The error that JSON or its types give for a text, with line and column. It quotes no more of the
+/// text than fits a message.
 fn foreign(error: serde_json::Error) -> Error {
     let mut text = error.to_string();
     if text.len() > MAX_QUOTE {
@@ -327,12 +334,12 @@ fn foreign(error: serde_json::Error) -> Error {
     Error::invalid(format!("not the text of a mesh: {text}"))
 }
 
-/// How many positions the runs make; each is checked.
+/// Checks each run, and returns how many positions the runs make.
 fn length(runs: &[Run]) -> Result<usize> {
     let mut length = 0u64;
     for (index, run) in runs.iter().enumerate() {
         run.check(index)?;
-        // Both are below 2^31.
+        // Both numbers are below 2^31.
         length += run.count;
         if length > MAX_RANKS as u64 {
             return Err(Error::invalid(format!(
@@ -343,7 +350,7 @@ fn length(runs: &[Run]) -> Result<usize> {
     Ok(length as usize)
 }
 
-/// That the layout has this shape, stays within `length` positions and visits none twice.
+/// Fails unless the layout has this shape, stays within `length` positions and visits none twice.
 fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usize) -> Result<()> {
     let mut last = base as u128;
     for (index, (size, pairs)) in shape.iter().zip(layout).enumerate() {
@@ -363,7 +370,8 @@ fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usiz
     if last >= length as u128 {
         return Err(Error::invalid(format!("the layout reaches position {last} of ranks, which has {length} from 0")));
     }
-    // Positions are below 2^31, so no product of a size and a stride overflows. What reaches nothing is not looked at.
+    // Positions are below 2^31, so no product of a size and a stride overflows. A pair of size 1
+    // reaches nothing, so it is left out.
     let pairs: Vec<Pair> = layout.iter().flatten().copied().filter(|(size, _)| *size > 1).collect();
     if !is_disjoint(&pairs) {
         let text: Vec<String> = pairs.iter().map(|(size, stride)| format!("[{size},{stride}]")).collect();
@@ -375,14 +383,15 @@ fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usiz
     Ok(())
 }
 
-/// Ranks as runs. Two ranks that do not follow each other are no run, so that the second can begin a longer one.
+/// Makes runs of ranks. Two ranks that do not follow each other make no run, so that the second one
+/// can begin a longer one.
 fn runs_of(ranks: impl Iterator<Item = i32>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for rank in ranks.map(i64::from) {
         match runs.last_mut() {
             Some(run) if run.count == 1 => (run.count, run.step) = (2, rank - run.first),
             Some(run) if rank == run.first + run.step * run.count as i64 => run.count += 1,
-            // Two ranks that are no neighbours are no run: the second one may begin one.
+            // Two ranks that are no neighbours make no run, because the second one may begin one.
             Some(run) if run.count == 2 && run.step != 1 => {
                 let second = run.first + run.step;
                 (run.count, run.step) = (1, 1);
@@ -391,7 +400,7 @@ fn runs_of(ranks: impl Iterator<Item = i32>) -> Vec<Run> {
             _ => runs.push(Run { first: rank, count: 1, step: 1 }),
         }
     }
-    // The same at the end.
+    // The last two ranks make no run either when they are no neighbours.
     if let Some(run) = runs.last_mut().filter(|run| run.count == 2 && run.step != 1) {
         let second = run.first + run.step;
         (run.count, run.step) = (1, 1);

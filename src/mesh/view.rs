@@ -2,15 +2,17 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::rank_map::RankMap;
-use super::root::{Mesh, NamedDim, Root, check_names, list};
+use super::make::{Mesh, check_names, list};
+use super::root::{NamedDim, RankMap, Root};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair, Subrange, complement, covers, is_disjoint};
 
 impl Mesh {
-    /// The named dimensions in the order given. Names are this view's, or those of flattened dimensions that this view holds.
+    /// The named dimensions in the order given. Names are this view's, or those of flattened
+    /// dimensions that this view holds.
     ///
-    /// Wider than PyTorch, which wants the parent's order and knows flattened names at the root only.
+    /// This is wider than PyTorch, which wants the dimensions in the parent's order and knows
+    /// flattened names at the root only.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -34,8 +36,8 @@ impl Mesh {
         self.view(dims)
     }
 
-    /// One dimension out of all of this view's, in their order; `None` joins their names with "_". The name is not known to other
-    /// views before [`publish`](Mesh::publish).
+    /// The view in which all dimensions of this view, in their order, are one. `None` joins their
+    /// names with "_". Other views do not know the name before [`publish`](Mesh::publish).
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -52,7 +54,7 @@ impl Mesh {
         if name.is_empty() {
             return Err(Error::invalid(format!("the name of the flattened {} is empty", self.describe())));
         }
-        // A single dimension flattened under its own name is itself.
+        // A dimension that is flattened alone, under its own name, stays the same.
         if self.dims.len() == 1 && *self.dims[0].name == *name {
             return Ok(self.clone());
         }
@@ -61,14 +63,15 @@ impl Mesh {
         self.view(vec![flat])
     }
 
-    /// Whether this one-dimensional view's name is known to the root with this layout.
+    /// Whether the root knows the name of this one-dimensional view with this layout.
     pub fn is_known(&self) -> bool {
         let [named] = &*self.dims else { return false };
         let same = |known: &NamedDim| known.name == named.name && known.dim == named.dim;
         self.root.dims.iter().any(same) || self.root.flat_dims().iter().any(same)
     }
 
-    /// Makes the name of a flattened dimension known to the root and so to every view that holds its digits. Again is no error.
+    /// Makes the name of a flattened dimension known to the root, and so to every view that holds
+    /// its digits. Publishing a name twice is no error.
     pub fn publish(&self) -> Result<()> {
         let [named] = &*self.dims else {
             return Err(Error::internal(format!("{} is not a flattened view", self.describe())));
@@ -109,8 +112,8 @@ impl Mesh {
         Ok(Mesh { dims: dims.into(), ..self.clone() })
     }
 
-    /// All ranks of this view, row-major, under another shape: a second factorisation of them. A name that this view or its root has already
-    /// must mean the same groups here.
+    /// All ranks of this view, row-major, under another shape: a second factorisation of them. A
+    /// name that this view or its root has already must mean the same groups in the new shape.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -152,8 +155,9 @@ impl Mesh {
         Ok(Mesh { dims: dims.into(), ..self.clone() })
     }
 
-    /// The view with dimension `dim` restricted to its indices `start`, `start + step` ... (`len` of them). Ranks at the other indices are no
-    /// members of it; what it is a view of has no more ranks than those at these indices, so its positions and strides are counted among them.
+    /// The view with dimension `dim` restricted to its indices `start`, `start + step` ... (`len`
+    /// of them). Ranks at the other indices are no members of the view. They have no positions in
+    /// it either: positions and strides count the ranks that are left.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -200,8 +204,8 @@ impl Mesh {
         Ok(Mesh { root: Arc::new(root), dims, base, mine: self.mine && position.is_some() })
     }
 
-    /// Where this is a view of a range: all of what the range was taken from, and a dimension of this view there. `None` for one that has
-    /// other groups there.
+    /// For a view of a range: the view of all ranks that the range was taken from, and a dimension
+    /// of this view as a dimension of that one. `None` when the dimension has other groups there.
     pub(crate) fn outer_dim(&self, dim: &Dim) -> Option<(Mesh, Dim)> {
         let RankMap::Within(outer, range) = &self.root.ranks else { return None };
         let whole =
@@ -209,7 +213,7 @@ impl Mesh {
         Some((whole, range.outer_dim(dim)?))
     }
 
-    /// Views of one root side by side, their dimensions in order. They may not overlap.
+    /// Views of one root side by side, with their dimensions in order. The views may not overlap.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -244,7 +248,8 @@ impl Mesh {
             return Err(overlapping());
         }
         check_names(dims.iter().map(|named| &*named.name))?;
-        // Each lies in one parallel copy of all these dimensions: side by side they need to lie in the same one. Those that hold this rank do.
+        // Each view lies in one parallel copy of all these dimensions, and all views must lie in
+        // the same copy. Views that hold this rank do.
         let base = base_of(&dims, first.base);
         if meshes.iter().any(|mesh| base_of(&dims, mesh.base) != base) {
             return Err(overlapping());
@@ -259,7 +264,8 @@ impl Mesh {
         Ok(rest.size())
     }
 
-    /// One of the parallel copies of the named dimensions over the ranks of the root, ordered by the positions they start from.
+    /// One of the parallel copies of the named dimensions over the ranks of the root, ordered by
+    /// the positions they start from.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -285,8 +291,9 @@ impl Mesh {
         Ok(Mesh { root: Arc::clone(&self.root), dims: dims.into(), base, mine })
     }
 
-    /// Where the dimension of that name is: a dimension of this view, or the only one of the view of a flattened dimension that this view
-    /// holds. No name is allowed on a one-dimensional view.
+    /// Finds the dimension of that name. It is a dimension of this view, or the only dimension of
+    /// the view of a flattened dimension that this view holds. On a one-dimensional view the name
+    /// may be left out.
     pub fn along(&self, name: Option<&str>) -> Result<(Mesh, usize)> {
         match (self.dim_index_or_only(name), name) {
             (Ok(index), _) => Ok((self.clone(), index)),
@@ -311,7 +318,8 @@ impl Mesh {
         Ok((dims, rest))
     }
 
-    /// The dimension of that name: this view's, or a flattened one whose digits this view has, however it cuts its ranks into dimensions.
+    /// The dimension of that name. It is one of this view, or a flattened one whose digits this
+    /// view has, whatever dimensions the view makes of its digits.
     fn named(&self, name: &str) -> Result<NamedDim> {
         if let Some(named) = self.dims.iter().find(|named| *named.name == *name) {
             return Ok(named.clone());
@@ -334,7 +342,8 @@ impl Mesh {
         }
     }
 
-    /// The view of these dimensions that holds this rank. A rank outside can only reorder what it has.
+    /// The view of these dimensions that holds this rank. A rank outside this view gets only views
+    /// of all its ranks.
     fn view(&self, dims: Vec<NamedDim>) -> Result<Mesh> {
         let size: usize = dims.iter().map(|named| named.dim.size()).product();
         let base = match self.root.position.filter(|_| self.mine) {
@@ -351,7 +360,8 @@ impl Mesh {
         Ok(Mesh { root: Arc::clone(&self.root), dims: dims.into(), base, mine: self.mine })
     }
 
-    /// PyTorch's rules: not the name of a dimension, and not that of another flattened dimension.
+    /// Fails for a name that a dimension or another flattened dimension has. These are PyTorch's
+    /// rules.
     fn check_flat_name(&self, flat: &NamedDim, flattened: &[NamedDim]) -> Result<()> {
         let other = |named: &NamedDim| named.name == flat.name && named.dim != flat.dim;
         if flattened.iter().any(other) {
@@ -374,7 +384,8 @@ impl Mesh {
 }
 
 impl Root {
-    /// The flattened dimensions that are known here: those of this root, and those of what it is a range of that keep their groups in it.
+    /// The flattened dimensions that are known here. They are those of this root, and those of the
+    /// root that it is a range of, as far as the range leaves their groups whole.
     fn flat_dims(&self) -> Vec<NamedDim> {
         let mut known = self.flattened.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let RankMap::Within(outer, range) = &self.ranks {

@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 
-use super::root::{Mesh, MeshSpec, check_listed};
+use super::make::{Mesh, MeshSpec, check_listed};
 use crate::error::{Error, Result};
 
 impl Mesh {
-    /// The root mesh of what is left of this view, which has all ranks of its root, when all ranks at those indices of dimension `index` go that
-    /// hold one of the lost ranks: whole replicas. For a world of `world_size` ranks.
+    /// The root mesh of the ranks that are left when whole replicas are left out: all ranks whose
+    /// index along dimension `index` is that of a lost rank. This view has all ranks of its root,
+    /// and the new mesh is for a world of `world_size` ranks.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -53,7 +54,7 @@ impl Mesh {
                 self.describe()
             )));
         }
-        // Row-major, the index changes every `inner` ranks.
+        // The index changes every `inner` ranks, because the ranks are row-major.
         let inner: usize = self.shape()[index + 1..].iter().product();
         let kept = |(at, rank): (usize, i32)| (!gone.contains(&(at / inner % size))).then_some(rank);
         check_listed(self.size())?;
@@ -61,7 +62,8 @@ impl Mesh {
         let mut shape = self.shape();
         shape[index] = left;
         let names = self.dim_names();
-        // Those that nobody gave are by index, and are kept where a transposed view has them elsewhere.
+        // A name that nobody gave says the index of a dimension. A transposed view has the names in
+        // another order, and they are kept.
         let in_order = || names.iter().enumerate().all(|(index, name)| *name == format!("dim_{index}"));
         let named = self.dims.iter().any(|dim| dim.named) || !in_order();
         Mesh::new(&MeshSpec {

@@ -1,34 +1,42 @@
-//! Boxes that nest as domains do.
+//! Fills a mesh from a line of ranks by boxes that nest as the domains do.
 
 use std::collections::BTreeMap;
 
 use super::locations::Topology;
 use crate::layout::{Dim, Pair};
 
-/// States kept for a level, and tried for it. Meshes of a few dimensions have fewer, and then the boxes are the best there are.
+/// The most states that are kept for a level, and that are tried for it. Meshes of a few dimensions
+/// have fewer states, and then the boxes are the cheapest there are.
 const MAX_KEPT: usize = 256;
 const MAX_TRIED: usize = 1 << 14;
 
-/// Sides of the box that one domain holds, the cost so far, and the index of the box around it among those of the level before.
+/// The sides of the box that one domain holds, the cost so far, and the index of the box around it
+/// among those of the level before.
 struct State {
     sides: Vec<usize>,
     cost: u128,
     outer: usize,
 }
 
-/// How to walk a line of ranks so that the mesh falls into equal boxes, one for each domain, nested as the domains are: for each dimension of the
-/// mesh, the steps along the line.
+/// How to walk a line of ranks so that the mesh falls into equal boxes, one for each domain, which
+/// nest as the domains do. The result has, for each dimension of the mesh, the steps along the
+/// line.
 ///
-/// At each level the domains' sizes in the line have a greatest common divisor; every domain is then a row of parts of that size, and parts nest, since a
-/// domain's size is a sum of those inside it. A box of sides a[d] in each part gives a group along d size[d] / a[d] parts, and so
-/// `traffic[d] * ranks * (size[d] - a[d]) * ranks / size[d]` to the cost. What sides the level inside can have depends only on those of the level around it: a
-/// shortest path, level by level.
+/// At each level the sizes of the domains in the line have a greatest common divisor. Every domain
+/// is a row of parts of that size. Parts nest, because the size of a domain is the sum of the sizes
+/// of those inside it. When each part is a box of sides a[d], a group along d has size[d] / a[d]
+/// parts, and adds `traffic[d] * ranks * (size[d] - a[d]) * ranks / size[d]` to the cost. The sides
+/// that the level inside can have depend only on those of the level around it. So the cheapest
+/// boxes are a shortest path, level by level.
 ///
-/// Two hosts of four ranks and a mesh (4, 2): when the second dimension talks more, each host holds a box of (2, 2) and the mesh is filled row-major; when the
-/// first does, boxes of (4, 1), and the second dimension goes from host to host, 4 ranks along the line.
+/// An example is two hosts of four ranks and a mesh (4, 2). When the second dimension talks more,
+/// each host holds a box of (2, 2) and the mesh is filled row-major. When the first dimension talks
+/// more, the boxes are (4, 1), and the second dimension goes from host to host, 4 ranks along the
+/// line.
 pub(super) fn walk(topology: &Topology, line: &[i32], shape: &[usize], weights: &[u64]) -> Vec<Dim> {
     let mut levels = vec![vec![State { sides: shape.to_vec(), cost: 0, outer: 0 }]];
-    // Who talks most is the first to stay whole, so that what a limit cuts off are the dear ones.
+    // Boxes that keep the dimension with the most traffic whole are tried first. So the boxes that
+    // a limit leaves untried are expensive ones.
     let mut dims: Vec<usize> = (0..shape.len()).collect();
     dims.sort_by_key(|dim| std::cmp::Reverse(weights[*dim]));
     let mut part = line.len();
@@ -59,7 +67,8 @@ pub(super) fn walk(topology: &Topology, line: &[i32], shape: &[usize], weights: 
         states.truncate(MAX_KEPT);
         levels.push(states);
     }
-    // From the nearest level outwards: the sides of the cheapest box and of those around it.
+    // The boxes from the innermost level outwards: first the sides of the cheapest box, then those
+    // of the boxes around it.
     let mut chosen = vec![vec![1; shape.len()]];
     let mut at = 0;
     for states in levels.iter().rev() {
@@ -69,7 +78,8 @@ pub(super) fn walk(topology: &Topology, line: &[i32], shape: &[usize], weights: 
     steps(&chosen, shape.len())
 }
 
-/// Calls `found` with every way to choose a divisor of each side so that they multiply to `part`, until it answers false.
+/// Calls `found` with every way to choose a divisor of each side so that the product is `part`,
+/// until `found` returns false.
 fn inside(
     outer: &[usize],
     dims: &[usize],
@@ -79,7 +89,8 @@ fn inside(
 ) -> bool {
     let Some((&dim, rest)) = dims.split_first() else { return found(sides) };
     let most = gcd(outer[dim], part);
-    // Prime by prime: what is left can be chosen exactly when it divides what the other sides offer.
+    // The choice is made for one prime after another. A rest can be chosen exactly when it divides
+    // what the other sides offer.
     let offered = rest.iter().fold(1, |product, dim| product * outer[*dim]);
     for side in (1..=most).rev().filter(|side| most % side == 0 && offered % (part / side) == 0) {
         sides[dim] = side;
@@ -90,7 +101,8 @@ fn inside(
     true
 }
 
-/// The digits of the line, the nearest first: at each level the boxes of one around it are counted row-major.
+/// The digits of the line, the nearest first. At each level the boxes inside a box are counted
+/// row-major.
 fn steps(chosen: &[Vec<usize>], ndim: usize) -> Vec<Dim> {
     let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); ndim];
     let mut stride = 1;
@@ -136,7 +148,8 @@ mod tests {
 
     #[test]
     fn a_limit_leaves_boxes_all_the_same() {
-        // 16 dimensions of 2 over domains of 2^12, 2^8 and 2^4: (16 over 4) = 1820 boxes of the first, more of the next than are kept or tried.
+        // There are 16 dimensions of 2 over domains of 2^12, 2^8 and 2^4. The first level has (16
+        // over 4) = 1820 boxes, and the next one has more than are kept or tried.
         let path = |rank: usize| format!("{}/{}/{}", rank >> 12, rank >> 8, rank >> 4);
         let locations: Vec<String> = (0..1 << 16).map(path).collect();
         let topology = Topology::new(&locations.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();

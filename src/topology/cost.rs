@@ -2,15 +2,16 @@
 
 use super::locations::Topology;
 
-/// What the groups along one dimension cross at one level.
+/// How many borders of domains the groups along one dimension cross at one level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LevelCost {
-    /// Groups with ranks in more than one domain.
+    /// The number of groups with ranks in more than one domain.
     pub crossing_groups: usize,
     /// The most domains that one group touches.
     pub most_domains: usize,
-    /// Ordered pairs of a group's ranks in different domains, over all groups.
+    /// The number of ordered pairs of ranks of one group that lie in different domains, over all
+    /// groups.
     pub pairs: u128,
     /// Whether every group has the same number of ranks in every domain it touches.
     pub even: bool,
@@ -20,24 +21,25 @@ pub struct LevelCost {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DimCost {
-    /// Ranks of a group.
+    /// The number of ranks of a group.
     pub size: usize,
-    /// Its weight.
+    /// The weight of the dimension.
     pub traffic: u64,
     /// Number of groups.
     pub groups: usize,
-    /// By level, far to near.
+    /// The crossings at each level, from the far level to the near one.
     pub levels: Vec<LevelCost>,
-    /// traffic * pairs * groups over all levels. Fits: with at most 2^31 ranks, pairs * groups is less than 2^62 for each of 32 levels.
+    /// The sum of traffic * pairs * groups over all levels. It fits, because with at most 2^31
+    /// ranks pairs * groups is less than 2^62 for each of 32 levels.
     pub cost: u128,
 }
 
-/// Measures rank arrays of one shape. Takes (levels * dimensions * ranks) steps a time.
+/// Measures rank arrays of one shape. One measurement takes levels * dimensions * ranks steps.
 pub(super) struct Meter<'a> {
     topology: &'a Topology,
     shape: &'a [usize],
     weights: &'a [u64],
-    /// Ranks of the group in each domain; zero between groups.
+    /// How many ranks of the group lie in each domain. All are zero between two groups.
     counts: Vec<u32>,
     /// The domain of each position at one level.
     labels: Vec<u32>,
@@ -49,12 +51,12 @@ impl<'a> Meter<'a> {
         Meter { topology, shape, weights, counts: vec![0; most], labels: Vec::new() }
     }
 
-    /// What each dimension costs with these ranks, one for each position, row-major.
+    /// What each dimension costs with these ranks. There is one rank for each position, row-major.
     pub(super) fn measure(&mut self, ranks: &[i32]) -> Vec<DimCost> {
         self.measure_below(ranks, u128::MAX).unwrap_or_default()
     }
 
-    /// The cost of all dimensions where it is less than `bound`.
+    /// The cost of all dimensions, when it is less than `bound`.
     pub(super) fn cost_below(&mut self, ranks: &[i32], bound: u128) -> Option<u128> {
         Some(self.measure_below(ranks, bound)?.iter().map(|dim| dim.cost).sum())
     }
@@ -89,7 +91,8 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// What the groups of `size` positions, `stride` apart, cross. `counts` is zero before and after.
+/// How many borders the groups of `size` positions, `stride` apart, cross. `counts` is zero before
+/// and after.
 fn groups(labels: &[u32], size: usize, stride: usize, counts: &mut [u32]) -> LevelCost {
     let mut crossed = LevelCost { crossing_groups: 0, most_domains: 1, pairs: 0, even: true };
     if size == 1 {
@@ -102,7 +105,8 @@ fn groups(labels: &[u32], size: usize, stride: usize, counts: &mut [u32]) -> Lev
             for label in block[first..].iter().step_by(stride) {
                 let count = &mut counts[*label as usize];
                 domains += usize::from(*count == 0);
-                // Ordered pairs in one domain, each rank with itself too: (k + 1)^2 - k^2.
+                // These are ordered pairs in one domain, among them each rank with itself: (k +
+                // 1)^2 - k^2.
                 together += 2 * u64::from(*count) + 1;
                 *count += 1;
             }

@@ -2,16 +2,18 @@
 
 use super::locations::Topology;
 
-/// More orders than this help nobody.
+/// The most orders that are tried, because more have not helped.
 const MAX_LINES: usize = 16;
 
-/// The first `size` ranks of each order worth trying, different ones.
+/// The first `size` ranks of each order that is worth a try. All lines differ.
 ///
-/// Domains come in the order of their first ranks, or the large ones first. Where domains do not divide by a number of ranks that wants to stay
-/// together (`units`), also: as many whole units as each domain of a level has, and what remains of them at the end.
+/// The domains are in the order of their first ranks, or the large ones come first. When domains do
+/// not divide by a number of ranks that should stay together (`units`), there are two more orders:
+/// the whole units of each domain of a level come first, and the rest of them at the end.
 ///
-/// With hosts of 3 and 5 ranks and a unit of 2: 0 1 2, 3 4 5 6 7; the larger host first, 3 4 5 6 7, 0 1 2; whole units of that, 3 4 5 6, 0 1, and 7 2; and 0 1, 3
-/// 4 5 6, and 2 7.
+/// With hosts of 3 and 5 ranks and a unit of 2 the lines are: 0 1 2, 3 4 5 6 7; with the larger
+/// host first 3 4 5 6 7, 0 1 2; with its whole units first 3 4 5 6, 0 1, and 7 2; and 0 1, 3 4 5 6,
+/// and 2 7.
 pub(super) fn lines(topology: &Topology, size: usize, units: &[usize]) -> Vec<Vec<i32>> {
     let mut lines: Vec<Vec<i32>> = Vec::new();
     let mut keep = |line: &[i32]| {
@@ -74,7 +76,7 @@ mod tests {
         let expected =
             [[0, 1, 2, 3, 4, 5, 6, 7], [3, 4, 5, 6, 7, 0, 1, 2], [3, 4, 5, 6, 0, 1, 7, 2], [0, 1, 3, 4, 5, 6, 2, 7]];
         assert_eq!(lines(&topology, 8, &[2]), expected);
-        // Of a mesh of 4, a line has the first 4; the same line is kept once.
+        // For a mesh of 4 ranks a line has its first 4. A line that is known already is kept once.
         assert_eq!(lines(&topology, 4, &[2]), [[0, 1, 2, 3], [3, 4, 5, 6], [0, 1, 3, 4]]);
     }
 }

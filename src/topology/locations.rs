@@ -1,4 +1,4 @@
-//! Location paths as domains by level.
+//! Reads location paths as domains by level.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 /// The most components of a path.
 pub const MAX_LEVELS: usize = 32;
 
-/// For each rank the domains it is in, far to near. Domains of a level are numbered in the order of their first ranks.
+/// The domains that each rank is in, from far to near. The domains of a level are numbered in the
+/// order of their first ranks.
 ///
 /// ```
 /// use devicemesh::topology::Topology;
@@ -22,13 +23,14 @@ pub const MAX_LEVELS: usize = 32;
 #[derive(Debug, Clone)]
 pub struct Topology {
     world_size: usize,
-    /// By level, then by rank.
+    /// The domain of each rank, by level and then by rank.
     labels: Vec<Vec<u32>>,
     counts: Vec<usize>,
 }
 
 impl Topology {
-    /// The domains of these paths, one for each rank. Components are separated by "/" and not empty; an empty path has none.
+    /// The domains of these paths, of which there is one for each rank. Components are separated by
+    /// "/" and are not empty. An empty path has no components.
     pub fn new(locations: &[&str]) -> Result<Topology> {
         let mut levels = 0;
         for (rank, path) in locations.iter().enumerate() {
@@ -48,7 +50,7 @@ impl Topology {
         let mut labels = vec![Vec::with_capacity(locations.len()); levels];
         let mut known: Vec<HashMap<(u32, &str), u32>> = vec![HashMap::new(); levels];
         for path in locations {
-            // A path that ends early goes on with components that no path can have.
+            // A path that ends early is continued with components that no path can have.
             let mut parts = path.split('/').filter(|part| !part.is_empty());
             let mut parent = 0;
             for level in 0..levels {
@@ -66,7 +68,7 @@ impl Topology {
         self.world_size
     }
 
-    /// Number of levels: the components of the longest path.
+    /// The number of levels, which is the number of components of the longest path.
     pub fn levels(&self) -> usize {
         self.labels.len()
     }
@@ -82,7 +84,8 @@ impl Topology {
     /// The domain of a rank at a level.
     ///
     /// # Panics
-    /// Where `level` is not below [`Topology::levels`], or `rank` is negative or not below [`Topology::world_size`], as a slice does.
+    /// Where `level` is not below [`Topology::levels`], or `rank` is negative or not below
+    /// [`Topology::world_size`], as a slice does.
     pub fn domain(&self, level: usize, rank: i32) -> u32 {
         self.labels[level][rank as usize]
     }

@@ -1,28 +1,36 @@
-//! Which world rank goes where in a mesh, so that the dimensions that talk most stay inside the closest domains of a machine. Pure arithmetic: the
-//! same on every rank that asks with the same arguments.
+//! Plans which world rank goes where in a mesh, so that the dimensions with the most traffic stay
+//! inside the closest domains of a machine. It is pure arithmetic, so every rank that asks with the
+//! same arguments gets the same plan.
 //!
 //! # Cost
 //!
-//! A location is a path of domains from far to near, "rack1/host3/nvl0"; level `l` is the domains named by the first `l + 1` components. Each rank
-//! exchanges `traffic[d]` along dimension `d`, evenly with the ranks of its group, and what crosses the border of a domain costs one for each level whose
-//! domains it leaves. (That is the hop-bytes metric of Agarwal, Sharma and Kale, "Topology-aware task mapping for reducing communication contention on
-//! large parallel machines", IPDPS 2006, on the tree of domains.) With `n` ranks in the mesh, in integers:
+//! A location is a path of domains from far to near, "rack1/host3/nvl0". Level `l` is the domains
+//! that the first `l + 1` components name. Each rank exchanges `traffic[d]` along dimension `d`,
+//! evenly with the ranks of its group. What crosses the border of a domain costs one for each level
+//! whose domains it leaves. This is the hop-bytes metric of Agarwal, Sharma and Kale,
+//! "Topology-aware task mapping for reducing communication contention on large parallel machines",
+//! IPDPS 2006, on the tree of domains. With `n` ranks in the mesh, in integers:
 //!
 //! ```text
 //! pairs[d][l] = ordered pairs of ranks that share a group along d and no domain of level l
 //! cost        = sum over d and l of  traffic[d] * pairs[d][l] * n / size[d]
 //! ```
 //!
-//! Without traffic, `traffic[d]` is the product of the sizes of dimensions 0 to d: a later dimension outweighs each before it by its own size.
+//! Without traffic from the caller, `traffic[d]` is the product of the sizes of dimensions 0 to d.
+//! So a later dimension outweighs each one before it by its own size.
 //!
 //! # Plan
 //!
-//! The world's ranks are put in line with each domain's together (lines.rs); a way to walk the line fills the mesh. Two kinds of walks are tried:
-//! boxes that nest as the domains do, chosen by dynamic programming over the levels (boxes.rs), and row-major walks with the dimensions in any order.
-//! (With equal traffic per pair, no set of so many positions holds more pairs than the first ones of a row-major walk whose largest dimension is the fastest: J. H.
-//! Lindsey, "Assignment of numbers to vertices", American Mathematical Monthly 71, 1964. That is about one domain, not about the sum over all.)
-//! Each is measured by its true cost; small worlds are then improved by swaps. The first of the cheapest is the plan, and the order that was
-//! there, ranks 0 to n - 1, is the first of all: a plan never costs more. Work is bounded by counts, never by time.
+//! The world's ranks are put in a line in which the ranks of each domain are neighbours (lines.rs),
+//! and a way to walk the line fills the mesh. Two kinds of walks are tried: boxes that nest as the
+//! domains do, which dynamic programming over the levels chooses (boxes.rs), and row-major walks
+//! with the dimensions in any order. (With equal traffic per pair, no set of so many positions
+//! holds more pairs than the first ones of a row-major walk whose largest dimension is the fastest:
+//! J. H. Lindsey, "Assignment of numbers to vertices", American Mathematical Monthly 71, 1964. This
+//! result is about one domain, not about the sum over all.) Each walk is measured by its true cost,
+//! and in small worlds swaps improve the cheapest ones. The first of the cheapest is the plan.
+//! Ranks 0 to n - 1 in order are the first candidate, so a plan never costs more than they do. Work
+//! is bounded by counts, never by time.
 
 mod boxes;
 mod cost;
@@ -44,17 +52,18 @@ use cost::Meter;
 pub struct Plan {
     /// World ranks, row-major in the mesh's shape.
     pub ranks: Vec<i32>,
-    /// What each dimension costs.
+    /// The cost of each dimension.
     pub dims: Vec<DimCost>,
-    /// What ranks 0 to n - 1 in order would cost.
+    /// The cost of ranks 0 to n - 1 in order.
     pub identity_cost: u128,
-    /// Ranks of the world.
+    /// The number of ranks of the world.
     pub world_size: usize,
-    /// Number of domains by level.
+    /// The number of domains of each level.
     pub domains: Vec<usize>,
 }
 
-/// Plans a mesh of that shape over a world whose rank `r` is at `locations[r]`; `traffic` has a weight for each dimension.
+/// Plans a mesh of that shape over a world whose rank `r` is at `locations[r]`. `traffic` has a
+/// weight for each dimension.
 ///
 /// ```
 /// use devicemesh::topology::plan;
@@ -91,7 +100,7 @@ pub fn plan(locations: &[&str], shape: &[usize], traffic: Option<&[u32]>) -> Res
     Ok(Plan { ranks, dims, identity_cost, world_size: locations.len(), domains })
 }
 
-/// Later dimensions talk more: the product of the sizes up to and with each.
+/// The weights when the caller gives none: the product of the sizes up to and with each dimension.
 fn default_traffic(shape: &[usize]) -> Vec<u64> {
     let mut weight = 1;
     shape
@@ -109,13 +118,13 @@ impl Plan {
         self.dims.iter().map(|dim| dim.cost).sum()
     }
 
-    /// Whether at every level each domain holds an equal box of the mesh: each group along a dimension has the same number of ranks in each domain it
-    /// touches.
+    /// Whether at every level each domain holds an equal box of the mesh. Then each group along a
+    /// dimension has the same number of ranks in each domain that it touches.
     pub fn is_even(&self) -> bool {
         self.dims.iter().all(|dim| dim.levels.iter().all(|level| level.even))
     }
 
-    /// The plan's cost as one line of JSON; lists run over the levels, far to near.
+    /// The plan's cost as one line of JSON. Its lists run over the levels, from far to near.
     ///
     /// ```
     /// let plan = devicemesh::topology::plan(&["a", "a", "b", "b"], &[2, 2], Some(&[1, 10])).unwrap();

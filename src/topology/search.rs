@@ -1,4 +1,4 @@
-//! The candidates, and which is the cheapest.
+//! Measures the candidates, and finds the cheapest.
 
 use super::boxes;
 use super::cost::Meter;
@@ -7,15 +7,16 @@ use super::locations::Topology;
 use super::swaps;
 use crate::layout::Dim;
 
-/// Steps of measuring in all (levels * dimensions * ranks each time), so that a plan takes tens of milliseconds at most, but the first candidates always.
+/// The most steps of measuring in all. One measurement takes levels * dimensions * ranks steps, so
+/// a plan takes tens of milliseconds at most. The first candidates are always measured.
 const MAX_STEPS: usize = 2_000_000;
 const ALWAYS: usize = 4;
-/// Candidates that swaps start from.
+/// The number of candidates that swaps start from.
 const MAX_KEPT: usize = 8;
-/// Dimensions in every order up to this many of them.
+/// Up to this many dimensions are tried in every order.
 const MAX_PERMUTED: usize = 5;
 
-/// The cheapest rank array found, and the cost of ranks 0 to n - 1.
+/// The cheapest rank array that was found, and the cost of ranks 0 to n - 1.
 pub(super) fn best(topology: &Topology, shape: &[usize], weights: &[u64], meter: &mut Meter<'_>) -> (Vec<i32>, u128) {
     let size: usize = shape.iter().product();
     let identity: Vec<i32> = (0..size as i32).collect();
@@ -36,14 +37,14 @@ pub(super) fn best(topology: &Topology, shape: &[usize], weights: &[u64], meter:
     (swaps::improved(topology, shape, weights, search.kept), identity_cost)
 }
 
-/// Candidates with their costs, the cheapest first and earlier before later.
+/// Candidates with their costs. The cheapest comes first, and of equal ones the earlier.
 struct Search {
     kept: Vec<(u128, Vec<i32>)>,
     tried: usize,
 }
 
 impl Search {
-    /// Keeps it if it is among the `most` cheapest.
+    /// Keeps a candidate that is among the `most` cheapest.
     fn offer(&mut self, ranks: Vec<i32>, most: usize, meter: &mut Meter<'_>) {
         self.tried += 1;
         let bound = self.kept.get(most - 1).map_or(u128::MAX, |(worst, _)| *worst);
@@ -66,7 +67,8 @@ fn fill(line: &[i32], shape: &[usize], walk: &[Dim]) -> Vec<i32> {
     places.iter().map(|place| line[*place]).collect()
 }
 
-/// Numbers of ranks that want to stay together: each dimension's, and those of the dimensions that talk most with one another. Largest first.
+/// Numbers of ranks that should stay together, the largest first: the size of each dimension, and
+/// the product of the sizes of the dimensions with the most traffic.
 fn units(shape: &[usize], weights: &[u64]) -> Vec<usize> {
     let mut product = 1;
     let mut units: Vec<usize> = by_weight(shape, weights)
@@ -84,14 +86,15 @@ fn units(shape: &[usize], weights: &[u64]) -> Vec<usize> {
     units
 }
 
-/// Who talks most comes last, as the fastest dimension.
+/// The dimension with the most traffic comes last, as the fastest one.
 fn by_weight(shape: &[usize], weights: &[u64]) -> Vec<usize> {
     let mut dims: Vec<usize> = (0..shape.len()).collect();
     dims.sort_by_key(|dim| weights[*dim]);
     dims
 }
 
-/// Orders of the dimensions, slowest first: by weight, and all others where they are few. Dimensions of size 1 do not matter.
+/// Orders of the dimensions, the slowest first: the order by weight, and all others when there are
+/// few. Dimensions of size 1 are left out.
 fn orders(shape: &[usize], weights: &[u64]) -> Vec<Vec<usize>> {
     let (first, ones): (Vec<usize>, Vec<usize>) =
         by_weight(shape, weights).into_iter().partition(|dim| shape[*dim] > 1);

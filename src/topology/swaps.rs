@@ -1,8 +1,8 @@
-//! Small worlds: swaps of two ranks, while they help.
+//! Improves the plan of a small world by swaps of two ranks, as long as a swap helps.
 
 use super::locations::Topology;
 
-/// Steps from one start, each the look at one rank of a group at one level.
+/// The most steps from one start. A step looks at one rank of a group at one level.
 const MAX_STEPS: usize = 1_000_000;
 const MAX_RANKS: usize = 1024;
 
@@ -11,8 +11,9 @@ pub(super) fn is_small(topology: &Topology) -> bool {
     topology.world_size() <= MAX_RANKS
 }
 
-/// The cheapest of these rank arrays, given with their costs and the cheapest first, each after swaps of its ranks with one another and with those that are
-/// not in it, in a fixed order and while that lowers the cost. Of equal ones the first.
+/// Swaps ranks of each of these rank arrays with one another and with ranks that are not in it, in
+/// a fixed order, as long as that lowers the cost. Returns the cheapest result, and of equal ones
+/// the first. The arrays come with their costs, the cheapest first.
 pub(super) fn improved(topology: &Topology, shape: &[usize], weights: &[u64], kept: Vec<(u128, Vec<i32>)>) -> Vec<i32> {
     let size: usize = shape.iter().product();
     let helps = is_small(topology) && kept[0].0 > 0;
@@ -30,7 +31,7 @@ pub(super) fn improved(topology: &Topology, shape: &[usize], weights: &[u64], ke
     best.map_or_else(Vec::new, |(_, ranks)| ranks)
 }
 
-/// These ranks, then the others of the world.
+/// These ranks, followed by the others of the world.
 fn with_spare(topology: &Topology, ranks: &[i32]) -> Vec<i32> {
     let mut used = vec![false; topology.world_size()];
     ranks.iter().for_each(|rank| used[*rank as usize] = true);
@@ -42,16 +43,16 @@ struct Swaps<'a> {
     topology: &'a Topology,
     shape: &'a [usize],
     weights: &'a [u64],
-    /// Ranks of the mesh.
+    /// The number of ranks of the mesh.
     size: usize,
-    /// They, row-major, then the others of the world.
+    /// The ranks of the mesh, row-major, followed by the others of the world.
     all: Vec<i32>,
     saved: u128,
     steps: usize,
 }
 
 impl Swaps<'_> {
-    /// Tries every pair once; whether to go on with another pass.
+    /// Tries every pair once. Returns whether another pass may help.
     fn pass(&mut self) -> bool {
         let mut better = false;
         for a in 0..self.size {
@@ -82,8 +83,9 @@ impl Swaps<'_> {
         nearest.is_none_or(|level| self.topology.domain(level, self.all[a]) == self.topology.domain(level, self.all[b]))
     }
 
-    /// What the pairs in one domain of the groups of these two positions save: the cost changes by as much as this does, the other way. Groups that
-    /// hold both are left out, as a swap inside a group changes nothing.
+    /// How much of the cost is saved, because ranks of the groups of these two positions lie in one
+    /// domain. When a swap adds to this, it lowers the cost by as much. Groups that hold both
+    /// positions are left out, because a swap inside a group changes nothing.
     fn together(&mut self, a: usize, b: usize) -> u128 {
         let mut saved = 0;
         let mut stride = self.size;
@@ -95,7 +97,8 @@ impl Swaps<'_> {
             }
             for position in [a, b].into_iter().filter(|position| *position < self.size) {
                 let group: Vec<i32> = (0..size).map(|index| self.all[start(position) + index * stride]).collect();
-                // The position with each other of its group; the others' pairs with one another do not change.
+                // Only pairs of the position with the others of its group count, because the pairs
+                // of the others with one another do not change.
                 for level in 0..self.topology.levels() {
                     let mine = self.topology.domain(level, self.all[position]);
                     let near = group.iter().filter(|rank| self.topology.domain(level, **rank) == mine).count() - 1;

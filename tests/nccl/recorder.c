@@ -4,7 +4,8 @@
  *
  * Environment, read at each use: RECORDER_HOST, the path of libhostccl.so; RECORDER_LOG, a folder for one file per rank; RECORDER_VERSION (and
  * RECORDER_VERSION_<rank>), what ncclGetVersion says; RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL,
- * "rank call code": which call of which rank (-1: every one) fails with what; RECORDER_STUCK, the rank whose
+ * "rank call code": which call of which rank (-1: every one) fails with what; RECORDER_LATE, milliseconds for which an operation stays in
+ * progress, and it is then never done; RECORDER_STUCK, the rank whose
  * ncclCommFinalize does not return; RECORDER_TOGETHER, how many ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on, it lacks that function. */
 #include <hostccl.h>
 
@@ -18,7 +19,7 @@
 #include <unistd.h>
 
 struct ncclComm {
-  int number, blocking;
+  int number, blocking, device;
   ncclComm_t real;
   enum { kLives, kDestroyed, kAborted } state;
   double until;           /* in progress so long */
@@ -136,6 +137,7 @@ static struct ncclComm *made(int blocking)
 {
   struct ncclComm *comm = calloc(1, sizeof *comm);
   comm->blocking = blocking;
+  comm->device = device();
   comm->until = blocking ? 0 : later();
   comm->number = __atomic_add_fetch(&comms, 1, __ATOMIC_SEQ_CST);
   __atomic_add_fetch(&living, 1, __ATOMIC_SEQ_CST);
@@ -405,6 +407,23 @@ const char *ncclGetLastError(ncclComm_t comm)
   return REAL(ncclGetLastError)(comm == NULL || comm->state != kLives ? NULL : comm->real);
 }
 
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *number)
+{
+  *number = comm->device;
+  return ncclSuccess;
+}
+
+/* Tells a driver that wants to know it (device.c) what runs on which of its streams. */
+static void runs_on(const char *operation, cudaStream_t stream)
+{
+  void (*runs)(cudaStream_t, const char *) = NULL;
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (driver == NULL) return;
+  *(void **)&runs = dlsym(driver, "device_runs");
+  if (runs != NULL) runs(stream, operation);
+  dlclose(driver);
+}
+
 /* An operation on a communicator whose calls return before the work is on the stream is an error that only a device would show. */
 #define OPERATION(name, parameters, arguments) \
   ncclResult_t name parameters \
@@ -413,6 +432,11 @@ const char *ncclGetLastError(ncclComm_t comm)
     if (code == ncclSuccess) code = told_to(#name); \
     if (code != ncclSuccess) return code; \
     note(#name " c%d%s", comm->number, comm->blocking ? "" : " NONBLOCKING"); \
+    if (number_from("RECORDER_LATE", 0) > 0) { \
+      comm->until = now() + 1e-3 * number_from("RECORDER_LATE", 0); \
+      return ncclInProgress; \
+    } \
+    runs_on(#name, stream); \
     return REAL(name) arguments; \
   }
 

@@ -1,5 +1,5 @@
 /* One release of the real NCCL, without a device; see tests/test_nccl_wheels.py, which compiles this with that release's nccl.h and the layout of
- * src/ccl/config.rs as static assertions (layout.h). Arguments: libnccl.so.2, and whether there is a libcuda (of CUDA 11.4, that only counts devices). */
+ * hostccl/src/nccl_config.rs as static assertions (layout.h). Arguments: libnccl.so.2, and whether there is a libcuda (of CUDA 11.4, that only counts devices). */
 #include <nccl.h>
 
 #include <stddef.h>

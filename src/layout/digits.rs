@@ -1,38 +1,14 @@
-//! Lists of pairs as sets of digits: a pair (size, stride) is the digit `position / stride % size` of a position, so it occupies the
-//! places from `stride` up to `size * stride` of a mixed-radix number.
+//! Lists of pairs as sets of digits. A pair (size, stride) is the digit `position / stride % size`
+//! of a position, so it occupies the places from `stride` up to `size * stride` of a mixed-radix
+//! number.
 
-use super::dim::{Dim, Pair};
 use crate::error::{Error, Result};
 
-/// The dimensions of a row-major array of that shape.
-///
-/// ```
-/// use devicemesh::layout::row_major;
-/// let dims = row_major(&[2, 3, 4]).unwrap();
-/// assert_eq!(dims.iter().map(|dim| dim.pairs()[0]).collect::<Vec<_>>(), [(2, 12), (3, 4), (4, 1)]);
-/// assert!(row_major(&[2, 0]).is_err());
-/// assert!(row_major(&[usize::MAX, 2]).is_err());
-/// ```
-pub fn row_major(shape: &[usize]) -> Result<Vec<Dim>> {
-    if let Some(index) = shape.iter().position(|size| *size == 0) {
-        return Err(Error::invalid(format!("dimension {index} has size 0; each size is at least 1")));
-    }
-    let mut stride = 1usize;
-    let mut dims = Vec::with_capacity(shape.len());
-    for &size in shape.iter().rev() {
-        dims.push(Dim::known(&[(size, stride)]));
-        stride = stride.checked_mul(size).ok_or_else(|| {
-            Error::invalid(format!(
-                "the product of shape ({}) is larger than 2^64",
-                shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
-            ))
-        })?;
-    }
-    dims.reverse();
-    Ok(dims)
-}
+/// `size` steps of `stride` positions.
+pub type Pair = (usize, usize);
 
-/// Whether no two of these pairs share a digit and all divide one number: then together they visit each position once.
+/// Whether no two of these pairs share a digit and all divide one number. Then the pairs together
+/// visit each position once.
 ///
 /// ```
 /// use devicemesh::layout::is_disjoint;
@@ -45,7 +21,7 @@ pub fn row_major(shape: &[usize]) -> Result<Vec<Dim>> {
 pub fn is_disjoint(pairs: &[Pair]) -> bool {
     let mut sorted: Vec<Pair> = pairs.iter().copied().filter(|(size, _)| *size != 1).collect();
     sorted.sort_by_key(|(_, stride)| *stride);
-    // Zero is no digit, and what ends beyond 2^64 divides nothing.
+    // A pair of size or stride 0 is no digit, and a pair that ends beyond 2^64 divides nothing.
     let divides = |inner: &Pair, stride: usize| end(inner).is_some_and(|end| stride % end == 0);
     sorted.iter().all(|(size, stride)| *size > 0 && *stride > 0)
         && sorted.windows(2).all(|two| divides(&two[0], two[1].1))
@@ -83,7 +59,8 @@ fn covers_pair(whole: &[Pair], part: &Pair) -> Option<()> {
     Some(())
 }
 
-/// The digits of `whole` that are not in `part`, in the order of `whole`. Refused where `part` has others.
+/// The digits of `whole` that are not in `part`, in the order of `whole`. It is refused when `part`
+/// has a digit that `whole` lacks.
 ///
 /// ```
 /// use devicemesh::layout::complement;
@@ -118,7 +95,7 @@ pub fn complement(whole: &[Pair], part: &[Pair]) -> Result<Vec<Pair>> {
     Ok(rest)
 }
 
-/// The place that a digit reaches up to.
+/// The place at which a digit ends, `None` beyond 2^64.
 fn end(pair: &Pair) -> Option<usize> {
     pair.0.checked_mul(pair.1)
 }

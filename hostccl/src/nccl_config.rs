@@ -1,0 +1,250 @@
+//! `ncclConfig_t` as bytes: the one place that knows where its fields lie. The engine reads a
+//! caller's configuration by it, and a program that talks to NCCL makes its own.
+//!
+//! The struct grows at its tail from release to release and its C tag changes, so it is read by the
+//! size and the version that it says of itself. An integer is unset at `INT_MIN`, a pointer at
+//! NULL. A library copies the smaller of its own size and the given one, and takes defaults for the
+//! fields that `version` did not know.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt;
+
+use crate::types::{NCCL_CONFIG_MAGIC, NCCL_CONFIG_UNDEF_INT};
+
+/// `sizeof(ncclConfig_t)` in 2.27, the first release with a communicator name. Every later release
+/// extends that layout.
+const SIZE: usize = 72;
+const VERSION_WITH_NAME: u32 = 22_703;
+const VERSION_WITH_SPLIT_SHARE: u32 = 21_800;
+/// No release is near this size. A larger one means that the size field is garbage.
+const MAX_SIZE: usize = 4096;
+
+/// The integers after the head, as nccl.h calls them: the offset of each in bytes, and the release
+/// that brought it. tests/test_nccl_wheels.py compares them with NVIDIA's headers.
+const INTEGERS: [(&str, usize, u32); 10] = [
+    ("blocking", 16, 21_400),
+    ("cgaClusterSize", 20, 21_700),
+    ("minCTAs", 24, 21_700),
+    ("maxCTAs", 28, 21_700),
+    ("splitShare", 40, 21_800),
+    ("trafficClass", 44, 22_600),
+    ("collnetEnable", 56, 22_700),
+    ("CTAPolicy", 60, 22_700),
+    ("shrinkShare", 64, 22_700),
+    ("nvlsCTAs", 68, 22_700),
+];
+/// The pointers, likewise.
+const POINTERS: [(&str, usize, u32); 2] = [("netName", 32, 21_700), ("commName", 48, 22_700)];
+
+const AT_MAGIC: usize = 8;
+const AT_VERSION: usize = 12;
+const AT_BLOCKING: usize = INTEGERS[0].1;
+const AT_COMM_NAME: usize = POINTERS[1].1;
+
+/// What was given as an `ncclConfig_t` and is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotAConfig {
+    size: usize,
+    magic: u32,
+}
+
+impl fmt::Display for NotAConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NotAConfig { size, magic } = self;
+        write!(f, "size {size} and magic {magic:#x}: this is not an ncclConfig_t; start from NCCL_CONFIG_INITIALIZER")
+    }
+}
+
+impl std::error::Error for NotAConfig {}
+
+/// An `ncclConfig_t` to hand to a communicator library, or a copy of a caller's.
+#[derive(Debug, Clone)]
+pub struct CommConfig {
+    /// The bytes of the struct as words, because its pointers want an alignment of 8.
+    words: Vec<u64>,
+}
+
+impl CommConfig {
+    /// A config in which everything is unset, for a library of that `ncclGetVersion`.
+    pub fn unset(library_version: i32) -> CommConfig {
+        let mut config = CommConfig { words: vec![0; SIZE / 8] };
+        config.put(0, &SIZE.to_ne_bytes());
+        config.put(AT_MAGIC, &NCCL_CONFIG_MAGIC.to_ne_bytes());
+        // 2.25 reads a field that other releases do not have at that place, so the config says the
+        // layout before it.
+        let version = u32::try_from(library_version).unwrap_or(0).clamp(VERSION_WITH_SPLIT_SHARE, VERSION_WITH_NAME);
+        let version = if version < VERSION_WITH_NAME { VERSION_WITH_SPLIT_SHARE } else { version };
+        config.put(AT_VERSION, &version.to_ne_bytes());
+        for (_, at, _) in INTEGERS {
+            config.put(at, &NCCL_CONFIG_UNDEF_INT.to_ne_bytes());
+        }
+        config
+    }
+
+    /// A copy of the caller's `ncclConfig_t`, by the size in its first field.
+    ///
+    /// # Safety
+    /// `config` points to an initialised `ncclConfig_t` of any release.
+    pub unsafe fn copy_of(config: *const c_void) -> Result<CommConfig, NotAConfig> {
+        // SAFETY: every release begins with size_t size, unsigned magic, unsigned version; the
+        // caller vouches for them.
+        let (size, magic) = unsafe {
+            (config.cast::<usize>().read_unaligned(), config.cast::<u8>().add(AT_MAGIC).cast::<u32>().read_unaligned())
+        };
+        if magic != NCCL_CONFIG_MAGIC || !(AT_BLOCKING + 4..=MAX_SIZE).contains(&size) {
+            return Err(NotAConfig { size, magic });
+        }
+        let mut words = vec![0u64; size.div_ceil(8)];
+        // SAFETY: `size` bytes are readable by the caller's word, and the vector holds at least as
+        // many.
+        unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), words.as_mut_ptr().cast::<u8>(), size) };
+        Ok(CommConfig { words })
+    }
+
+    /// The same config with `blocking` set.
+    #[must_use]
+    pub fn blocking(mut self, blocking: bool) -> CommConfig {
+        self.put(AT_BLOCKING, &i32::from(blocking).to_ne_bytes());
+        self
+    }
+
+    /// The same config, blocking unless the caller said otherwise.
+    #[must_use]
+    pub fn blocking_by_default(self) -> CommConfig {
+        if self.int(AT_BLOCKING) == NCCL_CONFIG_UNDEF_INT { self.blocking(true) } else { self }
+    }
+
+    /// Whether calls on the communicator wait until they are done. They do when the field is unset.
+    pub fn is_blocking(&self) -> bool {
+        self.int(AT_BLOCKING) != 0
+    }
+
+    /// The same config with the communicator's name, where the struct has that field and the caller
+    /// left it unset. The library keeps the pointer, so the name lives for ever.
+    #[must_use]
+    pub fn named(mut self, name: &'static CStr) -> CommConfig {
+        if self.name().is_some_and(<*const c_char>::is_null) {
+            self.put(AT_COMM_NAME, &(name.as_ptr() as usize).to_ne_bytes());
+        }
+        self
+    }
+
+    /// The pointer to the communicator's name, which is NULL where the caller gave none. `None`
+    /// where the struct has no such field.
+    pub fn name(&self) -> Option<*const c_char> {
+        let (_, at, since) = POINTERS[1];
+        self.has(at, 8, since).then(|| std::ptr::with_exposed_provenance(self.word(at) as usize))
+    }
+
+    /// A flag by its name in nccl.h: `None` where the struct has no such field or the caller left
+    /// it unset, and the value as an error where it is neither 0 nor 1.
+    pub fn flag(&self, name: &str) -> Result<Option<bool>, i32> {
+        let field = INTEGERS.iter().find(|(known, ..)| *known == name);
+        let Some((_, at, _)) = field.filter(|(_, at, since)| self.has(*at, 4, *since)) else { return Ok(None) };
+        match self.int(*at) {
+            NCCL_CONFIG_UNDEF_INT => Ok(None),
+            value @ (0 | 1) => Ok(Some(value == 1)),
+            value => Err(value),
+        }
+    }
+
+    /// A pointer to pass on. It is valid while the config lives.
+    pub fn as_mut_ptr(&mut self) -> *mut c_void {
+        self.words.as_mut_ptr().cast()
+    }
+
+    /// The bytes that must be the same on all ranks: all but the pointers, which differ by process.
+    pub fn bytes_of_all_ranks(&self) -> impl Iterator<Item = u8> + '_ {
+        let is_pointer = |at: usize| POINTERS.iter().any(|(_, first, _)| (*first..first + 8).contains(&at));
+        let bytes = self.words.iter().flat_map(|word| word.to_ne_bytes()).enumerate();
+        bytes.filter(move |(at, _)| !is_pointer(*at)).map(|(_, byte)| byte)
+    }
+
+    /// Whether the struct has the field of `bytes` at `at` that came with the release `since`. The
+    /// flag `blocking` is always there.
+    fn has(&self, at: usize, bytes: usize, since: u32) -> bool {
+        at == AT_BLOCKING || self.size() >= at + bytes && self.version() >= since
+    }
+
+    fn size(&self) -> usize {
+        self.words[0] as usize
+    }
+
+    fn version(&self) -> u32 {
+        self.int(AT_VERSION) as u32
+    }
+
+    fn int(&self, at: usize) -> i32 {
+        (self.words[at / 8] >> (8 * (at % 8))) as u32 as i32
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        self.words[at / 8]
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        let mut word = self.words[at / 8].to_ne_bytes();
+        word[at % 8..at % 8 + bytes.len()].copy_from_slice(bytes);
+        self.words[at / 8] = u64::from_ne_bytes(word);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+    use crate::types::ncclConfig_t;
+
+    const UNSET: i32 = NCCL_CONFIG_UNDEF_INT;
+
+    #[test]
+    fn unset_config_has_the_layout_of_nccl_h() {
+        let config = CommConfig::unset(22_703).blocking(false).named(c"mesh_dp");
+        assert_eq!((config.size(), config.int(AT_MAGIC) as u32, config.version()), (72, NCCL_CONFIG_MAGIC, 22_703));
+        assert_eq!((config.int(16), config.int(20), config.int(28), config.int(40)), (0, UNSET, UNSET, UNSET));
+        assert_eq!(config.word(32), 0, "netName is a pointer, unset at NULL");
+        assert_ne!(config.word(AT_COMM_NAME), 0);
+    }
+
+    #[test]
+    fn the_struct_of_the_c_api_has_its_fields_at_the_same_places() {
+        let place =
+            |name: &str| INTEGERS.iter().chain(&POINTERS).find(|(known, ..)| *known == name).map(|known| known.1);
+        macro_rules! same {
+            ($($field:ident),+) => {
+                $(assert_eq!(place(stringify!($field)), Some(offset_of!(ncclConfig_t, $field)), stringify!($field));)+
+            };
+        }
+        same!(blocking, cgaClusterSize, minCTAs, maxCTAs, netName, splitShare, trafficClass, commName);
+        assert_eq!((offset_of!(ncclConfig_t, magic), offset_of!(ncclConfig_t, version)), (AT_MAGIC, AT_VERSION));
+    }
+
+    #[test]
+    fn names_and_version_2_25_are_not_sent_to_older_libraries() {
+        for version in [21_805, 22_005, 22_501, 22_605] {
+            let config = CommConfig::unset(version).named(c"mesh_dp");
+            assert_eq!((config.version(), config.word(AT_COMM_NAME)), (21_800, 0), "library {version}");
+        }
+    }
+
+    #[test]
+    fn a_callers_config_is_copied_by_its_own_size() {
+        let mut theirs = CommConfig::unset(21_805);
+        theirs.words.truncate(6);
+        theirs.put(0, &48usize.to_ne_bytes());
+        theirs.put(28, &4i32.to_ne_bytes());
+        // SAFETY: `theirs` is a config of 48 bytes.
+        let ours = unsafe { CommConfig::copy_of(theirs.as_mut_ptr()) }.unwrap();
+        assert_eq!((ours.size(), ours.int(28)), (48, 4));
+        assert_eq!((ours.name(), ours.flag("splitShare"), ours.flag("nvlsCTAs")), (None, Ok(None), Ok(None)));
+    }
+
+    #[test]
+    fn garbage_is_refused_with_its_values() {
+        let garbage = [0u64; 16];
+        // SAFETY: 128 readable bytes.
+        let error = unsafe { CommConfig::copy_of(garbage.as_ptr().cast()) }.unwrap_err();
+        assert!(error.to_string().contains("size 0 and magic 0x0"), "{error}");
+    }
+}

@@ -1,0 +1,152 @@
+//! A CUDA device and NCCL on a machine that has neither: tests/nccl/device.c, whose device memory
+//! is the host's, and tests/nccl/recorder.c over libhostccl. A test runs itself again in a process
+//! that finds them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Set in the process that has the stand-ins: the log of the device.
+const LOG: &str = "CUDA_LOG";
+
+/// Runs `body` in a process of its own with the stand-ins and these variables. `test` is the name
+/// of the calling test, which is called again there.
+pub fn with_device(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&Path)) {
+    if let Some(log) = std::env::var_os(LOG) {
+        return body(Path::new(&log));
+    }
+    let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}.log", std::process::id()));
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).envs(environment()).env(LOG, &log).envs(variables.iter().copied());
+    let done = child.output().unwrap();
+    let recorded = std::fs::read_to_string(&log).unwrap_or_default();
+    let _ = std::fs::remove_file(&log);
+    let output = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && output.contains("1 passed"), "{output}\nthe device's log:\n{recorded}");
+}
+
+/// What a process needs in its environment to find the stand-ins, which are built at the first
+/// call.
+pub fn environment() -> [(&'static str, PathBuf); 3] {
+    static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
+    let (folder, engine) =
+        BUILT.get_or_init(|| (stand_ins(), cargo_build(&["--package", "hostccl-capi"], "libhostccl.so")));
+    [
+        ("LD_LIBRARY_PATH", folder.clone()),
+        ("DM_CCL_LIBRARY", folder.join("libnccl.so.2")),
+        ("RECORDER_HOST", engine.clone()),
+    ]
+}
+
+/// Has cargo build something in this test's profile, and gives the place of `file`.
+pub fn cargo_build(what: &[&str], file: &str) -> PathBuf {
+    let folder = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet"]).args(what).arg("--target-dir").arg(folder.parent().unwrap());
+    if folder.ends_with("release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+    folder.join(file)
+}
+
+/// The log of a device, by which the order of streams is followed.
+pub struct Order {
+    /// What each line that is a use of memory or an operation is known to come after: indices of
+    /// lines.
+    after: HashMap<usize, Vec<usize>>,
+    lines: Vec<String>,
+}
+
+impl Order {
+    /// Follows the log: a stream does its work in the order in which it was given, and after what
+    /// the events that it waited for had recorded.
+    pub fn of(log: &Path) -> Order {
+        let lines: Vec<String> = std::fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect();
+        let (mut after, mut streams, mut events) = (HashMap::new(), HashMap::new(), HashMap::new());
+        for (index, line) in lines.iter().enumerate() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let ["stream", stream, ref what @ ..] = words[..] else { continue };
+            let known: &mut Vec<usize> = streams.entry(stream).or_default();
+            match what {
+                ["waits", event] => known.extend(events.get(event).into_iter().flatten()),
+                ["records", event] => drop(events.insert(*event, known.clone())),
+                _ => {
+                    after.insert(index, known.clone());
+                    known.push(index);
+                }
+            }
+        }
+        Order { after, lines }
+    }
+
+    /// The lines that say this, in order.
+    pub fn of_kind(&self, what: &str) -> Vec<usize> {
+        (0..self.lines.len()).filter(|index| self.lines[*index].ends_with(what)).collect()
+    }
+
+    /// Fails unless the device does the line `later` after the line `earlier`.
+    pub fn check(&self, earlier: usize, later: usize) {
+        assert!(
+            self.after[&later].contains(&earlier),
+            "line {later} ({}) need not come after line {earlier} ({}):\n{}",
+            self.lines[later],
+            self.lines[earlier],
+            self.lines.join("\n")
+        );
+    }
+}
+
+/// The folder with the stand-ins of libcuda and libnccl. Another process may make the same files at
+/// the same time, so each gets its name when it is whole.
+fn stand_ins() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-ins");
+    std::fs::create_dir_all(&folder).unwrap();
+    let rest = folder.join(format!("rest-{}.c", std::process::id()));
+    let missing = |name| format!("__attribute__((weak)) int {name}(void);\nint {name}(void) {{ return 801; }}\n");
+    std::fs::write(&rest, driver_functions().map(missing).collect::<String>()).unwrap();
+    // cudarc opens libcuda.so, and devicemesh libcuda.so.1: they are one file, and so one library.
+    let link = folder.join(format!("link-{}", std::process::id()));
+    std::os::unix::fs::symlink("libcuda.so.1", &link).unwrap();
+    std::fs::rename(&link, folder.join("libcuda.so")).unwrap();
+    compile("device.c", &folder.join("libcuda.so.1"), &[rest.to_str().unwrap(), "-Wl,-soname,libcuda.so.1"]);
+    compile("recorder.c", &folder.join("libnccl.so.2"), &["-Wl,-soname,libnccl.so.2", "-ldl"]);
+    std::fs::remove_file(rest).unwrap();
+    folder
+}
+
+fn compile(source: &str, library: &Path, flags: &[&str]) {
+    let (root, unfinished) =
+        (Path::new(env!("CARGO_MANIFEST_DIR")), library.with_extension(std::process::id().to_string()));
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or("cc".into()));
+    cc.args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
+    cc.arg(root.join("tests/nccl").join(source))
+        .arg("-I")
+        .arg(root.join("include"))
+        .args(flags)
+        .arg("-o")
+        .arg(&unfinished);
+    let done = cc.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    std::fs::rename(unfinished, library).unwrap();
+}
+
+/// The functions that cudarc looks up in a driver, from its source: it panics where one is missing.
+fn driver_functions() -> impl Iterator<Item = String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--format-version", "1", "--offline", "--all-features"]);
+    let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cudarc = metadata["packages"].as_array().unwrap().iter().find(|package| package["name"] == "cudarc").unwrap();
+    let source = Path::new(cudarc["manifest_path"].as_str().unwrap()).with_file_name("src/driver/sys/mod.rs");
+    let source = std::fs::read_to_string(source).unwrap();
+    let names: BTreeSet<String> = source
+        .split(".get(b\"")
+        .skip(1)
+        .filter_map(|rest| rest.split_once("\\0\"").map(|(name, _)| name.to_owned()))
+        .collect();
+    assert!(names.len() > 400, "{} functions", names.len());
+    names.into_iter()
+}
