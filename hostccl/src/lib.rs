@@ -34,12 +34,15 @@
 //!   looks on for 50 us), then sleeps on the words in shared memory that it waits for (`futex`, `futex_waitv`); ten times a second it
 //!   looks at its peers' process descriptors.
 
+mod admission;
 mod api;
 mod body;
+mod call_name;
 mod collective;
 mod comm;
 mod config;
 mod copy;
+mod diagnosis;
 mod error;
 mod event;
 pub mod fork;
@@ -48,15 +51,22 @@ mod group;
 mod handle;
 mod id;
 mod join;
+mod labels;
 pub mod machine;
 mod message;
 mod operation;
+mod peers;
+mod places;
+mod poll;
 pub mod process;
+mod progress;
 pub mod reduce;
 mod segment;
 mod setup;
 mod shrink;
+mod spin;
 mod split;
+mod timeout;
 mod turn;
 pub mod types;
 mod wait;

@@ -6,11 +6,14 @@
 
 use std::sync::Arc;
 
-use crate::comm::{Blocker, Comm};
+use crate::call_name::Name;
+use crate::comm::Comm;
 use crate::error::Result;
-use crate::operation::{Operation, Poll};
+use crate::operation::Operation;
+use crate::places::Place;
+use crate::poll::{Blocker, Poll};
 use crate::segment::LINE;
-use crate::turn::{Name, Pass, Place};
+use crate::turn::Pass;
 use crate::types::{DataType, ncclInvalidUsage};
 
 #[derive(Debug, Clone, Copy)]
@@ -160,12 +163,12 @@ impl Message {
 
     /// The next message is for a call of another name: lets that one of this rank go first, once it has come.
     fn wait_for_other(&mut self, name: &Name) -> Poll {
-        let seen = self.comm.turns.changed.value();
+        let seen = self.comm.places.changed.value();
         if self.pass.hand_over(&self.comm, name.tag) {
             return Poll::Blocked { seen, blocker: Blocker::Turn };
         }
         self.comm.segment.channel(self.peer, self.comm.rank).expects.set(self.pass.name());
-        Poll::Blocked { seen, blocker: Blocker::Other(self.peer) }
+        Poll::Blocked { seen, blocker: Blocker::OtherCall(self.peer) }
     }
 
     fn poll_recv(&mut self, to: *mut u8) -> Result<Poll> {
@@ -259,11 +262,11 @@ fn describe(comm: &Comm, side: Side, count: usize, dtype: DataType, peer: usize)
         Side::Send(_) => ("ncclSend", "to"),
         Side::Recv(_) => ("ncclRecv", "from"),
     };
-    format!("{call}({count} x {}, {way} {}) on {}", dtype.name(), comm.label(peer), comm.place())
+    format!("{call}({count} x {}, {way} {}) on {}", dtype.name(), comm.label(peer), comm.own_label())
 }
 
 /// "rank 0 sends to rank 1 along pp, where rank 1 receives along all", for a message that the receiver's call is not for.
-pub(crate) fn named(comm: &Comm, from: usize, to: usize) -> String {
+pub(crate) fn different_names(comm: &Comm, from: usize, to: usize) -> String {
     let (channel, ring) = (comm.segment.channel(from, to), comm.segment.layout().ring_bytes);
     let at = channel.tail.value() as usize % ring;
     // SAFETY: there is a header at the tail: the receiver leaves it there for a call of another name.

@@ -1,9 +1,9 @@
 //! The loops: one block of the output at a time, accumulated in the first-level cache while the inputs stream by once, two at a time; then
 //! the block goes to all targets.
 
-use super::Target;
 use super::element::{Bfloat16, Element, Float16, Number};
 use super::isa::Isa;
+use super::target::Target;
 use crate::copy;
 use crate::types::{DataType, ReduceOp};
 use std::mem::MaybeUninit;

@@ -8,30 +8,19 @@
 //! * Floating-point maximum and minimum ignore a NaN where the other side is a number, and order -0 below +0, as CUDA's
 //!   `fmaxf` and `fminf` do.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod block;
 mod element;
 mod isa;
+mod target;
 #[cfg(test)]
 mod tests;
 
 use self::block::{reduce_all, scale_all};
 use self::isa::Plain;
+pub(crate) use self::target::Target;
 use crate::types::{DataType, ReduceOp};
-
-/// Where a result goes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Target {
-    pub(crate) at: *mut u8,
-    /// With stores that bypass the caches.
-    pub(crate) stream: bool,
-}
-
-impl Target {
-    /// With ordinary stores.
-    pub(crate) fn cached(at: *mut u8) -> Target {
-        Target { at, stream: false }
-    }
-}
 
 /// `target[i] = inputs[0][i] op inputs[1][i] op ...` for `i` in `0..count` and every target, strictly from left to right.
 /// [`ReduceOp::Avg`] divides the sum by `inputs.len()`. One input is copied as it is; without inputs nothing is written.
@@ -52,9 +41,9 @@ pub(crate) unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8],
         return;
     }
     #[cfg(target_arch = "x86_64")]
-    if isa::avx2_available() {
+    if avx2::is_available() {
         // SAFETY: the processor has AVX2 and F16C; the pointers are this function's own contract.
-        return unsafe { isa::reduce_avx2(dtype, op, inputs, targets, count) };
+        return unsafe { avx2::reduce(dtype, op, inputs, targets, count) };
     }
     // SAFETY: this function's contract.
     unsafe { reduce_all::<Plain>(dtype, op, inputs, targets, count) }
@@ -68,9 +57,9 @@ pub(crate) unsafe fn reduce(dtype: DataType, op: ReduceOp, inputs: &[*const u8],
 /// As for [`reduce`] with one input and one target.
 pub(crate) unsafe fn scale(dtype: DataType, scalar: [u8; 8], input: *const u8, out: *mut u8, count: usize) {
     #[cfg(target_arch = "x86_64")]
-    if isa::avx2_available() {
+    if avx2::is_available() {
         // SAFETY: the processor has AVX2 and F16C; the pointers are this function's own contract.
-        return unsafe { isa::scale_avx2(dtype, scalar, input, out, count) };
+        return unsafe { avx2::scale(dtype, scalar, input, out, count) };
     }
     // SAFETY: this function's contract.
     unsafe { scale_all::<Plain>(dtype, scalar, input, out, count) }

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use crate::call_name::{NAME_BYTES, Name};
 use crate::error::Error;
 use crate::event::Event;
-use crate::turn::{NAME_BYTES, Name};
 use crate::types::ncclResult_t;
 
 /// What all ranks of a segment share from the start.
