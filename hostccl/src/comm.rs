@@ -94,6 +94,7 @@ impl Comm {
     }
 
     /// Fails when this rank has aborted the communicator.
+    #[inline]
     pub(crate) fn check_aborted(&self) -> Result<()> {
         if self.aborted.load(Ordering::Acquire) { Err(Error::aborted()) } else { Ok(()) }
     }

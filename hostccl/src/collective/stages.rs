@@ -34,6 +34,7 @@ impl Stages {
     ///
     /// # Safety
     /// The buffers hold what the call says, and stay valid until the work is dropped.
+    #[inline(always)]
     pub(super) unsafe fn new(comm: Arc<Comm>, call: Call) -> Stages {
         let pipeline = Pipeline::new(&call, comm.segment.layout());
         let inputs = Vec::with_capacity(comm.nranks);
@@ -41,6 +42,7 @@ impl Stages {
     }
 
     /// Whether the rank is in the last stage, which ends no step.
+    #[inline]
     pub(super) fn is_last(&self) -> bool {
         self.stage + 1 == self.pipeline.stages
     }
@@ -49,6 +51,7 @@ impl Stages {
     ///
     /// # Safety
     /// All ranks have ended the steps of the stages before this one.
+    #[inline]
     pub(super) unsafe fn critical(&mut self) {
         let (stage, chunks) = (self.stage, self.pipeline.chunks);
         // SAFETY: this function's contract; each function touches the slots as the module documentation says.
@@ -79,6 +82,7 @@ impl Stages {
     ///
     /// # Safety
     /// All ranks have ended the steps of the stages before this one.
+    #[inline]
     pub(super) unsafe fn overlapped(&mut self) {
         let (stage, chunks) = (self.stage, self.pipeline.chunks);
         // SAFETY: as in `critical`.
@@ -170,6 +174,7 @@ impl Stages {
     }
 
     /// All-reduce and reduce: copies a chunk in, but for what only this rank will read.
+    #[inline]
     unsafe fn stage_for_reduction(&self, chunk: usize) {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (size, slot) = (self.element_size(), self.slot(self.comm.rank, chunk));
@@ -188,6 +193,7 @@ impl Stages {
     }
 
     /// Small all-reduce and reduce: reduces everything from the slots, in rank order.
+    #[inline]
     unsafe fn reduce_whole(&mut self) {
         if !self.is_root() {
             return;
