@@ -13,6 +13,7 @@ use crate::machine;
 use crate::message::{Message, Side};
 use crate::operation::{self, Lane, Operation};
 use crate::setup::{ChildInto, Init};
+use crate::thread;
 use crate::turn::Place;
 use crate::types::*;
 
@@ -126,9 +127,7 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
             }
         }
         // What the tasks met is kept by their handles.
-        std::thread::Builder::new()
-            .name("hostccl".into())
-            .spawn(|| drop(drive(background)))
+        thread::spawn("dm-make-comm", || drop(drive(background)))
             .map_err(|reason| Error::new(ncclSystemError, machine::no_thread(&reason)))?;
     }
     drive(tasks)?;

@@ -57,6 +57,7 @@ mod segment;
 mod setup;
 mod shrink;
 mod split;
+pub mod thread;
 mod turn;
 pub mod types;
 mod wait;
