@@ -17,6 +17,7 @@ use crate::operation::Operation;
 use crate::places::Place;
 use crate::progress::{self, Lane};
 use crate::setup::{ChildInit, Init};
+use crate::thread;
 use crate::types::*;
 
 /// One call of a group.
@@ -135,9 +136,7 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
             }
         }
         // The handles keep the outcomes of the tasks.
-        std::thread::Builder::new()
-            .name("hostccl".into())
-            .spawn(|| drop(drive(background)))
+        thread::spawn("dm-make-comm", || drop(drive(background)))
             .map_err(|reason| Error::new(ncclSystemError, machine::no_thread(&reason)))?;
     }
     drive(tasks)?;
