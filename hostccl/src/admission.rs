@@ -1,4 +1,9 @@
-//! The admission of a collective: its turn on this rank, and the agreement of all ranks on whose turn it is.
+//! The admission of a collective: its turn on this rank, and the agreement of all ranks on whose
+//! turn it is.
+//!
+//! Threads may enter in another order on each rank. So the ranks may find calls under different
+//! names in one step. Then they withdraw these calls, and rank 0 decides which name goes first: one
+//! under which every rank has a call.
 
 use std::sync::atomic::Ordering;
 
@@ -12,33 +17,40 @@ use crate::turn::Pass;
 /// The state of a collective before its first step with the other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// It has no turn yet.
+    /// The call has no turn yet.
     Outside,
-    /// It may put down its description.
+    /// The call may post its description.
     Open,
-    /// It was withdrawn; the other ranks have to end the empty step that follows. The number is the step of the descriptions.
+    /// The call was withdrawn, and the other ranks have to end the empty step that follows. The
+    /// number is the step in which the descriptions were posted.
     Clearing(u64),
-    /// Rank 0 has to say which name goes first.
+    /// Rank 0 has to decide which name goes first. The number is the step in which the descriptions
+    /// were posted.
     Deciding(u64),
 }
 
-/// The admission of a collective: its turn on this rank, and the agreement of all ranks on whose turn it is.
+/// The admission of one collective.
 ///
-/// The ranks put down descriptions in step `s` and compare them in step `s + 1`. When the names differ, all of them end step `s + 1`
-/// without touching a slot. After that nobody writes to the slots of a withdrawn call any more. In step `s + 2` the ranks continue with
-/// the name that rank 0 has chosen.
+/// The ranks post descriptions in step `s` and compare them in step `s + 1`. When the names differ,
+/// all of them end step `s + 1` without touching a slot. After that nobody writes to the slots of a
+/// withdrawn call any more. In step `s + 2` the ranks continue with the name that rank 0 has
+/// chosen.
 #[derive(Debug)]
 pub(crate) struct Admission {
+    /// The call's turn on this rank.
     pub(crate) pass: Pass,
+    /// How far the admission is.
     stage: Stage,
 }
 
 impl Admission {
+    /// Returns the admission of a call that has no turn yet.
     pub(crate) fn new(name: Name) -> Admission {
         Admission { pass: Pass::new(Place::Collectives, name), stage: Stage::Outside }
     }
 
-    /// Returns `None` when this call may put down its description in the current step, else what it waits for.
+    /// Returns `None` when this call may post its description in the current step, and otherwise
+    /// what it waits for. `call` describes the call, for errors.
     #[inline]
     pub(crate) fn poll(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
         if self.stage == Stage::Open || comm.nranks == 1 {
@@ -58,7 +70,8 @@ impl Admission {
         Ok(None)
     }
 
-    /// Withdraws the call. All ranks do so when they find different names in the step before this one.
+    /// Withdraws the call. All ranks do so when they find different names in the step before this
+    /// one.
     #[cold]
     pub(crate) fn withdraw(&mut self, comm: &Comm) {
         self.pass.list(comm);
@@ -66,6 +79,8 @@ impl Admission {
         comm.end_step();
     }
 
+    /// Waits for the decision which name goes first; rank 0 makes it. Returns `None` once it is
+    /// made.
     #[cold]
     fn decide(&mut self, comm: &Comm) -> Option<Poll> {
         if let Stage::Clearing(posted) = self.stage {
@@ -95,7 +110,7 @@ impl Admission {
     }
 }
 
-/// Returns a tag under which every rank has a call.
+/// Returns a tag under which every rank has a call, or `None`.
 fn wanted_by_all(comm: &Comm) -> Option<u64> {
     let tags = |rank: usize| comm.segment.seat(rank).wanted.iter().map(|cell| cell.load(Ordering::SeqCst));
     let all_want = |tag: &u64| (1..comm.nranks).all(|rank| tags(rank).any(|other| other == *tag));

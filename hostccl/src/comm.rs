@@ -1,4 +1,5 @@
-//! One rank's membership in a communicator: its segment, its failure, its steps, and the words that it waits on.
+//! One rank's membership in a communicator: its segment, its failure, its steps, and the words that
+//! it waits on.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -31,7 +32,8 @@ pub(crate) struct Comm {
     pub(crate) labels: Labels,
     /// The calls of this rank that are under way, so that calls of several threads take turns.
     pub(crate) places: Places,
-    /// How many steps this rank has ended. Only a call that is inside the collectives' place changes it.
+    /// How many steps this rank has ended. Only a call that is inside the collectives' place
+    /// changes it.
     step: AtomicU64,
     /// For each rank, the number of its last new segment that this rank has joined or passed over.
     segments_taken: Vec<AtomicU32>,
@@ -39,12 +41,14 @@ pub(crate) struct Comm {
     aborted: Arc<AtomicBool>,
     /// Raised by `ncclCommFinalize`: new operations are refused.
     finalized: AtomicBool,
-    /// The rank that this rank has itself found lost or late, where the segment names another rank or none; -1 for none.
+    /// The rank that this rank has itself found lost or late, where the segment names another rank
+    /// or none; -1 for none.
     found_lost: AtomicI32,
     /// A failure of this rank that happened while another rank was writing its own failure to the
     /// segment. It counts until the other failure is written.
     local_failure: OnceLock<Error>,
-    /// How long a wait without progress may last, in milliseconds; 0 for the time of the process's environment.
+    /// How long a wait without progress may last, in milliseconds; 0 for the time of the process's
+    /// environment.
     timeout_millis: AtomicU64,
     /// For each rank, its process. An entry is filled when this rank first looks at the peer.
     pub(crate) peer_processes: Vec<OnceLock<Arc<Process>>>,
@@ -126,14 +130,14 @@ impl Comm {
         Ok(())
     }
 
-    /// Ends the communicator for all ranks. Returns the error that ended it, which is this one unless
-    /// another came first.
+    /// Ends the communicator for all ranks. Returns the error that ended it, which is this one
+    /// unless another came first.
     pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<usize>, message: &str) -> Error {
         self.fail_in(code, rank, message, "")
     }
 
-    /// Does what [`fail`](Comm::fail) does for a failure that `call` of this rank met. Later calls name
-    /// `call` in their errors.
+    /// Does what [`fail`](Comm::fail) does for a failure that `call` of this rank met. Later calls
+    /// name `call` in their errors.
     pub(crate) fn fail_in(&self, code: ncclResult_t, rank: Option<usize>, message: &str, call: &str) -> Error {
         let header = self.segment.header();
         header.fail(code, rank.map(|rank| rank as u32), message, call);
@@ -254,7 +258,8 @@ impl Comm {
         header.verdict.wake();
     }
 
-    /// Ends all calls on all ranks. The caller has raised the flag with which this communicator was made.
+    /// Ends all calls on all ranks. The caller has raised the flag with which this communicator was
+    /// made.
     pub(crate) fn abort(&self) {
         let message = format!("{} aborted its communicator", self.describe(self.rank));
         if self.nranks > 1 {

@@ -51,8 +51,9 @@ fn has_sent(comm: &Comm, peer: usize) -> bool {
     peer != comm.rank && channel.head.value() != channel.tail.value()
 }
 
-/// Ends the communicator when a peer waits in a collective that this rank does not call, because this
-/// rank is in `call` instead. Both sides get the error. Fails too when the communicator has failed.
+/// Ends the communicator when a peer waits in a collective that this rank does not call, because
+/// this rank is in `call` instead. Both sides get the error. Fails too when the communicator has
+/// failed.
 pub(crate) fn end_if_peer_waits(comm: &Comm, call: &str) -> Result<()> {
     comm.check_before_call()?;
     let Some((rank, theirs)) = peer_in_collective(comm) else { return Ok(()) };

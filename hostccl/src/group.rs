@@ -1,9 +1,10 @@
-//! Groups: the calls of a thread between `ncclGroupStart` and `ncclGroupEnd` are collected, then driven together in lanes.
+//! Groups: the calls of a thread between `ncclGroupStart` and `ncclGroupEnd` are collected, then
+//! driven together in lanes.
 //!
-//! The collectives of one communicator under one name share a lane. So do the messages to one peer, and
-//! the messages from one peer. Calls in different lanes make progress side by side, so no order of sends
-//! and receives in a group can deadlock. A lane waits for its turn behind other threads' calls by itself,
-//! while it holds no other turn, so no circle of by_comm threads can arise.
+//! The collectives of one communicator under one name share a lane. So do the messages to one peer,
+//! and the messages from one peer. Calls in different lanes make progress side by side, so no order
+//! of sends and receives in a group can deadlock. A lane waits for its turn behind other threads'
+//! calls by itself, while it holds no other turn, so no circle of by_comm threads can arise.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -40,8 +41,8 @@ struct Group {
 }
 
 impl Drop for Group {
-    /// Fails the communicators of the collected calls when the thread ends inside a group, because peers
-    /// wait for these calls.
+    /// Fails the communicators of the collected calls when the thread ends inside a group, because
+    /// peers wait for these calls.
     fn drop(&mut self) {
         if self.depth == 0 {
             return;
@@ -95,7 +96,8 @@ pub(crate) fn end() -> Result<ncclResult_t> {
     }
 }
 
-/// Performs calls at once, or collects them inside a group. A call that cannot be made fails the group.
+/// Performs calls at once, or collects them inside a group. A call that cannot be made fails the
+/// group.
 pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclResult_t> {
     let made = make();
     let now = GROUP.with_borrow_mut(|group| match (group.depth, made) {
@@ -176,8 +178,8 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
     progress::run_all(&mut lanes)
 }
 
-/// Performs the messages of ranks to themselves, and returns the other tasks. The first send belongs to
-/// the first receive, and so on.
+/// Performs the messages of ranks to themselves, and returns the other tasks. The first send
+/// belongs to the first receive, and so on.
 fn deliver_to_self(tasks: Vec<Task>) -> Result<Vec<Task>> {
     let to_self = |task: &Task| matches!(task, Task::Message(message) if message.peer() == message.communicator().rank);
     if !tasks.iter().any(to_self) {

@@ -1,7 +1,7 @@
 //! Communicator handles, and the tokens by which callers name them.
 //!
-//! An `ncclComm_t` of this engine is a token: the index of a slot and the slot's generation. A stale or
-//! made-up token is refused, because it is looked up and never followed.
+//! An `ncclComm_t` of this engine is a token: the index of a slot and the slot's generation. A
+//! stale or made-up token is refused, because it is looked up and never followed.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -38,8 +38,8 @@ pub(crate) struct Handle {
     in_progress: AtomicU32,
     /// Whether `error` has an error. It is read without the lock.
     failed: AtomicBool,
-    /// How long the making of the communicator may wait without progress, in milliseconds; 0 where it is
-    /// not set. The communicator gets the value when it is made.
+    /// How long the making of the communicator may wait without progress, in milliseconds; 0 where
+    /// it is not set. The communicator gets the value when it is made.
     timeout_millis: AtomicU64,
     /// The error of the first call that failed in the background.
     error: Mutex<Option<Error>>,
@@ -69,7 +69,8 @@ pub(crate) enum Scalar {
     At(usize),
 }
 
-/// The number of the first operator that is made at run time. The numbers below are the built-in ones.
+/// The number of the first operator that is made at run time. The numbers below are the built-in
+/// ones.
 const FIRST_OPERATOR: usize = ReduceOp::ALL.len();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -106,14 +107,15 @@ impl Handle {
         })
     }
 
-    /// Returns the communicator for an operation. A split of it may be in progress in the background: the
-    /// split and the operation take turns, as calls of several threads do.
+    /// Returns the communicator for an operation. A split of it may be in progress in the
+    /// background: the split and the operation take turns, as calls of several threads do.
     pub(crate) fn for_operation(&self) -> Result<&Arc<Comm>> {
         self.check()?;
         self.comm.get().map_or_else(|| self.ready(), Ok)
     }
 
-    /// Returns the communicator, or `None` while a call on the handle is in progress in the background.
+    /// Returns the communicator, or `None` while a call on the handle is in progress in the
+    /// background.
     fn comm_unless_in_progress(&self) -> Result<Option<&Arc<Comm>>> {
         // Read before the failure: a call that fails between the two counts as in progress here.
         let busy = self.in_progress();
@@ -139,7 +141,8 @@ impl Handle {
         self.comm.get()
     }
 
-    /// Sets how long waits may last without progress from now on, also while the communicator is made.
+    /// Sets how long waits may last without progress from now on, also while the communicator is
+    /// made.
     pub(crate) fn set_timeout(&self, millis: u64) -> Result<()> {
         self.check()?;
         self.timeout_millis.store(millis, Ordering::Relaxed);
@@ -187,7 +190,8 @@ impl Handle {
         self.finished.notify_all();
     }
 
-    /// Returns the answer of `ncclCommGetAsyncError`: `ncclSuccess`, `ncclInProgress`, or the error.
+    /// Returns the answer of `ncclCommGetAsyncError`: `ncclSuccess`, `ncclInProgress`, or the
+    /// error.
     pub(crate) fn status(&self) -> Result<ncclResult_t> {
         match self.comm_unless_in_progress()? {
             Some(comm) => {
@@ -283,8 +287,8 @@ impl Handle {
         }
         Ok(Reduction::PreMulSum(match operator.scalar {
             Scalar::Value(value) => value,
-            // SAFETY: the caller of ncclRedOpCreatePreMulSum promised that the scalar stays readable until the
-            // operator is destroyed.
+            // SAFETY: the caller of ncclRedOpCreatePreMulSum promised that the scalar stays
+            // readable until the operator is destroyed.
             Scalar::At(address) => unsafe { read_scalar(address as *const u8, dtype) },
         }))
     }
@@ -314,8 +318,8 @@ fn slots() -> &'static RwLock<Vec<Slot>> {
     &SLOTS
 }
 
-/// The last four bits of a token, which is `generation << 24 | slot << 4 | TAG`. So a token is never NULL
-/// and never a multiple of 16, as the pointers to NCCL's communicators are.
+/// The last four bits of a token, which is `generation << 24 | slot << 4 | TAG`. So a token is
+/// never NULL and never a multiple of 16, as the pointers to NCCL's communicators are.
 const TAG: usize = 0xb;
 /// The bits of a slot's index in a token.
 const SLOT_BITS: u32 = 20;

@@ -3,7 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 /// The ranks of a communicator as ranks of a larger set, for messages: PyTorch's global ranks. The
-/// index is the rank in the communicator. While it is empty, messages use the communicator's own ranks.
+/// index is the rank in the communicator. While it is empty, messages use the communicator's own
+/// ranks.
 pub(crate) type GlobalRanks = Arc<OnceLock<Box<[i32]>>>;
 
 /// The most ranks that a message lists.

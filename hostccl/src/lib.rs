@@ -1,47 +1,55 @@
 //! NCCL's C API over host memory on one machine.
 //!
-//! Programs that are written against `nccl.h` run on this engine unchanged. They pass host buffers where
-//! NCCL wants device buffers. Their ranks are processes, or threads of one process. The functions here have
-//! NCCL's names, types and meanings, but mangled symbols, so a library that embeds this crate exports none of
-//! them; [`symbol`] takes the place of `dlsym`. The crate `hostccl-capi` exports the functions.
+//! Programs that are written against `nccl.h` run on this engine unchanged. They pass host buffers
+//! where NCCL wants device buffers. Their ranks are processes, or threads of one process. The
+//! functions here have NCCL's names, types and meanings, but mangled symbols, so a library that
+//! embeds this crate exports none of them; [`symbol`] takes the place of `dlsym`. The crate
+//! `hostccl-capi` exports the functions.
 //!
 //! # Differences from NCCL
-//! - Streams are ignored. A call returns when its result is in place, and `ncclGroupEnd` when the results of
-//!   the whole group are.
+//! - Streams are ignored. A call returns when its result is in place, and `ncclGroupEnd` when the
+//!   results of the whole group are.
 //! - Every rank gets the same bits from an all-reduce, because reductions take the ranks in order.
-//! - When ranks make different calls, or send and receive different sizes, all of them get `ncclInvalidUsage`
-//!   and a message that names the ranks and their calls. From then on, as after any failure of a peer, the
-//!   communicator only reports its failure.
-//! - When a process ends while other ranks use the communicator, the communicator fails for all of them within
-//!   a second, in whatever call they wait (`ncclRemoteError`; [`hostcclCommLostRank`] has the rank's number).
-//!   `ncclCommGetAsyncError` notices the end as well. A rank that has destroyed its communicator fails only the
-//!   ranks that still need something from it.
-//! - `ncclCommAbort` ends blocked calls of its own process with `ncclInternalError`, and those of peers with
-//!   `ncclRemoteError`. `ncclCommDestroy` and `ncclCommFinalize` are local: they never wait for peers.
+//! - When ranks make different calls, or send and receive different sizes, all of them get
+//!   `ncclInvalidUsage` and a message that names the ranks and their calls. From then on, as after
+//!   any failure of a peer, the communicator only reports its failure.
+//! - When a process ends while other ranks use the communicator, the communicator fails for all of
+//!   them within a second, in whatever call they wait (`ncclRemoteError`; [`hostcclCommLostRank`]
+//!   has the rank's number). `ncclCommGetAsyncError` notices the end as well. A rank that has
+//!   destroyed its communicator fails only the ranks that still need something from it.
+//! - `ncclCommAbort` ends blocked calls of its own process with `ncclInternalError`, and those of
+//!   peers with `ncclRemoteError`. `ncclCommDestroy` and `ncclCommFinalize` are local: they never
+//!   wait for peers.
 //! - A send ends when the receiver has taken all of it.
-//! - An id is good for one communicator of at most 1024 ranks, whose processes belong to one user and share
-//!   one machine and one process-id namespace. An id from elsewhere is refused with the reason.
-//! - `blocking = 0` in a configuration concerns init, split and shrink. A split writes the new handle when it
-//!   is done, as NCCL does, so the place for the handle stays valid until the parent answers `ncclSuccess`.
-//! - `HOSTCCL_TIMEOUT_MS` bounds how long any wait may last without progress. When it is unset or 0, collectives
-//!   and messages wait as long as their peers live, and init, split and shrink wait for ten minutes. A value that is no
-//!   whole number of milliseconds is refused with `ncclInvalidArgument` when a communicator is made.
+//! - An id is good for one communicator of at most 1024 ranks, whose processes belong to one user
+//!   and share one machine and one process-id namespace. An id from elsewhere is refused with the
+//!   reason.
+//! - `blocking = 0` in a configuration concerns init, split and shrink. A split writes the new
+//!   handle when it is done, as NCCL does, so the place for the handle stays valid until the parent
+//!   answers `ncclSuccess`.
+//! - `HOSTCCL_TIMEOUT_MS` bounds how long any wait may last without progress. When it is unset or
+//!   0, collectives and messages wait as long as their peers live, and init, split and shrink wait
+//!   for ten minutes. A value that is no whole number of milliseconds is refused with
+//!   `ncclInvalidArgument` when a communicator is made.
 //!
 //! # How it works
-//! - Each communicator has a segment of anonymous shared memory (`memfd`). The ranks find it through a
-//!   descriptor of its creator. The segment has no name in any file system, so no file can be left behind, and
-//!   it is freed with its last mapping.
-//! - A collective is a sequence of steps with one wait each. It is pipelined in chunks through five staging
-//!   slots for each rank. The module `collective` says who copies and reduces what, and why five slots are enough.
+//! - Each communicator has a segment of anonymous shared memory (`memfd`). The ranks find it
+//!   through a descriptor of its creator. The segment has no name in any file system, so no file
+//!   can be left behind, and it is freed with its last mapping.
+//! - A collective is a sequence of steps with one wait each. It is pipelined in chunks through five
+//!   staging slots for each rank. The module `collective` says who copies and reduces what, and why
+//!   five slots are enough.
 //! - Messages flow through a ring buffer for each ordered pair of ranks.
-//! - Every operation is a state machine that is polled. A group polls all of its operations, so one thread can
-//!   drive several ranks.
-//! - A thread that waits first polls for a moment, then lets other threads run. Where there is a processor for
-//!   each rank and no other thread wants it, the thread polls for 50 us. Then it sleeps on the words in shared
-//!   memory that it waits for (`futex`, `futex_waitv`). Ten times a second it looks at its peers' process descriptors.
+//! - Every operation is a state machine that is polled. A group polls all of its operations, so one
+//!   thread can drive several ranks.
+//! - A thread that waits first polls for a moment, then lets other threads run. Where there is a
+//!   processor for each rank and no other thread wants it, the thread polls for 50 us. Then it
+//!   sleeps on the words in shared memory that it waits for (`futex`, `futex_waitv`). Ten times a
+//!   second it looks at its peers' process descriptors.
 //!
 //! # Layers
-//! A file imports from the layers below its own, and from its own layer without a circle. From the bottom up:
+//! A file imports from the layers below its own, and from its own layer without a circle. From the
+//! bottom up:
 //!
 //! | layer | files |
 //! |---|---|

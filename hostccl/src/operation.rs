@@ -8,13 +8,14 @@ use crate::error::Result;
 use crate::poll::Poll;
 use crate::turn::Pass;
 
-/// An operation that makes progress each time it is polled. The module `progress` drives operations.
+/// An operation that makes progress each time it is polled. The module `progress` drives
+/// operations.
 pub(crate) trait Operation {
     /// Does as much of the operation as is possible without waiting.
     fn poll(&mut self) -> Result<Poll>;
 
-    /// The communicator on which the operation waits. There is one whenever `poll` has answered that
-    /// the operation is blocked.
+    /// The communicator on which the operation waits. There is one whenever `poll` has answered
+    /// that the operation is blocked.
     fn comm(&self) -> Option<&Arc<Comm>>;
 
     /// How long the operation may wait without progress, where neither the communicator nor
@@ -26,8 +27,8 @@ pub(crate) trait Operation {
     /// Describes the call with its values, for messages.
     fn describe(&self) -> String;
 
-    /// Gives the operation's turn away, for the next operation of its lane. So other threads' calls of
-    /// the same name stay outside until the lane has ended.
+    /// Gives the operation's turn away, for the next operation of its lane. So other threads' calls
+    /// of the same name stay outside until the lane has ended.
     fn take_pass(&mut self) -> Option<Pass> {
         None
     }
@@ -35,7 +36,8 @@ pub(crate) trait Operation {
     /// Takes over the turn of the operation before it in its lane.
     fn give_pass(&mut self, _pass: Pass) {}
 
-    /// Ends the operation's turn when the operation is done. Fails when the result may belong to another call.
+    /// Ends the operation's turn when the operation is done. Fails when the result may belong to
+    /// another call.
     fn end(&mut self) -> Result<()> {
         Ok(())
     }

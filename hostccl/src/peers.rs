@@ -9,16 +9,19 @@ use crate::poll::Blocker;
 use crate::process::Process;
 use crate::types::*;
 
-/// How messages tell that a process has ended. Only its parent learns whether it exited or was killed.
+/// How messages tell that a process has ended. Only its parent learns whether it exited or was
+/// killed.
 const GONE: &str = "has gone (its process exited or was killed)";
 
 impl Comm {
-    /// Fails when a peer's process has ended, or when a peer that has left the communicator is waited
-    /// for. `blocked` is what the operation waits for and the value that it saw in the blocker's word;
-    /// a peer that ends right after it has done its part harms nobody. `call` describes the operation.
+    /// Fails when a peer's process has ended, or when a peer that has left the communicator is
+    /// waited for. `blocked` is what the operation waits for and the value that it saw in the
+    /// blocker's word; a peer that ends right after it has done its part harms nobody. `call`
+    /// describes the operation.
     pub(crate) fn check_peers(&self, blocked: Option<(Blocker, u32)>, call: &dyn Fn() -> String) -> Result<()> {
         self.check()?;
-        // A peer does its part before it leaves. So this value is up to date when it is read after the peer's state.
+        // A peer does its part before it leaves. So this value is up to date when it is read after
+        // the peer's state.
         let still_blocked = || blocked.is_none_or(|(blocker, seen)| self.event(blocker).value() == seen);
         let mut processes: Vec<Arc<Process>> = Vec::new();
         let mut ranks = Vec::new();
@@ -35,7 +38,8 @@ impl Comm {
             }
         }
         while let Some(index) = Process::first_dead(&processes) {
-            // The peer may have left after the loop above looked at it. Then it ended in good order.
+            // The peer may have left after the loop above looked at it. Then it ended in good
+            // order.
             if !self.has_left(ranks[index]) {
                 if !still_blocked() {
                     return Ok(());
@@ -49,8 +53,8 @@ impl Comm {
         Ok(())
     }
 
-    /// Fails when this rank has aborted the communicator, or when `peer` has left it or died. Another
-    /// failure of the communicator does not count.
+    /// Fails when this rank has aborted the communicator, or when `peer` has left it or died.
+    /// Another failure of the communicator does not count.
     pub(crate) fn check_peer(&self, peer: usize) -> Result<()> {
         self.check_aborted()?;
         if self.has_left(peer) {
@@ -89,8 +93,8 @@ impl Comm {
         }
     }
 
-    /// Adds the ranks that this rank waits for to another rank's timeout, which ended this rank's wait.
-    /// The other rank may have waited for somebody else, even for this rank.
+    /// Adds the ranks that this rank waits for to another rank's timeout, which ended this rank's
+    /// wait. The other rank may have waited for somebody else, even for this rank.
     pub(crate) fn add_missing(&self, error: Error, blocker: Blocker) -> Error {
         self.add_missing_ranks(error, &self.missing(blocker))
     }

@@ -1,4 +1,5 @@
-//! The places of a communicator at which calls of this rank take turns, and the calls that are there.
+//! The places of a communicator at which calls of this rank take turns, and the calls that are
+//! there.
 //!
 //! A communicator has one place for its collectives. For each peer it has one place for sends to
 //! the peer and one for receives from the peer. One call at a time is inside a place. The module
@@ -73,8 +74,8 @@ pub(crate) struct Places {
     entries: Mutex<Entries>,
     /// Changes whenever an entry is added, is removed or gets inside.
     pub(crate) changed: Event,
-    /// Whether two calls of one name have met here. If they have, no result of this communicator can
-    /// be relied on.
+    /// Whether two calls of one name have met here. If they have, no result of this communicator
+    /// can be relied on.
     pub(crate) mixed: AtomicBool,
 }
 

@@ -18,7 +18,8 @@ pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 /// The place where the caller wants the new communicator's handle.
 struct Out(*mut ncclComm_t);
 
-// SAFETY: NCCL's contract for calls that end in the background says that the place stays valid until they have ended.
+// SAFETY: NCCL's contract for calls that end in the background says that the place stays valid
+// until they have ended.
 unsafe impl Send for Out {}
 
 impl Out {
@@ -38,7 +39,8 @@ pub(crate) struct Init {
     token: ncclComm_t,
     /// Where the token is. It is replaced by NULL when a blocking call fails.
     out: Out,
-    /// Whether the handle has the outcome. From then on, another call may be in progress on the handle.
+    /// Whether the handle has the outcome. From then on, another call may be in progress on the
+    /// handle.
     done: bool,
 }
 
@@ -94,7 +96,8 @@ impl Drop for Init {
         if !self.done {
             self.handle.set_comm(Err(why_dropped(self.join.comm()).within(&self.join.describe())));
         }
-        // A caller that waited has the error and needs no handle. One that did not wait asks the handle.
+        // A caller that waited has the error and needs no handle. One that did not wait asks the
+        // handle.
         if self.blocking() && self.handle.comm().is_none() {
             let _ = handle::remove(self.token);
             self.out.write(std::ptr::null_mut());
@@ -104,7 +107,8 @@ impl Drop for Init {
 
 /// An operation that makes a communicator of ranks of another one: a split or a shrink.
 pub(crate) trait ChildOperation: Operation + Send {
-    /// Returns the new communicator once the operation is done, and `None` for a rank that is not in it.
+    /// Returns the new communicator once the operation is done, and `None` for a rank that is not
+    /// in it.
     fn joined(&self) -> Option<Arc<Comm>>;
 
     /// Turns an error of the new communicator into one that names the parent's ranks.
@@ -149,8 +153,8 @@ impl ChildInit {
         ChildInit { operation, parent_handle, parent, handle, out, done: false }
     }
 
-    /// Whether the caller waits for the end of the call. As in NCCL, a call on a non-blocking parent
-    /// does not block. Neither does a call for a non-blocking child.
+    /// Whether the caller waits for the end of the call. As in NCCL, a call on a non-blocking
+    /// parent does not block. Neither does a call for a non-blocking child.
     pub(crate) fn blocking(&self) -> bool {
         self.parent_handle.config.blocking && self.handle.config.blocking
     }

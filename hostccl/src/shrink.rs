@@ -1,7 +1,7 @@
 //! `ncclCommShrink`: the remaining ranks of a communicator make a smaller one.
 //!
-//! The first of the remaining ranks makes the new segment and writes into its own seat where it is. The
-//! others look there. Only the memory of the parent is needed, so the parent may have failed.
+//! The first of the remaining ranks makes the new segment and writes into its own seat where it is.
+//! The others look there. Only the memory of the parent is needed, so the parent may have failed.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -28,7 +28,8 @@ pub(crate) struct Shrink {
     name: String,
     /// The flag that `ncclCommAbort` raises on the new communicator's handle.
     aborted: Arc<AtomicBool>,
-    /// The checksum of the set of excluded ranks, never 0. Only ranks that exclude the same set meet.
+    /// The checksum of the set of excluded ranks, never 0. Only ranks that exclude the same set
+    /// meet.
     digest: u64,
     /// The remaining ranks of the parent, in their order.
     members: Vec<usize>,
@@ -41,8 +42,8 @@ pub(crate) struct Shrink {
 }
 
 impl Shrink {
-    /// Returns a shrink without the `excluded` ranks. With `abort`, it ends the calls that are under way
-    /// on the parent, and the parent may have failed.
+    /// Returns a shrink without the `excluded` ranks. With `abort`, it ends the calls that are
+    /// under way on the parent, and the parent may have failed.
     pub(crate) fn new(
         parent: Arc<Comm>,
         excluded: &[i32],
@@ -89,8 +90,8 @@ impl Shrink {
 
     /// Returns where the first member has put the new segment, or `None` while it has not.
     ///
-    /// The first member makes its next segment when all members have taken this one. Between the two it
-    /// may make segments for other sets of ranks.
+    /// The first member makes its next segment when all members have taken this one. Between the
+    /// two it may make segments for other sets of ranks.
     fn find_segment(&self, first: usize) -> Result<Option<Source>> {
         let offer = self.offer_of(first);
         let number = offer.number.value();
@@ -107,8 +108,8 @@ impl Shrink {
         self.source(first, offer.fd.load(Ordering::Relaxed), token).map(Some)
     }
 
-    /// Fails when a member that has not joined the new communicator has left the parent or died. The
-    /// new communicator cannot know that yet.
+    /// Fails when a member that has not joined the new communicator has left the parent or died.
+    /// The new communicator cannot know that yet.
     fn check_missing_members(&self) -> Result<()> {
         let Some(child) = self.joined() else { return Ok(()) };
         for missing in child.missing(Blocker::Arrivals) {
@@ -178,7 +179,8 @@ impl Operation for Shrink {
 
 impl Drop for Shrink {
     fn drop(&mut self) {
-        // This rank holds the segment open no longer, so a rank that comes later must not look for it.
+        // This rank holds the segment open no longer, so a rank that comes later must not look for
+        // it.
         if self.segment.is_some() {
             self.offer_of(self.parent.rank).digest.store(0, Ordering::Relaxed);
         }

@@ -1,18 +1,20 @@
-//! What a thread does before it sleeps: it polls the words that it waits for, then yields its processor.
+//! What a thread does before it sleeps: it polls the words that it waits for, then yields its
+//! processor.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
-/// `changed` has answered true. `ranks` is the number of ranks on this machine that may want a processor.
+/// `changed` has answered true. `ranks` is the number of ranks on this machine that may want a
+/// processor.
 pub(crate) fn spin_then_yield(ranks: impl IntoIterator<Item = usize>, changed: impl Fn() -> bool) -> bool {
     let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
     SPINNING.poll(oversubscribed, &changed) || YIELDING.poll(oversubscribed, &changed)
 }
 
-/// The processors on which this thread may run. A launcher that binds each rank to one processor makes
-/// this 1. Then the ranks outnumber the processors, and no rank polls for long.
+/// The processors on which this thread may run. A launcher that binds each rank to one processor
+/// makes this 1. Then the ranks outnumber the processors, and no rank polls for long.
 fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -20,12 +22,13 @@ fn processors() -> usize {
 
 /// Polls the words again and again.
 ///
-/// Spinning pays when the peer runs on another processor and is about to finish: then it lasts about
-/// as long as a system call. It is lost time when the ranks outnumber the processors, or when two of
-/// them share a processor all the same. So the number of polls grows with each success and shrinks with
-/// each failure.
+/// Spinning pays when the peer runs on another processor and is about to finish: then it lasts
+/// about as long as a system call. It is lost time when the ranks outnumber the processors, or when
+/// two of them share a processor all the same. So the number of polls grows with each success and
+/// shrinks with each failure.
 struct Spinning {
-    /// How many polls the next wait makes. The counter is a hint: threads may overwrite each other's.
+    /// How many polls the next wait makes. The counter is a hint: threads may overwrite each
+    /// other's.
     polls: AtomicU32,
 }
 
@@ -54,17 +57,20 @@ impl Spinning {
 
 /// Gives the processor to other threads, and polls the words in between.
 ///
-/// Where ranks share processors, the thread that runs next is most likely the rank for which this one
-/// waits. It ends the step in a fraction of the time that a sleep and a wake-up take. But where another
-/// program keeps the processors busy, that program runs for its whole time slice, which is far longer
-/// than a sleep. So a slow yield is followed by waits without any, more of them each time it happens again.
+/// Where ranks share processors, the thread that runs next is most likely the rank for which this
+/// one waits. It ends the step in a fraction of the time that a sleep and a wake-up take. But where
+/// another program keeps the processors busy, that program runs for its whole time slice, which is
+/// far longer than a sleep. So a slow yield is followed by waits without any, more of them each
+/// time it happens again.
 ///
-/// Where there is a processor for each rank, a yield that no other thread takes returns at once. Then
-/// polling for about as long as a wake-up from an idle processor takes delays nobody. Once another thread
-/// has run, this rank sleeps, and the kernel wakes it on a processor that is free. Where the ranks
-/// outnumber the processors, the rank sleeps early, so that an idle processor can take a waiting rank.
+/// Where there is a processor for each rank, a yield that no other thread takes returns at once.
+/// Then polling for about as long as a wake-up from an idle processor takes delays nobody. Once
+/// another thread has run, this rank sleeps, and the kernel wakes it on a processor that is free.
+/// Where the ranks outnumber the processors, the rank sleeps early, so that an idle processor can
+/// take a waiting rank.
 struct Yielding {
-    /// How many waits are left that do not yield. The counter is a hint: threads may overwrite each other's.
+    /// How many waits are left that do not yield. The counter is a hint: threads may overwrite each
+    /// other's.
     waits_without: AtomicU32,
     /// How many waits the next slow yield costs. This is a hint, too.
     cost_of_slow: AtomicU32,

@@ -1,7 +1,8 @@
 //! `ncclCommSplit`: the ranks of a communicator make a smaller one for each colour.
 //!
-//! Every rank of the parent posts its colour and key. The first rank of each colour makes a segment,
-//! and the other ranks of that colour join it. This takes three steps of the parent, then a join.
+//! Every rank of the parent posts its colour and key. The first rank of each colour makes a
+//! segment, and the other ranks of that colour join it. This takes three steps of the parent, then
+//! a join.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -147,8 +148,8 @@ impl Split {
         Ok(())
     }
 
-    /// Fails when the parent has failed. Its other ranks may be past the split and wait for this one,
-    /// which waits for members that do not come.
+    /// Fails when the parent has failed. Its other ranks may be past the split and wait for this
+    /// one, which waits for members that do not come.
     fn check_parent(&self) -> Result<()> {
         self.parent.check_peers(None, &|| self.describe()).map_err(|error| {
             let missing = self.joined().map_or(Vec::new(), |comm| comm.missing(Blocker::Arrivals));
@@ -181,8 +182,8 @@ impl ChildOperation for Split {
         self.join.as_ref().and_then(Join::joined)
     }
 
-    /// Prefers the parent's error. A member that has died fails the parent, too; in the new communicator
-    /// the other members only write that they gave up.
+    /// Prefers the parent's error. A member that has died fails the parent, too; in the new
+    /// communicator the other members only write that they gave up.
     fn for_parent(&self, error: Error) -> Error {
         if let Err(error) = self.check_parent() {
             return error;
@@ -228,14 +229,15 @@ impl Operation for Split {
                 self.waiting = true;
             }
         }
-        // The turn ends here and not with the drop: before the drop the parent's handle says that the
-        // split is done, and then the next call may begin.
+        // The turn ends here and not with the drop: before the drop the parent's handle says that
+        // the split is done, and then the next call may begin.
         self.admission.pass.leave(&self.parent)?;
         match &mut self.join {
             None => Ok(Poll::Done),
             Some(join) => match join.poll() {
                 Ok(Poll::Done) => Ok(Poll::Done),
-                // A member that died before it joined, or that could not map the segment, is known to the parent only.
+                // A member that died before it joined, or that could not map the segment, is known
+                // to the parent only.
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
                     let message = format!(

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 /// The longest time that `HOSTCCL_TIMEOUT_MS` may give: 100 years.
 const MOST_MILLIS: u64 = 100 * 365 * 86_400_000;
 
-/// Returns the value of `HOSTCCL_TIMEOUT_MS`. `None` stands for no limit: the variable is unset, 0 or
-/// invalid.
+/// Returns the value of `HOSTCCL_TIMEOUT_MS`. `None` stands for no limit: the variable is unset, 0
+/// or invalid.
 pub(crate) fn from_environment() -> Option<Duration> {
     read_once().as_ref().ok().copied().flatten()
 }

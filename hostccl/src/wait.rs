@@ -1,4 +1,5 @@
-//! Waiting for peers: poll for a moment, then sleep, and look after each slice of sleep whether the peers still live.
+//! Waiting for peers: poll for a moment, then sleep, and look after each slice of sleep whether the
+//! peers still live.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,8 +41,8 @@ impl BlockedCall<'_> {
         !matches!(self.blocker, Blocker::NewSegment(_))
     }
 
-    /// Whether a deadline ends this wait. A call that waits for its turn needs none, because the call
-    /// that is inside has one.
+    /// Whether a deadline ends this wait. A call that waits for its turn needs none, because the
+    /// call that is inside has one.
     fn has_deadline(&self) -> bool {
         self.ends_with_comm() && self.blocker != Blocker::Turn
     }
@@ -52,14 +53,14 @@ impl BlockedCall<'_> {
 pub(crate) struct Wait {
     /// When the thread last saw progress; `None` until it has to sleep.
     since: Option<Instant>,
-    /// The communicators' own timeout as it was when the wait began, because a call keeps the timeout
-    /// with which it started. The outer `None` means that it was not read yet.
+    /// The communicators' own timeout as it was when the wait began, because a call keeps the
+    /// timeout with which it started. The outer `None` means that it was not read yet.
     comm_timeout: Option<Option<Duration>>,
 }
 
 impl Wait {
-    /// Waits until one of the calls may continue. It may return earlier. Fails when a communicator has
-    /// failed, when a peer that is waited for has left or died, and when the time is up.
+    /// Waits until one of the calls may continue. It may return earlier. Fails when a communicator
+    /// has failed, when a peer that is waited for has left or died, and when the time is up.
     pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
         let changed = || calls.iter().any(BlockedCall::may_continue);
         if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {

@@ -31,8 +31,8 @@ pub(super) fn check_peer(peer: i32, nranks: usize) -> Result<usize> {
         .ok_or_else(|| Error::argument(format!("peer {peer} is not a rank of {nranks}")))
 }
 
-/// Returns the address of a buffer. A buffer that is NULL is refused if `count` elements are needed there;
-/// otherwise its address is one that is not NULL and is never used.
+/// Returns the address of a buffer. A buffer that is NULL is refused if `count` elements are needed
+/// there; otherwise its address is one that is not NULL and is never used.
 pub(super) fn check_buffer<T>(name: &str, buffer: *mut T, count: usize, needed: bool) -> Result<*mut u8> {
     match (buffer.is_null(), needed && count > 0) {
         (false, _) => Ok(buffer.cast()),
@@ -49,8 +49,8 @@ pub(super) fn check_size(count: usize, parts: usize, dtype: DataType) -> Result<
     }
 }
 
-/// Fails when the buffers of a collective overlap in any other way than the one in which the collective
-/// works in place. `block` is `count` in bytes.
+/// Fails when the buffers of a collective overlap in any other way than the one in which the
+/// collective works in place. `block` is `count` in bytes.
 pub(super) fn check_overlap(
     kind: Kind,
     send: *const u8,

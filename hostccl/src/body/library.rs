@@ -1,5 +1,5 @@
-//! The functions that are neither about making a communicator nor about moving data: version, errors, groups,
-//! operators, memory.
+//! The functions that are neither about making a communicator nor about moving data: version,
+//! errors, groups, operators, memory.
 
 use std::ffi::{c_char, c_int, c_void};
 

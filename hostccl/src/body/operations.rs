@@ -13,13 +13,21 @@ use crate::types::*;
 
 /// The arguments of a collective as the caller passed them.
 struct RawCall {
+    /// Which collective it is.
     kind: Kind,
+    /// The send buffer; NULL is allowed where this rank sends nothing.
     sendbuff: *const c_void,
+    /// The receive buffer; NULL is allowed where this rank receives nothing.
     recvbuff: *mut c_void,
+    /// Elements of each rank's part, or of the whole.
     count: usize,
+    /// The element type.
     datatype: ncclDataType_t,
+    /// The reduction; `None` for a collective that only copies.
     op: Option<ncclRedOp_t>,
+    /// The root; `None` for a collective without one.
     root: Option<c_int>,
+    /// The communicator's token.
     comm: ncclComm_t,
 }
 

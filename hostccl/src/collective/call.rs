@@ -30,7 +30,8 @@ impl Kind {
         (Kind::Split, "ncclCommSplit"),
     ];
 
-    /// Returns the name of the C function. The number may come from shared memory, so any value is allowed.
+    /// Returns the name of the C function. The number may come from shared memory, so any value is
+    /// allowed.
     pub(super) fn name(raw: u32) -> &'static str {
         Kind::ALL.iter().find(|(kind, _)| *kind as u32 == raw).map_or("an unknown call", |(_, name)| name)
     }

@@ -1,4 +1,5 @@
-//! The description of a call that each rank posts for its peers, and the comparison of these descriptions.
+//! The description of a call that each rank posts for its peers, and the comparison of these
+//! descriptions.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -76,16 +77,18 @@ impl Descriptor {
     /// Reads what `rank` posted in its step of that number.
     pub(crate) fn read(comm: &Comm, rank: usize, step: u64) -> Descriptor {
         let line = comm.segment.descriptor(rank, (step % SLOTS as u64) as usize);
-        // SAFETY: the line is large enough. Every bit pattern is a descriptor; one that is no call only appears in a message.
+        // SAFETY: the line is large enough. Every bit pattern is a descriptor; one that is no call
+        // only appears in a message.
         unsafe { line.cast::<Descriptor>().read_volatile() }
     }
 
-    /// Compares what all ranks posted in the step before this one. Returns true when all made one call,
-    /// and false when their calls have different names; every rank finds the same. Ends the communicator
-    /// when calls of one name differ.
+    /// Compares what all ranks posted in the step before this one. Returns true when all made one
+    /// call, and false when their calls have different names; every rank finds the same. Ends the
+    /// communicator when calls of one name differ.
     pub(crate) fn compare(&self, comm: &Comm) -> Result<bool> {
         let index = ((comm.step() - 1) % SLOTS as u64) as usize;
-        // SAFETY: the peers wrote the lines in the step before, which all have ended, and do not write them in this one.
+        // SAFETY: the peers wrote the lines in the step before, which all have ended, and do not
+        // write them in this one.
         let of = |rank: usize| unsafe { &*comm.segment.descriptor(rank, index).cast::<Descriptor>() };
         let is_same = |rank: usize| of(rank).signature == self.signature && of(rank).name.tag == self.name.tag;
         if (0..comm.nranks).all(is_same) {
@@ -106,7 +109,8 @@ impl Descriptor {
 /// ncclAllReduce(...) along tp, rank 1 in ncclAllReduce(...) along etp".
 pub(crate) fn different_names(comm: &Comm, step: u64) -> String {
     let index = (step % SLOTS as u64) as usize;
-    // SAFETY: the ranks wrote the lines in that step, which all have ended. They write them again only after they have agreed on a name.
+    // SAFETY: the ranks wrote the lines in that step, which all have ended. They write them again
+    // only after they have agreed on a name.
     let of = |rank: usize| unsafe { comm.segment.descriptor(rank, index).cast::<Descriptor>().read() };
     let first = of(0);
     let other = (1..comm.nranks).find(|&rank| of(rank).name.tag != first.name.tag).unwrap_or(comm.rank);

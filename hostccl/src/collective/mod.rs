@@ -1,26 +1,26 @@
 //! Collectives: calls that all ranks of a communicator make together, in steps.
 //!
 //! # Steps
-//! A rank numbers its steps from the communicator's first collective to its last. In a step, the rank
-//! works on staging slots in shared memory. To end the step, it counts itself in at the barrier; the
-//! rank that comes last opens the next step for all. So each step costs one wait and at most one
-//! wake-up.
+//! A rank numbers its steps from the communicator's first collective to its last. In a step, the
+//! rank works on staging slots in shared memory. To end the step, it counts itself in at the
+//! barrier; the rank that comes last opens the next step for all. So each step costs one wait and
+//! at most one wake-up.
 //!
 //! # Pipeline
-//! A collective of `n` chunks is a pipeline of stages, one stage for each step. Chunk `i` uses the slots
-//! of the step that is `i` steps after the collective's first. The last stage of a collective and the
-//! first stage of the next one share a step.
+//! A collective of `n` chunks is a pipeline of stages, one stage for each step. Chunk `i` uses the
+//! slots of the step that is `i` steps after the collective's first. The last stage of a collective
+//! and the first stage of the next one share a step.
 //!
-//! A stage has two parts. The critical work comes before the rank counts itself in: the peers wait for
-//! it. The overlapped work comes after, before the rank itself waits: the rank copies out what is ready
-//! and copies the next chunk in. So a rank that shares its processor, or is late for a moment, delays
-//! nobody while there is other work to do.
+//! A stage has two parts. The critical work comes before the rank counts itself in: the peers wait
+//! for it. The overlapped work comes after, before the rank itself waits: the rank copies out what
+//! is ready and copies the next chunk in. So a rank that shares its processor, or is late for a
+//! moment, delays nobody while there is other work to do.
 //!
 //! # Slots
-//! The owner of a slot of step `s` writes it after all ranks have ended step `s - 2`, and before the
-//! owner ends step `s`. The other ranks read it after all have ended step `s`, and read the parts that a
-//! rank has reduced after all have ended step `s + 1`. No rank that has ended step `s + 3` reads it. So
-//! five slots, used in turn, are enough.
+//! The owner of a slot of step `s` writes it after all ranks have ended step `s - 2`, and before
+//! the owner ends step `s`. The other ranks read it after all have ended step `s`, and read the
+//! parts that a rank has reduced after all have ended step `s + 1`. No rank that has ended step `s
+//! + 3` reads it. So five slots, used in turn, are enough.
 //!
 //! # What rank `r` does with a chunk
 //! | collective | work |
@@ -32,9 +32,10 @@
 //! | broadcast, scatter | the root copies the chunk in; the others copy it out |
 //!
 //! # Agreement
-//! In the first step, every rank posts a description of its call. In the second step, every rank compares
-//! all descriptions. Calls that do not fit together fail on all ranks, with their values. Calls under
-//! different names are withdrawn, and then tried again one after the other (module `admission`).
+//! In the first step, every rank posts a description of its call. In the second step, every rank
+//! compares all descriptions. Calls that do not fit together fail on all ranks, with their values.
+//! Calls under different names are withdrawn, and then tried again one after the other (module
+//! `admission`).
 
 mod call;
 mod descriptor;

@@ -69,7 +69,8 @@ impl Operation for Collective {
                 self.work.first_step = self.work.comm.step();
                 self.descriptor.post(&self.work.comm);
             }
-            // SAFETY: all ranks have ended the steps before this stage, as the check of `waiting` has shown.
+            // SAFETY: all ranks have ended the steps before this stage, as the check of `waiting`
+            // has shown.
             unsafe { self.work.critical() };
             if self.work.is_last() {
                 return Ok(Poll::Done);

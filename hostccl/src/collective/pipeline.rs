@@ -19,8 +19,8 @@ pub(super) struct Pipeline {
     pub(super) stream: bool,
 }
 
-/// The most bytes that one rank reads to reduce everything itself. Beyond this it is faster to share
-/// the work and to wait once more for the results.
+/// The most bytes that one rank reads to reduce everything itself. Beyond this it is faster to
+/// share the work and to wait once more for the results.
 const DIRECT_BYTES: usize = 64 << 10;
 
 impl Pipeline {
@@ -58,8 +58,8 @@ impl Pipeline {
     }
 }
 
-/// Returns the first element and the length of the part of `rank` in a chunk of `length` elements of
-/// `size` bytes. Parts start on cache lines, so that no two ranks write to one line.
+/// Returns the first element and the length of the part of `rank` in a chunk of `length` elements
+/// of `size` bytes. Parts start on cache lines, so that no two ranks write to one line.
 pub(super) fn part(length: usize, rank: usize, nranks: usize, size: usize) -> (usize, usize) {
     let each = length.div_ceil(nranks).next_multiple_of(LINE / size);
     let start = (rank * each).min(length);

@@ -22,11 +22,13 @@ pub(super) struct Stages {
     pub(super) stage: usize,
     /// The communicator's step in which the first stage took place.
     pub(super) first_step: u64,
-    /// Where the inputs of a reduction lie. The list is kept, so that a reduction allocates nothing.
+    /// Where the inputs of a reduction lie. The list is kept, so that a reduction allocates
+    /// nothing.
     inputs: Vec<*const u8>,
 }
 
-// SAFETY: the buffers are the caller's, who promises that they are valid while the call is under way, on whatever thread.
+// SAFETY: the buffers are the caller's, who promises that they are valid while the call is under
+// way, on whatever thread.
 unsafe impl Send for Stages {}
 
 impl Stages {
@@ -54,7 +56,8 @@ impl Stages {
     #[inline]
     pub(super) unsafe fn critical(&mut self) {
         let (stage, chunks) = (self.stage, self.pipeline.chunks);
-        // SAFETY: this function's contract; each function touches the slots as the module documentation says.
+        // SAFETY: this function's contract; each function touches the slots as the module
+        // documentation says.
         unsafe {
             if self.comm.nranks == 1 {
                 return self.copy_alone();
@@ -114,18 +117,21 @@ impl Stages {
         self.call.dtype.size()
     }
 
+    /// Whether this rank gets or gives the whole data. In a collective without a root, every rank
+    /// does.
     fn is_root(&self) -> bool {
         self.call.root.is_none_or(|root| root == self.comm.rank)
     }
 
-    /// Data of `rank`'s slot for a chunk.
+    /// Returns the data of `rank`'s slot for a chunk.
     fn slot(&self, rank: usize, chunk: usize) -> *mut u8 {
         self.comm.segment.data(rank, ((self.first_step + chunk as u64) % SLOTS as u64) as usize)
     }
 
     /// Copies this rank's elements to staging memory, scaled where the reduction says so.
     unsafe fn stage_elements(&self, from: *const u8, to: *mut u8, elements: usize) {
-        // SAFETY: both sides hold that many elements and do not overlap: one is the caller's, the other the segment.
+        // SAFETY: both sides hold that many elements. They do not overlap, because one is the
+        // caller's buffer and the other is in the segment.
         unsafe {
             match self.call.reduction {
                 Some(Reduction::PreMulSum(scalar)) => reduce::scale(self.call.dtype, scalar, from, to, elements),
@@ -134,7 +140,7 @@ impl Stages {
         }
     }
 
-    /// Copies from staging memory to the result.
+    /// Copies from staging memory to the caller's buffer.
     unsafe fn copy_result(&self, from: *const u8, to: *mut u8, bytes: usize) {
         // SAFETY: both sides hold that many bytes and do not overlap, as in `stage_elements`.
         unsafe {
@@ -146,11 +152,13 @@ impl Stages {
         }
     }
 
-    /// Whether this rank's own elements can be read from its send buffer rather than from its slot.
+    /// Whether this rank's own elements can be read from its send buffer. If not, they are read
+    /// from its slot, where they are scaled.
     fn own_from_send(&self) -> bool {
         !matches!(self.call.reduction, Some(Reduction::PreMulSum(_)))
     }
 
+    /// Returns the operator by which the staged elements are reduced.
     fn op(&self) -> ReduceOp {
         match self.call.reduction {
             Some(Reduction::Plain(op)) => op,
@@ -158,10 +166,10 @@ impl Stages {
         }
     }
 
-    /// A communicator of one rank: the result is the input.
+    /// Copies or scales the input to the result, in a communicator of one rank.
     unsafe fn copy_alone(&self) {
         let bytes = self.call.count * self.element_size();
-        // SAFETY: the caller's buffers hold that much and are the same or apart.
+        // SAFETY: the caller's buffers hold that much, and are either one buffer or apart.
         unsafe {
             match self.call.reduction {
                 Some(Reduction::PreMulSum(scalar)) => {
@@ -173,7 +181,8 @@ impl Stages {
         }
     }
 
-    /// All-reduce and reduce: copies a chunk in, but for what only this rank will read.
+    /// In an all-reduce or reduce: copies a chunk to this rank's slot, except the part that only
+    /// this rank reads.
     #[inline]
     unsafe fn stage_for_reduction(&self, chunk: usize) {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
@@ -184,7 +193,7 @@ impl Stages {
             (length, 0)
         };
         let rest = own + own_length;
-        // SAFETY: the chunk lies in the send buffer and fits the slot.
+        // SAFETY: the chunk lies in the send buffer, and fits the slot.
         unsafe {
             let from = self.call.send.add(start * size);
             self.stage_elements(from, slot, own);
@@ -192,7 +201,8 @@ impl Stages {
         }
     }
 
-    /// Small all-reduce and reduce: reduces everything from the slots, in rank order.
+    /// In a small all-reduce or reduce: reduces everything from the slots, in the order of the
+    /// ranks.
     #[inline]
     unsafe fn reduce_whole(&mut self) {
         if !self.is_root() {
@@ -202,13 +212,15 @@ impl Stages {
         for rank in 0..self.comm.nranks {
             self.inputs.push(self.slot(rank, 0));
         }
-        // SAFETY: every slot holds `count` elements, and all ranks have ended that step.
+        // SAFETY: every slot holds `count` elements, and all ranks have ended the step in which
+        // they wrote them.
         unsafe {
             reduce::reduce(self.call.dtype, self.op(), &self.inputs, &[Target::cached(self.call.recv)], self.call.count)
         };
     }
 
-    /// All-reduce and reduce: reduces this rank's part of a chunk and leaves it in its slot for the others.
+    /// In an all-reduce or reduce: reduces this rank's part of a chunk, and leaves the result in
+    /// this rank's slot for the others.
     unsafe fn reduce_own_part(&mut self, chunk: usize) {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (rank, size) = (self.comm.rank, self.element_size());
@@ -216,8 +228,8 @@ impl Stages {
         if own_length == 0 {
             return;
         }
-        // SAFETY: the part lies inside every slot, the send buffer and, where there is one, the receive buffer. In this
-        // step only this rank touches its part in any slot.
+        // SAFETY: the part lies inside every slot, the send buffer and, where there is one, the
+        // receive buffer. In this step only this rank touches its part in any slot.
         unsafe {
             let mine = self.slot(rank, chunk).add(own * size);
             let own_input = if self.own_from_send() { self.call.send.add((start + own) * size) } else { mine };
@@ -232,27 +244,30 @@ impl Stages {
         }
     }
 
-    /// The same place in every rank's slot of a chunk, but for this rank's own input.
+    /// Lists the inputs of a reduction: the bytes at `offset` of every rank's slot of a chunk, and
+    /// `own` in place of this rank's slot.
     unsafe fn gather_inputs(&mut self, chunk: usize, offset: usize, own: *const u8) {
         self.inputs.clear();
         for rank in 0..self.comm.nranks {
-            // SAFETY: the offset is inside a slot.
+            // SAFETY: the caller passes an offset inside the slot.
             let input = if rank == self.comm.rank { own } else { unsafe { self.slot(rank, chunk).add(offset) } };
             self.inputs.push(input);
         }
     }
 
-    /// All-reduce and reduce: copies out the parts that the other ranks have reduced.
+    /// In an all-reduce or reduce: copies out the parts that the other ranks have reduced.
     unsafe fn copy_reduced_parts(&self, chunk: usize) {
         if !self.is_root() {
             return;
         }
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (n, size) = (self.comm.nranks, self.element_size());
-        // Each rank starts with another, so that they do not all read the same lines at once.
+        // Each rank begins with another part, so that the ranks do not all read the same cache
+        // lines at once.
         for rank in (1..n).map(|k| (self.comm.rank + k) % n) {
             let (first, elements) = part(length, rank, n, size);
-            // SAFETY: the part lies in the slot and, being of the chunk, in the receive buffer.
+            // SAFETY: the part lies in the slot. It lies in the receive buffer, too, because the
+            // chunk does.
             unsafe {
                 let to = self.call.recv.add((start + first) * size);
                 self.copy_result(self.slot(rank, chunk).add(first * size), to, elements * size);
@@ -260,15 +275,18 @@ impl Stages {
         }
     }
 
-    /// The other collectives: copies a chunk of this rank's data to where its readers look.
+    /// In the other collectives: copies a chunk of this rank's data to the slots where the readers
+    /// look.
     unsafe fn stage_outgoing(&self, chunk: usize) {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.element_size(), self.call.count);
         let pitch = self.pipeline.chunk_len * size;
         let (send, recv) = (self.call.send, self.call.recv);
-        // SAFETY: every range lies in the caller's buffers and the slots by the plan; own parts are the same memory or
-        // apart, and `copy` allows both. Slots are written by their owner, in a scatter by the root alone.
+        // SAFETY: the pipeline's ranges lie in the caller's buffers and in the slots. A rank's own
+        // part of the two buffers is one memory or apart, and `copy` allows both. Only the owner
+        // writes a slot, and in a scatter only the root does.
         unsafe {
+            // Copies this rank's own data from its send buffer to its receive buffer.
             let keep = |from: usize, to: usize| {
                 let (from, to) = (send.add((from + start) * size), recv.add((to + start) * size));
                 if from != to {
@@ -309,13 +327,15 @@ impl Stages {
         }
     }
 
-    /// The other collectives: copies or reduces out what the others gave.
+    /// In the other collectives: copies or reduces a chunk of the other ranks' data from their
+    /// slots.
     unsafe fn take_incoming(&mut self, chunk: usize) {
         let (start, length) = self.pipeline.range(chunk, self.call.count);
         let (me, n, size, count) = (self.comm.rank, self.comm.nranks, self.element_size(), self.call.count);
         let pitch = self.pipeline.chunk_len * size;
         let recv = self.call.recv;
-        // SAFETY: as in `stage_outgoing`; all ranks have ended the chunk's step.
+        // SAFETY: as in `stage_outgoing`, and all ranks have ended the step in which they wrote the
+        // chunk.
         unsafe {
             let copy = |from: *mut u8, to: usize| {
                 self.copy_result(from, recv.add((to + start) * size), length * size);
