@@ -80,8 +80,8 @@ macro_rules! for_each_function {
             fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
             /// Extension: sets how long an operation of this rank may wait for its peers without
             /// any progress, in milliseconds. Then the communicator ends with `ncclTimeout`. With 0
-            /// the value of `HOSTCCL_TIMEOUT_MS` applies. The call is allowed while the
-            /// communicator is being made. Local.
+            /// the value of `HOSTCCL_TIMEOUT_MS` applies. It holds for splits and shrinks of `comm`
+            /// while they are made, and it may be set while `comm` itself is being made. Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
             /// Extension: sets the numbers by which messages name the ranks of `comm`: their ranks
             /// in a larger set, one for each rank. The first numbers that are set stay.
@@ -168,8 +168,8 @@ macro_rules! for_each_function {
             /// Starts a group. This thread's operations up to the matching `ncclGroupEnd` make
             /// progress together. Local.
             fn ncclGroupStart() -> ncclResult_t;
-            /// Ends a group: the outermost one performs its operations and reports the first error
-            /// of any of them.
+            /// Ends a group. The end of the outermost group performs its operations and reports the
+            /// first error of any of them.
             fn ncclGroupEnd() -> ncclResult_t;
             /// Makes a reduction that multiplies each rank's elements by that rank's scalar, then
             /// sums them. Local.

@@ -4,7 +4,7 @@
 //! The collectives of one communicator under one name share a lane. So do the messages to one peer,
 //! and the messages from one peer. Calls in different lanes make progress side by side, so no order
 //! of sends and receives in a group can deadlock. A lane waits for its turn behind other threads'
-//! calls by itself, while it holds no other turn, so no circle of by_comm threads can arise.
+//! calls by itself, while it holds no other turn, so no circle of waiting threads can arise.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -97,7 +97,7 @@ pub(crate) unsafe fn ncclCommInitRankScalable(
         if id_count < 1 || ids.is_null() {
             return Err(Error::argument(format!("{id_count} ids at {ids:p}: at least one is needed")));
         }
-        // SAFETY: the caller's contract: at least one id lies there.
+        // SAFETY: the caller's contract says that at least one id lies there.
         unsafe {
             let config = Config::read(config, &Config::default())?;
             Ok(vec![init(comm, nranks, Id::parse(&*ids)?, rank, 0, config)?])
@@ -118,7 +118,7 @@ pub(crate) unsafe fn ncclCommInitAll(
         let id = Id::create()?;
         (0..ndev)
             .map(|rank| {
-                // SAFETY: the caller's contract: both arrays, if there, have `ndev` places.
+                // SAFETY: the caller's contract says that each array that is not NULL has `ndev` places.
                 unsafe {
                     let device = if devlist.is_null() { rank } else { *devlist.add(rank as usize) };
                     init(comms.add(rank as usize), ndev, id, rank, device, Config::default())
@@ -169,7 +169,7 @@ pub(crate) unsafe fn ncclCommShrink(
                 "{excluded_count} excluded ranks at {excluded:p}: at least one is needed"
             )));
         };
-        // SAFETY: the caller's contract: as many ranks lie there.
+        // SAFETY: the caller's contract says that `count` ranks lie there.
         let excluded = unsafe { std::slice::from_raw_parts(excluded, count) }.to_vec();
         let abort = flags & NCCL_SHRINK_ABORT != 0;
         // SAFETY: the caller's contract.
@@ -300,7 +300,7 @@ pub(crate) unsafe fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, 
     if names.is_null() || count != nranks {
         return Err(Error::argument(format!("{count} names at {names:p} for {nranks} ranks: one each is needed")));
     }
-    // SAFETY: not NULL, and as many as `count` says by the caller's contract.
+    // SAFETY: not NULL, and the caller's contract says that `count` numbers lie there.
     handle.set_global_ranks(unsafe { std::slice::from_raw_parts(names, count as usize) });
     Ok(ncclSuccess)
 }
@@ -309,7 +309,7 @@ pub(crate) unsafe fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) ->
     if call.is_null() {
         return Err(Error::argument("call is NULL"));
     }
-    // SAFETY: not NULL, and a C string by the caller's contract.
+    // SAFETY: not NULL, and the caller's contract says that it is a C string.
     let call = unsafe { CStr::from_ptr(call) }.to_string_lossy();
     let handle = handle::find(comm)?;
     handle.comm().map_or(Ok(()), |comm| diagnosis::end_if_peer_waits(comm, &call))?;

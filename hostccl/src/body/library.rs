@@ -85,7 +85,7 @@ pub(crate) unsafe fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> Result<
     const PAGE: usize = 4096;
     check_out("ptr", ptr)?;
     let mut memory = std::ptr::null_mut();
-    // SAFETY: `memory` takes the address; the alignment is a power of two.
+    // SAFETY: `memory` takes the address, and the alignment is a power of two.
     let refused = unsafe { libc::posix_memalign(&raw mut memory, PAGE, size.max(1)) };
     if refused != 0 {
         let reason = std::io::Error::from_raw_os_error(refused);
@@ -97,7 +97,7 @@ pub(crate) unsafe fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> Result<
 }
 
 pub(crate) unsafe fn ncclMemFree(ptr: *mut c_void) -> Result<ncclResult_t> {
-    // SAFETY: the caller's contract: NULL, or memory of ncclMemAlloc that is not freed yet.
+    // SAFETY: the caller's contract says that it is NULL, or memory of ncclMemAlloc that is not freed yet.
     unsafe { libc::free(ptr) };
     Ok(ncclSuccess)
 }
