@@ -59,11 +59,12 @@ pub(crate) enum Blocker {
     Step(u64),
     /// The next bytes from a rank.
     From(usize),
-    /// A rank's taking of the bytes sent to it.
-    To(usize),
+    /// A rank's taking of the bytes sent to it, or a reason to send another message first: a change of the channel's `order`, which held
+    /// that value.
+    To { peer: usize, order: u32 },
     /// This thread's turn behind other threads of this rank. They have deadlines, so this wait needs none.
     Turn,
-    /// Another thread of this rank, for which the next message of that rank is.
+    /// A message of that rank under another name than the one in the ring, or another thread of this rank, for which the one in the ring is.
     Other(usize),
     /// Calls of all ranks under one name, of which this rank is the judge: those of that step have different ones.
     Wants(u64),
@@ -232,12 +233,19 @@ impl Comm {
             Blocker::Arrivals => &self.segment.header().arrived,
             Blocker::Step(_) => &self.segment.header().barrier,
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
-            Blocker::To(peer) => &self.segment.channel(self.rank, peer).tail,
-            Blocker::Turn | Blocker::Other(_) => &self.turns.changed,
+            Blocker::To { peer, .. } => &self.segment.channel(self.rank, peer).tail,
+            Blocker::Turn => &self.turns.changed,
+            Blocker::Other(peer) => &self.segment.channel(peer, self.rank).order,
             Blocker::Wants(_) => &self.segment.header().wants,
             Blocker::Verdict(_) => &self.segment.header().verdict,
             Blocker::Offer(peer) => &self.segment.seat(peer).offer.number,
         }
+    }
+
+    /// A second word that changes when the blocker goes away, and what it held.
+    pub(crate) fn second_event(&self, blocker: Blocker) -> Option<Watch<'_>> {
+        let Blocker::To { peer, order } = blocker else { return None };
+        Some(Watch { event: &self.segment.channel(self.rank, peer).order, seen: order })
     }
 
     /// "rank 3 (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)" where ranks have names.
@@ -359,7 +367,7 @@ impl Comm {
         match blocker {
             Blocker::Arrivals => self.segment.process(rank).is_none(),
             Blocker::Step(step) => (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0,
-            Blocker::From(peer) | Blocker::To(peer) | Blocker::Offer(peer) => peer == rank,
+            Blocker::From(peer) | Blocker::To { peer, .. } | Blocker::Offer(peer) => peer == rank,
             // Every rank has a call of its own there.
             Blocker::Wants(_) | Blocker::Verdict(_) => rank != self.rank,
             Blocker::Turn | Blocker::Other(_) => false,
@@ -381,11 +389,11 @@ impl Comm {
             Blocker::Wants(posted) | Blocker::Verdict(posted) => {
                 return turn::apart(self, &collective::posted(self, posted), millis);
             }
-            Blocker::To(peer) if self.segment.channel(self.rank, peer).expects.name().is_some() => {
+            Blocker::To { peer, .. } if self.segment.channel(self.rank, peer).expects.name().is_some() => {
                 return turn::apart(self, &message::named(self, self.rank, peer), millis);
             }
             Blocker::Other(peer) => return turn::apart(self, &message::named(self, peer, self.rank), millis),
-            Blocker::To(peer) if self.has_sent(peer) => {
+            Blocker::To { peer, .. } if self.has_sent(peer) => {
                 let message = format!(
                     "{} and {} both send to each other and neither receives, for {millis} ms: put the send and the receive of each into one group",
                     self.label(self.rank),

@@ -32,6 +32,7 @@ pub(crate) struct Waiting<'a> {
 impl Waiting<'_> {
     fn moved(&self) -> bool {
         self.comm.event(self.blocker).value() != self.seen
+            || self.comm.second_event(self.blocker).is_some_and(|second| second.event.value() != second.seen)
     }
 }
 
@@ -92,10 +93,12 @@ fn sleep(waits: &[Waiting<'_>], slice: Duration) {
     let mut watches: Vec<Watch<'_>> = Vec::with_capacity(waits.len() + 1);
     for wait in waits {
         watches.push(Watch { event: wait.comm.event(wait.blocker), seen: wait.seen });
+        watches.extend(wait.comm.second_event(wait.blocker));
         // A failure wakes who sleeps on a barrier; there are too many channels to wake them all, so their sleepers watch the
         // alarm as well.
         let alarm = &wait.comm.segment.header().alarm;
-        let pairwise = matches!(wait.blocker, Blocker::From(_) | Blocker::To(_) | Blocker::Turn | Blocker::Other(_));
+        let pairwise =
+            matches!(wait.blocker, Blocker::From(_) | Blocker::To { .. } | Blocker::Turn | Blocker::Other(_));
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }
