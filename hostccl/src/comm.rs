@@ -214,12 +214,19 @@ impl Comm {
             Blocker::Arrivals => &self.segment.header().arrived,
             Blocker::Step(_) => &self.segment.header().barrier,
             Blocker::From(peer) => &self.segment.channel(peer, self.rank).head,
-            Blocker::To(peer) => &self.segment.channel(self.rank, peer).tail,
-            Blocker::Turn | Blocker::OtherCall(_) => &self.places.changed,
+            Blocker::To { peer, .. } => &self.segment.channel(self.rank, peer).tail,
+            Blocker::Turn => &self.places.changed,
+            Blocker::OtherCall(peer) => &self.segment.channel(peer, self.rank).order,
             Blocker::CommonName(_) => &self.segment.header().wants,
             Blocker::Decision(_) => &self.segment.header().verdict,
             Blocker::NewSegment(peer) => &self.segment.seat(peer).offer.number,
         }
+    }
+
+    /// Returns a second word that changes when the blocker goes away, and what it held.
+    pub(crate) fn second_event(&self, blocker: Blocker) -> Option<Watch<'_>> {
+        let Blocker::To { peer, order } = blocker else { return None };
+        Some(Watch { event: &self.segment.channel(self.rank, peer).order, seen: order })
     }
 
     /// Returns "rank 3 (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)".

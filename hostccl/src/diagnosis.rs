@@ -24,11 +24,11 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
         Blocker::CommonName(step) | Blocker::Decision(step) => {
             return different_names(collective::different_names(comm, step));
         }
-        Blocker::To(peer) if comm.segment.channel(comm.rank, peer).expects.name().is_some() => {
+        Blocker::To { peer, .. } if comm.segment.channel(comm.rank, peer).expects.name().is_some() => {
             return different_names(message::different_names(comm, comm.rank, peer));
         }
         Blocker::OtherCall(peer) => return different_names(message::different_names(comm, peer, comm.rank)),
-        Blocker::To(peer) if has_sent(comm, peer) => {
+        Blocker::To { peer, .. } if has_sent(comm, peer) => {
             let message = format!(
                 "{} and {} both send to each other and neither receives, for {millis} ms: put the send and the receive of each into one group",
                 comm.label(comm.rank),

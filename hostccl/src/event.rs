@@ -42,6 +42,13 @@ impl Event {
         self.value.fetch_add(1, Ordering::SeqCst).wrapping_add(1)
     }
 
+    /// Adds one to the word, wakes the threads that sleep on it, and returns the new value.
+    pub(crate) fn change(&self) -> u32 {
+        let value = self.count();
+        self.wake();
+        value
+    }
+
     /// Wakes every sleeper of any process, whether or not the word has changed.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);

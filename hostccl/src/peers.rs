@@ -78,7 +78,7 @@ impl Comm {
         match blocker {
             Blocker::Arrivals => self.segment.process(rank).is_none(),
             Blocker::Step(step) => (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0,
-            Blocker::From(peer) | Blocker::To(peer) | Blocker::NewSegment(peer) => peer == rank,
+            Blocker::From(peer) | Blocker::To { peer, .. } | Blocker::NewSegment(peer) => peer == rank,
             // Every rank has a call of its own there.
             Blocker::CommonName(_) | Blocker::Decision(_) => rank != self.rank,
             Blocker::Turn | Blocker::OtherCall(_) => false,

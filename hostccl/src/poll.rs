@@ -23,11 +23,18 @@ pub(crate) enum Blocker {
     Step(u64),
     /// The next bytes from that rank have not been written yet.
     From(usize),
-    /// That rank has not taken the bytes that were sent to it.
-    To(usize),
+    /// That rank has not taken the bytes that were sent to it, and there is no reason to send another
+    /// message first.
+    To {
+        /// The receiver.
+        peer: usize,
+        /// What the channel's word `order` held. It changes when there may be such a reason.
+        order: u32,
+    },
     /// Another thread of this rank has its turn. Its call has a deadline, so this wait needs none.
     Turn,
-    /// The next message of that rank is for a call that no other thread of this rank has made yet.
+    /// That rank has not sent a message under this call's name, and no thread of this rank has made the
+    /// call for which the message in the ring is.
     OtherCall(usize),
     /// This rank is rank 0, and the ranks whose calls differed in the step of that number have no
     /// call under one common name yet.

@@ -85,6 +85,12 @@ impl Pass {
         publish(comm, &mut entries);
         drop(entries);
         places.tell();
+        // The call that is inside may wait for this one.
+        match self.place {
+            Place::Collectives => {}
+            Place::To(peer) => drop(comm.segment.channel(comm.rank, peer).order.change()),
+            Place::From(peer) => drop(comm.segment.channel(peer, comm.rank).order.change()),
+        }
         Ok(())
     }
 
@@ -137,6 +143,13 @@ impl Pass {
         drop(entries);
         comm.places.tell();
         true
+    }
+
+    /// The tags of the calls that wait for their turn behind this one, which is inside.
+    pub(crate) fn waiting_tags(&self, comm: &Comm) -> Vec<u64> {
+        let place = self.place.index(comm.nranks);
+        let entries = comm.places.lock();
+        entries.list.iter().filter(|entry| entry.place == place && !entry.inside).map(|entry| entry.tag).collect()
     }
 
     /// Ends this call's stay, or its wait. Fails when its result may belong to another call of the same name.

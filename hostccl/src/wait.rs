@@ -34,6 +34,7 @@ pub(crate) struct BlockedCall<'a> {
 impl BlockedCall<'_> {
     fn may_continue(&self) -> bool {
         self.comm.event(self.blocker).value() != self.seen
+            || self.comm.second_event(self.blocker).is_some_and(|second| second.event.value() != second.seen)
     }
 
     /// Whether the failure of the communicator ends this wait.
@@ -105,11 +106,12 @@ fn sleep(calls: &[BlockedCall<'_>], slice: Duration) {
     let mut watches: Vec<Watch<'_>> = Vec::with_capacity(calls.len() + 1);
     for call in calls {
         watches.push(Watch { event: call.comm.event(call.blocker), seen: call.seen });
+        watches.extend(call.comm.second_event(call.blocker));
         // A failure wakes the threads that sleep on a barrier. There are too many channels to wake
         // their sleepers one by one, so those watch the alarm as well.
         let alarm = &call.comm.segment.header().alarm;
         let pairwise =
-            matches!(call.blocker, Blocker::From(_) | Blocker::To(_) | Blocker::Turn | Blocker::OtherCall(_));
+            matches!(call.blocker, Blocker::From(_) | Blocker::To { .. } | Blocker::Turn | Blocker::OtherCall(_));
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }

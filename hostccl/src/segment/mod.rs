@@ -31,7 +31,7 @@ use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
 /// Changes whenever the layout does: ranks built from different versions refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 5;
+pub(crate) const LAYOUT_VERSION: u32 = 6;
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 const NAME: &CStr = c"hostccl";
 
