@@ -19,7 +19,7 @@
  * Out-parameters are written only on success, but for those of new communicators: they are NULL until there is one, and
  * stay NULL after a failure and for NCCL_SPLIT_NOCOLOR.
  *
- * Environment: HOSTCCL_TIMEOUT_MS ends every wait for peers after so many milliseconds, with ncclRemoteError. Unset, ranks
+ * Environment: HOSTCCL_TIMEOUT_MS ends every wait for peers after so many milliseconds, with ncclTimeout. Unset, ranks
  * wait 600 seconds for each other to join, and as long as all live for everything else; 0 means the same. What is no whole
  * number of milliseconds is refused by the calls that make a communicator of an id, with ncclInvalidArgument.
  *

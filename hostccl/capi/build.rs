@@ -1,5 +1,8 @@
-//! Gives libhostccl.so a SONAME: MAJOR.MINOR until 1.0, when minor versions may still break the ABI, then MAJOR. And puts the link of that name
-//! beside it, so that a program linked against the build tree finds it there.
+//! Gives libhostccl.so its SONAME, and makes a link of that name beside the library.
+//!
+//! The SONAME has MAJOR.MINOR until 1.0, because minor versions may break the ABI until then, and
+//! MAJOR afterwards. The link lets a program that is linked against the build tree find the library
+//! there.
 
 use std::path::Path;
 use std::{env, fs, os};

@@ -1,8 +1,9 @@
-//! Medians of all-reduce between processes of this machine.
+//! Measures all-reduce between processes of this machine.
 //!
-//! `cargo run --release -p hostccl --example allreduce_bench [ranks ...]` starts that many processes of itself for each
-//! argument (2, 4 and 8 when there is none) and prints, for several sizes, the median over the repetitions of the time that
-//! the slowest rank took. Busbw is that of nccl-tests: bytes / time * 2 (n - 1) / n.
+//! `cargo run --release -p hostccl --example allreduce_bench [ranks ...]` starts that many
+//! processes of itself for each argument (2, 4 and 8 when there is none). For several sizes it
+//! prints the median time over the repetitions, where the time of a repetition is that of the
+//! slowest rank. The bus bandwidth is that of nccl-tests: bytes / time * 2 (n - 1) / n.
 
 use std::env;
 use std::ffi::{CStr, c_int};
@@ -18,7 +19,7 @@ const BYTES: [usize; 8] = [4, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 8 
 
 fn check(result: ncclResult_t) {
     if result != ncclSuccess {
-        // SAFETY: NULL is allowed; the string lives until this thread's next failing call.
+        // SAFETY: NULL is allowed, and the string lives until this thread's next failing call.
         let message = unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) };
         eprintln!("{}", message.to_string_lossy());
         std::process::exit(1);
@@ -40,7 +41,7 @@ fn main() {
     }
 }
 
-/// Processor and number of cores.
+/// Returns the processor's name and the number of processors.
 fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =
@@ -61,7 +62,8 @@ fn launch(size: c_int) {
                 .expect("a child starts")
         })
         .collect();
-    // Rank 0 makes the id and says it in its first line; it goes to the others' standard input.
+    // Rank 0 makes the id and writes it in its first line. The other ranks read it from their
+    // standard input.
     let mut output = BufReader::new(children[0].stdout.take().expect("rank 0 has a pipe"));
     let mut id = String::new();
     output.read_line(&mut id).expect("rank 0 says the id");
@@ -97,7 +99,7 @@ fn run_rank(rank: c_int, size: c_int) {
     let mut comm = null_mut();
     let id = exchange_id(rank);
     let started = Instant::now();
-    // SAFETY: a place for the communicator; buffers below hold what the calls say.
+    // SAFETY: a place for the communicator. The buffers below hold what the calls say.
     check(unsafe { ncclCommInitRank(&raw mut comm, size, id, rank) });
     if rank == 0 {
         println!("{size} ranks, init {:.2} ms", started.elapsed().as_secs_f64() * 1e3);
@@ -127,8 +129,8 @@ fn run_rank(rank: c_int, size: c_int) {
             }
         }
         assert!(recv.iter().all(|&sum| sum == size as f32), "a wrong sum");
-        // The slowest rank of each repetition.
-        // SAFETY: as above; in place.
+        // The maximum over the ranks is the time of the slowest one.
+        // SAFETY: as above. The call is in place.
         check(unsafe {
             ncclAllReduce(
                 times.as_ptr().cast(),

@@ -1,4 +1,4 @@
-//! The C functions: each runs its body of [`body`] inside the guard.
+//! The C functions. Each runs its body in the module `body` inside the guard of the module `error`.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -16,12 +16,13 @@ macro_rules! define {
             /// Pointers are NULL or valid for what NCCL documents for this function.
             #[allow(non_snake_case)]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-                // SAFETY: the caller keeps NCCL's contract, which is the body's.
+                // SAFETY: the caller keeps NCCL's contract, which is also the body's.
                 error::guard(stringify!($name), || unsafe { body::$name($($arg),*) })
             }
         )*
 
-        /// The address of the function of that C name: what `dlsym` would answer if this crate exported its names.
+        /// Returns the address of the function of that C name, as `dlsym` would if this crate
+        /// exported its names.
         pub fn symbol(name: &str) -> Option<*const c_void> {
             match name {
                 $(stringify!($name) => Some($name as unsafe extern "C" fn($($type),*) -> $result as *const c_void),)*
@@ -29,7 +30,7 @@ macro_rules! define {
             }
         }
 
-        /// The names that [`symbol`] knows.
+        /// The C names that [`symbol`] knows.
         pub const SYMBOLS: &[&str] = &[$(stringify!($name)),*];
     };
 }

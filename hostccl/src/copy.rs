@@ -1,23 +1,24 @@
-//! Copying out results that are larger than the caches.
+//! Copies of results that are larger than the caches.
 
-/// Results of at least this size in all ranks together are written around the caches: they would not stay there anyway,
-/// and a plain store first reads the line that it is about to overwrite whole.
+/// Results that have at least this many bytes in all ranks together bypass the caches. They would
+/// not stay in the caches anyway, and an ordinary store first reads the cache line that it
+/// overwrites.
 pub(crate) const STREAM_BYTES: usize = 32 << 20;
 
 /// Copies `bytes` bytes with stores that bypass the caches.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `bytes` bytes, and they do not overlap.
+/// `from` is readable and `to` is writable for `bytes` bytes, and they do not overlap.
 pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: this function's contract.
     unsafe { stream_unordered(from, to, bytes) };
     order_streams();
 }
 
-/// As [`stream`], but the copy is there for others only after [`order_streams`].
+/// Copies as [`stream`] does, but other threads may see the copy only after [`order_streams`].
 ///
 /// # Safety
-/// As for [`stream`].
+/// The contract of [`stream`].
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize) {
@@ -26,8 +27,8 @@ pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize
     const LINE: usize = 64;
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
-    // SAFETY: head, lines and tail together are the given ranges; streamed stores are aligned by the head. SSE2 is part of
-    // every x86-64.
+    // SAFETY: head, lines and tail together are the given ranges. The head aligns the streamed
+    // stores. SSE2 is part of every x86-64 processor.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         let (mut source, mut target) = (from.add(head).cast::<__m128i>(), to.add(head).cast::<__m128i>());
@@ -52,17 +53,17 @@ pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize
 /// Copies `bytes` bytes.
 ///
 /// # Safety
-/// As for [`stream`].
+/// The contract of [`stream`].
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) unsafe fn stream_unordered(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
-/// Orders what [`stream_unordered`] has written before the stores by which another thread may learn of it: streamed stores are not by
-/// themselves.
+/// Makes what [`stream_unordered`] has written visible before any later store. The processor does
+/// not order streamed stores by itself.
 pub(crate) fn order_streams() {
-    // SAFETY: a fence; SSE is part of every x86-64.
+    // SAFETY: a fence touches no memory, and SSE is part of every x86-64 processor.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::x86_64::_mm_sfence()

@@ -1,4 +1,4 @@
-//! What goes wrong, and the guard that every function of the C API runs in.
+//! Errors, and the guard inside which every function of the C API runs.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -8,42 +8,50 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::types::*;
 use crate::{fork, machine};
 
-/// In the message of every call that finds its communicator failed by another call, which is named after these words.
+/// These words are in the message of every call whose communicator an earlier call has failed. That
+/// call's name follows them.
 pub const FAILED_EARLIER: &str = "failed earlier";
 
-/// A failure: NCCL's code, one line with the values, and the rank that was found dead, gone or late.
+/// A failure of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Error {
+    /// NCCL's code, which the C function returns.
     code: ncclResult_t,
+    /// One line with the values of the failure.
     message: String,
+    /// The rank that was found lost or late, in the communicator on which the call was made.
     lost: Option<usize>,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// Returns an error that no lost rank has caused.
     pub(crate) fn new(code: ncclResult_t, message: impl Into<String>) -> Error {
         Error { code, message: message.into(), lost: None }
     }
 
-    /// The same, because of that rank.
+    /// Returns this error with the rank that was found lost or late.
     pub(crate) fn by(self, lost: Option<usize>) -> Error {
         Error { lost, ..self }
     }
 
+    /// Returns `ncclInvalidArgument`: an argument is wrong by itself.
     pub(crate) fn argument(message: impl Into<String>) -> Error {
         Error::new(ncclInvalidArgument, message)
     }
 
+    /// Returns `ncclInvalidUsage`: the call does not fit other calls.
     pub(crate) fn usage(message: impl Into<String>) -> Error {
         Error::new(ncclInvalidUsage, message)
     }
 
+    /// Returns the error of a call whose communicator this process has aborted.
     pub(crate) fn aborted() -> Error {
         Error::new(ncclInternalError, "the communicator was aborted by ncclCommAbort in this process")
     }
 
-    /// A refusal of the operating system, with `errno`'s text and what to do about it.
+    /// Returns a refusal of the operating system, with the text of `errno` and what to do about it.
     pub(crate) fn system(what: &str, reason: std::io::Error) -> Error {
         Error::new(ncclSystemError, format!("{what}: {}", machine::explained(&reason)))
     }
@@ -56,12 +64,12 @@ impl Error {
         &self.message
     }
 
-    /// The rank that was found dead, gone or late, in the communicator that the call was made on.
+    /// The rank that was found lost or late, in the communicator on which the call was made.
     pub(crate) fn lost(&self) -> Option<usize> {
         self.lost
     }
 
-    /// The same failure, with the call that met it in front.
+    /// Returns this error with the call that met it in front of the message.
     pub(crate) fn within(mut self, call: &str) -> Error {
         self.message = format!("{call}: {}", self.message);
         self
@@ -69,17 +77,19 @@ impl Error {
 }
 
 thread_local! {
+    /// The message of this thread's last error; empty when there was none.
     static LAST: RefCell<CString> = RefCell::new(CString::default());
 }
 
 /// Makes `message` this thread's last error.
 pub(crate) fn remember(message: &str) {
     let text: Vec<u8> = message.bytes().map(|byte| if byte == 0 || byte == b'\n' { b' ' } else { byte }).collect();
-    // A thread on its way out has lost its slot; there is nobody left to read it.
+    // A thread that is about to end has no such variable any more, and nobody can read its last
+    // error.
     let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
 }
 
-/// This thread's last error, valid until its next failing call.
+/// Returns this thread's last error. The string is valid until this thread's next failing call.
 pub(crate) fn last() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
@@ -89,8 +99,8 @@ pub(crate) fn has_last() -> bool {
     LAST.try_with(|last| !last.borrow().is_empty()).unwrap_or(false)
 }
 
-/// The static sentence for a code.
-#[allow(non_upper_case_globals)] // NCCL's names
+/// Returns the static sentence for a code.
+#[allow(non_upper_case_globals)] // The constants have NCCL's names.
 pub(crate) fn describe(code: ncclResult_t) -> &'static CStr {
     match code {
         ncclSuccess => c"no error",
@@ -106,8 +116,9 @@ pub(crate) fn describe(code: ncclResult_t) -> &'static CStr {
     }
 }
 
-/// What a C function returns when its body fails.
+/// The results of the C functions.
 pub(crate) trait Return {
+    /// Returns what the C function returns when its body fails.
     fn failed(code: ncclResult_t) -> Self;
 }
 
@@ -123,10 +134,11 @@ impl Return for *const c_char {
     }
 }
 
-/// Runs the body of one C function: an error becomes its code and this thread's last error, a panic becomes
-/// `ncclInternalError`.
+/// Runs the body of one C function. An error becomes its code and this thread's last error. A panic
+/// becomes `ncclInternalError`.
 ///
-/// In a forked child the body does not run: everything that it could use is the parent's.
+/// In a forked child the body does not run, because everything that it could use belongs to the
+/// parent.
 pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Result<R>) -> R {
     let body = || if fork::is_child() && !is_free(function) { Err(Error::usage(fork::refusal())) } else { body() };
     let error = match catch_unwind(AssertUnwindSafe(body)) {
@@ -143,7 +155,7 @@ pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Re
     R::failed(error.code)
 }
 
-/// Whether a function uses nothing that a parent may hold.
+/// Whether a function uses nothing that may belong to the parent of a forked child.
 fn is_free(function: &str) -> bool {
     ["ncclGetVersion", "ncclGetErrorString", "ncclGetLastError", "ncclMemAlloc", "ncclMemFree"].contains(&function)
 }

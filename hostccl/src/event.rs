@@ -1,9 +1,10 @@
-//! Sleeping until a word in shared memory changes.
+//! Sleeps until a word in shared memory changes.
 //!
-//! An [`Event`] is a word and, beside it, the number of threads that sleep on it, so that a change nobody sleeps on
-//! costs no system call. No wake-up is lost: a sleeper counts itself in and then has the kernel compare the word; who
-//! changes the word does so first and then reads the count; all four accesses are sequentially consistent, so at least one
-//! side sees the other.
+//! An [`Event`] is a word together with the number of threads that sleep on it, so that a change on
+//! which nobody sleeps costs no system call. No wake-up is lost: a sleeper first counts itself,
+//! then lets the kernel compare the word. The thread that changes the word first changes it, then
+//! reads the count. All four accesses are sequentially consistent, so at least one of the two
+//! threads sees the other.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -13,17 +14,19 @@ use std::time::Duration;
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Event {
+    /// The word.
     value: AtomicU32,
+    /// How many threads of all processes sleep on the word.
     sleepers: AtomicU32,
 }
 
 impl Event {
-    /// The word; what was written before it was set is visible.
+    /// Reads the word. What was written before the word was set is visible then.
     pub(crate) fn value(&self) -> u32 {
         self.value.load(Ordering::Acquire)
     }
 
-    /// Sets the word and wakes who sleeps on it.
+    /// Sets the word and wakes the threads that sleep on it.
     pub(crate) fn set(&self, value: u32) {
         self.value.store(value, Ordering::SeqCst);
         self.wake();
@@ -34,30 +37,39 @@ impl Event {
         self.value.store(value, Ordering::Release);
     }
 
-    /// Adds one to the word and returns its new value. Wakes nobody.
+    /// Adds one to the word and returns the new value. It wakes nobody.
     pub(crate) fn count(&self) -> u32 {
         self.value.fetch_add(1, Ordering::SeqCst).wrapping_add(1)
     }
 
-    /// Wakes every sleeper, of any process, whether or not the word has changed.
+    /// Adds one to the word, wakes the threads that sleep on it, and returns the new value.
+    pub(crate) fn change(&self) -> u32 {
+        let value = self.count();
+        self.wake();
+        value
+    }
+
+    /// Wakes every sleeper of any process, whether or not the word has changed.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) != 0 {
-            // SAFETY: FUTEX_WAKE reads no memory; the address belongs to `self`.
+            // SAFETY: FUTEX_WAKE reads no memory, and the address belongs to `self`.
             unsafe { libc::syscall(libc::SYS_futex, self.value.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
         }
     }
 }
 
-/// One condition of a sleep: the word was seen to hold `seen`.
+/// One condition of a sleep: the word holds `seen`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Watch<'a> {
+    /// The word.
     pub(crate) event: &'a Event,
+    /// The value that the caller has seen in the word.
     pub(crate) seen: u32,
 }
 
-/// Sleeps until a watched word differs from what was seen, somebody calls [`Event::wake`] on one, or the time is up. May
-/// return early.
+/// Sleeps until a watched word differs from what was seen, somebody calls [`Event::wake`] on one,
+/// or the time is up. It may return earlier.
 pub(crate) fn sleep(watches: &[Watch<'_>], timeout: Duration) {
     for watch in watches {
         watch.event.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -77,7 +89,7 @@ pub(crate) fn sleep(watches: &[Watch<'_>], timeout: Duration) {
 
 fn wait_one(watch: &Watch<'_>, timeout: Duration) {
     let timeout = timespec(timeout);
-    // SAFETY: the word and the timeout outlive the call; the kernel writes to neither.
+    // SAFETY: the word and the timeout outlive the call, and the kernel writes to neither.
     unsafe {
         libc::syscall(libc::SYS_futex, watch.event.value.as_ptr(), libc::FUTEX_WAIT, watch.seen, &raw const timeout)
     };
@@ -86,16 +98,22 @@ fn wait_one(watch: &Watch<'_>, timeout: Duration) {
 /// The kernel's `struct futex_waitv`.
 #[repr(C)]
 struct Waiter {
+    /// The value that the word must hold for the sleep to begin.
     value: u64,
+    /// The address of the word.
     address: u64,
+    /// The size of the word: [`FUTEX_32`].
     flags: u32,
+    /// Always 0.
     reserved: u32,
 }
 
+/// The flag of a word of 32 bits.
 const FUTEX_32: u32 = 2;
+/// The most words that the kernel watches in one call.
 const FUTEX_WAITV_MAX: usize = 128;
 
-/// How long to sleep on one of many words where the kernel cannot watch them all.
+/// How long a thread sleeps on one of many words where the kernel cannot watch them all.
 const POLL_SLICE: Duration = Duration::from_millis(1);
 
 fn wait_many(watches: &[Watch<'_>], timeout: Duration) {
@@ -112,7 +130,8 @@ fn wait_many(watches: &[Watch<'_>], timeout: Duration) {
         })
         .collect();
     let deadline = monotonic_after(timeout);
-    // SAFETY: the array, its words and the deadline outlive the call; the kernel writes to none of them.
+    // SAFETY: the array, its words and the deadline outlive the call, and the kernel writes to none
+    // of them.
     unsafe {
         libc::syscall(
             libc::SYS_futex_waitv,
@@ -125,11 +144,11 @@ fn wait_many(watches: &[Watch<'_>], timeout: Duration) {
     };
 }
 
-/// Whether the kernel has `futex_waitv` (Linux 5.16) and the sandbox lets us call it.
+/// Whether the kernel has `futex_waitv` (Linux 5.16) and the sandbox allows it.
 fn has_waitv() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| {
-        // SAFETY: zero waiters are refused with EINVAL before anything is read.
+        // SAFETY: the kernel refuses zero waiters with EINVAL before it reads anything.
         let refused = unsafe { libc::syscall(libc::SYS_futex_waitv, std::ptr::null::<Waiter>(), 0, 0, 0, 0) } == -1;
         let known = std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
         refused && known

@@ -1,157 +1,178 @@
-//! The one list of the C API's functions.
+//! The one list of the functions of the C API.
 
-/// Calls the macro `$with` with every function of the C API, as
-/// `$(#[doc...])* fn name(arg: type, ...) -> type;` items.
+/// Calls the macro `$with` with every function of the C API, as items of the form
+/// `$(#[doc...])* fn name(arg: type, ...) -> type;`.
 ///
-/// This crate makes its own functions and [`symbol`](crate::symbol) from the list; a library that exports them under
-/// their C names makes its exports from it. The place that expands it needs `use hostccl::types::*` and
-/// `use std::ffi::{c_char, c_int, c_void}`.
+/// This crate makes its functions and [`symbol`](crate::symbol) from the list. A library that
+/// exports the functions under their C names makes its exports from it. The file that expands the
+/// macro needs `use hostccl::types::*` and `use std::ffi::{c_char, c_int, c_void}`.
 #[macro_export]
 macro_rules! for_each_function {
     ($with:ident) => {
         $with! {
-            /// Writes NCCL's version that this API follows: 10000 * major + 100 * minor + patch. Local.
+            /// Writes the version of NCCL whose API this one follows: 10000 * major + 100 * minor +
+            /// patch. Local.
             fn ncclGetVersion(version: *mut c_int) -> ncclResult_t;
-            /// Makes an id that starts one communicator. Local; the calling process lives until every rank's
-            /// `ncclCommInitRank` is done. One id, one communicator.
+            /// Makes an id that starts one communicator. The calling process must live until
+            /// `ncclCommInitRank` is done on every rank. Local.
             fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> ncclResult_t;
-            /// Joins as `rank` of `nranks` the communicator of that id. Collective over the `nranks`.
+            /// Joins the communicator of that id as `rank` of `nranks`. Collective over these
+            /// ranks.
             fn ncclCommInitRank(
                 comm: *mut ncclComm_t, nranks: c_int, id: ncclUniqueId, rank: c_int
             ) -> ncclResult_t;
-            /// `ncclCommInitRank` with a configuration, or NULL. With `blocking = 0` it returns `ncclInProgress` at
-            /// once and `ncclCommGetAsyncError` tells when it is done. Collective.
+            /// Joins as `ncclCommInitRank` does, with a configuration or NULL. With `blocking = 0`
+            /// it returns `ncclInProgress` at once, and `ncclCommGetAsyncError` tells when it is
+            /// done. Collective.
             fn ncclCommInitRankConfig(
                 comm: *mut ncclComm_t, nranks: c_int, id: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t
             ) -> ncclResult_t;
-            /// `ncclCommInitRankConfig` with `id_count` ids, of which the first is used. Collective.
+            /// Joins as `ncclCommInitRankConfig` does, with `id_count` ids, of which the first is
+            /// used. Collective.
             fn ncclCommInitRankScalable(
                 comm: *mut ncclComm_t, nranks: c_int, rank: c_int, id_count: c_int, ids: *mut ncclUniqueId,
                 config: *mut ncclConfig_t
             ) -> ncclResult_t;
-            /// Makes all `ndev` ranks of a communicator in this process. `devlist` (or NULL) gives what
-            /// `ncclCommCuDevice` answers. Local.
+            /// Makes all `ndev` ranks of a communicator in this process. `devlist` has the answers
+            /// of `ncclCommCuDevice`, or is NULL. Local.
             fn ncclCommInitAll(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> ncclResult_t;
-            /// Makes a communicator of the ranks of `comm` with the same `color`, ordered by `key`, then by rank.
-            /// `color` -1 takes part and gets NULL. Collective over `comm`.
+            /// Makes a communicator of the ranks of `comm` that pass one `color`, ordered by `key`,
+            /// then by rank. A rank that passes `color` -1 takes part and gets NULL. Collective
+            /// over `comm`.
             fn ncclCommSplit(
                 comm: ncclComm_t, color: c_int, key: c_int, new_comm: *mut ncclComm_t, config: *mut ncclConfig_t
             ) -> ncclResult_t;
-            /// Makes a communicator of the ranks of `comm` that are not listed, in their order. Collective over those. With
-            /// `NCCL_SHRINK_ABORT` (1) the calls under way on `comm` are ended first, and it may have failed, as by the death of a
-            /// listed rank; it can only be freed afterwards.
+            /// Makes a communicator of the ranks of `comm` that are not listed, in their order.
+            /// Collective over these ranks. With `NCCL_SHRINK_ABORT` (1) the calls under way on
+            /// `comm` are ended first, and `comm` may have failed, for example by the death of a
+            /// listed rank. Afterwards `comm` can only be freed.
             fn ncclCommShrink(
                 comm: ncclComm_t, excluded: *mut c_int, excluded_count: c_int, new_comm: *mut ncclComm_t,
                 config: *mut ncclConfig_t, flags: c_int
             ) -> ncclResult_t;
-            /// Ends the use of `comm`: returns when no call of this rank is under way; later operations are
-            /// refused. Local, since every operation has its result when it returns.
+            /// Ends the use of `comm`. It returns when no call of this rank is under way, and later
+            /// operations are refused. Local, because every operation has its result when it
+            /// returns.
             fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;
-            /// Frees `comm`. Local: never waits for peers. A peer that still needs this rank gets `ncclRemoteError`.
+            /// Frees `comm` without waiting for peers. A peer that still needs this rank gets
+            /// `ncclRemoteError`. Local.
             fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t;
-            /// Frees `comm` and ends its calls on every rank: blocked calls of this process return
-            /// `ncclInternalError`, those of the peers `ncclRemoteError`. Local.
+            /// Frees `comm` and ends its calls on every rank. Blocked calls of this process return
+            /// `ncclInternalError`, and blocked calls of the peers return `ncclRemoteError`. Local.
             fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t;
-            /// Writes how `comm` stands: `ncclSuccess`, `ncclInProgress`, or the error that ended it. Local.
+            /// Writes the state of `comm`: `ncclSuccess`, `ncclInProgress`, or the error that ended
+            /// it. Local.
             fn ncclCommGetAsyncError(comm: ncclComm_t, async_error: *mut ncclResult_t) -> ncclResult_t;
-            /// A static sentence for a result code. Local.
+            /// Returns a static sentence for a result code. Local.
             fn ncclGetErrorString(result: ncclResult_t) -> *const c_char;
-            /// This thread's last error in one line with its values, "" when none; with a `comm` that failed
-            /// in the background, its error. Valid until this thread's next failing call. Local.
+            /// Returns this thread's last error in one line with its values, or the error of a
+            /// `comm` that failed in the background, or "". The string is valid until this thread's
+            /// next failing call. Local.
             fn ncclGetLastError(comm: ncclComm_t) -> *const c_char;
             /// Writes the number of ranks. Local.
             fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
-            /// Writes the device number that `ncclCommInitAll` was given, else 0. Local.
+            /// Writes the device number that `ncclCommInitAll` got for this rank, or 0. Local.
             fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t;
             /// Writes this handle's rank. Local.
             fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
-            /// Extension: writes the rank of `comm` that was found dead or gone, or the first one
-            /// that did not come in time; -1 when none is known. Local.
+            /// Extension: writes the rank of `comm` that was found dead or gone, or the first rank
+            /// that did not come in time. It writes -1 when none is known. Local.
             fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
-            /// Extension: how long an operation of this rank may wait for its peers without any progress before the
-            /// communicator ends with `ncclTimeout`, in milliseconds; 0: as `HOSTCCL_TIMEOUT_MS` says. Also
-            /// while the communicator is still being made. What is split off it begins with the same. Local.
+            /// Extension: sets how long an operation of this rank may wait for its peers without
+            /// any progress, in milliseconds. Then the communicator ends with `ncclTimeout`. With 0
+            /// the value of `HOSTCCL_TIMEOUT_MS` applies. It holds for splits and shrinks of `comm`
+            /// while they are made, and it may be set while `comm` itself is being made. Local.
             fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> ncclResult_t;
-            /// Extension: what messages about `comm` call its ranks, one number for each of them: their ranks in a larger set.
-            /// The first numbers stand. What is split off `comm` or shrunk from it inherits them. Local.
+            /// Extension: sets the numbers by which messages name the ranks of `comm`: their ranks
+            /// in a larger set, one for each rank. The first numbers that are set stay.
+            /// Communicators that are split or shrunk from `comm` inherit them. Local.
             fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, count: c_int) -> ncclResult_t;
-            /// Extension: fails when `comm` has failed, and ends it when another rank waits in a collective that this rank
-            /// has not begun and does not begin, because it is in `call` instead: `ncclInvalidUsage` on both sides. Local.
+            /// Extension: fails when `comm` has failed. It ends `comm` when another rank waits in a
+            /// collective that this rank has not begun and does not begin, because it is in `call`
+            /// instead. Both sides get `ncclInvalidUsage`. Local.
             fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) -> ncclResult_t;
-            /// Extension: `ncclCommGetAsyncError` that waits, for at most `timeout_ms` milliseconds, while it would answer
-            /// `ncclInProgress`. Local.
+            /// Extension: answers as `ncclCommGetAsyncError` does, but first waits while the answer
+            /// would be `ncclInProgress`, for `timeout_ms` milliseconds at most. Local.
             fn hostcclCommWait(comm: ncclComm_t, timeout_ms: i64, async_error: *mut ncclResult_t) -> ncclResult_t;
-            /// Extension: names the calling thread's next operation or split. `tag` is the same on all ranks that take part, 0 for none;
-            /// `name`, for messages, is NULL or has 32 bytes, filled up with zeros. Operations of one communicator under
-            /// different tags may come in any order from several threads: each pairs with those of its tag, as if each had
-            /// a communicator of its own. Two threads in operations of one tag at the same time are refused. Local.
+            /// Extension: names the calling thread's next operation or split. `tag` is the same on
+            /// all ranks that take part, and 0 stands for no name. `name` is for messages: NULL, or
+            /// 32 bytes that are filled up with zeros. Several threads may issue operations of one
+            /// communicator under different tags in any order. Each operation pairs with those of
+            /// its tag, as if each tag had a communicator of its own. Two threads in operations of
+            /// one tag at the same time are refused. Local.
             fn hostcclNextCallName(tag: u64, name: *const c_char) -> ncclResult_t;
-            /// Reduces `count` elements of all ranks; every rank gets the same bits. In place when
+            /// Reduces `count` elements of all ranks. Every rank gets the same bits. In place when
             /// `sendbuff == recvbuff`. Collective.
             fn ncclAllReduce(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Reduces `count` elements of all ranks into `recvbuff` of `root`; others may pass NULL there.
-            /// Collective.
+            /// Reduces `count` elements of all ranks into `recvbuff` of `root`. Other ranks may
+            /// pass NULL there. Collective.
             fn ncclReduce(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 op: ncclRedOp_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Copies `count` elements from `sendbuff` of `root` to every `recvbuff`; `sendbuff` is read on the root
-            /// only. Collective.
+            /// Copies `count` elements from `sendbuff` of `root` to every `recvbuff`. Only the root
+            /// reads `sendbuff`. Collective.
             fn ncclBroadcast(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 root: c_int, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// `ncclBroadcast` in place. Collective.
+            /// Broadcasts in place: `buff` is both buffers of `ncclBroadcast`. Collective.
             fn ncclBcast(
                 buff: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int, comm: ncclComm_t,
                 stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Gathers `sendcount` elements of each rank, by rank, on every rank. In place when
-            /// `sendbuff == recvbuff + rank * sendcount`. Collective.
+            /// Gathers `sendcount` elements of each rank, in the order of the ranks, on every rank.
+            /// In place when `sendbuff == recvbuff + rank * sendcount`. Collective.
             fn ncclAllGather(
                 sendbuff: *const c_void, recvbuff: *mut c_void, sendcount: usize, datatype: ncclDataType_t,
                 comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Reduces `nranks * recvcount` elements and leaves each rank its part. In place when
-            /// `recvbuff == sendbuff + rank * recvcount`. Collective.
+            /// Reduces `nranks * recvcount` elements of all ranks and gives each rank its part. In
+            /// place when `recvbuff == sendbuff + rank * recvcount`. Collective.
             fn ncclReduceScatter(
                 sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: ncclDataType_t,
                 op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Sends `count` elements to each rank and receives as many from each. In place when
+            /// Sends `count` elements to each rank, and receives as many from each. In place when
             /// `sendbuff == recvbuff`. Collective.
             fn ncclAlltoAll(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Gathers `count` elements of each rank in `recvbuff` of `root`; others may pass NULL there. Collective.
+            /// Gathers `count` elements of each rank in `recvbuff` of `root`. Other ranks may pass
+            /// NULL there. Collective.
             fn ncclGather(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 root: c_int, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Hands each rank its `count` elements of `sendbuff` of `root`; others may pass NULL there. Collective.
+            /// Gives each rank its `count` elements of `sendbuff` of `root`. Other ranks may pass
+            /// NULL there. Collective.
             fn ncclScatter(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 root: c_int, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Sends `count` elements to `peer`; returns when the peer has taken them all.
+            /// Sends `count` elements to `peer`. It returns when the peer has taken them all.
             fn ncclSend(
                 sendbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t,
                 stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Receives `count` elements from `peer`; counts and types on both sides agree.
+            /// Receives `count` elements from `peer`. Counts and types must be the same on both
+            /// sides.
             fn ncclRecv(
                 recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t,
                 stream: cudaStream_t
             ) -> ncclResult_t;
-            /// Starts a group: this thread's operations up to the matching `ncclGroupEnd` progress together. Local.
+            /// Starts a group. This thread's operations up to the matching `ncclGroupEnd` make
+            /// progress together. Local.
             fn ncclGroupStart() -> ncclResult_t;
-            /// Ends a group: the outermost one performs its operations and reports the first error of any of them.
+            /// Ends a group. The end of the outermost group performs its operations and reports the
+            /// first error of any of them.
             fn ncclGroupEnd() -> ncclResult_t;
-            /// Makes a reduction that multiplies each rank's elements by that rank's scalar and sums. Local.
+            /// Makes a reduction that multiplies each rank's elements by that rank's scalar, then
+            /// sums them. Local.
             fn ncclRedOpCreatePreMulSum(
                 op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t,
                 residence: ncclScalarResidence_t, comm: ncclComm_t
@@ -160,9 +181,10 @@ macro_rules! for_each_function {
             fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t;
             /// Allocates `size` bytes of host memory, aligned to a page. Local.
             fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
-            /// Frees memory of `ncclMemAlloc`; NULL is a no-op. Local.
+            /// Frees memory that `ncclMemAlloc` returned. NULL is allowed and does nothing. Local.
             fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t;
-            /// Accepted for compatibility: host buffers need no registration. Local.
+            /// Does nothing: the call is accepted because programs for NCCL make it, and host
+            /// buffers need no registration. Local.
             fn ncclCommRegister(
                 comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void
             ) -> ncclResult_t;

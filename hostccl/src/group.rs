@@ -1,7 +1,10 @@
-//! Groups: a thread's calls between `ncclGroupStart` and `ncclGroupEnd` are collected and then driven together, in lanes.
-//! Collectives of one communicator under one name share a lane, and so do messages to one peer and messages from one peer; whatever is in
-//! different lanes goes on side by side, so that no order of sends and receives in a group can deadlock. A lane waits for its turn behind
-//! other threads' calls by itself, while it holds no other turn, so that no circle of threads can come to be.
+//! Groups: the calls of a thread between `ncclGroupStart` and `ncclGroupEnd` are collected, then
+//! driven together in lanes.
+//!
+//! The collectives of one communicator under one name share a lane. So do the messages to one peer,
+//! and the messages from one peer. Calls in different lanes make progress side by side, so no order
+//! of sends and receives in a group can deadlock. A lane waits for its turn behind other threads'
+//! calls by itself, while it holds no other turn, so no circle of waiting threads can arise.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,28 +14,35 @@ use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::machine;
 use crate::message::{Message, Side};
-use crate::operation::{self, Lane, Operation};
-use crate::setup::{ChildInto, Init};
-use crate::turn::Place;
+use crate::operation::Operation;
+use crate::places::Place;
+use crate::progress::{self, Lane};
+use crate::setup::{ChildInit, Init};
+use crate::thread;
 use crate::types::*;
 
 /// One call of a group.
 pub(crate) enum Task {
     Init(Init),
-    Child(ChildInto),
+    Child(ChildInit),
     Collective(Collective),
     Message(Message),
 }
 
+/// The open group of a thread.
 #[derive(Default)]
 struct Group {
+    /// How many groups are open, one inside the other; 0 outside a group.
     depth: usize,
+    /// The calls that were collected, in their order.
     tasks: Vec<Task>,
+    /// The error of the first call that could not be made.
     error: Option<Error>,
 }
 
 impl Drop for Group {
-    /// A thread that ends inside a group has peers that wait for its operations: they are told.
+    /// Fails the communicators of the collected calls when the thread ends inside a group, because
+    /// peers wait for these calls.
     fn drop(&mut self) {
         if self.depth == 0 {
             return;
@@ -58,12 +68,12 @@ thread_local! {
     static GROUP: RefCell<Group> = RefCell::new(Group::default());
 }
 
-/// Starts a group, or one within it.
+/// Starts a group, or one inside the open group.
 pub(crate) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Ends a group; the outermost one performs its calls.
+/// Ends a group. The end of the outermost group performs its calls.
 pub(crate) fn end() -> Result<ncclResult_t> {
     let whole = GROUP.with_borrow_mut(|group| {
         match group.depth {
@@ -86,7 +96,8 @@ pub(crate) fn end() -> Result<ncclResult_t> {
     }
 }
 
-/// Performs calls at once, or, inside a group, keeps them for its end. A call that cannot even be made fails the group.
+/// Performs calls at once, or collects them inside a group. A call that cannot be made fails the
+/// group.
 pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclResult_t> {
     let made = make();
     let now = GROUP.with_borrow_mut(|group| match (group.depth, made) {
@@ -103,15 +114,16 @@ pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclRes
     now.map_or(Ok(ncclSuccess), perform)
 }
 
-/// As [`submit`] for a collective, without a heap of its own when it is performed at once.
+/// Does what [`submit`] does for one collective. Outside a group it allocates no list of calls.
 pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Collective>) -> Result<ncclResult_t> {
     if GROUP.with_borrow(|group| group.depth) > 0 {
         return submit(|| Ok(vec![Task::Collective(make()?)]));
     }
     let mut collective = make()?;
-    operation::run(&mut collective).map(|()| ncclSuccess)
+    progress::run(&mut collective).map(|()| ncclSuccess)
 }
 
+/// Performs calls: those that do not block in a thread in the background, the others here.
 fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
     let (background, tasks): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| match task {
         Task::Init(init) => !init.blocking(),
@@ -125,16 +137,15 @@ fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
                 child.begin();
             }
         }
-        // What the tasks met is kept by their handles.
-        std::thread::Builder::new()
-            .name("hostccl".into())
-            .spawn(|| drop(drive(background)))
+        // The handles keep the outcomes of the tasks.
+        thread::spawn("dm-make-comm", || drop(drive(background)))
             .map_err(|reason| Error::new(ncclSystemError, machine::no_thread(&reason)))?;
     }
     drive(tasks)?;
     Ok(if in_progress { ncclInProgress } else { ncclSuccess })
 }
 
+/// Sorts calls into lanes and drives the lanes to their ends.
 fn drive(tasks: Vec<Task>) -> Result<()> {
     let tasks = deliver_to_self(tasks)?;
     let mut lanes: Vec<Lane<'_>> = Vec::new();
@@ -164,24 +175,25 @@ fn drive(tasks: Vec<Task>) -> Result<()> {
             Task::Message(message) => Box::new(message),
         });
     }
-    operation::run_all(&mut lanes)
+    progress::run_all(&mut lanes)
 }
 
-/// Performs the messages of ranks to themselves: each send with the receive of the same place in line.
+/// Performs the messages of ranks to themselves, and returns the other tasks. The first send
+/// belongs to the first receive, and so on.
 fn deliver_to_self(tasks: Vec<Task>) -> Result<Vec<Task>> {
     let to_self = |task: &Task| matches!(task, Task::Message(message) if message.peer() == message.communicator().rank);
     if !tasks.iter().any(to_self) {
         return Ok(tasks);
     }
     let (own, tasks): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(to_self);
-    let mut waiting: HashMap<usize, (Vec<Message>, Vec<Message>)> = HashMap::new();
+    let mut by_comm: HashMap<usize, (Vec<Message>, Vec<Message>)> = HashMap::new();
     for task in own {
         if let Task::Message(message) = task {
-            let (sends, receives) = waiting.entry(Arc::as_ptr(message.communicator()).addr()).or_default();
+            let (sends, receives) = by_comm.entry(Arc::as_ptr(message.communicator()).addr()).or_default();
             if matches!(message.side(), Side::Send(_)) { sends.push(message) } else { receives.push(message) }
         }
     }
-    for (sends, receives) in waiting.values() {
+    for (sends, receives) in by_comm.values() {
         if sends.len() != receives.len() {
             return Err(Error::usage(format!(
                 "{} sends of a rank to itself meet {} receives: both belong in one group",

@@ -1,4 +1,7 @@
-//! Communicator handles: tokens of a slot and a generation, so that a stale or made-up one is refused, never followed.
+//! Communicator handles, and the tokens by which callers name them.
+//!
+//! An `ncclComm_t` of this engine is a token: the index of a slot and the slot's generation. A
+//! stale or made-up token is refused, because it is looked up and never followed.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -6,52 +9,68 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::collective::Reduction;
-use crate::comm::{Comm, Names};
+use crate::comm::Comm;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::Own;
+use crate::labels::GlobalRanks;
+use crate::timeout;
 use crate::types::*;
 
-/// What a live handle stands for.
+/// What a live token stands for.
 #[derive(Debug)]
 pub(crate) struct Handle {
+    /// The rank that the caller gave; 0 in a child, whose rank is known once it is made.
     rank: c_int,
+    /// The number of ranks that the caller gave; 0 in a child.
     nranks: c_int,
+    /// What `ncclCommCuDevice` answers.
     pub(crate) device: c_int,
+    /// The caller's configuration.
     pub(crate) config: Config,
-    /// Raised by `ncclCommAbort`; shared with the communicator.
+    /// Raised by `ncclCommAbort`. The communicator shares the flag.
     pub(crate) aborted: Arc<AtomicBool>,
-    /// Shared with the communicator, where it was not made of another one.
-    pub(crate) names: Names,
+    /// The ranks' numbers in messages. A communicator that was made by a unique id shares them.
+    pub(crate) global_ranks: GlobalRanks,
+    /// The communicator, once this rank has joined it.
     comm: OnceLock<Arc<Comm>>,
-    /// Calls at work in the background, joining included.
-    pending: AtomicU32,
+    /// How many calls on this handle are in progress in the background. Joining counts as one.
+    in_progress: AtomicU32,
+    /// Whether `error` has an error. It is read without the lock.
     failed: AtomicBool,
-    /// How long its making may wait without progress, in milliseconds; 0: not set.
-    patience: AtomicU64,
+    /// How long the making of the communicator may wait without progress, in milliseconds; 0 where
+    /// it is not set. The communicator gets the value when it is made.
+    timeout_millis: AtomicU64,
+    /// The error of the first call that failed in the background.
     error: Mutex<Option<Error>>,
+    /// Notified when a call in the background ends. It goes with the lock of `error`.
     finished: Condvar,
+    /// The operators that `ncclRedOpCreatePreMulSum` made. A destroyed one leaves a free place.
     operators: RwLock<Vec<Option<PreMulSum>>>,
     /// Forked children may not use the handle.
     _own: Own<()>,
 }
 
-/// An operator of `ncclRedOpCreatePreMulSum`.
+/// An operator that `ncclRedOpCreatePreMulSum` made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PreMulSum {
+    /// The type of the elements and of the scalar.
     pub(crate) dtype: DataType,
+    /// The number by which this rank multiplies its elements.
     pub(crate) scalar: Scalar,
 }
 
-/// Its scalar.
+/// The scalar of an operator.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Scalar {
+    /// The bytes of the scalar, padded with zeros.
     Value([u8; 8]),
-    /// Read when an operation uses it.
+    /// The address of the scalar, which is read when an operation uses the operator.
     At(usize),
 }
 
-/// First value of an operator made at run time: the number of built-in ones.
+/// The number of the first operator that is made at run time. The numbers below are the built-in
+/// ones.
 const FIRST_OPERATOR: usize = ReduceOp::ALL.len();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -59,7 +78,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Handle {
-    /// A handle whose communicator is still to come.
+    /// Returns a handle whose communicator is not made yet, with that call in progress.
     pub(crate) fn new(rank: c_int, nranks: c_int, device: c_int, config: Config) -> Handle {
         Handle {
             rank,
@@ -67,11 +86,11 @@ impl Handle {
             device,
             config,
             aborted: Arc::default(),
-            names: Names::default(),
+            global_ranks: GlobalRanks::default(),
             comm: OnceLock::new(),
-            pending: AtomicU32::new(1),
+            in_progress: AtomicU32::new(1),
             failed: AtomicBool::new(false),
-            patience: AtomicU64::new(0),
+            timeout_millis: AtomicU64::new(0),
             error: Mutex::new(None),
             finished: Condvar::new(),
             operators: RwLock::new(Vec::new()),
@@ -79,30 +98,32 @@ impl Handle {
         }
     }
 
-    /// The communicator, when no call is at work on it in the background.
+    /// Returns the communicator. Fails while a call on the handle is in progress in the background.
     pub(crate) fn ready(&self) -> Result<&Arc<Comm>> {
-        self.settled()?.ok_or_else(|| {
+        self.comm_unless_in_progress()?.ok_or_else(|| {
             Error::argument(
                 "the communicator is still in progress: ask ncclCommGetAsyncError until it says ncclSuccess",
             )
         })
     }
 
-    /// The communicator for an operation. A split of it may be under way in the background: both take turns in it, as calls of several threads do.
+    /// Returns the communicator for an operation. A split of it may be in progress in the
+    /// background: the split and the operation take turns, as calls of several threads do.
     pub(crate) fn for_operation(&self) -> Result<&Arc<Comm>> {
         self.check()?;
         self.comm.get().map_or_else(|| self.ready(), Ok)
     }
 
-    /// The same as [`ready`](Handle::ready); `None` while a call is at work on it.
-    fn settled(&self) -> Result<Option<&Arc<Comm>>> {
-        // What ends afterwards with a failure was still in progress here.
+    /// Returns the communicator, or `None` while a call on the handle is in progress in the
+    /// background.
+    fn comm_unless_in_progress(&self) -> Result<Option<&Arc<Comm>>> {
+        // Read before the failure: a call that fails between the two counts as in progress here.
         let busy = self.in_progress();
         self.check()?;
         Ok(self.comm.get().filter(|_| !busy))
     }
 
-    /// The failure of a call in the background, if one has failed.
+    /// Fails when a call in the background has failed.
     fn check(&self) -> Result<()> {
         if self.failed.load(Ordering::Acquire) {
             return Err(lock(&self.error).clone().unwrap_or_else(Error::aborted));
@@ -110,83 +131,86 @@ impl Handle {
         Ok(())
     }
 
-    /// Rank and number of ranks.
-    pub(crate) fn place(&self) -> (c_int, c_int) {
+    /// Returns the rank and the number of ranks.
+    pub(crate) fn rank_and_size(&self) -> (c_int, c_int) {
         self.comm.get().map_or((self.rank, self.nranks), |comm| (comm.rank as c_int, comm.nranks as c_int))
     }
 
-    /// The communicator, if it has come to be.
+    /// Returns the communicator if it is made.
     pub(crate) fn comm(&self) -> Option<&Arc<Comm>> {
         self.comm.get()
     }
 
-    /// How long waits on it may last without progress, from now on; also while it is being made.
-    pub(crate) fn set_patience(&self, millis: u64) -> Result<()> {
+    /// Sets how long waits may last without progress from now on, also while the communicator is
+    /// made.
+    pub(crate) fn set_timeout(&self, millis: u64) -> Result<()> {
         self.check()?;
-        self.patience.store(millis, Ordering::Relaxed);
+        self.timeout_millis.store(millis, Ordering::Relaxed);
         if let Some(comm) = self.comm.get() {
-            comm.set_patience(millis);
+            comm.set_timeout(millis);
         }
         Ok(())
     }
 
-    /// What messages call the ranks from now on; the first names stand.
-    pub(crate) fn set_names(&self, names: &[i32]) {
-        let _ = self.names.set(names.into());
+    /// Sets the numbers by which messages name the ranks. The first numbers that are set stay.
+    pub(crate) fn set_global_ranks(&self, ranks: &[i32]) {
+        let _ = self.global_ranks.set(ranks.into());
         if let Some(comm) = self.comm.get() {
-            let _ = comm.names.set(names.into());
+            let _ = comm.labels.global_ranks.set(ranks.into());
         }
     }
 
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        let millis = self.patience.load(Ordering::Relaxed);
-        (millis > 0).then(|| Duration::from_millis(millis))
+    /// Returns how long waits may last without progress, where `set_timeout` has set it.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        timeout::from_millis(self.timeout_millis.load(Ordering::Relaxed))
     }
 
-    /// Marks a background call as started.
+    /// Counts a call that begins in the background.
     pub(crate) fn begin(&self) {
-        self.pending.fetch_add(1, Ordering::AcqRel);
+        self.in_progress.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Records how joining ended.
+    /// Ends the call that makes the communicator, with its outcome.
     pub(crate) fn set_comm(&self, joined: Result<Arc<Comm>>) {
         let outcome = joined.map(|comm| {
-            comm.set_patience(self.patience.load(Ordering::Relaxed));
+            comm.set_timeout(self.timeout_millis.load(Ordering::Relaxed));
             let _ = self.comm.set(comm);
         });
         self.finish(outcome);
     }
 
-    /// Records how a background call ended.
+    /// Ends a call in the background, with its outcome.
     pub(crate) fn finish(&self, outcome: Result<()>) {
         let mut error = lock(&self.error);
         if let Err(failure) = outcome {
             error.get_or_insert(failure);
             self.failed.store(true, Ordering::Release);
         }
-        self.pending.fetch_sub(1, Ordering::AcqRel);
+        self.in_progress.fetch_sub(1, Ordering::AcqRel);
         self.finished.notify_all();
     }
 
-    /// Where the communicator stands, as `ncclCommGetAsyncError` tells it.
+    /// Returns the answer of `ncclCommGetAsyncError`: `ncclSuccess`, `ncclInProgress`, or the
+    /// error.
     pub(crate) fn status(&self) -> Result<ncclResult_t> {
-        match self.settled()? {
+        match self.comm_unless_in_progress()? {
             Some(comm) => {
-                comm.check_before()?;
+                comm.check_before_call()?;
                 comm.check_peers(None, &String::new).map(|()| ncclSuccess)
             }
             None => Ok(ncclInProgress),
         }
     }
 
-    /// The rank found dead, gone or late, in a call at work in the background too.
+    /// Returns the rank that was found lost or late, by a call in the background too.
     pub(crate) fn lost_rank(&self) -> Option<usize> {
         let in_background = lock(&self.error).as_ref().and_then(Error::lost);
         in_background.or_else(|| self.comm.get()?.lost_rank())
     }
 
+    /// Whether a call on the handle is in progress in the background.
     pub(crate) fn in_progress(&self) -> bool {
-        self.pending.load(Ordering::Acquire) > 0
+        self.in_progress.load(Ordering::Acquire) > 0
     }
 
     /// Ends the communicator on all ranks.
@@ -195,15 +219,15 @@ impl Handle {
         if let Some(comm) = self.comm.get() {
             comm.abort();
         }
-        // The call notices the raised flag within a slice of its sleep.
+        // A call in the background sees the raised flag after at most one slice of its sleep.
         self.wait_finished(Duration::from_secs(5));
-        // Joining may have succeeded just before it would have seen the flag.
+        // That call may have joined the communicator just before it looked at the flag.
         if let Some(comm) = self.comm.get() {
             comm.abort();
         }
     }
 
-    /// Leaves the communicator. A call still at work in the background ends first.
+    /// Leaves the communicator. A call in progress in the background is aborted first.
     pub(crate) fn destroy(&self) {
         if self.in_progress() {
             return self.abort();
@@ -213,12 +237,13 @@ impl Handle {
         }
     }
 
-    /// Waits, for so long at most, until no call is at work in the background.
+    /// Waits until no call is in progress in the background, but for `longest` at most.
     pub(crate) fn wait_finished(&self, longest: Duration) {
         let error = lock(&self.error);
         let _ = self.finished.wait_timeout_while(error, longest, |_| self.in_progress());
     }
 
+    /// Adds an operator and returns its number.
     pub(crate) fn add_operator(&self, operator: PreMulSum) -> ncclRedOp_t {
         let mut operators = self.operators.write().unwrap_or_else(PoisonError::into_inner);
         let free = operators.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -229,6 +254,7 @@ impl Handle {
         (free + FIRST_OPERATOR) as ncclRedOp_t
     }
 
+    /// Removes the operator of that number.
     pub(crate) fn remove_operator(&self, raw: ncclRedOp_t) -> Result<()> {
         let mut operators = self.operators.write().unwrap_or_else(PoisonError::into_inner);
         usize::try_from(raw)
@@ -241,7 +267,7 @@ impl Handle {
             })
     }
 
-    /// The reduction of that value for elements of `dtype`.
+    /// Returns the reduction of that number, for elements of `dtype`.
     pub(crate) fn reduction(&self, raw: ncclRedOp_t, dtype: DataType) -> Result<Reduction> {
         if let Some(op) = ReduceOp::from_raw(raw) {
             return Ok(Reduction::Plain(op));
@@ -261,26 +287,29 @@ impl Handle {
         }
         Ok(Reduction::PreMulSum(match operator.scalar {
             Scalar::Value(value) => value,
-            // SAFETY: the caller of ncclRedOpCreatePreMulSum promised that it stays readable until the operator is
-            // destroyed.
+            // SAFETY: the caller of ncclRedOpCreatePreMulSum promised that the scalar stays
+            // readable until the operator is destroyed.
             Scalar::At(address) => unsafe { read_scalar(address as *const u8, dtype) },
         }))
     }
 }
 
-/// The scalar's bytes, the rest zero.
+/// Reads the bytes of a scalar and pads them with zeros.
 ///
 /// # Safety
 /// `at` points to a readable element of that type.
 pub(crate) unsafe fn read_scalar(at: *const u8, dtype: DataType) -> [u8; 8] {
     let mut scalar = [0; 8];
-    // SAFETY: the caller's promise; an element has at most eight bytes.
+    // SAFETY: the caller's promise, and an element has at most eight bytes.
     unsafe { std::ptr::copy_nonoverlapping(at, scalar.as_mut_ptr(), dtype.size()) };
     scalar
 }
 
+/// A place for a handle.
 struct Slot {
+    /// How many handles the slot has had. A token of an earlier one is refused.
     generation: u32,
+    /// The live handle.
     handle: Option<Arc<Handle>>,
 }
 
@@ -289,8 +318,10 @@ fn slots() -> &'static RwLock<Vec<Slot>> {
     &SLOTS
 }
 
-/// A token is `generation << 24 | slot << 4 | TAG`: never NULL, and no multiple of 16, as pointers to objects of NCCL's are.
+/// The last four bits of a token, which is `generation << 24 | slot << 4 | TAG`. So a token is
+/// never NULL and never a multiple of 16, as the pointers to NCCL's communicators are.
 const TAG: usize = 0xb;
+/// The bits of a slot's index in a token.
 const SLOT_BITS: u32 = 20;
 
 fn token(index: usize, generation: u32) -> ncclComm_t {
@@ -303,7 +334,7 @@ fn parse(token: ncclComm_t) -> Option<(usize, u32)> {
     (raw & 0xf == TAG).then_some((raw >> 4 & ((1 << SLOT_BITS) - 1), generation))
 }
 
-/// Gives a handle its token.
+/// Puts a handle into a slot and returns its token.
 pub(crate) fn insert(handle: Arc<Handle>) -> Result<ncclComm_t> {
     let mut slots = slots().write().unwrap_or_else(PoisonError::into_inner);
     let index = match slots.iter().position(|slot| slot.handle.is_none()) {
@@ -320,7 +351,7 @@ pub(crate) fn insert(handle: Arc<Handle>) -> Result<ncclComm_t> {
     Ok(token(index, slot.generation))
 }
 
-/// The handle of a token.
+/// Returns the handle of a token.
 pub(crate) fn find(token: ncclComm_t) -> Result<Arc<Handle>> {
     let slots = slots().read().unwrap_or_else(PoisonError::into_inner);
     parse(token)
@@ -329,7 +360,7 @@ pub(crate) fn find(token: ncclComm_t) -> Result<Arc<Handle>> {
         .ok_or_else(|| unknown(token))
 }
 
-/// Takes a token out of use.
+/// Takes a token out of use, and returns its handle.
 pub(crate) fn remove(token: ncclComm_t) -> Result<Arc<Handle>> {
     let mut slots = slots().write().unwrap_or_else(PoisonError::into_inner);
     parse(token)

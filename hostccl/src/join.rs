@@ -4,11 +4,13 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::comm::{Blocker, Comm, Names};
+use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::id::Id;
-use crate::operation::{Operation, Poll};
+use crate::labels::{GlobalRanks, Labels};
+use crate::operation::Operation;
+use crate::poll::{Blocker, Poll};
 use crate::process::{Process, ProcessId};
 use crate::segment::{self, Segment};
 use crate::types::*;
@@ -49,10 +51,10 @@ pub(crate) struct Join {
     source: Source,
     nranks: u32,
     rank: u32,
-    /// Of the communicator that this one is made of, if it is; see [`Comm::crowd`].
-    crowd: usize,
+    /// [`Comm::ranks_on_machine`] of the communicator from which this one is made; 0 where there is none.
+    ranks_on_machine: usize,
     name: String,
-    names: Names,
+    global_ranks: GlobalRanks,
     aborted: Arc<AtomicBool>,
     comm: Option<Arc<Comm>>,
     /// The process that made the id: it holds the segment for those still to come.
@@ -61,19 +63,29 @@ pub(crate) struct Join {
 
 impl Join {
     pub(crate) fn new(source: Source, nranks: u32, rank: u32, name: String, aborted: Arc<AtomicBool>) -> Join {
-        Join { source, nranks, rank, crowd: 0, name, names: Names::default(), aborted, comm: None, creator: None }
+        Join {
+            source,
+            nranks,
+            rank,
+            ranks_on_machine: 0,
+            name,
+            global_ranks: GlobalRanks::default(),
+            aborted,
+            comm: None,
+            creator: None,
+        }
     }
 
     /// The same for a communicator made of the ranks `members` of `parent`, in this order.
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
-        self.crowd = parent.crowd;
-        self.names = parent.names_of(members);
+        self.ranks_on_machine = parent.ranks_on_machine;
+        self.global_ranks = parent.labels.global_ranks_of(members);
         self
     }
 
-    /// The same for a communicator whose ranks messages call by `names`, which may be filled in later.
-    pub(crate) fn named(mut self, names: &Names) -> Join {
-        self.names = Arc::clone(names);
+    /// The same for a communicator whose messages use these global ranks, which may be set later.
+    pub(crate) fn with_global_ranks(mut self, global_ranks: &GlobalRanks) -> Join {
+        self.global_ranks = Arc::clone(global_ranks);
         self
     }
 
@@ -100,10 +112,9 @@ impl Join {
         seat.pid.store(me.pid, Ordering::Relaxed);
         seat.start.store(me.start, Ordering::Relaxed);
         seat.claim.store(2, Ordering::Release);
-        let (rank, name, aborted) = (self.rank as usize, self.name.clone(), self.aborted.clone());
-        let mut comm = Comm::new(segment, rank, self.crowd, name, aborted, me);
-        comm.names = Arc::clone(&self.names);
-        let comm = Arc::new(comm);
+        let labels = Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks) };
+        let (rank, aborted) = (self.rank as usize, self.aborted.clone());
+        let comm = Arc::new(Comm::new(segment, rank, self.ranks_on_machine, labels, aborted, me));
         let arrived = &comm.segment.header().arrived;
         if arrived.count() == self.nranks {
             arrived.wake();

@@ -1,45 +1,77 @@
 //! NCCL's C API over host memory on one machine.
 //!
-//! Programs written against `nccl.h` run on it unchanged, with host buffers where NCCL wants device buffers, as processes
-//! or as threads of one process. The functions here have NCCL's names, types and meanings but mangled symbols, so that a
-//! library that embeds this crate exports none of them; [`symbol`] is its `dlsym`. The crate `hostccl-capi` exports them.
+//! Programs that are written against `nccl.h` run on this engine unchanged. They pass host buffers
+//! where NCCL wants device buffers. Their ranks are processes, or threads of one process. The
+//! functions here have NCCL's names, types and meanings, but mangled symbols, so a library that
+//! embeds this crate exports none of them; [`symbol`] takes the place of `dlsym`. The crate
+//! `hostccl-capi` exports the functions.
 //!
-//! # What differs from NCCL
-//! - Streams are ignored: a call returns with its result in place. `ncclGroupEnd` does so for a whole group.
-//! - Every rank gets the same bits from an all-reduce; reductions take the ranks in order.
-//! - Ranks that make different calls, or send and receive different sizes, all get `ncclInvalidUsage` and a message that says
-//!   which rank asked for what. After that, as after any failure of a peer, the communicator only reports its failure.
-//! - A rank whose process ends while others use the communicator fails it for all of them within a second
-//!   (`ncclRemoteError`, and [`hostcclCommLostRank`] has its number), in whatever call they wait; `ncclCommGetAsyncError`
-//!   notices it too. A rank that has destroyed its communicator harms only those that still need something from it.
-//! - `ncclCommAbort` ends blocked calls of its own process with `ncclInternalError` and those of peers with
-//!   `ncclRemoteError`. `ncclCommDestroy` and `ncclCommFinalize` are local: they never wait for peers.
-//! - A send ends when the receiver has taken everything.
-//! - An id is good for one communicator, within one machine and process-id namespace, for processes of one user; at most 1024
-//!   ranks. An id from elsewhere is refused with the reason.
-//! - `blocking = 0` in a configuration concerns init and split. A split writes the new handle when it is done, as NCCL does:
-//!   the place given for it stays valid until the parent says `ncclSuccess`.
-//! - `HOSTCCL_TIMEOUT_MS` bounds how long any wait may go without progress; unset or 0, collectives and messages wait for as
-//!   long as their peers live, init and split for ten minutes. What is no whole number of milliseconds is refused with
-//!   `ncclInvalidArgument` where the first communicator is made.
+//! # Differences from NCCL
+//! - Streams are ignored. A call returns when its result is in place, and `ncclGroupEnd` when the
+//!   results of the whole group are.
+//! - Every rank gets the same bits from an all-reduce, because reductions take the ranks in order.
+//! - When ranks make different calls, or send and receive different sizes, all of them get
+//!   `ncclInvalidUsage` and a message that names the ranks and their calls. From then on, as after
+//!   any failure of a peer, the communicator only reports its failure.
+//! - When a process ends while other ranks use the communicator, the communicator fails for all of
+//!   them within a second, in whatever call they wait (`ncclRemoteError`; [`hostcclCommLostRank`]
+//!   has the rank's number). `ncclCommGetAsyncError` notices the end as well. A rank that has
+//!   destroyed its communicator fails only the ranks that still need something from it.
+//! - `ncclCommAbort` ends blocked calls of its own process with `ncclInternalError`, and those of
+//!   peers with `ncclRemoteError`. `ncclCommDestroy` and `ncclCommFinalize` are local: they never
+//!   wait for peers.
+//! - A send ends when the receiver has taken all of it.
+//! - An id is good for one communicator of at most 1024 ranks, whose processes belong to one user
+//!   and share one machine and one process-id namespace. An id from elsewhere is refused with the
+//!   reason.
+//! - `blocking = 0` in a configuration concerns init, split and shrink. A split writes the new
+//!   handle when it is done, as NCCL does, so the place for the handle stays valid until the parent
+//!   answers `ncclSuccess`.
+//! - `HOSTCCL_TIMEOUT_MS` bounds how long any wait may last without progress. When it is unset or
+//!   0, collectives and messages wait as long as their peers live, and init, split and shrink wait
+//!   for ten minutes. A value that is no whole number of milliseconds is refused with
+//!   `ncclInvalidArgument` when a communicator is made.
 //!
 //! # How it works
-//! - Each communicator has a segment of anonymous shared memory (`memfd`), which the ranks find through its creator's
-//!   descriptor: there is no name in any file system, so nothing can be left behind. The last mapping to go frees it.
-//! - Collectives are steps with one wait each, pipelined in chunks through five staging slots a rank; the table in the
-//!   module `collective` says who copies and reduces what, and why five slots are enough.
-//! - Messages flow through a ring for each ordered pair of ranks.
-//! - Every operation is a state machine that is polled; a group polls all of its own, so one thread can drive several ranks.
-//! - A waiting thread spins for a moment, lets other threads run (where there is a processor for each rank and nobody else wants it, it
-//!   looks on for 50 us), then sleeps on the words in shared memory that it waits for (`futex`, `futex_waitv`); ten times a second it
-//!   looks at its peers' process descriptors.
+//! - Each communicator has a segment of anonymous shared memory (`memfd`). The ranks find it
+//!   through a descriptor of its creator. The segment has no name in any file system, so no file
+//!   can be left behind, and it is freed with its last mapping.
+//! - A collective is a sequence of steps with one wait each. It is pipelined in chunks through five
+//!   staging slots for each rank. The module `collective` says who copies and reduces what, and why
+//!   five slots are enough.
+//! - Messages flow through a ring buffer for each ordered pair of ranks.
+//! - Every operation is a state machine that is polled. A group polls all of its operations, so one
+//!   thread can drive several ranks.
+//! - A thread that waits first polls for a moment, then lets other threads run. Where there is a
+//!   processor for each rank and no other thread wants it, the thread polls for 50 us. Then it
+//!   sleeps on the words in shared memory that it waits for (`futex`, `futex_waitv`). Ten times a
+//!   second it looks at its peers' process descriptors.
+//!
+//! # Layers
+//! A file imports from the layers below its own, and from its own layer without a circle. From the
+//! bottom up:
+//!
+//! | layer | files |
+//! |---|---|
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `error` |
+//! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `reduce` (the kernels) |
+//! | shared memory | `segment`, `id` |
+//! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing) |
+//! | taking turns | `turn` on one rank, `admission` among the ranks, `operation` (the trait of all operations) |
+//! | operations | `collective`, `message`, `join` |
+//! | driving them | `diagnosis` (why nothing moves), `spin`, `wait`, `progress` |
+//! | handles | `handle`, `setup` (init, and the making of children), `split`, `shrink`, `group` |
+//! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
 
+mod admission;
 mod api;
 mod body;
+mod call_name;
 mod collective;
 mod comm;
 mod config;
 mod copy;
+mod diagnosis;
 mod error;
 mod event;
 pub mod fork;
@@ -48,16 +80,24 @@ mod group;
 mod handle;
 mod id;
 mod join;
+mod labels;
 pub mod machine;
 mod message;
 pub mod nccl_config;
 mod operation;
+mod peers;
+mod places;
+mod poll;
 pub mod process;
+mod progress;
 pub mod reduce;
 mod segment;
 mod setup;
 mod shrink;
+mod spin;
 mod split;
+pub mod thread;
+mod timeout;
 mod turn;
 pub mod types;
 mod wait;

@@ -6,11 +6,14 @@
 
 use std::sync::Arc;
 
-use crate::comm::{Blocker, Comm};
+use crate::call_name::Name;
+use crate::comm::Comm;
 use crate::error::Result;
-use crate::operation::{Operation, Poll};
+use crate::operation::Operation;
+use crate::places::Place;
+use crate::poll::{Blocker, Poll};
 use crate::segment::LINE;
-use crate::turn::{Name, Pass, Place};
+use crate::turn::Pass;
 use crate::types::{DataType, ncclInvalidUsage};
 
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +43,10 @@ pub(crate) struct Message {
     pass: Pass,
     /// Whether the header has passed.
     opened: bool,
+    /// Where in the ring the message starts, as a value of the head; known to the sender once `opened`.
+    start: u32,
+    /// The value of the channel's `order` when this receive wrote its name to the channel's `expects`. `None` while it has not.
+    asked: Option<u32>,
     /// Bytes of the message that have passed.
     done: usize,
 }
@@ -61,7 +68,7 @@ impl Message {
         comm.check_open()?;
         let place = if matches!(side, Side::Send(_)) { Place::To(peer) } else { Place::From(peer) };
         let pass = Pass::new(place, name);
-        Ok(Message { comm, side, peer, count, dtype, pass, opened: false, done: 0 })
+        Ok(Message { comm, side, peer, count, dtype, pass, opened: false, start: 0, asked: None, done: 0 })
     }
 
     pub(crate) fn communicator(&self) -> &Arc<Comm> {
@@ -123,20 +130,31 @@ impl Message {
     }
 
     fn poll_send(&mut self, from: *const u8) -> Poll {
-        let channel = self.comm.segment.channel(self.comm.rank, self.peer);
         let memory = self.comm.segment.ring(self.comm.rank, self.peer);
         let ring = self.comm.segment.layout().ring_bytes;
         // Only this rank moves the head.
-        let mut head = channel.head.value();
+        let mut head = self.comm.segment.channel(self.comm.rank, self.peer).head.value();
         loop {
+            let channel = self.comm.segment.channel(self.comm.rank, self.peer);
+            let order = channel.order.value();
             let tail = channel.tail.value();
             let free = ring - head.wrapping_sub(tail) as usize;
-            let blocked = Poll::Blocked { seen: tail, blocker: Blocker::To(self.peer) };
-            if self.opened && self.done == self.bytes() {
-                return if head == tail { Poll::Done } else { blocked };
+            let is_written = self.opened && self.done == self.bytes();
+            if is_written && head == tail {
+                return Poll::Done;
             }
-            if free < LINE {
-                return blocked;
+            if is_written || free < LINE {
+                if self.opened && tail == self.start {
+                    if let Some(blocked) = self.let_other_send() {
+                        return blocked;
+                    }
+                    // Without a call of that name this message is written anew.
+                    if !self.opened {
+                        head = self.start;
+                        continue;
+                    }
+                }
+                return Poll::Blocked { seen: tail, blocker: Blocker::To { peer: self.peer, order } };
             }
             let start = head;
             let mut room = free;
@@ -144,7 +162,7 @@ impl Message {
                 let header = Header { count: self.count as u64, dtype: self.dtype as i32, name: *self.pass.name() };
                 // SAFETY: a line is free at the head; heads are multiples of lines, which divide the ring.
                 unsafe { memory.add(head as usize % ring).cast::<Header>().write(header) };
-                self.opened = true;
+                (self.opened, self.start) = (true, head);
                 head = head.wrapping_add(LINE as u32);
                 room -= LINE;
             }
@@ -158,26 +176,71 @@ impl Message {
         }
     }
 
-    /// The next message is for a call of another name: lets that one of this rank go first, once it has come.
-    fn wait_for_other(&mut self, name: &Name) -> Poll {
-        let seen = self.comm.turns.changed.value();
-        if self.pass.hand_over(&self.comm, name.tag) {
-            return Poll::Blocked { seen, blocker: Blocker::Turn };
+    /// Takes back this message, of which the receiver has taken nothing, if the receiver waits under a name for which another send of this
+    /// rank waits here, and lets that send go first. Returns `None` when this message has to wait in the ring, or to be written anew.
+    #[cold]
+    fn let_other_send(&mut self) -> Option<Poll> {
+        let comm = &self.comm;
+        let channel = comm.segment.channel(comm.rank, self.peer);
+        channel.expects.name()?;
+        let seen = comm.places.changed.value();
+        let waiting = self.pass.waiting_tags(comm);
+        let tag = channel.expects.take_back(|tag| waiting.contains(&tag))?;
+        channel.head.store(self.start);
+        (self.opened, self.done) = (false, 0);
+        channel.expects.took_back();
+        channel.order.change();
+        self.pass.hand_over(comm, tag).then_some(Poll::Blocked { seen, blocker: Blocker::Turn })
+    }
+
+    /// The message in the ring has another name than this receive. Lets this rank's receive of that name go first, if there is one, else
+    /// tells the sender what this rank waits for. Returns `None` when something has changed meanwhile.
+    #[cold]
+    fn wait_for_other(&mut self, name: &Name) -> Option<Poll> {
+        let comm = &self.comm;
+        let channel = comm.segment.channel(self.peer, comm.rank);
+        let (order, seen) = (channel.order.value(), comm.places.changed.value());
+        if self.pass.hand_over(comm, name.tag) {
+            return Some(Poll::Blocked { seen, blocker: Blocker::Turn });
         }
-        self.comm.segment.channel(self.peer, self.comm.rank).expects.set(self.pass.name());
-        Poll::Blocked { seen, blocker: Blocker::Other(self.peer) }
+        channel.expects.publish(self.pass.name(), self.pass.waiting_tags(comm).into_iter());
+        let seen = channel.order.change();
+        // Whatever else has changed the word since it was read may be what this call waits for.
+        self.asked = (seen == order.wrapping_add(1)).then_some(seen);
+        self.asked.map(|seen| Poll::Blocked { seen, blocker: Blocker::OtherCall(self.peer) })
+    }
+
+    /// Takes back what this receive has told the sender, so that it may look at the ring. Returns what to wait for while it may not.
+    #[inline]
+    fn look_again(&mut self) -> Option<Poll> {
+        let channel = self.comm.segment.channel(self.peer, self.comm.rank);
+        if !channel.expects.is_in_use() {
+            return None;
+        }
+        let seen = channel.order.value();
+        let blocked = Poll::Blocked { seen, blocker: Blocker::OtherCall(self.peer) };
+        if self.asked == Some(seen) {
+            return Some(blocked);
+        }
+        self.asked = None;
+        (!channel.expects.withdraw()).then_some(blocked)
     }
 
     fn poll_recv(&mut self, to: *mut u8) -> Result<Poll> {
-        let channel = self.comm.segment.channel(self.peer, self.comm.rank);
         let memory = self.comm.segment.ring(self.peer, self.comm.rank);
         let ring = self.comm.segment.layout().ring_bytes;
         // Only this rank moves the tail.
-        let mut tail = channel.tail.value();
+        let mut tail = self.comm.segment.channel(self.peer, self.comm.rank).tail.value();
         loop {
             if self.opened && self.done == self.bytes() {
                 return Ok(Poll::Done);
             }
+            if !self.opened {
+                if let Some(blocked) = self.look_again() {
+                    return Ok(blocked);
+                }
+            }
+            let channel = self.comm.segment.channel(self.peer, self.comm.rank);
             let head = channel.head.value();
             if head == tail {
                 return Ok(Poll::Blocked { seen: head, blocker: Blocker::From(self.peer) });
@@ -186,9 +249,11 @@ impl Message {
                 // SAFETY: the sender put a header at the start of its message and published it.
                 let header = unsafe { memory.add(tail as usize % ring).cast::<Header>().read() };
                 if header.name.tag != self.pass.name().tag {
-                    return Ok(self.wait_for_other(&header.name));
+                    match self.wait_for_other(&header.name) {
+                        Some(blocked) => return Ok(blocked),
+                        None => continue,
+                    }
                 }
-                channel.expects.clear();
                 if (header.count, header.dtype) != (self.count as u64, self.dtype as i32) {
                     return Err(self.mismatch(header.count, header.dtype));
                 }
@@ -259,17 +324,22 @@ fn describe(comm: &Comm, side: Side, count: usize, dtype: DataType, peer: usize)
         Side::Send(_) => ("ncclSend", "to"),
         Side::Recv(_) => ("ncclRecv", "from"),
     };
-    format!("{call}({count} x {}, {way} {}) on {}", dtype.name(), comm.label(peer), comm.place())
+    format!("{call}({count} x {}, {way} {}) on {}", dtype.name(), comm.label(peer), comm.own_label())
 }
 
-/// "rank 0 sends to rank 1 along pp, where rank 1 receives along all", for a message that the receiver's call is not for.
-pub(crate) fn named(comm: &Comm, from: usize, to: usize) -> String {
+/// Returns "rank 0 sends to rank 1 along pp, where rank 1 receives along all", for a message that is for none of the receiver's calls. This
+/// rank is one of the two, and its call has waited for too long.
+pub(crate) fn different_names(comm: &Comm, from: usize, to: usize) -> String {
     let (channel, ring) = (comm.segment.channel(from, to), comm.segment.layout().ring_bytes);
-    let at = channel.tail.value() as usize % ring;
-    // SAFETY: there is a header at the tail: the receiver leaves it there for a call of another name.
-    let header = unsafe { comm.segment.ring(from, to).add(at).cast::<Header>().read() };
     let expected = channel.expects.name().unwrap_or(Name::NONE);
+    let tail = channel.tail.value();
+    // The sender reads its own message. The receiver first forbids the sender to take the message back.
+    let is_there = (comm.rank == from || channel.expects.withdraw()) && channel.head.value() != tail;
+    // SAFETY: there is a header at the tail, which the receiver has left there because its calls have other names.
+    let sent =
+        is_there.then(|| unsafe { comm.segment.ring(from, to).add(tail as usize % ring).cast::<Header>().read() });
     let of = |name: &Name| if name.along().is_empty() { " without a name".to_owned() } else { name.along() };
+    let sent = sent.map_or_else(|| " under another name".to_owned(), |header| of(&header.name));
     let (from, to) = (comm.label(from), comm.label(to));
-    format!("{from} sends to {to}{}, where {to} receives{}", of(&header.name), of(&expected))
+    format!("{from} sends to {to}{sent}, where {to} receives{}", of(&expected))
 }

@@ -1,4 +1,4 @@
-//! Processes of this machine: who they are and whether they live.
+//! Processes of this machine: their identity, and whether they live.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,18 +9,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::fork::Private;
 
-/// A process, told apart from a later one of the same number by the time it started.
+/// The identity of a process. Its start time tells it from a later process of the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(C)] // it lies in shared memory
+#[repr(C)] // It lies in shared memory.
 pub struct ProcessId {
-    /// Its number.
+    /// The process number.
     pub pid: u32,
-    /// Clock ticks between boot and its start; 0 when `/proc` would not tell.
+    /// The clock ticks between boot and the start of the process; 0 where `/proc` does not tell.
     pub start: u64,
 }
 
 impl ProcessId {
-    /// This process. A forked child is another one, so what was read is kept with the number of the process that read it.
+    /// Returns the identity of this process. The start time is kept together with the number of the
+    /// process that read it, because a forked child is another process.
     pub fn current() -> ProcessId {
         static READ: AtomicU32 = AtomicU32::new(0);
         static START: AtomicU64 = AtomicU64::new(0);
@@ -34,13 +35,14 @@ impl ProcessId {
         ProcessId { pid, start: stat.start }
     }
 
-    /// Whether it has ended or is about to: what it held may be gone already.
+    /// Whether the process has ended or is about to end, so that its descriptors may be closed
+    /// already.
     pub(crate) fn is_ending(self) -> bool {
         !self.lives() || stat(self.pid).is_some_and(|stat| stat.exiting)
     }
 
-    /// Whether that very process exists and is not a zombie. Where `/proc` does not tell, as when this process can open no more files,
-    /// whether there is one of that number.
+    /// Whether that process exists and is not a zombie. Where `/proc` does not tell, for example
+    /// because this process can open no more files, any process of that number counts.
     fn lives(self) -> bool {
         match stat(self.pid) {
             Some(stat) => (self.start == 0 || stat.start == self.start) && !matches!(stat.state, b'Z' | b'X' | b'x'),
@@ -50,22 +52,27 @@ impl ProcessId {
 }
 
 fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open takes two integers and returns a new descriptor, closed on exec, or -1.
+    // SAFETY: pidfd_open takes two integers. It returns a new descriptor, which is closed on exec,
+    // or -1.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) } as RawFd;
     // SAFETY: a non-negative result is a descriptor that nobody else owns.
     if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
 fn exists(pid: u32) -> bool {
-    // SAFETY: signal 0 is only a question.
+    // SAFETY: signal 0 is not delivered; the call only asks whether the process exists.
     let answered = unsafe { libc::kill(pid as libc::pid_t, 0) } == 0;
     answered || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
+/// What `/proc/<pid>/stat` says of a process.
 struct Stat {
+    /// The letter of its state, for example `Z` for a zombie.
     state: u8,
+    /// The clock ticks between boot and its start.
     start: u64,
-    /// Whether it is past the point of no return: its descriptors may be closed already while it still counts as alive.
+    /// Whether the kernel is ending the process. Its descriptors may be closed already while it
+    /// still counts as alive.
     exiting: bool,
 }
 
@@ -73,14 +80,15 @@ struct Stat {
 const EXITING: u64 = 4;
 
 fn stat(pid: u32) -> Option<Stat> {
-    // The kernel writes the whole line at the first read; all that is asked for comes in its first half, and a rank of a large world looks at many.
+    // One read returns the whole line, and the fields that are needed are in its first 1024 bytes.
+    // A rank of a large world reads many of these files, so the buffer is small.
     let mut line = [0; 1024];
     let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
     parse_stat(&line[..length])
 }
 
-/// Fields 3 (state), 9 (flags) and 22 (start time) of `/proc/<pid>/stat`; field 2, the name, may hold anything but ends at the last
-/// parenthesis.
+/// Reads the fields 3 (state), 9 (flags) and 22 (start time) of `/proc/<pid>/stat`. Field 2, the
+/// name, may hold any character, but it ends at the last parenthesis.
 fn parse_stat(line: &[u8]) -> Option<Stat> {
     let close = line.iter().rposition(|&byte| byte == b')')?;
     let mut fields = line.get(close + 2..)?.split(|&byte| byte == b' ');
@@ -90,16 +98,18 @@ fn parse_stat(line: &[u8]) -> Option<Stat> {
     Some(Stat { state, start, exiting: flags & EXITING != 0 })
 }
 
-/// A watched process: one descriptor of it, shared by all communicators of this process.
+/// A watched process. All communicators of this process share one descriptor of it.
 #[derive(Debug)]
 pub struct Process {
+    /// Which process it is.
     id: ProcessId,
-    /// Readable once the process has ended. `None` where the kernel or the descriptor limit refuses one.
+    /// A descriptor that is readable once the process has ended. `None` where the kernel or the
+    /// limit of descriptors refuses one.
     pidfd: Option<Private<OwnedFd>>,
 }
 
 impl Process {
-    /// Watches `id`.
+    /// Returns the watched process `id`, which is shared while somebody else watches it.
     pub fn watch(id: ProcessId) -> Arc<Process> {
         static WATCHED: OnceLock<Mutex<HashMap<ProcessId, Weak<Process>>>> = OnceLock::new();
         let mut watched = WATCHED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,29 +117,31 @@ impl Process {
             return process;
         }
         watched.retain(|_, process| process.strong_count() > 0);
-        // The number may have passed to another process before we opened it.
+        // The number may belong to another process since before the descriptor was opened.
         let pidfd = Private::open(|| pidfd_open(id.pid)).ok().filter(|_| id.lives());
         let process = Arc::new(Process { id, pidfd });
         watched.insert(id, Arc::downgrade(&process));
         process
     }
 
+    /// The identity of the process.
     pub(crate) fn id(&self) -> ProcessId {
         self.id
     }
 
-    /// The first of `processes` that has ended: one system call for all that have a descriptor.
+    /// Returns the index of the first of `processes` that has ended. One system call asks for all
+    /// that have a descriptor.
     pub fn first_dead(processes: &[Arc<Process>]) -> Option<usize> {
         let mut polls: Vec<libc::pollfd> = processes
             .iter()
             .map(|process| libc::pollfd {
-                // poll skips negative descriptors.
+                // The system call skips negative descriptors.
                 fd: process.pidfd.as_ref().map_or(-1, |pidfd| pidfd.as_raw_fd()),
                 events: libc::POLLIN,
                 revents: 0,
             })
             .collect();
-        // SAFETY: the array is valid for its length; timeout 0 returns at once.
+        // SAFETY: the array is valid for its length. With a timeout of 0 the call returns at once.
         let polled = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 0) } >= 0;
         processes.iter().zip(&polls).position(|(process, poll)| match &process.pidfd {
             Some(_) if polled => poll.revents & libc::POLLIN != 0,

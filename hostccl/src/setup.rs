@@ -1,39 +1,46 @@
-//! The calls that make communicators: a [`Join`], or a child being made of another, together with the handle that it completes.
+//! The calls that make communicators. Each is an operation together with the handle that it fills.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::handle::{self, Handle};
 use crate::join::Join;
-use crate::operation::{Operation, Poll};
-use crate::turn::Name;
+use crate::operation::Operation;
+use crate::poll::Poll;
 use crate::types::*;
 
-/// How long ranks wait for each other to make a communicator.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+/// How long ranks wait for each other to make a communicator, where nothing else says so.
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Where a caller wants a communicator written.
+/// The place where the caller wants the new communicator's handle.
 struct Out(*mut ncclComm_t);
 
-// SAFETY: NCCL's contract for calls that end in the background: the place stays valid until they have ended.
+// SAFETY: NCCL's contract for calls that end in the background says that the place stays valid
+// until they have ended.
 unsafe impl Send for Out {}
 
 impl Out {
     fn write(&self, comm: ncclComm_t) {
-        // SAFETY: the caller passed a place that it keeps until the call is over.
+        // SAFETY: the caller passed a place that stays valid until the call is over.
         unsafe { self.0.write(comm) };
     }
 }
 
-/// `ncclCommInitRank` and its kin.
+/// A call that joins a communicator by a unique id: `ncclCommInitRank` and its variants.
 pub(crate) struct Init {
+    /// The joining of this rank.
     join: Join,
+    /// The handle that gets the communicator.
     handle: Arc<Handle>,
+    /// The handle's token, which the caller has already.
     token: ncclComm_t,
+    /// Where the token is. It is replaced by NULL when a blocking call fails.
     out: Out,
-    /// Whether the handle has the outcome: from then on its other calls in progress are not this one.
+    /// Whether the handle has the outcome. From then on, another call may be in progress on the
+    /// handle.
     done: bool,
 }
 
@@ -41,7 +48,7 @@ pub(crate) struct Init {
 unsafe impl Send for Init {}
 
 impl Init {
-    /// Writes the new handle to `out` at once, as NCCL does.
+    /// Returns the call, and writes the new handle to `out` at once, as NCCL does.
     ///
     /// # Safety
     /// `out` stays valid until the call is over.
@@ -52,6 +59,7 @@ impl Init {
         Ok(Init { join, handle, token, out, done: false })
     }
 
+    /// Whether the caller waits for the end of the call.
     pub(crate) fn blocking(&self) -> bool {
         self.handle.config.blocking
     }
@@ -74,8 +82,8 @@ impl Operation for Init {
         self.join.comm()
     }
 
-    fn patience(&self) -> Option<Duration> {
-        self.handle.patience().or(Some(PATIENCE))
+    fn default_timeout(&self) -> Option<Duration> {
+        self.handle.timeout().or(Some(DEFAULT_TIMEOUT))
     }
 
     fn describe(&self) -> String {
@@ -86,9 +94,10 @@ impl Operation for Init {
 impl Drop for Init {
     fn drop(&mut self) {
         if !self.done {
-            self.handle.set_comm(Err(ended(self.join.comm()).within(&self.join.describe())));
+            self.handle.set_comm(Err(why_dropped(self.join.comm()).within(&self.join.describe())));
         }
-        // A caller that waited has its error and needs no handle; one that did not asks the handle.
+        // A caller that waited has the error and needs no handle. One that did not wait asks the
+        // handle.
         if self.blocking() && self.handle.comm().is_none() {
             let _ = handle::remove(self.token);
             self.out.write(std::ptr::null_mut());
@@ -96,76 +105,88 @@ impl Drop for Init {
     }
 }
 
-/// A communicator being made of ranks of another one.
-pub(crate) trait Child: Operation + Send {
-    /// The new communicator, once done; none for a rank that has no part in it.
+/// An operation that makes a communicator of ranks of another one: a split or a shrink.
+pub(crate) trait ChildOperation: Operation + Send {
+    /// Returns the new communicator once the operation is done, and `None` for a rank that is not
+    /// in it.
     fn joined(&self) -> Option<Arc<Comm>>;
 
-    /// An error of the new communicator as the parent's ranks are to hear it.
+    /// Turns an error of the new communicator into one that names the parent's ranks.
     fn for_parent(&self, error: Error) -> Error;
 
-    /// The name of the call, where it takes turns with the parent's collectives.
+    /// Returns the name of the call, where the call takes turns with the parent's collectives.
     fn name(&self) -> Option<Name> {
         None
     }
 }
 
-/// `ncclCommSplit` and `ncclCommShrink`.
-pub(crate) struct ChildInto {
-    child: Box<dyn Child>,
-    parent: Arc<Handle>,
-    on: Arc<Comm>,
+/// A call that makes a communicator of ranks of another one: `ncclCommSplit` or `ncclCommShrink`.
+pub(crate) struct ChildInit {
+    /// The split or shrink.
+    operation: Box<dyn ChildOperation>,
+    /// The parent's handle, which says that the call is in progress.
+    parent_handle: Arc<Handle>,
+    /// The parent.
+    parent: Arc<Comm>,
+    /// The handle that gets the new communicator.
     handle: Arc<Handle>,
+    /// Where the new handle's token is written at the end.
     out: Out,
+    /// Whether the handles have the outcome.
     done: bool,
 }
 
-impl ChildInto {
+impl ChildInit {
+    /// Returns the call, and writes NULL to `out`.
+    ///
     /// # Safety
     /// `out` stays valid until the call is over.
     pub(crate) unsafe fn new(
-        child: Box<dyn Child>,
-        parent: Arc<Handle>,
-        on: Arc<Comm>,
+        operation: Box<dyn ChildOperation>,
+        parent_handle: Arc<Handle>,
+        parent: Arc<Comm>,
         handle: Arc<Handle>,
         out: *mut ncclComm_t,
-    ) -> ChildInto {
+    ) -> ChildInit {
         let out = Out(out);
         out.write(std::ptr::null_mut());
-        ChildInto { child, parent, on, handle, out, done: false }
+        ChildInit { operation, parent_handle, parent, handle, out, done: false }
     }
 
-    /// The making of a non-blocking parent's child does not block (as in NCCL), and neither does one whose child is to be non-blocking.
+    /// Whether the caller waits for the end of the call. As in NCCL, a call on a non-blocking
+    /// parent does not block. Neither does a call for a non-blocking child.
     pub(crate) fn blocking(&self) -> bool {
-        self.parent.config.blocking && self.handle.config.blocking
+        self.parent_handle.config.blocking && self.handle.config.blocking
     }
 
-    /// Marks the parent as at work, for a making that ends in the background.
+    /// Marks the parent's handle as in progress, for a call that ends in the background.
     pub(crate) fn begin(&self) {
-        self.parent.begin();
+        self.parent_handle.begin();
     }
 
+    /// The communicator of whose ranks the new one is made.
     pub(crate) fn parent(&self) -> &Arc<Comm> {
-        &self.on
+        &self.parent
     }
 
+    /// The name of the call, where the call takes turns with the parent's collectives.
     pub(crate) fn name(&self) -> Option<Name> {
-        self.child.name()
+        self.operation.name()
     }
 
     fn finish(&mut self, outcome: Result<()>) {
         self.done = true;
         if !self.blocking() {
-            self.parent.finish(outcome);
+            self.parent_handle.finish(outcome);
         }
     }
 }
 
-impl Operation for ChildInto {
+impl Operation for ChildInit {
     fn poll(&mut self) -> Result<Poll> {
-        match self.child.poll() {
+        match self.operation.poll() {
             Ok(Poll::Done) => {
-                if let Some(comm) = self.child.joined() {
+                if let Some(comm) = self.operation.joined() {
                     self.handle.set_comm(Ok(comm));
                     self.out.write(handle::insert(self.handle.clone())?);
                 }
@@ -174,36 +195,36 @@ impl Operation for ChildInto {
             }
             Ok(blocked) => Ok(blocked),
             Err(error) => {
-                self.finish(Err(error.clone().within(&self.child.describe())));
+                self.finish(Err(error.clone().within(&self.operation.describe())));
                 Err(error)
             }
         }
     }
 
     fn comm(&self) -> Option<&Arc<Comm>> {
-        self.child.comm()
+        self.operation.comm()
     }
 
-    /// The parent's: nobody has the child's handle yet.
-    fn patience(&self) -> Option<Duration> {
-        self.parent.patience().or(Some(PATIENCE))
+    /// Returns the parent's timeout, because nobody has the child's handle yet.
+    fn default_timeout(&self) -> Option<Duration> {
+        self.parent_handle.timeout().or(Some(DEFAULT_TIMEOUT))
     }
 
     fn describe(&self) -> String {
-        self.child.describe()
+        self.operation.describe()
     }
 }
 
-impl Drop for ChildInto {
+impl Drop for ChildInit {
     fn drop(&mut self) {
         if !self.done {
-            let error = self.child.for_parent(ended(self.child.comm())).within(&self.child.describe());
-            self.finish(Err(error));
+            let error = self.operation.for_parent(why_dropped(self.operation.comm()));
+            self.finish(Err(error.within(&self.operation.describe())));
         }
     }
 }
 
-/// Why a call was given up before it said so itself.
-fn ended(comm: Option<&Arc<Comm>>) -> Error {
+/// Returns the error of a call that was dropped before it ended.
+fn why_dropped(comm: Option<&Arc<Comm>>) -> Error {
     comm.and_then(|comm| comm.check().err()).unwrap_or_else(|| Error::usage("another call of the same group failed"))
 }

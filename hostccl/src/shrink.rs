@@ -1,39 +1,49 @@
-//! `ncclCommShrink`: the ranks of a communicator that are left make a smaller one. The first of them makes the segment and says in its own seat
-//! where it is; the others look there. Nothing of the parent is needed but its memory, so it may have failed.
+//! `ncclCommShrink`: the remaining ranks of a communicator make a smaller one.
+//!
+//! The first of the remaining ranks makes the new segment and writes into its own seat where it is.
+//! The others look there. Only the memory of the parent is needed, so the parent may have failed.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crate::comm::{Blocker, Comm};
+use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::id::{checksum, random_token};
 use crate::join::{Join, Source};
-use crate::operation::{Operation, Poll};
+use crate::operation::Operation;
+use crate::poll::{Blocker, Poll};
 use crate::segment::{self, Offer};
-use crate::setup::{Child, PATIENCE};
+use crate::setup::{ChildOperation, DEFAULT_TIMEOUT};
+use crate::timeout;
 use crate::types::*;
-use crate::wait::timeout;
 
-/// A shrinking under way.
+/// A shrink under way.
 pub(crate) struct Shrink {
+    /// The communicator that shrinks.
     parent: Arc<Comm>,
+    /// The name of the new communicator.
     name: String,
+    /// The flag that `ncclCommAbort` raises on the new communicator's handle.
     aborted: Arc<AtomicBool>,
-    /// Of the ranks that are left out.
+    /// The checksum of the set of excluded ranks, never 0. Only ranks that exclude the same set
+    /// meet.
     digest: u64,
-    /// Parent's ranks that are left.
+    /// The remaining ranks of the parent, in their order.
     members: Vec<usize>,
-    /// Held open by the first of the members until all have joined.
-    offered: Option<Private<OwnedFd>>,
+    /// The new segment's descriptor, which the first member holds open until all have joined.
+    segment: Option<Private<OwnedFd>>,
+    /// The joining of the new communicator, once this rank knows where its segment is.
     join: Option<Join>,
+    /// When the call began.
     since: Instant,
 }
 
 impl Shrink {
-    /// `abort` ends what is under way on the parent, which may have failed already.
+    /// Returns a shrink without the `excluded` ranks. With `abort`, it ends the calls that are
+    /// under way on the parent, and the parent may have failed.
     pub(crate) fn new(
         parent: Arc<Comm>,
         excluded: &[i32],
@@ -59,11 +69,11 @@ impl Shrink {
         let members = (0..parent.nranks).filter(|rank| !out[*rank]).collect();
         let bytes: Vec<u8> = out.iter().map(|out| u8::from(*out)).collect();
         let digest = checksum(&bytes).max(1);
-        Ok(Shrink { parent, name, aborted, digest, members, offered: None, join: None, since: Instant::now() })
+        Ok(Shrink { parent, name, aborted, digest, members, segment: None, join: None, since: Instant::now() })
     }
 
-    /// Makes the segment and tells where it is.
-    fn offer(&mut self) -> Result<Source> {
+    /// Makes the new segment, and writes into this rank's seat where it is.
+    fn make_segment(&mut self) -> Result<Source> {
         let token = random_token()?;
         let fd = segment::create(token)?;
         let offer = self.offer_of(self.parent.rank);
@@ -74,16 +84,18 @@ impl Shrink {
         }
         offer.number.set(offer.number.value().wrapping_add(1));
         let source = self.source(self.parent.rank, fd.as_raw_fd(), token)?;
-        self.offered = Some(Private::of(fd));
+        self.segment = Some(Private::of(fd));
         Ok(source)
     }
 
-    /// Where the first of the members has put the segment; `None` while it has not. It makes the next offer when all have taken this one; offers
-    /// for other ranks may come between.
-    fn look(&self, first: usize) -> Result<Option<Source>> {
+    /// Returns where the first member has put the new segment, or `None` while it has not.
+    ///
+    /// The first member makes its next segment when all members have taken this one. Between the
+    /// two it may make segments for other sets of ranks.
+    fn find_segment(&self, first: usize) -> Result<Option<Source>> {
         let offer = self.offer_of(first);
         let number = offer.number.value();
-        if number == self.parent.taken(first).load(Ordering::Relaxed)
+        if number == self.parent.segment_taken(first).load(Ordering::Relaxed)
             || offer.digest.load(Ordering::Relaxed) != self.digest
         {
             return Ok(None);
@@ -92,21 +104,22 @@ impl Shrink {
         for (word, bytes) in offer.token.iter().zip(token.chunks_exact_mut(8)) {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
-        self.parent.taken(first).store(number, Ordering::Relaxed);
+        self.parent.segment_taken(first).store(number, Ordering::Relaxed);
         self.source(first, offer.fd.load(Ordering::Relaxed), token).map(Some)
     }
 
-    /// Fails when a member that has not come to the new communicator has left the old one or died: nobody there knows it yet.
-    fn check_late(&self) -> Result<()> {
+    /// Fails when a member that has not joined the new communicator has left the parent or died.
+    /// The new communicator cannot know that yet.
+    fn check_missing_members(&self) -> Result<()> {
         let Some(child) = self.joined() else { return Ok(()) };
-        for late in child.missing(Blocker::Arrivals) {
-            let Some(&member) = self.members.get(late) else { continue };
+        for missing in child.missing(Blocker::Arrivals) {
+            let Some(&member) = self.members.get(missing) else { continue };
             if let Err(error) = self.parent.check_peer(member) {
-                // It may have come between the two looks, and gone on.
-                if !child.missing(Blocker::Arrivals).contains(&late) {
+                // The member may have joined between the two looks, and left the parent then.
+                if !child.missing(Blocker::Arrivals).contains(&missing) {
                     continue;
                 }
-                child.fail(error.code(), Some(late), error.message());
+                child.fail(error.code(), Some(missing), error.message());
                 return Err(error);
             }
         }
@@ -114,7 +127,7 @@ impl Shrink {
     }
 
     fn source(&self, owner: usize, fd: i32, token: [u8; 16]) -> Result<Source> {
-        let gone = || Error::usage(format!("rank {owner} of {} has no process", self.parent.name));
+        let gone = || Error::usage(format!("rank {owner} of {} has no process", self.parent.name()));
         Ok(Source::Child { owner: self.parent.segment.process(owner).ok_or_else(gone)?, fd, token })
     }
 
@@ -122,8 +135,8 @@ impl Shrink {
         &self.parent.segment.seat(rank).offer
     }
 
-    /// This rank's place among the members.
-    fn place(&self) -> usize {
+    /// Returns the rank of this process in the new communicator.
+    fn new_rank(&self) -> usize {
         self.members.iter().position(|&rank| rank == self.parent.rank).unwrap_or(0)
     }
 }
@@ -133,25 +146,24 @@ impl Operation for Shrink {
         if self.join.is_none() {
             let first = self.members[0];
             let seen = self.offer_of(first).number.value();
-            let source = if first == self.parent.rank { Some(self.offer()?) } else { self.look(first)? };
+            let source = if first == self.parent.rank { Some(self.make_segment()?) } else { self.find_segment(first)? };
             let Some(source) = source else {
                 self.parent.check_peer(first)?;
-                let patience = self.parent.patience().or_else(timeout).unwrap_or(PATIENCE);
-                if self.since.elapsed() >= patience {
-                    let message =
-                        format!("{} did not come within {} ms", self.parent.label(first), patience.as_millis());
+                let limit = self.parent.timeout().or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
+                if self.since.elapsed() >= limit {
+                    let message = format!("{} did not come within {} ms", self.parent.label(first), limit.as_millis());
                     return Err(Error::new(ncclTimeout, message).by(Some(first)));
                 }
-                return Ok(Poll::Blocked { seen, blocker: Blocker::Offer(first) });
+                return Ok(Poll::Blocked { seen, blocker: Blocker::NewSegment(first) });
             };
-            let (size, place) = (self.members.len() as u32, self.place() as u32);
-            let join = Join::new(source, size, place, self.name.clone(), self.aborted.clone());
+            let (size, rank) = (self.members.len() as u32, self.new_rank() as u32);
+            let join = Join::new(source, size, rank, self.name.clone(), self.aborted.clone());
             self.join = Some(join.out_of(&self.parent, &self.members));
         }
         let Some(join) = &mut self.join else { return Ok(Poll::Done) };
         match join.poll() {
             Ok(Poll::Done) => Ok(Poll::Done),
-            Ok(blocked) => self.check_late().map(|()| blocked),
+            Ok(blocked) => self.check_missing_members().map(|()| blocked),
             Err(error) => Err(self.for_parent(error)),
         }
     }
@@ -161,27 +173,28 @@ impl Operation for Shrink {
     }
 
     fn describe(&self) -> String {
-        format!("ncclCommShrink to {} ranks on {}", self.members.len(), self.parent.place())
+        format!("ncclCommShrink to {} ranks on {}", self.members.len(), self.parent.own_label())
     }
 }
 
 impl Drop for Shrink {
     fn drop(&mut self) {
-        // What nobody holds open any more is nothing to take for a rank that comes later.
-        if self.offered.is_some() {
+        // This rank holds the segment open no longer, so a rank that comes later must not look for
+        // it.
+        if self.segment.is_some() {
             self.offer_of(self.parent.rank).digest.store(0, Ordering::Relaxed);
         }
     }
 }
 
-impl Child for Shrink {
+impl ChildOperation for Shrink {
     fn joined(&self) -> Option<Arc<Comm>> {
         self.join.as_ref().and_then(Join::joined)
     }
 
     fn for_parent(&self, error: Error) -> Error {
         match self.join {
-            // Of the child, whose ranks are numbered anew.
+            // The error names a rank of the new communicator, whose ranks have other numbers.
             Some(_) => {
                 let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
                 error.by(lost)

@@ -1,59 +1,81 @@
-//! `ncclCommSplit`: every rank of the parent says its colour and key, the first of each colour makes a segment, the others
-//! of that colour join it. Three steps of the parent, then a join.
+//! `ncclCommSplit`: the ranks of a communicator make a smaller one for each colour.
+//!
+//! Every rank of the parent posts its colour and key. The first rank of each colour makes a
+//! segment, and the other ranks of that colour join it. This takes three steps of the parent, then
+//! a join.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::admission::Admission;
+use crate::call_name::Name;
 use crate::collective::Descriptor;
-use crate::comm::{Blocker, Comm};
+use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::id::random_token;
 use crate::join::{Join, Source};
-use crate::operation::{Operation, Poll};
+use crate::operation::Operation;
+use crate::poll::{Blocker, Poll};
 use crate::process::ProcessId;
 use crate::segment::{self, SLOTS};
-use crate::setup::Child;
-use crate::turn::{Meeting, Name};
+use crate::setup::ChildOperation;
 use crate::types::*;
 
-/// What a rank of the parent asks for.
+/// What a rank of the parent posts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-struct Ask {
+struct ColorAndKey {
+    /// The caller's colour: ranks of one colour form one communicator.
     color: i32,
+    /// The caller's key, which orders the ranks of the new communicator.
     key: i32,
 }
 
 /// Where the first rank of a colour has put the new segment.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Offer {
-    /// `ncclSuccess`, or why there is none.
+struct NewSegment {
+    /// `ncclSuccess`, or why there is no segment.
     code: ncclResult_t,
+    /// The process that holds the segment.
     owner: ProcessId,
+    /// The segment's descriptor in that process.
     fd: i32,
+    /// The segment's token, which tells it from another one at that descriptor.
     token: [u8; 16],
 }
 
 /// A split under way.
 pub(crate) struct Split {
+    /// The communicator that is split.
     parent: Arc<Comm>,
-    ask: Ask,
+    /// What this rank posts.
+    color_and_key: ColorAndKey,
+    /// The name of the new communicator.
     name: String,
+    /// The flag that `ncclCommAbort` raises on the new communicator's handle.
     aborted: Arc<AtomicBool>,
+    /// How many of the parent's steps this rank has begun.
     stage: usize,
+    /// Whether some rank may not have ended the step before the next stage.
     waiting: bool,
-    meeting: Meeting,
-    /// Parent's ranks of this colour, in the new order.
+    /// The call's turn on this rank, and the ranks' agreement that it is this call's turn.
+    admission: Admission,
+    /// The parent's ranks of this colour, in the order of the new communicator.
     members: Vec<usize>,
-    /// Held open by the first of the members until all have joined.
-    offered: Option<Private<OwnedFd>>,
+    /// The new segment's descriptor, which the first member holds open until all have joined.
+    segment: Option<Private<OwnedFd>>,
+    /// The joining of the new communicator, once this rank knows where its segment is.
     join: Option<Join>,
 }
 
+/// How many stages a split has before the join: post, make the segment, find the segment.
+const STAGES: usize = 3;
+
 impl Split {
+    /// Returns a split that has not begun. Fails when the parent takes no more calls.
     pub(crate) fn new(
         parent: Arc<Comm>,
         color: i32,
@@ -65,55 +87,59 @@ impl Split {
         parent.check_open()?;
         Ok(Split {
             parent,
-            ask: Ask { color, key },
+            color_and_key: ColorAndKey { color, key },
             name,
             aborted,
             stage: 0,
             waiting: false,
-            meeting: Meeting::new(call),
+            admission: Admission::new(call),
             members: Vec::new(),
-            offered: None,
+            segment: None,
             join: None,
         })
     }
 
-    /// Data of `rank`'s slot of the step `back` steps before this one.
+    /// Returns the data of `rank`'s slot in the step that is `back` steps before this one.
     fn slot<T>(&self, rank: usize, back: u64) -> *mut T {
         self.parent.segment.data(rank, ((self.parent.step() - back) % SLOTS as u64) as usize).cast()
+    }
+
+    fn descriptor(&self) -> Descriptor {
+        Descriptor::split(*self.admission.pass.name())
     }
 
     fn run_stage(&mut self) -> Result<()> {
         let me = self.parent.rank;
         match self.stage {
             0 => {
-                Descriptor::split(*self.meeting.pass.name()).post(&self.parent);
-                // SAFETY: in this step only this rank touches its slot, which is larger than this.
-                unsafe { self.slot::<Ask>(me, 0).write(self.ask) };
+                self.descriptor().post(&self.parent);
+                // SAFETY: the slot is large enough, and in this step only this rank touches it.
+                unsafe { self.slot::<ColorAndKey>(me, 0).write(self.color_and_key) };
             }
             1 => {
-                if self.ask.color == NCCL_SPLIT_NOCOLOR {
+                if self.color_and_key.color == NCCL_SPLIT_NOCOLOR {
                     return Ok(());
                 }
-                // SAFETY: every rank wrote its own in the step before.
-                let asks = (0..self.parent.nranks).map(|rank| (unsafe { self.slot::<Ask>(rank, 1).read() }, rank));
-                self.members = members(asks, self.ask.color);
+                // SAFETY: every rank wrote its slot in the step before, which all have ended.
+                let posted = |rank: usize| (unsafe { self.slot::<ColorAndKey>(rank, 1).read() }, rank);
+                self.members = members((0..self.parent.nranks).map(posted), self.color_and_key.color);
                 if self.members.first() == Some(&me) {
-                    let offer = self.offer();
+                    let made = self.make_segment();
                     // SAFETY: as in stage 0.
-                    unsafe { self.slot::<Offer>(me, 0).write(offer) };
+                    unsafe { self.slot::<NewSegment>(me, 0).write(made) };
                 }
             }
             _ => {
                 let Some(&first) = self.members.first() else { return Ok(()) };
-                // SAFETY: the first of the members wrote it in the step before.
-                let offer = unsafe { self.slot::<Offer>(first, 1).read() };
-                if offer.code != ncclSuccess {
+                // SAFETY: the first member wrote it in the step before, which all have ended.
+                let made = unsafe { self.slot::<NewSegment>(first, 1).read() };
+                if made.code != ncclSuccess {
                     let message =
                         format!("{} could not make shared memory for the new communicator", self.parent.label(first));
-                    return Err(Error::new(offer.code, message));
+                    return Err(Error::new(made.code, message));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
-                let source = Source::Child { owner: offer.owner, fd: offer.fd, token: offer.token };
+                let source = Source::Child { owner: made.owner, fd: made.fd, token: made.token };
                 let size = self.members.len() as u32;
                 let join = Join::new(source, size, rank as u32, self.name.clone(), self.aborted.clone());
                 self.join = Some(join.out_of(&self.parent, &self.members));
@@ -122,38 +148,42 @@ impl Split {
         Ok(())
     }
 
-    /// Fails when the parent has. Its other ranks may be ahead and miss this one, which waits for members that do not come.
+    /// Fails when the parent has failed. Its other ranks may be past the split and wait for this
+    /// one, which waits for members that do not come.
     fn check_parent(&self) -> Result<()> {
         self.parent.check_peers(None, &|| self.describe()).map_err(|error| {
-            let late = self.joined().map_or(Vec::new(), |comm| comm.missing(Blocker::Arrivals));
-            let late: Vec<usize> = late.iter().filter_map(|&rank| self.members.get(rank).copied()).collect();
-            self.parent.while_missing(error, &late)
+            let missing = self.joined().map_or(Vec::new(), |comm| comm.missing(Blocker::Arrivals));
+            let missing: Vec<usize> = missing.iter().filter_map(|&rank| self.members.get(rank).copied()).collect();
+            self.parent.add_missing_ranks(error, &missing)
         })
     }
 
-    fn offer(&mut self) -> Offer {
+    fn make_segment(&mut self) -> NewSegment {
         let made = random_token().and_then(|token| Ok((token, segment::create(token)?)));
         match made {
             Ok((token, fd)) => {
                 let raw = fd.as_raw_fd();
-                self.offered = Some(Private::of(fd));
-                Offer { code: ncclSuccess, owner: ProcessId::current(), fd: raw, token }
+                self.segment = Some(Private::of(fd));
+                NewSegment { code: ncclSuccess, owner: ProcessId::current(), fd: raw, token }
             }
-            Err(error) => Offer { code: error.code(), owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] },
+            Err(error) => {
+                NewSegment { code: error.code(), owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] }
+            }
         }
     }
 }
 
-impl Child for Split {
+impl ChildOperation for Split {
     fn name(&self) -> Option<Name> {
-        Some(*self.meeting.pass.name())
+        Some(*self.admission.pass.name())
     }
 
     fn joined(&self) -> Option<Arc<Comm>> {
         self.join.as_ref().and_then(Join::joined)
     }
 
-    /// A dead member fails both, and what the others say of it in the child ("gave up joining") is not what happened.
+    /// Prefers the parent's error. A member that has died fails the parent, too; in the new
+    /// communicator the other members only write that they gave up.
     fn for_parent(&self, error: Error) -> Error {
         if let Err(error) = self.check_parent() {
             return error;
@@ -163,15 +193,13 @@ impl Child for Split {
     }
 }
 
-/// The ranks of one colour by key, ties by rank.
-fn members(asks: impl Iterator<Item = (Ask, usize)>, color: i32) -> Vec<usize> {
+/// Returns the ranks of one colour, ordered by key and then by rank.
+fn members(posted: impl Iterator<Item = (ColorAndKey, usize)>, color: i32) -> Vec<usize> {
     let mut members: Vec<(i32, usize)> =
-        asks.filter(|(ask, _)| ask.color == color).map(|(ask, rank)| (ask.key, rank)).collect();
+        posted.filter(|(posted, _)| posted.color == color).map(|(posted, rank)| (posted.key, rank)).collect();
     members.sort_unstable();
     members.into_iter().map(|(_, rank)| rank).collect()
 }
-
-const STAGES: usize = 3;
 
 impl Operation for Split {
     fn poll(&mut self) -> Result<Poll> {
@@ -182,14 +210,14 @@ impl Operation for Split {
                     return Ok(blocked);
                 }
                 self.waiting = false;
-                if self.stage == 1 && !Descriptor::split(*self.meeting.pass.name()).compare(&self.parent)? {
+                if self.stage == 1 && !self.descriptor().compare(&self.parent)? {
                     self.stage = 0;
-                    self.meeting.withdraw(&self.parent);
+                    self.admission.withdraw(&self.parent);
                 }
             }
             if self.stage == 0 {
                 self.parent.check()?;
-                let blocked = self.meeting.poll(&self.parent, || "ncclCommSplit".to_owned())?;
+                let blocked = self.admission.poll(&self.parent, || "ncclCommSplit".to_owned())?;
                 if let Some(blocked) = blocked {
                     return Ok(blocked);
                 }
@@ -201,13 +229,15 @@ impl Operation for Split {
                 self.waiting = true;
             }
         }
-        // The parent's handle says that the split is done before this operation is dropped: the next one may begin then.
-        self.meeting.pass.leave(&self.parent)?;
+        // The turn ends here and not with the drop: before the drop the parent's handle says that
+        // the split is done, and then the next call may begin.
+        self.admission.pass.leave(&self.parent)?;
         match &mut self.join {
             None => Ok(Poll::Done),
             Some(join) => match join.poll() {
                 Ok(Poll::Done) => Ok(Poll::Done),
-                // A member that has died on its way there, or could not even map the segment, is known to the parent alone.
+                // A member that died before it joined, or that could not map the segment, is known
+                // to the parent only.
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
                     let message = format!(
@@ -227,14 +257,15 @@ impl Operation for Split {
     }
 
     fn describe(&self) -> String {
-        format!("ncclCommSplit(color {}, key {}) on {}", self.ask.color, self.ask.key, self.parent.place())
+        let ColorAndKey { color, key } = self.color_and_key;
+        format!("ncclCommSplit(color {color}, key {key}) on {}", self.parent.own_label())
     }
 }
 
 impl Drop for Split {
     fn drop(&mut self) {
-        // What failed here has its error already.
-        let _ = self.meeting.pass.leave(&self.parent);
+        // A failure of the parent has been reported already.
+        let _ = self.admission.pass.leave(&self.parent);
     }
 }
 
@@ -244,9 +275,9 @@ mod tests {
 
     #[test]
     fn members_are_ordered_by_key_then_rank() {
-        let asks = [(0, 5), (1, 0), (0, -3), (0, 5), (-1, 0)];
-        let asks = || asks.iter().enumerate().map(|(rank, &(color, key))| (Ask { color, key }, rank));
-        assert_eq!(members(asks(), 0), [2, 0, 3]);
-        assert_eq!(members(asks(), 1), [1]);
+        let posted = [(0, 5), (1, 0), (0, -3), (0, 5), (-1, 0)];
+        let posted = || posted.iter().enumerate().map(|(rank, &(color, key))| (ColorAndKey { color, key }, rank));
+        assert_eq!(members(posted(), 0), [2, 0, 3]);
+        assert_eq!(members(posted(), 1), [1]);
     }
 }

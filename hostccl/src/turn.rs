@@ -1,169 +1,21 @@
 //! Turns: which call of this rank is inside a communicator, and which ones wait.
 //!
-//! A communicator has one place for its collectives. For each peer it has one place for sends to the peer and one for receives from it.
-//! One call at a time is inside a place. Calls of several threads under different [names](Name) wait for each other; two calls under one
-//! name at the same time are refused, because nobody can know which of them belongs to which call of the other ranks.
+//! Calls of several threads under different [names](Name) wait for each other; two calls under one name at the same time are refused,
+//! because nobody can know which of them belongs to which call of the other ranks. The module `places` has the words and lists behind this.
 //!
 //! The order in which threads enter may differ from rank to rank. When the ranks find calls under different names in one step of the
 //! collectives, the ranks withdraw these calls, and rank 0 picks the name that goes first: one under which every rank has a call. Each rank
 //! keeps the names of its waiting calls in shared memory for rank 0 ([`Seat::wanted`](crate::segment::Seat)). So each name makes progress
-//! whenever it would with a communicator of its own.
-//!
-//! When the word of a place holds a tag, a single call is inside and no other call waits there. Such a call takes and leaves the place with
-//! one atomic operation each. When a second call begins, the word becomes [`SLOW`], and the entries under the lock list the calls.
+//! whenever it would with a communicator of its own (module `admission`).
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
 
-use crate::comm::{Blocker, Comm};
-use crate::error::{Error, Result};
-use crate::event::Event;
-use crate::operation::Poll;
+use crate::call_name::Name;
+use crate::comm::Comm;
+use crate::error::Result;
+use crate::places::{ALONE, Entries, Entry, Place};
+use crate::poll::{Blocker, Poll};
 use crate::types::ncclInvalidUsage;
-
-/// The longest name in bytes, the zero at its end included.
-pub(crate) const NAME_BYTES: usize = 32;
-
-/// The name under which a call is issued. It is the same on all ranks of the call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct Name {
-    /// The number that tells names apart.
-    pub(crate) tag: u64,
-    /// The name for messages, filled up with zeros.
-    pub(crate) text: [u8; NAME_BYTES],
-}
-
-/// The tag of calls without a name, and the word of a place with several calls.
-const UNNAMED: u64 = 1;
-const SLOW: u64 = u64::MAX;
-
-thread_local! {
-    static NEXT: Cell<Name> = const { Cell::new(Name::NONE) };
-}
-
-impl Name {
-    /// The name of a call to which the caller gave none.
-    pub(crate) const NONE: Name = Name { tag: UNNAMED, text: [0; NAME_BYTES] };
-
-    /// Names the calling thread's next operation.
-    pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) {
-        let tag = if tag == 0 { UNNAMED } else { tag.clamp(UNNAMED + 1, SLOW - 1) };
-        NEXT.set(Name { tag, text });
-    }
-
-    /// The name of the operation that the calling thread is about to begin.
-    pub(crate) fn take_next() -> Name {
-        NEXT.replace(Name::NONE)
-    }
-
-    /// " along tp", or nothing for a call without a name.
-    pub(crate) fn along(&self) -> String {
-        let text = self.text.split(|byte| *byte == 0).next().unwrap_or_default();
-        match String::from_utf8_lossy(text) {
-            text if text.is_empty() => String::new(),
-            text => format!(" along {text}"),
-        }
-    }
-}
-
-/// A place at which calls take turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
-    Collectives,
-    To(usize),
-    From(usize),
-}
-
-impl Place {
-    fn index(self, nranks: usize) -> usize {
-        match self {
-            Place::Collectives => 0,
-            Place::To(peer) => 1 + peer,
-            Place::From(peer) => 1 + nranks + peer,
-        }
-    }
-}
-
-/// A call that is inside a place or waits there.
-#[derive(Debug)]
-struct Entry {
-    place: usize,
-    id: u64,
-    tag: u64,
-    inside: bool,
-    /// Which of this rank's cells in shared memory has the tag.
-    cell: Option<usize>,
-}
-
-/// The number of the entry of a call that was alone before the second call began. The call that was alone does not know this number.
-const ALONE: u64 = 0;
-
-#[derive(Debug, Default)]
-struct Entries {
-    list: Vec<Entry>,
-    last: u64,
-}
-
-/// The places of one rank of a communicator.
-#[derive(Debug)]
-pub(crate) struct Turns {
-    /// One word for each place: 0 when no call is there, the tag of the only call, or [`SLOW`].
-    words: Box<[AtomicU64]>,
-    entries: Mutex<Entries>,
-    /// Changes whenever an entry is added, is removed or gets inside.
-    pub(crate) changed: Event,
-    /// Whether two calls of one name have met here. If they have, no result of this communicator can be relied on.
-    mixed: AtomicBool,
-}
-
-impl Turns {
-    pub(crate) fn new(nranks: usize) -> Turns {
-        Turns {
-            words: (0..=2 * nranks).map(|_| AtomicU64::new(0)).collect(),
-            entries: Mutex::default(),
-            changed: Event::default(),
-            mixed: AtomicBool::new(false),
-        }
-    }
-
-    /// Whether a call of this rank is under way.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
-    }
-
-    /// Whether a collective of this rank is under way or waits for its turn.
-    pub(crate) fn has_collective(&self) -> bool {
-        self.words[0].load(Ordering::Acquire) != 0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tell(&self) {
-        self.changed.count();
-        self.changed.wake();
-    }
-
-    /// Makes the entries list the calls at a place.
-    fn slow_down(&self, place: usize, entries: &mut Entries) {
-        let word = &self.words[place];
-        loop {
-            let now = word.load(Ordering::Acquire);
-            if now == SLOW {
-                return;
-            }
-            if word.compare_exchange(now, SLOW, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                if now != 0 {
-                    entries.list.push(Entry { place, id: ALONE, tag: now, inside: true, cell: None });
-                }
-                return;
-            }
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
@@ -198,7 +50,7 @@ impl Pass {
         match self.held {
             Held::Word => return Ok(None),
             Held::Nothing => {
-                let word = &comm.turns.words[self.place.index(comm.nranks)];
+                let word = &comm.places.words[self.place.index(comm.nranks)];
                 if word.compare_exchange(0, self.name.tag, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     self.held = Held::Word;
                     return Ok(None);
@@ -212,11 +64,11 @@ impl Pass {
 
     #[cold]
     fn queue(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<()> {
-        let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
-        let mut entries = turns.lock();
-        turns.slow_down(place, &mut entries);
+        let (places, place) = (&comm.places, self.place.index(comm.nranks));
+        let mut entries = places.lock();
+        places.slow_down(place, &mut entries);
         if entries.list.iter().any(|entry| entry.place == place && entry.tag == self.name.tag) {
-            turns.mixed.store(true, Ordering::SeqCst);
+            places.mixed.store(true, Ordering::SeqCst);
             drop(entries);
             let message = format!(
                 "two threads of {} call{} at the same time, one of them {}: nobody can know which call of the other ranks belongs to which thread; let one thread at a time call, or give each a dimension of its own (DM_DIM_OWN_COMM)",
@@ -232,15 +84,21 @@ impl Pass {
         self.held = Held::Entry(id);
         publish(comm, &mut entries);
         drop(entries);
-        turns.tell();
+        places.tell();
+        // The call that is inside may wait for this one.
+        match self.place {
+            Place::Collectives => {}
+            Place::To(peer) => drop(comm.segment.channel(comm.rank, peer).order.change()),
+            Place::From(peer) => drop(comm.segment.channel(peer, comm.rank).order.change()),
+        }
         Ok(())
     }
 
     #[cold]
     fn inside(&self, comm: &Comm) -> Option<Poll> {
-        let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
-        let seen = turns.changed.value();
-        let mut entries = turns.lock();
+        let (places, place) = (&comm.places, self.place.index(comm.nranks));
+        let seen = places.changed.value();
+        let mut entries = places.lock();
         let taken = entries.list.iter().any(|entry| entry.place == place && entry.inside);
         let first = entries.list.iter_mut().find(|entry| entry.place == place && (!taken || entry.inside));
         match first.filter(|entry| Held::Entry(entry.id) == self.held) {
@@ -254,9 +112,9 @@ impl Pass {
 
     /// Gives this call, which is inside, an entry whose tag the other ranks can see.
     pub(crate) fn list(&mut self, comm: &Comm) {
-        let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
-        let mut entries = turns.lock();
-        turns.slow_down(place, &mut entries);
+        let (places, place) = (&comm.places, self.place.index(comm.nranks));
+        let mut entries = places.lock();
+        places.slow_down(place, &mut entries);
         if self.held == Held::Word {
             entries.last += 1;
             let id = entries.last;
@@ -274,7 +132,7 @@ impl Pass {
     pub(crate) fn hand_over(&mut self, comm: &Comm, tag: u64) -> bool {
         self.list(comm);
         let place = self.place.index(comm.nranks);
-        let mut entries = comm.turns.lock();
+        let mut entries = comm.places.lock();
         let Some(next) = entries.list.iter().position(|entry| entry.place == place && entry.tag == tag) else {
             return false;
         };
@@ -283,8 +141,15 @@ impl Pass {
         }
         entries.list[next].inside = true;
         drop(entries);
-        comm.turns.tell();
+        comm.places.tell();
         true
+    }
+
+    /// The tags of the calls that wait for their turn behind this one, which is inside.
+    pub(crate) fn waiting_tags(&self, comm: &Comm) -> Vec<u64> {
+        let place = self.place.index(comm.nranks);
+        let entries = comm.places.lock();
+        entries.list.iter().filter(|entry| entry.place == place && !entry.inside).map(|entry| entry.tag).collect()
     }
 
     /// Ends this call's stay, or its wait. Fails when its result may belong to another call of the same name.
@@ -293,7 +158,7 @@ impl Pass {
         match std::mem::replace(&mut self.held, Held::Nothing) {
             Held::Nothing => return Ok(()),
             Held::Word => {
-                let word = &comm.turns.words[self.place.index(comm.nranks)];
+                let word = &comm.places.words[self.place.index(comm.nranks)];
                 if word.compare_exchange(self.name.tag, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     return Ok(());
                 }
@@ -301,7 +166,7 @@ impl Pass {
             }
             Held::Entry(id) => self.remove(comm, id),
         }
-        match comm.turns.mixed.load(Ordering::SeqCst) {
+        match comm.places.mixed.load(Ordering::SeqCst) {
             true => comm.check(),
             false => Ok(()),
         }
@@ -309,8 +174,8 @@ impl Pass {
 
     #[cold]
     fn remove(&self, comm: &Comm, id: u64) {
-        let (turns, place) = (&comm.turns, self.place.index(comm.nranks));
-        let mut entries = turns.lock();
+        let (places, place) = (&comm.places, self.place.index(comm.nranks));
+        let mut entries = places.lock();
         if let Some(mine) = entries.list.iter().position(|entry| entry.place == place && entry.id == id) {
             if let Some(cell) = entries.list.remove(mine).cell {
                 comm.segment.seat(comm.rank).wanted[cell].store(0, Ordering::SeqCst);
@@ -318,10 +183,10 @@ impl Pass {
             }
         }
         if !entries.list.iter().any(|entry| entry.place == place) {
-            turns.words[place].store(0, Ordering::Release);
+            places.words[place].store(0, Ordering::Release);
         }
         drop(entries);
-        turns.tell();
+        places.tell();
     }
 }
 
@@ -342,104 +207,4 @@ fn publish(comm: &Comm, entries: &mut Entries) {
         comm.segment.header().wants.count();
         comm.segment.header().wants.wake();
     }
-}
-
-/// The state of a collective before its first step with the other ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
-    /// It has no turn yet.
-    Outside,
-    /// It may put down its description.
-    Open,
-    /// It was withdrawn; the other ranks have to end the empty step that follows. The number is the step of the descriptions.
-    Clearing(u64),
-    /// Rank 0 has to say which name goes first.
-    Deciding(u64),
-}
-
-/// The admission of a collective: its turn on this rank, and the agreement of all ranks on whose turn it is.
-///
-/// The ranks put down descriptions in step `s` and compare them in step `s + 1`. When the names differ, all of them end step `s + 1`
-/// without touching a slot. After that nobody writes to the slots of a withdrawn call any more. In step `s + 2` the ranks continue with
-/// the name that rank 0 has chosen.
-#[derive(Debug)]
-pub(crate) struct Meeting {
-    pub(crate) pass: Pass,
-    at: At,
-}
-
-impl Meeting {
-    pub(crate) fn new(name: Name) -> Meeting {
-        Meeting { pass: Pass::new(Place::Collectives, name), at: At::Outside }
-    }
-
-    /// Returns `None` when this call may put down its description in the current step, else what it waits for.
-    #[inline]
-    pub(crate) fn poll(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
-        if self.at == At::Open || comm.nranks == 1 {
-            return Ok(None);
-        }
-        if self.at != At::Outside {
-            if let Some(blocked) = self.decide(comm) {
-                return Ok(Some(blocked));
-            }
-        }
-        if self.at == At::Outside {
-            if let Some(blocked) = self.pass.enter(comm, call)? {
-                return Ok(Some(blocked));
-            }
-            self.at = At::Open;
-        }
-        Ok(None)
-    }
-
-    /// Withdraws the call. All ranks do so when they find different names in the step before this one.
-    #[cold]
-    pub(crate) fn withdraw(&mut self, comm: &Comm) {
-        self.pass.list(comm);
-        self.at = At::Clearing(comm.step() - 1);
-        comm.end_step();
-    }
-
-    #[cold]
-    fn decide(&mut self, comm: &Comm) -> Option<Poll> {
-        if let At::Clearing(posted) = self.at {
-            if let Some(blocked) = comm.step_blocked() {
-                return Some(blocked);
-            }
-            self.at = At::Deciding(posted);
-        }
-        let At::Deciding(posted) = self.at else { return None };
-        let (header, step) = (comm.segment.header(), comm.step() as u32);
-        let verdict = header.verdict.value();
-        if verdict != step {
-            if comm.rank != 0 {
-                return Some(Poll::Blocked { seen: verdict, blocker: Blocker::Verdict(posted) });
-            }
-            let seen = header.wants.value();
-            let Some(tag) = wanted_by_all(comm) else {
-                return Some(Poll::Blocked { seen, blocker: Blocker::Wants(posted) });
-            };
-            header.verdict_tag.store(tag, Ordering::Relaxed);
-            header.verdict.set(step);
-        }
-        let tag = header.verdict_tag.load(Ordering::Relaxed);
-        self.at = if tag == self.pass.name.tag || !self.pass.hand_over(comm, tag) { At::Open } else { At::Outside };
-        None
-    }
-}
-
-/// Returns a tag under which every rank has a call.
-fn wanted_by_all(comm: &Comm) -> Option<u64> {
-    let tags = |rank: usize| comm.segment.seat(rank).wanted.iter().map(|cell| cell.load(Ordering::SeqCst));
-    let all_want = |tag: &u64| (1..comm.nranks).all(|rank| tags(rank).any(|other| other == *tag));
-    tags(0).filter(|tag| *tag != 0).find(all_want)
-}
-
-/// Why a call that comes too late to be told apart from another one fails.
-pub(crate) const SHARED: &str = "which share one communicator; call along them in one order on all ranks, or give one of them a communicator of its own (DM_DIM_OWN_COMM)";
-
-/// The error of calls that ended because they shared a communicator.
-pub(crate) fn apart(comm: &Comm, calls: &str, millis: u128) -> Error {
-    comm.fail(ncclInvalidUsage, None, &format!("{calls}, {SHARED}: nothing that fits came within {millis} ms"))
 }

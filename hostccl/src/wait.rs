@@ -1,101 +1,117 @@
-//! Waiting: spin for a moment, let others run, then sleep, and at the end of each slice of sleep look whether the peers
-//! still live.
+//! Waiting for peers: poll for a moment, then sleep, and look after each slice of sleep whether the
+//! peers still live.
 
-use std::ffi::OsStr;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::comm::{Blocker, Comm};
+use crate::comm::Comm;
+use crate::diagnosis;
 use crate::error::{Error, Result};
 use crate::event::{self, Watch};
+use crate::poll::Blocker;
+use crate::spin;
+use crate::timeout;
 
-/// The longest sleep before looking at the peers.
+/// The longest sleep before a thread looks at the peers.
 const SLICE: Duration = Duration::from_millis(100);
-/// The longest sleep of an operation whose communicator `ncclCommAbort` cannot wake yet.
+/// The longest sleep while a communicator is made, because `ncclCommAbort` cannot wake that sleep.
 const JOIN_SLICE: Duration = Duration::from_millis(20);
 
-/// The longest time that `HOSTCCL_TIMEOUT_MS` may give: 100 years.
-const MOST_MILLIS: u64 = 100 * 365 * 86_400_000;
-
-/// What one blocked operation waits for.
-pub(crate) struct Waiting<'a> {
+/// A call that is blocked, and what it waits for.
+pub(crate) struct BlockedCall<'a> {
+    /// The communicator on which the call waits.
     pub(crate) comm: &'a Arc<Comm>,
     /// What the blocker's word held.
     pub(crate) seen: u32,
+    /// What the call waits for.
     pub(crate) blocker: Blocker,
-    pub(crate) patience: Option<Duration>,
-    /// The call that waits, for messages.
+    /// How long the call may wait without progress, where nothing else says so.
+    pub(crate) default_timeout: Option<Duration>,
+    /// Describes the call, for messages.
     pub(crate) call: &'a dyn Fn() -> String,
 }
 
-impl Waiting<'_> {
-    fn moved(&self) -> bool {
+impl BlockedCall<'_> {
+    fn may_continue(&self) -> bool {
         self.comm.event(self.blocker).value() != self.seen
+            || self.comm.second_event(self.blocker).is_some_and(|second| second.event.value() != second.seen)
+    }
+
+    /// Whether the failure of the communicator ends this wait.
+    fn ends_with_comm(&self) -> bool {
+        !matches!(self.blocker, Blocker::NewSegment(_))
+    }
+
+    /// Whether a deadline ends this wait. A call that waits for its turn needs none, because the
+    /// call that is inside has one.
+    fn has_deadline(&self) -> bool {
+        self.ends_with_comm() && self.blocker != Blocker::Turn
     }
 }
 
-/// A thread's waiting: since when, and for how long at most.
+/// A thread's wait for its calls, from the last progress on.
 #[derive(Default)]
-pub(crate) struct Idle {
+pub(crate) struct Wait {
+    /// When the thread last saw progress; `None` until it has to sleep.
     since: Option<Instant>,
-    /// What the communicators' own patience was when it began: a call keeps the one it started with.
-    set: Option<Option<Duration>>,
+    /// The communicators' own timeout as it was when the wait began, because a call keeps the
+    /// timeout with which it started. The outer `None` means that it was not read yet.
+    comm_timeout: Option<Option<Duration>>,
 }
 
-impl Idle {
-    /// Waits until one of the operations may go on.
-    pub(crate) fn wait(&mut self, waits: &[Waiting<'_>]) -> Result<()> {
-        let moved = || waits.iter().any(Waiting::moved);
-        let crowded = waits.iter().any(|wait| wait.comm.crowd > processors());
-        if SPIN.watch(crowded, moved) || COURTESY.offer(crowded, moved) {
+impl Wait {
+    /// Waits until one of the calls may continue. It may return earlier. Fails when a communicator
+    /// has failed, when a peer that is waited for has left or died, and when the time is up.
+    pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
+        let changed = || calls.iter().any(BlockedCall::may_continue);
+        if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {
             self.since = None;
             return Ok(());
         }
-        // Those that the communicator's end ends.
-        let ended = || waits.iter().filter(|wait| !matches!(wait.blocker, Blocker::Offer(_)));
-        for wait in ended() {
-            wait.comm.check().map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
+        let ended = || calls.iter().filter(|call| call.ends_with_comm());
+        for call in ended() {
+            call.comm.check().map_err(|error| call.comm.add_missing(error, call.blocker))?;
         }
-        // Whoever is inside has a deadline; who waits for its turn needs none.
-        let timed = || ended().filter(|wait| wait.blocker != Blocker::Turn);
+        let timed = || calls.iter().filter(|call| call.has_deadline());
         let since = *self.since.get_or_insert_with(Instant::now);
-        if self.set.is_none() && timed().next().is_some() {
-            self.set = Some(timed().filter_map(|wait| wait.comm.patience()).min());
+        if self.comm_timeout.is_none() && timed().next().is_some() {
+            self.comm_timeout = Some(timed().filter_map(|call| call.comm.timeout()).min());
         }
-        let set = self.set.flatten();
-        let patience = set.or_else(timeout).or_else(|| timed().filter_map(|wait| wait.patience).min());
-        let patience = patience.filter(|_| timed().next().is_some());
-        let joining = waits.iter().any(|wait| wait.blocker == Blocker::Arrivals);
+        let set = self.comm_timeout.flatten().or_else(timeout::from_environment);
+        let timeout = set.or_else(|| timed().filter_map(|call| call.default_timeout).min());
+        let timeout = timeout.filter(|_| timed().next().is_some());
+        let joining = calls.iter().any(|call| call.blocker == Blocker::Arrivals);
         let mut slice = if joining { JOIN_SLICE } else { SLICE };
-        if let Some(patience) = patience {
-            slice = slice.min(patience.saturating_sub(since.elapsed()));
+        if let Some(timeout) = timeout {
+            slice = slice.min(timeout.saturating_sub(since.elapsed()));
         }
-        sleep(waits, slice);
-        if moved() {
+        sleep(calls, slice);
+        if changed() {
             self.since = None;
             return Ok(());
         }
-        for wait in ended() {
-            let checked = wait.comm.check_peers(Some((wait.blocker, wait.seen)), wait.call);
-            checked.map_err(|error| wait.comm.while_waiting(error, wait.blocker))?;
+        for call in ended() {
+            let checked = call.comm.check_peers(Some((call.blocker, call.seen)), call.call);
+            checked.map_err(|error| call.comm.add_missing(error, call.blocker))?;
         }
-        match patience {
-            Some(patience) if since.elapsed() >= patience && !moved() => Err(expired(timed(), patience)),
+        match timeout {
+            Some(timeout) if since.elapsed() >= timeout && !changed() => Err(time_out(timed(), timeout)),
             _ => Ok(()),
         }
     }
 }
 
 /// Sleeps on all words at once.
-fn sleep(waits: &[Waiting<'_>], slice: Duration) {
-    let mut watches: Vec<Watch<'_>> = Vec::with_capacity(waits.len() + 1);
-    for wait in waits {
-        watches.push(Watch { event: wait.comm.event(wait.blocker), seen: wait.seen });
-        // A failure wakes who sleeps on a barrier; there are too many channels to wake them all, so their sleepers watch the
-        // alarm as well.
-        let alarm = &wait.comm.segment.header().alarm;
-        let pairwise = matches!(wait.blocker, Blocker::From(_) | Blocker::To(_) | Blocker::Turn | Blocker::Other(_));
+fn sleep(calls: &[BlockedCall<'_>], slice: Duration) {
+    let mut watches: Vec<Watch<'_>> = Vec::with_capacity(calls.len() + 1);
+    for call in calls {
+        watches.push(Watch { event: call.comm.event(call.blocker), seen: call.seen });
+        watches.extend(call.comm.second_event(call.blocker));
+        // A failure wakes the threads that sleep on a barrier. There are too many channels to wake
+        // their sleepers one by one, so those watch the alarm as well.
+        let alarm = &call.comm.segment.header().alarm;
+        let pairwise =
+            matches!(call.blocker, Blocker::From(_) | Blocker::To { .. } | Blocker::Turn | Blocker::OtherCall(_));
         if pairwise && !watches.iter().any(|watch| std::ptr::eq(watch.event, alarm)) {
             watches.push(Watch { event: alarm, seen: 0 });
         }
@@ -103,159 +119,8 @@ fn sleep(waits: &[Waiting<'_>], slice: Duration) {
     event::sleep(&watches, slice);
 }
 
-/// Ends the communicators that have waited for too long.
-fn expired<'a>(waits: impl Iterator<Item = &'a Waiting<'a>>, timeout: Duration) -> Error {
-    let errors = waits.map(|wait| wait.comm.expire(wait.blocker, timeout, &(wait.call)()));
+/// Ends the communicators of these calls, whose time is up. Returns the error of the first call.
+fn time_out<'a>(calls: impl Iterator<Item = &'a BlockedCall<'a>>, timeout: Duration) -> Error {
+    let errors = calls.map(|call| diagnosis::time_out(call.comm, call.blocker, timeout, &(call.call)()));
     errors.collect::<Vec<_>>().swap_remove(0)
-}
-
-/// Looking at the words again and again.
-///
-/// It pays when the peer runs on another processor and is about to finish: then about as long as a system call takes. When
-/// the ranks outnumber the processors, or share one all the same, nothing can change meanwhile; so the time grows with
-/// each success and shrinks with each failure.
-struct Spin {
-    times: AtomicU32,
-}
-
-static SPIN: Spin = Spin { times: AtomicU32::new(MAX_SPINS) };
-const MIN_SPINS: u32 = 20;
-const MAX_SPINS: u32 = 200;
-
-impl Spin {
-    /// Spins; says whether a word has changed meanwhile. The counter is a hint, as in [`Courtesy`].
-    fn watch(&self, crowded: bool, moved: impl Fn() -> bool) -> bool {
-        let look = |times: u32| {
-            (0..times).any(|_| {
-                std::hint::spin_loop();
-                moved()
-            })
-        };
-        if crowded {
-            return look(MIN_SPINS);
-        }
-        let times = self.times.load(Ordering::Relaxed);
-        let seen = look(times);
-        let next = if seen { times + times / 8 } else { times - times / 8 };
-        self.times.store(next.clamp(MIN_SPINS, MAX_SPINS), Ordering::Relaxed);
-        seen
-    }
-}
-
-/// Those on which this thread may run: one, where a launcher has bound each rank to its own, so that ranks count as more than the processors and do
-/// not look on.
-fn processors() -> usize {
-    static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
-}
-
-/// Giving the processor to other threads before sleeping.
-///
-/// Where ranks share processors, the thread that runs next is most likely the rank that this one waits for: it ends the
-/// step in a fraction of the time that a sleep and a wake-up take. Where something else keeps the processors busy, though,
-/// it runs for its whole time slice, which is far longer than a sleep. So a slow yield is followed by a time without any,
-/// longer each time it happens again.
-///
-/// Where there is a processor for each rank, a yield that nobody takes returns at once, and to look on for about as long as a
-/// wake-up from an idle processor takes delays nobody. Once others have run, this rank had better sleep and be woken where there is
-/// room; and an idle processor of fewer than ranks had better take one of the waiting ranks from another.
-struct Courtesy {
-    /// Waits that are left without a yield.
-    pause: AtomicU32,
-    /// How many the next slow yield costs.
-    penalty: AtomicU32,
-}
-
-static COURTESY: Courtesy = Courtesy { pause: AtomicU32::new(0), penalty: AtomicU32::new(MIN_PENALTY) };
-/// The most yields in which others run.
-const TURNS: u32 = 2;
-/// A yield that nobody took is quicker than this: one system call, no switch.
-const QUICK_YIELD: Duration = Duration::from_nanos(1500);
-const SLOW_YIELD: Duration = Duration::from_micros(500);
-const LONGEST_LOOK: Duration = Duration::from_micros(50);
-const MIN_PENALTY: u32 = 64;
-const MAX_PENALTY: u32 = 16_384;
-
-impl Courtesy {
-    /// Yields; says whether a word has changed meanwhile. The counters are hints: threads may overwrite each other's.
-    fn offer(&self, crowded: bool, moved: impl Fn() -> bool) -> bool {
-        let pause = self.pause.load(Ordering::Relaxed);
-        if pause > 0 {
-            self.pause.store(pause - 1, Ordering::Relaxed);
-            return false;
-        }
-        let began = Instant::now();
-        let (mut before, mut turns) = (began, 0);
-        while turns < TURNS && (crowded || before.duration_since(began) < LONGEST_LOOK) {
-            std::thread::yield_now();
-            let after = Instant::now();
-            let took = after.duration_since(before);
-            before = after;
-            turns += u32::from(crowded || took > QUICK_YIELD);
-            let slow = took > SLOW_YIELD;
-            let penalty = self.penalty.load(Ordering::Relaxed);
-            if slow {
-                self.pause.store(penalty, Ordering::Relaxed);
-                self.penalty.store((penalty * 2).min(MAX_PENALTY), Ordering::Relaxed);
-            }
-            let moved = moved();
-            if moved && !slow && penalty > MIN_PENALTY {
-                self.penalty.store(penalty - 1, Ordering::Relaxed);
-            }
-            if moved || slow {
-                return moved;
-            }
-        }
-        false
-    }
-}
-
-/// `HOSTCCL_TIMEOUT_MS`: how long a wait without any progress may last; unset or 0: forever.
-pub(crate) fn timeout() -> Option<Duration> {
-    from_environment().as_ref().ok().copied().flatten()
-}
-
-/// An error where `HOSTCCL_TIMEOUT_MS` is no time: to be asked before a communicator is made.
-pub(crate) fn check_timeout() -> Result<()> {
-    from_environment().as_ref().map(drop).map_err(Clone::clone)
-}
-
-fn from_environment() -> &'static Result<Option<Duration>> {
-    static TIMEOUT: OnceLock<Result<Option<Duration>>> = OnceLock::new();
-    TIMEOUT.get_or_init(|| read_timeout(std::env::var_os("HOSTCCL_TIMEOUT_MS").as_deref()))
-}
-
-/// Empty counts as unset.
-fn read_timeout(value: Option<&OsStr>) -> Result<Option<Duration>> {
-    let text = value.unwrap_or_default().to_string_lossy();
-    let digits = text.trim();
-    if digits.is_empty() {
-        return Ok(None);
-    }
-    let millis: u64 = digits.parse().ok().filter(|millis| *millis <= MOST_MILLIS).ok_or_else(|| {
-        Error::argument(format!(
-            "HOSTCCL_TIMEOUT_MS is {text:?}: it must be a whole number of milliseconds from 0 (no limit) to {MOST_MILLIS}"
-        ))
-    })?;
-    Ok((millis > 0).then(|| Duration::from_millis(millis)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_timeout_that_is_no_time_is_refused_with_its_value() {
-        for (text, millis) in
-            [(None, 0), (Some(""), 0), (Some("0"), 0), (Some(" 300 "), 300), (Some("3153600000000"), MOST_MILLIS)]
-        {
-            let read = read_timeout(text.map(OsStr::new)).unwrap();
-            assert_eq!(read, (millis > 0).then(|| Duration::from_millis(millis)), "{text:?}");
-        }
-        for text in ["abc", "-1", "1.5", "30s", "3153600000001", "99999999999999999999"] {
-            let error = read_timeout(Some(OsStr::new(text))).unwrap_err();
-            assert_eq!(error.code(), crate::types::ncclInvalidArgument);
-            assert!(error.message().contains(&format!("HOSTCCL_TIMEOUT_MS is {text:?}")), "{}", error.message());
-        }
-    }
 }

@@ -1,4 +1,5 @@
-//! Calls that cannot be right: each gets its code and a line that carries the values, and the communicator goes on.
+//! Calls with wrong arguments: each gets its code and one line with the values, and the
+//! communicator stays usable.
 
 mod common;
 
@@ -22,7 +23,7 @@ fn refused(result: ncclResult_t, code: ncclResult_t, function: &str, words: &str
     assert!(!message.contains('\n'), "{message} has more than one line");
 }
 
-/// A working buffer of eight elements.
+/// Returns a valid buffer of eight elements.
 fn buffer() -> [f32; 8] {
     [1.0; 8]
 }
@@ -43,7 +44,8 @@ fn communicators_that_are_none() {
         let at = data.as_mut_ptr().cast::<c_void>();
         let mut int = -7;
         let mut other = null_mut();
-        // SAFETY: buffers of eight elements and places for answers; the communicators are tokens that are looked up.
+        // SAFETY: the buffers have eight elements, and there are places for the answers. The
+        // communicators are tokens, which are looked up.
         unsafe {
             refused(ncclAllReduce(at, at, 1, F32, SUM, comm, null_mut()), 4, "ncclAllReduce", words);
             refused(ncclReduce(at, at, 1, F32, SUM, 0, comm, null_mut()), 4, "ncclReduce", words);
@@ -86,7 +88,8 @@ fn values_out_of_range_leave_the_communicator_usable() {
         let at = data.as_mut_ptr().cast::<c_void>();
         let none = null_mut::<c_void>();
         let comm = **comm;
-        // SAFETY: buffers of eight elements; what is out of range is refused before they are used.
+        // SAFETY: the buffers have eight elements. A value out of range is refused before a buffer
+        // is used.
         unsafe {
             for dtype in [-1, 10, 11, c_int::MAX] {
                 let words = format!("datatype {dtype}");
@@ -120,7 +123,7 @@ fn values_out_of_range_leave_the_communicator_usable() {
             let mut other = without_provenance_mut(1);
             refused(ncclCommSplit(comm, -2, 0, &raw mut other, null_mut()), 4, "ncclCommSplit", "color -2");
             refused(ncclCommSplit(comm, 0, 0, null_mut(), null_mut()), 4, "ncclCommSplit", "NULL");
-            // Nothing of it reached the other rank.
+            // None of these calls has reached the other rank.
             ok(ncclAllReduce(at, at, 8, F32, SUM, comm, null_mut()));
             ok(ncclAllReduce(none, none, 0, F32, SUM, comm, null_mut()));
         }
@@ -152,7 +155,7 @@ fn ranks_and_ids_that_cannot_start_a_communicator() {
         let result = ncclMemAlloc(&raw mut memory, isize::MAX as usize);
         refused(result, ncclSystemError, "ncclMemAlloc", &isize::MAX.to_string());
     }
-    // The id is still good, for one communicator.
+    // The id still starts one communicator.
     let comm = Comm::init(id, 1, 0);
     let mut again = null_mut();
     // SAFETY: a place for the communicator.
@@ -177,7 +180,7 @@ fn a_wrong_call_inside_a_group_fails_the_group_and_ends_it() {
     }
 }
 
-/// Calls that do not fit together, as messages spell them.
+/// The calls of [`call`], as messages spell them. No two of them fit together.
 const DIFFERENT: [&str; 8] = [
     "ncclAllReduce(8 x float32, sum)",
     "ncclAllReduce(7 x float32, sum)",
@@ -189,14 +192,14 @@ const DIFFERENT: [&str; 8] = [
     "ncclCommSplit",
 ];
 
-/// Makes one of them.
+/// Makes the call of that index in [`DIFFERENT`].
 fn call(which: usize, comm: ncclComm_t) -> ncclResult_t {
-    // Alltoall has four elements for each of three ranks.
+    // The all-to-all has four elements for each of three ranks.
     let mut data = [1.0_f32; 12];
     let at = data.as_mut_ptr().cast::<c_void>();
     let mut other = null_mut();
     let (int32, max) = (DataType::Int32 as c_int, ReduceOp::Max as c_int);
-    // SAFETY: a buffer that is large enough for each, and a place for a communicator.
+    // SAFETY: the buffer is large enough for each call, and there is a place for a communicator.
     unsafe {
         match which {
             0 => ncclAllReduce(at, at, 8, F32, SUM, comm, null_mut()),
@@ -216,7 +219,7 @@ fn ranks_that_make_different_calls_all_hear_of_both() {
     for (first, of_first) in DIFFERENT.iter().enumerate() {
         for (second, of_second) in DIFFERENT.iter().enumerate().filter(|(second, _)| *second != first) {
             ranks(3, |comm, rank| {
-                // Rank 1 calls what the others do not.
+                // Rank 1 makes the second call, and the other ranks make the first one.
                 let result = call(if rank == 1 { second } else { first }, **comm);
                 let message = last_error();
                 assert_eq!(result, ncclInvalidUsage, "rank {rank}: {message}");
@@ -236,7 +239,7 @@ fn a_receive_of_another_size_than_its_send_fails_on_both_sides() {
     ranks(2, |comm, rank| {
         let mut data = vec![0.0_f32; 1 << 20];
         let at = data.as_mut_ptr().cast::<c_void>();
-        // SAFETY: 2^20 elements, of which all are sent and fewer received.
+        // SAFETY: the buffer has 2^20 elements. All are sent, and fewer are received.
         let result = unsafe {
             match rank {
                 0 => ncclSend(at, 1 << 20, F32, 1, **comm, null_mut()),

@@ -1,5 +1,5 @@
-//! libhostccl.so and hostccl.h as a C programmer meets them: exports, SONAME, the header alone and beside others, and a
-//! program that is linked and run.
+//! Tests of libhostccl.so and hostccl.h as C programs use them: the exports, the SONAME, the header
+//! alone and beside other headers, and a program that is linked and run.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -16,12 +16,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// The folder of this build's profile: this program is in its `deps`.
+/// Returns the folder of this build's profile. This program is in its folder `deps`.
 fn profile_folder() -> PathBuf {
     env::current_exe().unwrap().parent().and_then(Path::parent).unwrap().to_owned()
 }
 
-/// The shared library of this profile. Tests do not depend on the crate that makes it, so it is built here.
+/// Returns the shared library of this profile. It is built here, because tests do not depend on the
+/// crate that makes it.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -45,7 +46,7 @@ fn soname() -> String {
     format!("libhostccl.so.{version}")
 }
 
-/// Runs a program that has to succeed; its output.
+/// Runs a program that must succeed, and returns its output.
 #[track_caller]
 fn run(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -54,7 +55,7 @@ fn run(command: &mut Command) -> String {
     text(&output.stdout)
 }
 
-/// A folder of this test, empty, in the build folder.
+/// Returns an empty folder for one test, in the build folder.
 fn scratch(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("c_library-{name}"));
     let _ = fs::remove_dir_all(&folder);
@@ -62,7 +63,8 @@ fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// The functions that the header declares: names before a parenthesis, outside of comments and macros.
+/// Returns the functions that the header declares: the names before a parenthesis, outside of
+/// comments and macros.
 fn declared() -> BTreeSet<String> {
     let header = fs::read_to_string(root().join("include/hostccl.h")).unwrap();
     let mut code = String::new();
@@ -92,12 +94,12 @@ fn the_soname_has_major_and_minor_before_1_0() {
     assert!(dynamic.contains(&format!("[{}]", soname())), "{dynamic}");
 }
 
-/// Compiles a text that includes headers; it is not linked.
+/// Compiles a source text as C and as C++, without linking it.
 #[track_caller]
 fn compile(name: &str, source: &str) {
     let folder = scratch(name);
     fs::write(folder.join("source"), source).unwrap();
-    // What stands for NVIDIA's header, which is not needed to build this.
+    // This file takes the place of NVIDIA's header, which is not needed to build the engine.
     let nvidia = "#ifndef NCCL_H_\n#define NCCL_H_\ntypedef struct CUstream_st *cudaStream_t;\n\
         typedef struct ncclComm *ncclComm_t;\ntypedef enum { ncclSuccess = 0, ncclNumResults = 9 } ncclResult_t;\n#endif\n";
     fs::write(folder.join("nccl.h"), nvidia).unwrap();
@@ -136,7 +138,7 @@ fn the_header_leaves_a_real_nccl_h_alone() {
 #[test]
 fn a_program_written_against_nccl_links_and_runs() {
     let folder = scratch("program");
-    // As it is installed: the file by its SONAME, and the name that the linker looks for.
+    // An installed library has two names: its SONAME, and the name for which the linker looks.
     std::os::unix::fs::symlink(library(), folder.join("libhostccl.so")).unwrap();
     std::os::unix::fs::symlink(library(), folder.join(soname())).unwrap();
     for (name, compiler) in [("c", C), ("c++", CXX)] {

@@ -1,4 +1,5 @@
-//! Splits, several communicators at once, groups, one thread for all ranks, and non-blocking calls.
+//! Splits, several communicators at once, groups, one thread that drives all ranks, and
+//! non-blocking calls.
 
 mod common;
 
@@ -159,7 +160,7 @@ fn several_ids_serve_as_well_as_one() {
     assert_eq!(comms.map(Comm).map(|comm| comm.rank()), [0, 1]);
 }
 
-/// Polls as the documentation of NCCL tells.
+/// Polls until the communicator is ready, as the documentation of NCCL describes.
 fn wait(comm: ncclComm_t) {
     let started = Instant::now();
     let mut state = ncclInProgress;
@@ -181,12 +182,13 @@ fn communicators_can_be_made_without_blocking() {
                 scope.spawn(move || {
                     let mut config = ncclConfig_t { blocking: 0, commName: c"pipeline".as_ptr(), ..config() };
                     let mut comm = null_mut();
-                    // SAFETY: a place for the communicator; a whole configuration.
+                    // SAFETY: a place for the communicator, and a whole configuration.
                     let result = unsafe { ncclCommInitRankConfig(&raw mut comm, 3, id, rank, &raw mut config) };
                     assert!(result == ncclInProgress || result == ncclSuccess, "{}", last_error());
                     wait(comm);
                     let comm = Comm(comm);
-                    // The split inherits it: poll the parent, then use what it wrote.
+                    // The split inherits `blocking`. So the parent is polled, and then the new
+                    // communicator is there.
                     let mut part = null_mut();
                     // SAFETY: a place for the communicator, which lives until the split is done.
                     let result = unsafe { ncclCommSplit(*comm, 0, -rank, &raw mut part, null_mut()) };
@@ -227,7 +229,7 @@ fn a_rank_multiplies_by_its_own_scalar_before_the_sum() {
             ok(unsafe { ncclRedOpDestroy(op, **comm) });
         }
     });
-    // Alone as well; and in f32 the scalar is no integer.
+    // One rank multiplies as well. In f32 the scalar need not be an integer.
     ranks(1, |comm, _| {
         let (mut scalar, value, mut op, mut result) = (0.25_f32, 6.0_f32, -1, 0.0_f32);
         // SAFETY: places for the operator, the scalar and the elements.
@@ -245,7 +247,7 @@ fn a_rank_multiplies_by_its_own_scalar_before_the_sum() {
 fn memory_comes_aligned_and_registration_is_accepted() {
     let comm = &Comm::init_all(1)[0];
     let (mut memory, mut handle) = (null_mut(), null_mut());
-    // SAFETY: places for the answers; the memory has the size asked for.
+    // SAFETY: there are places for the answers, and the memory has the size that was asked for.
     unsafe {
         ok(ncclMemAlloc(&raw mut memory, 10_000));
         assert_eq!(memory.addr() % 4096, 0);
@@ -272,8 +274,8 @@ fn a_finalized_communicator_is_only_destroyed() {
     });
 }
 
-/// A split that begins the moment the non-blocking init of its parent is done, over and over: the end of the one must not be
-/// taken for the end of the other.
+/// A split begins as soon as the non-blocking init of its parent is done. The end of the init must
+/// not be taken for the end of the split.
 #[test]
 fn a_split_may_follow_a_non_blocking_init_at_once() {
     for _ in 0..50 {
@@ -303,7 +305,7 @@ fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
     let mut config = ncclConfig_t { blocking: 0, ..config() };
     let (mut comm, mut state, mut lost) = (null_mut(), ncclInProgress, -1);
     let started = Instant::now();
-    // SAFETY: places for the answers; a live communicator.
+    // SAFETY: a live communicator, and places for the answers.
     unsafe {
         assert_eq!(ncclCommInitRankConfig(&raw mut comm, 3, unique_id(), 1, &raw mut config), ncclInProgress);
         ok(hostcclCommSetTimeout(comm, 200));
@@ -366,7 +368,7 @@ fn waiting_for_what_is_in_progress_ends_when_it_has_ended_or_the_time_is_up() {
 
 #[test]
 fn when_the_time_is_up_each_rank_names_whom_it_waits_for_itself() {
-    // Rank 2 does not come: rank 0 waits for it, and rank 1 for rank 0.
+    // Rank 2 makes no call. Rank 0 waits for rank 2, and rank 1 waits for rank 0.
     let over = std::sync::Barrier::new(3);
     let lost = ranks(3, |comm, rank| {
         let (mut value, mut lost) = (0.0_f32, -1);

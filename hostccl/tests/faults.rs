@@ -1,6 +1,8 @@
-//! What happens when a rank dies, leaves or aborts: every other rank gets an error, soon, and nothing is left behind.
+//! A rank that dies, leaves or aborts gives every other rank an error soon, and leaves nothing
+//! behind.
 //!
-//! The ranks are child processes: this test program started again with `HOSTCCL_FAULT` naming what to play.
+//! The ranks are child processes: this test program, started again with its ignored test `child`.
+//! `HOSTCCL_FAULT` names the scene that they play.
 
 use std::env;
 use std::ffi::{CStr, c_int};
@@ -13,12 +15,17 @@ use std::time::{Duration, Instant};
 use hostccl::types::*;
 use hostccl::*;
 
-/// Long enough for a loaded machine; what a test measures is asserted on its own.
+/// How long a test waits for a condition. It is long enough for a loaded machine, and the times
+/// that a test measures have bounds of their own.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A rank that runs as a child process.
 struct Rank {
+    /// The process.
     child: Child,
+    /// Where the test writes its commands.
     input: ChildStdin,
+    /// Where the rank writes its answers.
     output: BufReader<ChildStdout>,
 }
 
@@ -42,7 +49,7 @@ impl Rank {
         Rank { input: child.stdin.take().unwrap(), output: BufReader::new(child.stdout.take().unwrap()), child }
     }
 
-    /// The next line that the rank says for us, without its mark.
+    /// Returns the next line that the rank wrote for the test, without its mark.
     fn hear(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -87,7 +94,7 @@ fn start_all(play: &str, size: usize) -> Vec<Rank> {
 }
 
 fn last_error() -> String {
-    // SAFETY: NULL is allowed; the string lives until the next failing call.
+    // SAFETY: NULL is allowed, and the string lives until the next failing call.
     unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
 }
 
@@ -130,7 +137,7 @@ fn lost_rank(comm: ncclComm_t) -> c_int {
     lost
 }
 
-/// What a child plays; not a test by itself.
+/// Plays one rank of a scene. It is no test by itself.
 #[test]
 #[ignore = "started by the other tests as a rank"]
 fn child() {
@@ -149,7 +156,7 @@ fn child() {
     }
     say("ready");
     match play.as_str() {
-        // Reduces until something fails.
+        // Every rank reduces until a call fails.
         "reduce" => {
             let mut data = vec![1.0; 1 << 20];
             let started = Instant::now();
@@ -161,7 +168,7 @@ fn child() {
             let again = all_reduce(comm, &mut data[..1]);
             say(&format!("{again} {}", last_error()));
         }
-        // Rank 0 waits for a message of rank 1, the others for rank 0.
+        // Rank 0 waits for a message of rank 1, and the others wait for one of rank 0.
         "message" => {
             let mut data = vec![1.0_f32; 10];
             // SAFETY: the buffer holds ten elements.
@@ -171,7 +178,7 @@ fn child() {
             };
             say(&format!("{result} {} {}", lost_rank(comm), last_error()));
         }
-        // Rank 0 does what it is told, the others reduce once.
+        // Rank 0 leaves in the way that the test writes, and the others reduce once.
         "leave" => {
             if rank == 0 {
                 let leave = match listen().as_str() {
@@ -188,12 +195,12 @@ fn child() {
                 say(&format!("{result} {} {}", lost_rank(comm), last_error()));
             }
         }
-        // Rank 1 does not come.
+        // All ranks but rank 1 reduce.
         "late" if rank != 1 => {
             let result = all_reduce(comm, &mut [0.0; 4]);
             say(&format!("{result} {} {}", lost_rank(comm), last_error()));
         }
-        // All but rank 1 split.
+        // All ranks but rank 1 split.
         "split" if rank != 1 => {
             let mut new = null_mut();
             // SAFETY: a place for the communicator.
@@ -201,7 +208,7 @@ fn child() {
             assert!(new.is_null());
             say(&format!("{result} {} {}", lost_rank(comm), last_error()));
         }
-        // Watches without calling anything.
+        // Every rank only asks for the state of its communicator.
         "watch" => {
             let started = Instant::now();
             let mut state = ncclSuccess;
@@ -217,13 +224,14 @@ fn child() {
     listen();
 }
 
-/// Kills `victim` and checks what the others say.
+/// Kills `victim` and checks the errors of the others.
 fn kill_and_hear(play: &str, size: usize, victim: usize) {
     let mut ranks = start_all(play, size);
     for rank in &mut ranks {
         assert_eq!(rank.hear(), "ready");
     }
-    // Whatever the ranks are at by now, they are in the middle of it; the error is the same at any moment.
+    // The ranks are most likely in the middle of the call by then. The error is the same at any
+    // moment.
     std::thread::sleep(Duration::from_millis(50));
     ranks[victim].child.kill().unwrap();
     let killed = Instant::now();
@@ -273,7 +281,7 @@ fn a_rank_killed_during_init_fails_the_others_that_wait_there() {
     // Rank 2 never comes.
     let mut ranks: Vec<Rank> = (0..2).map(|rank| Rank::start("reduce", rank, 3, &id)).collect();
     let victim = ranks[1].child.id();
-    // It counts as there once it has the segment mapped.
+    // A rank has joined soon after it has mapped the segment.
     let mapped = |pid: u32| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains("/memfd:hostccl");
     let started = Instant::now();
     while !ranks.iter().all(|rank| mapped(rank.child.id())) {
@@ -295,7 +303,7 @@ fn an_id_whose_maker_has_died_says_so() {
     let id = from_hex(&maker.hear());
     maker.child.kill().unwrap();
     let expected = format!("(pid {}) has gone before all ranks had joined", maker.child.id());
-    // First it may still be on its way out, then it is a zombie, then nothing.
+    // At first the process may still be ending, or be a zombie. After the wait it does not exist.
     for _ in 0..2 {
         let (result, comm) = init(2, id, 1);
         assert!(comm.is_null());
@@ -385,7 +393,7 @@ fn abort_ends_an_init_that_waits_for_ranks_that_never_come() {
         commName: std::ptr::null(),
     };
     let mut comm = null_mut();
-    // SAFETY: places for the answers; a live communicator.
+    // SAFETY: a live communicator, and places for the answers.
     unsafe {
         assert_eq!(ncclCommInitRankConfig(&raw mut comm, 2, id, 0, &raw mut config), ncclInProgress);
         let mut state = -1;
@@ -399,7 +407,7 @@ fn abort_ends_an_init_that_waits_for_ranks_that_never_come() {
     }
 }
 
-/// Descriptors and mappings of this process that belong to segments.
+/// Returns how many descriptors and mappings of this process belong to segments.
 fn holdings() -> usize {
     let descriptors = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     let held = descriptors.filter(|target| target.to_string_lossy().contains("memfd:hostccl")).count();
@@ -408,7 +416,8 @@ fn holdings() -> usize {
 
 #[test]
 fn nothing_is_held_after_a_destroy() {
-    // The other tests of this program hold segments of their own meanwhile: look from a process that runs only this.
+    // The other tests of this program hold segments at this time, so a process that runs only this
+    // test looks.
     let status = Command::new(env::current_exe().unwrap())
         .args(["--exact", "holds_nothing", "--ignored", "--test-threads=1"])
         .stdout(Stdio::null())

@@ -1,4 +1,5 @@
-//! Messages and groups: orders that would deadlock one by one, and one thread for all ranks.
+//! Messages and groups: orders that would deadlock without a group, and one thread that drives all
+//! ranks.
 
 mod common;
 
@@ -13,22 +14,23 @@ const I64: c_int = DataType::Int64 as c_int;
 const F32: c_int = DataType::Float32 as c_int;
 const SUM: c_int = ReduceOp::Sum as c_int;
 
-/// Elements that say from whom to whom, and which.
+/// Returns elements that name their sender, their receiver and their index.
 fn letter(from: usize, to: usize, count: usize) -> Vec<i64> {
     (0..count).map(|i| (from * 1_000_000_000 + to * 100_000_000 + i) as i64).collect()
 }
 
 fn send(comm: &Comm, data: &[i64], to: usize) {
-    // SAFETY: the slice holds that many.
+    // SAFETY: the slice holds that many elements.
     ok(unsafe { ncclSend(data.as_ptr().cast(), data.len(), I64, to as c_int, **comm, null_mut()) });
 }
 
 fn recv(comm: &Comm, data: &mut [i64], from: usize) {
-    // SAFETY: the slice has room for that many.
+    // SAFETY: the slice has room for that many elements.
     ok(unsafe { ncclRecv(data.as_mut_ptr().cast(), data.len(), I64, from as c_int, **comm, null_mut()) });
 }
 
-/// Larger than what lies between two ranks in the engine, so that a send that waits for its receive really waits.
+/// More elements than the ring buffer between two ranks holds, so that a send has to wait for its
+/// receive.
 const LONG: usize = 300_000;
 
 #[test]
@@ -53,7 +55,8 @@ fn all_pairs_exchange_in_orders_that_would_deadlock_one_by_one() {
             let letters: Vec<_> = (0..size).map(|to| letter(rank, to, LONG / size + to)).collect();
             let mut boxes: Vec<_> = (0..size).map(|_| vec![0; LONG / size + rank]).collect();
             group(|| {
-                // Sends first, in an order of one's own; the receives in the opposite one; to oneself as well.
+                // Each rank sends in an order of its own, to itself as well, and then receives in
+                // the opposite order.
                 (0..size).for_each(|step| send(comm, &letters[(rank + step) % size], (rank + step) % size));
                 for (from, place) in boxes.iter_mut().enumerate().rev() {
                     recv(comm, place, from);

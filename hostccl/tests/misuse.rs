@@ -1,4 +1,4 @@
-//! Calls that do not fit together: an error on every rank, with the values, and never a hang.
+//! Calls that do not fit together get an error with the values on every rank, and never hang.
 
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
@@ -53,7 +53,7 @@ fn ranks<T: Send>(size: c_int, body: impl Fn(c_int, ncclComm_t) -> T + Sync) -> 
     })
 }
 
-/// An all-reduce of that many ones; the error's text when it fails.
+/// Reduces that many ones. Returns the sums, or the code and message of the failure.
 fn sum_of_ones(comm: ncclComm_t, count: usize) -> Result<Vec<f32>, (ncclResult_t, String)> {
     let mut data = vec![1.0_f32; count];
     // SAFETY: the buffer holds `count` elements.
@@ -163,7 +163,8 @@ fn messages_of_a_group_pass_each_other_in_any_order() {
         // SAFETY: the buffers hold `COUNT` elements and outlive the group.
         unsafe {
             assert_eq!(ncclGroupStart(), ncclSuccess);
-            // Everybody first sends everything, to itself too, far more than the rings hold; and receives backwards.
+            // Every rank first sends all its messages, also to itself, far more than the rings
+            // hold. Then it receives in reverse order.
             for peer in 0..3 {
                 let from = send[peer as usize].as_ptr().cast();
                 assert_eq!(ncclSend(from, COUNT, F32, peer, comm, null_mut()), ncclSuccess);
@@ -193,7 +194,7 @@ fn a_send_to_oneself_alone_is_refused() {
 #[test]
 fn a_bad_call_fails_its_group_and_leaves_no_group_behind() {
     ranks(1, |_, comm| {
-        // SAFETY: nothing is touched: the calls are refused.
+        // SAFETY: the calls are refused before they touch the buffers.
         unsafe {
             assert_eq!(ncclGroupStart(), ncclSuccess);
             let refused = ncclAllReduce(null_mut(), null_mut(), 4, F32, SUM, comm, null_mut());
@@ -284,7 +285,7 @@ fn a_finalized_communicator_takes_no_more_calls() {
         // SAFETY: a live communicator.
         assert_eq!(unsafe { ncclCommFinalize(comm) }, ncclSuccess);
         assert_eq!(sum_of_ones(comm, 1).unwrap_err().0, ncclInvalidUsage);
-        // SAFETY: as above.
+        // SAFETY: a live communicator.
         assert_eq!(unsafe { ncclCommFinalize(comm) }, ncclInvalidUsage);
     });
 }

@@ -1,4 +1,5 @@
-//! Calls of several threads on one communicator: under different names each name pairs for itself, under one name they are refused.
+//! Calls of several threads on one communicator. Calls under different names pair name by name.
+//! Calls under one name are refused.
 
 mod common;
 
@@ -18,7 +19,8 @@ const SUM: c_int = ReduceOp::Sum as c_int;
 macro_rules! called {
     ($name:expr, $call:expr) => {{
         let (tag, text) = name($name);
-        // SAFETY: the name has 32 bytes; the arguments of the call are valid for what it reads and writes.
+        // SAFETY: the name has 32 bytes; the arguments of the call are valid for what it reads and
+        // writes.
         unsafe {
             ok(hostcclNextCallName(tag, text.as_ptr().cast()));
             $call
@@ -33,7 +35,7 @@ fn name(number: usize) -> (u64, [u8; 32]) {
     (0x1234_5678_9abc + number as u64, text)
 }
 
-/// Numbers that look random and are the same wherever they start from the same seed.
+/// A sequence of random-looking numbers, which depends on the seed alone.
 struct Numbers(u64);
 
 impl Numbers {
@@ -43,7 +45,7 @@ impl Numbers {
     }
 }
 
-/// Element `i` of what `rank` gives in a call.
+/// Returns element `i` of the input of `rank` in the call of that seed.
 fn element(seed: usize, rank: usize, i: usize) -> i64 {
     (seed * 1_000_003 + rank * 10_007 + i) as i64
 }
@@ -52,7 +54,7 @@ fn input(seed: usize, rank: usize, count: usize) -> Vec<i64> {
     (0..count).map(|i| element(seed, rank, i)).collect()
 }
 
-/// One call of any kind under a name; all ranks make it with the same seed. Checks every element.
+/// Makes one call of any kind under a name, and checks every element. All ranks pass one seed.
 fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count: usize) {
     let (size, rank, root) = (comm.size(), comm.rank(), (seed % comm.size()) as c_int);
     let (whole, is_root) = (count * size, rank == root as usize);
@@ -95,7 +97,7 @@ fn call_and_check(comm: &Comm, under: usize, seed: usize, kind: usize, count: us
             if is_root { (0..whole).map(sum).collect() } else { Vec::new() }
         }
         _ => {
-            // A ring and a sum in one group.
+            // Two sums and a ring of messages in one group.
             let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
             let (mut sums, mut more) = (vec![0; count], vec![0; count]);
             group(|| {
@@ -119,7 +121,7 @@ fn calls_of(comm: &Comm, under: usize, calls: usize, pauses: &mut Numbers) {
     let mut numbers = Numbers(under as u64);
     for call in 0..calls {
         let kind = numbers.next(KINDS);
-        // Mostly small, sometimes of several chunks in the staging slots.
+        // Most calls are small, and some have several chunks.
         let count = if numbers.next(6) == 0 { 40_000 + numbers.next(60_000) } else { numbers.next(2000) };
         match pauses.next(5) {
             0 => std::thread::sleep(Duration::from_micros(pauses.next(300) as u64)),
@@ -147,11 +149,11 @@ fn each_name_pairs_for_itself_whatever_the_order_of_the_threads() {
 
 #[test]
 fn a_thread_for_each_name_meets_one_thread_that_calls_them_in_turn() {
-    // Rank 0 has a thread for each name; the last rank makes the same calls one after another, in an order of its own.
+    // Ranks 0 and 1 have a thread for each name. Rank 2 makes these calls one after another, in an
+    // order of its own.
     const CALLS: usize = 60;
     ranks(3, |comm, rank| {
-        // Without messages: one that is not taken stays in front of those of other names.
-        let kind = |under: usize, call: usize| (under + call) % (KINDS - 1);
+        let kind = |under: usize, call: usize| (under + call) % KINDS;
         let one = |under: usize, call: usize| call_and_check(comm, under, under * 1000 + call, kind(under, call), 700);
         std::thread::scope(|scope| {
             if rank == 2 {
@@ -169,7 +171,8 @@ fn a_thread_for_each_name_meets_one_thread_that_calls_them_in_turn() {
 
 #[test]
 fn a_name_that_another_name_waits_for_on_one_rank_goes_first() {
-    // As with two communicators: rank 1 gets to the second name only after the first, whichever rank 0 begins with.
+    // Rank 1 calls under the second name only after the first one, whichever name rank 0 begins
+    // with. The calls end, as they would on two communicators.
     for _ in 0..50 {
         let order = AtomicUsize::new(0);
         ranks(2, |comm, rank| {
@@ -235,6 +238,124 @@ fn messages_of_two_names_between_two_ranks_find_their_receivers() {
     });
 }
 
+/// Sends `count` elements to rank 1, or receives them from rank 0 and checks them.
+fn message(comm: &Comm, rank: usize, under: usize, seed: usize, count: usize) {
+    let mut data = if rank == 0 { input(seed, 0, count) } else { vec![-1; count] };
+    let at = data.as_mut_ptr().cast();
+    if rank == 0 {
+        ok(called!(under, ncclSend(at, count, I64, 1, **comm, null_mut())));
+    } else {
+        ok(called!(under, ncclRecv(at, count, I64, 0, **comm, null_mut())));
+    }
+    assert_eq!(data, input(seed, 0, count), "{count} elements under name {under}");
+}
+
+/// How many elements fill the ring between two ranks (256 KiB) several times.
+const LONG: usize = 100_000;
+
+#[test]
+fn one_thread_receives_what_threads_send_in_whatever_order_it_wants() {
+    const CALLS: usize = 100;
+    for names in [2, 4] {
+        ranks(2, |comm, rank| {
+            let count = |under: usize, call: usize| if (under + call) % 16 == 0 { LONG } else { 1 + call * 37 };
+            let one = |under, call| message(comm, rank, under, under * 1000 + call, count(under, call));
+            let mut numbers = Numbers(names as u64);
+            std::thread::scope(|scope| {
+                if rank == 0 {
+                    (0..names)
+                        .for_each(|under| drop(scope.spawn(move || (0..CALLS).for_each(|call| one(under, call)))));
+                    return;
+                }
+                let mut left = vec![CALLS; names];
+                while left.iter().any(|calls| *calls > 0) {
+                    let under = numbers.next(names);
+                    if left[under] > 0 {
+                        one(under, CALLS - left[under]);
+                        left[under] -= 1;
+                    }
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn one_thread_sends_in_whatever_order_it_wants_to_threads_that_receive() {
+    const CALLS: usize = 100;
+    ranks(2, |comm, rank| {
+        let one = |under, call| message(comm, rank, under, under * 1000 + call, 1 + call * 37);
+        std::thread::scope(|scope| {
+            if rank == 0 {
+                for call in 0..CALLS {
+                    [[0, 1, 2], [2, 0, 1], [1, 2, 0]][call % 3].iter().for_each(|under| one(*under, call));
+                }
+            } else {
+                (0..3).for_each(|under| drop(scope.spawn(move || (0..CALLS).for_each(|call| one(under, call)))));
+            }
+        });
+    });
+}
+
+#[test]
+fn a_receive_that_waits_behind_another_name_is_sent_first_when_it_alone_can_be() {
+    // Rank 0 begins with sends under the names 0 and 1, and rank 1 with receives under the names 2
+    // and 1. The other calls are made only when the message under the name 1 is done.
+    for _ in 0..30 {
+        let second = AtomicUsize::new(0);
+        let past = || {
+            while second.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+        };
+        ranks(2, |comm, rank| {
+            let one = |under| message(comm, rank, under, under, 500);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    if rank == 1 {
+                        past();
+                    }
+                    one(0);
+                });
+                scope.spawn(|| {
+                    one(1);
+                    second.store(1, Ordering::SeqCst);
+                });
+                scope.spawn(|| {
+                    if rank == 0 {
+                        past();
+                    }
+                    one(2);
+                });
+            });
+        });
+    }
+}
+
+#[test]
+fn a_ring_of_messages_under_several_names_ends_whatever_each_rank_begins_with() {
+    // Each channel has a message of one name in front while its receiver waits for one of another
+    // name.
+    const CALLS: usize = 40;
+    ranks(3, |comm, rank| {
+        std::thread::scope(|scope| {
+            if rank == 0 {
+                (0..CALLS).for_each(|call| (0..3).for_each(|under| call_and_check(comm, under, call, 8, 300)));
+            } else {
+                for under in 0..3 {
+                    let mut pauses = Numbers((rank * 10 + under) as u64);
+                    scope.spawn(move || {
+                        for call in 0..CALLS {
+                            std::thread::sleep(Duration::from_micros(pauses.next(200) as u64));
+                            call_and_check(comm, under, call, 8, 300);
+                        }
+                    });
+                }
+            }
+        });
+    });
+}
+
 /// Runs `body` on two ranks and returns their errors, each a code and its text.
 fn errors_of(body: impl Fn(&Comm, usize) -> ncclResult_t + Sync) -> Vec<(ncclResult_t, String)> {
     ranks(2, |comm, rank| {
@@ -280,7 +401,8 @@ fn a_message_under_another_name_is_told_to_both_sides() {
 
 #[test]
 fn two_threads_under_one_name_are_refused_on_all_ranks() {
-    // Rank 1 comes when rank 0 has two threads in the call, so that none of them can be done before.
+    // Rank 1 calls only when rank 0 has two threads in the call, so that neither of them can be
+    // done before.
     let inside = AtomicUsize::new(0);
     let errors = errors_of(|comm, rank| {
         if rank == 1 {
@@ -348,7 +470,8 @@ fn messages_compare_their_types_not_only_their_bytes() {
 fn a_thread_that_ends_inside_a_group_fails_its_communicators() {
     let errors = errors_of(|comm, rank| {
         if rank == 0 {
-            // On a thread of its own, which ends: joining it waits for what it does last.
+            // The group begins on a thread that ends. Joining the thread waits until it has dropped
+            // its group.
             std::thread::scope(|scope| {
                 let thread = scope.spawn(|| {
                     // SAFETY: no arguments.
@@ -377,7 +500,7 @@ fn buffers_that_overlap_otherwise_than_in_place_are_refused() {
         let (root, stream) = (rank as c_int, null_mut());
         let (a, b) = (at(0).cast::<std::ffi::c_void>(), at(7).cast::<std::ffi::c_void>());
         let own = at(rank * N).cast::<std::ffi::c_void>();
-        // SAFETY: the buffers are inside the vector, if not apart.
+        // SAFETY: all buffers are inside the vector.
         let refused = unsafe {
             [
                 ncclAllReduce(a, b, N, I64, SUM, **comm, stream),
@@ -392,7 +515,7 @@ fn buffers_that_overlap_otherwise_than_in_place_are_refused() {
         };
         assert_eq!(refused, [ncclInvalidArgument; 8]);
         assert!(last_error().contains("overlap, but not as in place"), "{}", last_error());
-        // SAFETY: as above; exactly in place, which nothing refuses.
+        // SAFETY: as above. The buffers are exactly in place, so no call is refused.
         unsafe {
             ok(ncclAllReduce(a, a, N, I64, SUM, **comm, stream));
             ok(ncclAllGather(own, a, N, I64, **comm, stream));

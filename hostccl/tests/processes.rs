@@ -1,6 +1,7 @@
-//! The reference checks again with ranks as processes, and as processes of several threads each.
+//! The checks of `reference.rs` with ranks as processes, and as processes of several threads each.
 //!
-//! The ranks are this test program started again, as its ignored test `child`, told by environment variables what to be.
+//! A rank is this test program, started again with its ignored test `child`. Environment variables
+//! give the rank and the id.
 
 mod common;
 
@@ -12,7 +13,7 @@ use common::call::Case;
 use common::{DEADLINE, ranks_of, unique_id};
 use hostccl::types::*;
 
-/// Children that are killed and waited for, whatever becomes of the test.
+/// The processes of a test. They are killed and waited for when the test ends in any way.
 struct Children(Vec<Child>);
 
 impl Drop for Children {
@@ -24,7 +25,7 @@ impl Drop for Children {
     }
 }
 
-/// Starts `processes` of `threads` ranks each and waits until all have done their checks.
+/// Starts `processes` of `threads` ranks each, and waits until all have done their checks.
 fn check(processes: usize, threads: usize) {
     let hex: String = unique_id().internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
     let start = |process: usize| {
@@ -53,7 +54,8 @@ fn check(processes: usize, threads: usize) {
     }
 }
 
-/// A smaller matrix than with threads, since every process computes all of it: each type once, each reduction twice.
+/// Returns fewer cases than the test with threads has, because every process computes all of them:
+/// each type once, each reduction twice.
 fn cases(size: usize) -> Vec<Case> {
     let counts = [1, 0, 7, 4097, 2, 1023, 3, 31, 12345, 65];
     let slot = ((12 << 20) / (3 * size) / 4096 * 4096).clamp(64 << 10, 1 << 20);

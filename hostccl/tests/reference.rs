@@ -1,5 +1,6 @@
-//! Every collective x element type x reduction x 1..8 ranks x odd sizes x in place and apart x roots gives exactly what a
-//! plain loop gives, on every rank, and writes nothing else.
+//! Every collective gives exactly what a plain loop gives, on every rank, and writes nothing else:
+//! for every element type and reduction, for 1 to 8 ranks, for odd sizes, in place and apart, and
+//! for every root.
 
 mod common;
 
@@ -15,7 +16,7 @@ fn check(size: usize) {
         .flat_map(|dtype| COUNTS.map(|count| (dtype, count)))
         .enumerate()
         .map(|(i, (dtype, count))| {
-            // Every root for one of the sizes, one for each of the others.
+            // One of the sizes is tried with every root, and the other sizes with one root each.
             let roots: Vec<usize> = if count == 7 { (0..size).collect() } else { vec![i % size] };
             Case::new(dtype, size, count, count, &ReduceOp::ALL, &roots)
         })
@@ -63,10 +64,11 @@ fn eight_ranks() {
     check(8);
 }
 
-/// The engine stages data in pieces of 64 KiB to 1 MiB, and reduces everything itself up to 64 KiB: sizes one element below, at
-/// and above such bounds, in bytes of the whole and of a part.
+/// The engine stages data in slots of 64 KiB to 1 MiB, and each rank reduces up to 64 KiB itself.
+/// The sizes here are one element below, at and above these bounds, both for the whole and for a
+/// part.
 #[test]
-fn sizes_around_the_engines_pieces() {
+fn sizes_around_the_engines_chunks() {
     for (size, dtype, op) in [
         (2, DataType::Float32, ReduceOp::Sum),
         (3, DataType::Bfloat16, ReduceOp::Avg),
@@ -95,7 +97,7 @@ fn several_mebibytes() {
         (3, DataType::Int8, ReduceOp::Sum),
         (4, DataType::Float32, ReduceOp::Sum),
         (7, DataType::Float16, ReduceOp::Min),
-        // Results of 32 MiB and more go around the caches.
+        // Results of 32 MiB and more bypass the caches.
         (6, DataType::Int64, ReduceOp::Prod),
     ] {
         let mebibytes = if size == 6 { 6 } else { 3 };
@@ -105,10 +107,11 @@ fn several_mebibytes() {
     }
 }
 
-/// Ranks that lag behind, each at other times, through calls of all kinds in a row, of many pieces and of one: nobody takes a piece before it
-/// is there, nor writes over one that somebody has yet to take.
+/// Ranks are late at different times while all of them make calls of all kinds, of one chunk and of
+/// many. No rank may read a chunk before it is written, or overwrite a chunk that another rank has
+/// not read.
 #[test]
-fn many_pieces_while_ranks_lag() {
+fn many_chunks_while_ranks_lag() {
     let size = 6;
     let cases: Vec<Case> = [(DataType::Uint8, 2 << 20), (DataType::Int32, 1 << 20), (DataType::Float32, 100)]
         .into_iter()
@@ -118,7 +121,7 @@ fn many_pieces_while_ranks_lag() {
         })
         .collect();
     ranks(size, |comm, rank| {
-        // The same calls on all ranks, lags of each its own.
+        // All ranks make one sequence of calls, and each rank has delays of its own.
         let (mut calls, mut lags) = (Xorshift(11), Xorshift(100 + rank as u64));
         for _ in 0..60 {
             let (case, call) = (calls.below(cases.len()), calls.below(Case::CALLS));

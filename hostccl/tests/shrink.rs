@@ -1,4 +1,5 @@
-//! `ncclCommShrink`: the ranks that are left go on, whatever has become of the others and of the communicator.
+//! `ncclCommShrink`: the remaining ranks continue, whatever has happened to the others and to the
+//! communicator.
 
 mod common;
 
@@ -11,11 +12,12 @@ use common::*;
 use hostccl::types::*;
 use hostccl::*;
 
-/// The communicator without those ranks, or how the call ended.
+/// Returns the communicator without the excluded ranks, or the code and message of the failure.
 fn shrink(comm: &Comm, excluded: &[c_int], flags: c_int) -> Result<Comm, (ncclResult_t, String)> {
     let mut list = excluded.to_vec();
     let mut shrunk = std::ptr::dangling_mut();
-    // SAFETY: a list as long as its count, and a place for the communicator.
+    // SAFETY: the list has as many ranks as its count says, and there is a place for the
+    // communicator.
     let result =
         unsafe { ncclCommShrink(**comm, list.as_mut_ptr(), list.len() as c_int, &raw mut shrunk, null_mut(), flags) };
     match result {
@@ -45,7 +47,7 @@ fn a_communicator_whose_rank_aborted_shrinks_and_its_blocked_calls_end() {
     ranks(4, |comm, rank| {
         assert_eq!(sum(comm, 1), 4);
         if rank == 2 {
-            // SAFETY: a live token; its Comm destroys nothing after this.
+            // SAFETY: a live token. Its Comm destroys nothing after this.
             ok(unsafe { ncclCommAbort(**comm) });
             aborted.wait();
             return;
@@ -60,7 +62,7 @@ fn a_communicator_whose_rank_aborted_shrinks_and_its_blocked_calls_end() {
         assert_eq!(blocked, ncclRemoteError);
         let shrunk = shrink(comm, &[2], NCCL_SHRINK_ABORT).unwrap();
         assert_eq!(sum(&shrunk, 10), 30);
-        // And once more, from what came of it.
+        // A shrunk communicator can be shrunk again.
         if rank != 0 {
             let pair = shrink(&shrunk, &[0], NCCL_SHRINK_DEFAULT).unwrap();
             assert_eq!(gather(&pair, rank as i64), [1, 3]);
@@ -72,7 +74,7 @@ fn a_communicator_whose_rank_aborted_shrinks_and_its_blocked_calls_end() {
 fn a_call_that_is_blocked_in_the_parent_is_ended_by_shrinking_with_abort() {
     ranks(3, |comm, rank| {
         if rank == 0 {
-            // The others never come to this one.
+            // The other ranks never make this call.
             let mut total = 0i64;
             let (from, to) = ((&raw const total).cast(), (&raw mut total).cast());
             // SAFETY: one element each.
@@ -114,7 +116,7 @@ fn a_rank_that_does_not_come_is_waited_for_no_longer_than_allowed() {
             // SAFETY: as above.
             ok(unsafe { hostcclCommSetTimeout(**comm, 0) });
         }
-        // Rank 0 is still there, and so is the parent.
+        // The parent is usable afterwards.
         assert_eq!(sum(comm, 1), 3);
     });
 }
@@ -126,9 +128,10 @@ fn a_rank_that_aborts_instead_of_shrinking_is_not_waited_for() {
             match rank {
                 3 => return,
                 _ if rank == quitter => {
-                    // The others wait for it by then, most likely; the outcome is the same when not.
+                    // The others most likely wait for this rank by then. If not, the outcome is the
+                    // same.
                     std::thread::sleep(Duration::from_millis(100));
-                    // SAFETY: a live token; its Comm destroys nothing after this.
+                    // SAFETY: a live token. Its Comm destroys nothing after this.
                     return ok(unsafe { ncclCommAbort(**comm) });
                 }
                 _ => {}
@@ -161,24 +164,26 @@ fn wrong_arguments_are_refused_with_their_values() {
 
 #[test]
 fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
-    let (id, all_settled) = (unique_id(), std::sync::Barrier::new(3));
+    let (id, all_made) = (unique_id(), std::sync::Barrier::new(3));
     std::thread::scope(|scope| {
         for rank in 0..3 {
-            let all_settled = &all_settled;
+            let all_made = &all_made;
             scope.spawn(move || {
                 let mut config = non_blocking();
                 let mut comm = null_mut();
                 // SAFETY: a place for the communicator, a whole configuration.
                 unsafe { ncclCommInitRankConfig(&raw mut comm, 3, id, rank, &raw mut config) };
                 let comm = Comm(comm);
-                settle(&comm);
-                // A shrink ends the communicator for who has not seen it come to be.
-                all_settled.wait();
+                wait_until_made(&comm);
+                // A shrink with abort would end the communicator for a rank that has not seen yet
+                // that it is made.
+                all_made.wait();
                 if rank == 1 {
                     return;
                 }
                 let (mut list, mut shrunk) = ([1], null_mut());
-                // SAFETY: one rank listed, and a place that stays until the parent is done.
+                // SAFETY: the list has one rank, and the place stays valid until the parent is
+                // done.
                 let started = unsafe {
                     ncclCommShrink(*comm, list.as_mut_ptr(), 1, &raw mut shrunk, null_mut(), NCCL_SHRINK_ABORT)
                 };
@@ -190,10 +195,10 @@ fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
                     unsafe { ncclCommGetAsyncError(*comm, &raw mut status) };
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // The parent has ended with the calls that were under way, and the child is there.
+                // The shrink has failed the parent, and the child is made.
                 assert_eq!(status, ncclRemoteError);
                 let shrunk = Comm(shrunk);
-                settle(&shrunk);
+                wait_until_made(&shrunk);
                 assert_eq!(gather(&shrunk, i64::from(rank)), [0, 2]);
             });
         }
@@ -216,7 +221,8 @@ fn non_blocking() -> ncclConfig_t {
     }
 }
 
-fn settle(comm: &Comm) {
+/// Waits until the communicator is made.
+fn wait_until_made(comm: &Comm) {
     let began = Instant::now();
     let mut status = ncclInProgress;
     while status == ncclInProgress && began.elapsed() < DEADLINE {

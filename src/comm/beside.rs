@@ -30,7 +30,7 @@ pub(super) fn beside<T: Send + 'static>(
             (_, done) => *state = Work::Done(done),
         }
     };
-    let spawned = std::thread::Builder::new().name("dm-beside".to_owned()).spawn(work);
+    let spawned = hostccl::thread::spawn("dm-beside", work);
     spawned.map_err(|error| Error::no_thread(&error))?;
     let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
     let waited = wait(&|| Ok(!matches!(*lock(), Work::UnderWay)));

@@ -154,7 +154,7 @@ pub(super) fn outside_groups<T: Send>(library: &Arc<Library>, make: impl FnOnce(
     let device = library.current_device()?;
     std::thread::scope(|scope| {
         let make = || device.select().and_then(|()| make());
-        let making = std::thread::Builder::new().spawn_scoped(scope, make);
+        let making = hostccl::thread::spawn_scoped(scope, "dm-make", make);
         let making = making.map_err(|error| Error::no_thread(&error))?;
         making.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })

@@ -198,7 +198,7 @@ pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
                 let _ = device.and_then(|device| device.select());
                 communicator.abort()
             };
-            match std::thread::Builder::new().name("dm-abort".to_owned()).spawn_scoped(scope, abort) {
+            match hostccl::thread::spawn_scoped(scope, "dm-abort", abort) {
                 Ok(thread) => threads.push(thread),
                 Err(_) => here.push(communicator),
             }

@@ -284,7 +284,7 @@ impl Round {
             say(longest.min(FAREWELL));
             let _ = told.send(());
         };
-        if std::thread::Builder::new().name("dm-farewell".to_owned()).spawn(tell).is_ok() {
+        if hostccl::thread::spawn("dm-farewell", tell).is_ok() {
             let _ = telling.recv_timeout(FAREWELL_HERE);
         }
     }

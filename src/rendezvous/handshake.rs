@@ -51,7 +51,7 @@ impl Host {
         let done = AtomicBool::new(false);
         std::thread::scope(|threads| {
             let hand_out = || self.hand_out(&done, wait);
-            let handing = std::thread::Builder::new().name("dm-nonce".to_owned()).spawn_scoped(threads, hand_out);
+            let handing = hostccl::thread::spawn_scoped(threads, "dm-nonce", hand_out);
             if let Err(error) = handing {
                 return Err(Error::no_thread(&error));
             }

@@ -1,4 +1,5 @@
-//! libhostccl.so: the host engine under its NCCL names, and nothing else. `include/hostccl.h` documents them for C.
+//! libhostccl.so: the host engine with its NCCL names exported, and nothing else.
+//! `include/hostccl.h` documents the functions for C.
 
 use engine::types::*;
 use std::ffi::{c_char, c_int, c_void};
@@ -9,10 +10,10 @@ macro_rules! export {
         ///
         /// # Safety
         ///
-        /// As the C header says: pointers are NULL or valid for what the call reads and writes.
+        /// Pointers are NULL, or valid for what the call reads and writes, as the C header says.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            // SAFETY: the caller's promise, handed on as it is.
+            // SAFETY: the caller keeps the contract of the engine's function.
             unsafe { engine::$name($($argument),*) }
         }
     )*};

@@ -1,24 +1,25 @@
-//! Making, asking and ending communicators.
+//! The functions that make, query and end communicators.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::check_out;
+use super::arguments::check_out;
+use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::config::Config;
+use crate::diagnosis;
 use crate::error::{self, Error, Result};
 use crate::group::{self, Task};
 use crate::handle::{self, Handle};
 use crate::id::Id;
 use crate::join::{Join, Source};
 use crate::segment::MAX_RANKS;
-use crate::setup::{Child, ChildInto, Init};
+use crate::setup::{ChildInit, ChildOperation, Init};
 use crate::shrink::Shrink;
 use crate::split::Split;
-use crate::turn::Name;
+use crate::timeout;
 use crate::types::*;
-use crate::wait::check_timeout;
 
 pub(crate) unsafe fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> Result<ncclResult_t> {
     check_out("unique_id", unique_id)?;
@@ -27,10 +28,10 @@ pub(crate) unsafe fn ncclGetUniqueId(unique_id: *mut ncclUniqueId) -> Result<ncc
     Ok(ncclSuccess)
 }
 
-/// One rank's joining by id, as a task.
+/// Returns the task by which one rank joins a communicator of that id.
 ///
 /// # Safety
-/// `comm` is NULL or stays valid until the call is over.
+/// `comm` is NULL, or stays valid until the call is over.
 unsafe fn init(
     comm: *mut ncclComm_t,
     nranks: c_int,
@@ -42,7 +43,7 @@ unsafe fn init(
     check_out("comm", comm)?;
     // SAFETY: not NULL, and valid by the caller's contract.
     unsafe { comm.write(std::ptr::null_mut()) };
-    check_timeout()?;
+    timeout::check_environment()?;
     if nranks < 1 || nranks as u32 > MAX_RANKS {
         return Err(Error::argument(format!("nranks {nranks} is not in 1..={MAX_RANKS}")));
     }
@@ -52,7 +53,8 @@ unsafe fn init(
     let [a, b, c, d, ..] = id.token;
     let name = config.name.clone().unwrap_or_else(|| format!("communicator {a:02x}{b:02x}{c:02x}{d:02x}"));
     let handle = Arc::new(Handle::new(rank, nranks, device, config));
-    let join = Join::new(Source::Id(id), nranks as u32, rank as u32, name, handle.aborted.clone()).named(&handle.names);
+    let join = Join::new(Source::Id(id), nranks as u32, rank as u32, name, handle.aborted.clone())
+        .with_global_ranks(&handle.global_ranks);
     // SAFETY: the caller's contract.
     Ok(Task::Init(unsafe { Init::new(join, handle, comm) }?))
 }
@@ -95,7 +97,7 @@ pub(crate) unsafe fn ncclCommInitRankScalable(
         if id_count < 1 || ids.is_null() {
             return Err(Error::argument(format!("{id_count} ids at {ids:p}: at least one is needed")));
         }
-        // SAFETY: the caller's contract: at least one id lies there.
+        // SAFETY: the caller's contract says that at least one id lies there.
         unsafe {
             let config = Config::read(config, &Config::default())?;
             Ok(vec![init(comm, nranks, Id::parse(&*ids)?, rank, 0, config)?])
@@ -116,7 +118,7 @@ pub(crate) unsafe fn ncclCommInitAll(
         let id = Id::create()?;
         (0..ndev)
             .map(|rank| {
-                // SAFETY: the caller's contract: both arrays, if there, have `ndev` places.
+                // SAFETY: the caller's contract says that each array that is not NULL has `ndev` places.
                 unsafe {
                     let device = if devlist.is_null() { rank } else { *devlist.add(rank as usize) };
                     init(comms.add(rank as usize), ndev, id, rank, device, Config::default())
@@ -141,8 +143,8 @@ pub(crate) unsafe fn ncclCommSplit(
         }
         // SAFETY: the caller's contract.
         unsafe {
-            child_of(comm, new_comm, config, &format!("{color}"), |on, name, handle| {
-                Ok(Box::new(Split::new(on, color, key, name, handle.aborted.clone(), call)?))
+            child_of(comm, new_comm, config, &format!("{color}"), |parent, name, handle| {
+                Ok(Box::new(Split::new(parent, color, key, name, handle.aborted.clone(), call)?))
             })
         }
     })
@@ -167,40 +169,40 @@ pub(crate) unsafe fn ncclCommShrink(
                 "{excluded_count} excluded ranks at {excluded:p}: at least one is needed"
             )));
         };
-        // SAFETY: the caller's contract: as many ranks lie there.
+        // SAFETY: the caller's contract says that `count` ranks lie there.
         let excluded = unsafe { std::slice::from_raw_parts(excluded, count) }.to_vec();
         let abort = flags & NCCL_SHRINK_ABORT != 0;
         // SAFETY: the caller's contract.
         unsafe {
-            child_of(comm, new_comm, config, "shrunk", |on, name, handle| {
-                Ok(Box::new(Shrink::new(on, &excluded, abort, name, handle.aborted.clone())?))
+            child_of(comm, new_comm, config, "shrunk", |parent, name, handle| {
+                Ok(Box::new(Shrink::new(parent, &excluded, abort, name, handle.aborted.clone())?))
             })
         }
     })
 }
 
-/// The making of a communicator of ranks of `comm`, as a task.
+/// Returns the task that makes a communicator of ranks of `comm`.
 ///
 /// # Safety
-/// `new_comm` stays valid until the call is over; `config` is NULL or as NCCL says.
+/// `new_comm` stays valid until the call is over. `config` is NULL, or as NCCL documents it.
 unsafe fn child_of(
     comm: ncclComm_t,
     new_comm: *mut ncclComm_t,
     config: *const ncclConfig_t,
     suffix: &str,
-    make: impl FnOnce(Arc<Comm>, String, &Handle) -> Result<Box<dyn Child>>,
+    make: impl FnOnce(Arc<Comm>, String, &Handle) -> Result<Box<dyn ChildOperation>>,
 ) -> Result<Vec<Task>> {
-    let parent = handle::find(comm)?;
-    let on = parent.ready()?.clone();
-    // The parent's name describes the parent only.
-    let inherited = Config { name: None, ..parent.config.clone() };
+    let parent_handle = handle::find(comm)?;
+    let parent = parent_handle.ready()?.clone();
+    // The child does not inherit the parent's name, which describes the parent only.
+    let inherited = Config { name: None, ..parent_handle.config.clone() };
     // SAFETY: the caller's contract.
     let config = unsafe { Config::read(config, &inherited) }?;
-    let name = config.name.clone().unwrap_or_else(|| format!("{}/{suffix}", on.name));
-    let handle = Arc::new(Handle::new(0, 0, parent.device, config));
-    let child = make(on.clone(), name, &handle)?;
+    let name = config.name.clone().unwrap_or_else(|| format!("{}/{suffix}", parent.name()));
+    let handle = Arc::new(Handle::new(0, 0, parent_handle.device, config));
+    let child = make(parent.clone(), name, &handle)?;
     // SAFETY: not NULL, and valid by the caller's contract.
-    Ok(vec![Task::Child(unsafe { ChildInto::new(child, parent, on, handle, new_comm) })])
+    Ok(vec![Task::Child(unsafe { ChildInit::new(child, parent_handle, parent, handle, new_comm) })])
 }
 
 pub(crate) unsafe fn ncclCommFinalize(comm: ncclComm_t) -> Result<ncclResult_t> {
@@ -249,7 +251,7 @@ pub(crate) unsafe fn hostcclCommWait(
     Ok(ncclSuccess)
 }
 
-/// Writes one fact of a communicator.
+/// Writes one property of a communicator.
 ///
 /// # Safety
 /// `out` is NULL or valid.
@@ -268,7 +270,7 @@ unsafe fn answer(
 
 pub(crate) unsafe fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> Result<ncclResult_t> {
     // SAFETY: the caller's contract.
-    unsafe { answer(comm, "count", count, |handle| handle.place().1) }
+    unsafe { answer(comm, "count", count, |handle| handle.rank_and_size().1) }
 }
 
 pub(crate) unsafe fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> Result<ncclResult_t> {
@@ -278,7 +280,7 @@ pub(crate) unsafe fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> R
 
 pub(crate) unsafe fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> Result<ncclResult_t> {
     // SAFETY: the caller's contract.
-    unsafe { answer(comm, "rank", rank, |handle| handle.place().0) }
+    unsafe { answer(comm, "rank", rank, |handle| handle.rank_and_size().0) }
 }
 
 pub(crate) unsafe fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> Result<ncclResult_t> {
@@ -288,18 +290,18 @@ pub(crate) unsafe fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> 
 }
 
 pub(crate) unsafe fn hostcclCommSetTimeout(comm: ncclComm_t, timeout_ms: i64) -> Result<ncclResult_t> {
-    handle::find(comm)?.set_patience(millis(timeout_ms)?)?;
+    handle::find(comm)?.set_timeout(millis(timeout_ms)?)?;
     Ok(ncclSuccess)
 }
 
 pub(crate) unsafe fn hostcclCommSetNames(comm: ncclComm_t, names: *const c_int, count: c_int) -> Result<ncclResult_t> {
     let handle = handle::find(comm)?;
-    let nranks = handle.place().1;
+    let nranks = handle.rank_and_size().1;
     if names.is_null() || count != nranks {
         return Err(Error::argument(format!("{count} names at {names:p} for {nranks} ranks: one each is needed")));
     }
-    // SAFETY: not NULL, and as many as `count` says by the caller's contract.
-    handle.set_names(unsafe { std::slice::from_raw_parts(names, count as usize) });
+    // SAFETY: not NULL, and the caller's contract says that `count` numbers lie there.
+    handle.set_global_ranks(unsafe { std::slice::from_raw_parts(names, count as usize) });
     Ok(ncclSuccess)
 }
 
@@ -307,10 +309,10 @@ pub(crate) unsafe fn hostcclCommRefuse(comm: ncclComm_t, call: *const c_char) ->
     if call.is_null() {
         return Err(Error::argument("call is NULL"));
     }
-    // SAFETY: not NULL, and a C string by the caller's contract.
+    // SAFETY: not NULL, and the caller's contract says that it is a C string.
     let call = unsafe { CStr::from_ptr(call) }.to_string_lossy();
     let handle = handle::find(comm)?;
-    handle.comm().map_or(Ok(()), |comm| comm.refuse_ahead(&call))?;
+    handle.comm().map_or(Ok(()), |comm| diagnosis::end_if_peer_waits(comm, &call))?;
     Ok(ncclSuccess)
 }
 

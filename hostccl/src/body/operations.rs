@@ -1,79 +1,41 @@
-//! Collectives and messages.
+//! The functions that move data: collectives, sends and receives.
 
 use std::ffi::{c_int, c_void};
 
-use super::data_type;
-use crate::collective::{Call, Collective, Kind, check_root};
-use crate::comm::Comm;
-use crate::error::{Error, Result};
+use super::arguments::{check_buffer, check_overlap, check_peer, check_root, check_size, data_type};
+use crate::call_name::Name;
+use crate::collective::{Call, Collective, Kind};
+use crate::error::Result;
 use crate::group::{self, Task};
 use crate::handle;
 use crate::message::{Message, Side};
-use crate::turn::Name;
 use crate::types::*;
 
-/// A collective's arguments as they came.
-struct Raw {
+/// The arguments of a collective as the caller passed them.
+struct RawCall {
+    /// Which collective it is.
     kind: Kind,
+    /// The send buffer; NULL is allowed where this rank sends nothing.
     sendbuff: *const c_void,
+    /// The receive buffer; NULL is allowed where this rank receives nothing.
     recvbuff: *mut c_void,
+    /// Elements of each rank's part, or of the whole.
     count: usize,
+    /// The element type.
     datatype: ncclDataType_t,
+    /// The reduction; `None` for a collective that only copies.
     op: Option<ncclRedOp_t>,
+    /// The root; `None` for a collective without one.
     root: Option<c_int>,
+    /// The communicator's token.
     comm: ncclComm_t,
 }
 
-/// A buffer, or, for no elements, some address that is not NULL.
-fn checked<T>(name: &str, buffer: *mut T, count: usize, needed: bool) -> Result<*mut u8> {
-    match (buffer.is_null(), needed && count > 0) {
-        (false, _) => Ok(buffer.cast()),
-        (true, true) => Err(Error::argument(format!("{name} is NULL, {count} elements are wanted there"))),
-        (true, false) => Ok(std::ptr::NonNull::<u64>::dangling().as_ptr().cast()),
-    }
-}
-
-fn check_size(count: usize, parts: usize, dtype: DataType) -> Result<()> {
-    match count.checked_mul(parts).and_then(|elements| elements.checked_mul(dtype.size())) {
-        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(()),
-        _ => Err(Error::argument(format!("count {count} of {} for {parts} ranks is beyond any memory", dtype.name()))),
-    }
-}
-
-/// Fails where the buffers of a collective overlap in another way than the one in which it works in place. `block` is `count` in bytes.
-fn check_overlap(
-    kind: Kind,
-    send: *const u8,
-    recv: *const u8,
-    block: usize,
-    comm: &Comm,
-    root: Option<usize>,
-) -> Result<()> {
-    // A buffer that only the root uses is nothing elsewhere.
-    if block == 0 || comm.nranks == 1 && send == recv || root.is_some_and(|root| root != comm.rank) {
-        return Ok(());
-    }
-    let (whole, mine) = (block * comm.nranks, block * comm.rank);
-    let (send, recv) = (send.addr(), recv.addr());
-    let (sends, receives, in_place) = match kind {
-        Kind::AllReduce | Kind::Reduce | Kind::Broadcast => (block, block, send == recv),
-        Kind::AllToAll => (whole, whole, send == recv),
-        Kind::AllGather | Kind::Gather => (block, whole, send == recv + mine),
-        Kind::ReduceScatter | Kind::Scatter => (whole, block, recv == send + mine),
-        Kind::Split => return Ok(()),
-    };
-    let (send_end, recv_end) = (send.saturating_add(sends), recv.saturating_add(receives));
-    if in_place || send_end <= recv || recv_end <= send {
-        return Ok(());
-    }
-    Err(Error::argument(format!(
-        "sendbuff [{send:#x}, {send_end:#x}) and recvbuff [{recv:#x}, {recv_end:#x}) overlap, but not as in place: pass buffers that are apart, or exactly in place"
-    )))
-}
-
-impl Raw {
+impl RawCall {
+    /// Checks the arguments, then performs the call or adds it to the open group.
+    ///
     /// # Safety
-    /// The buffers are as the call of that kind wants them and stay until it is over.
+    /// The buffers hold what a call of that kind reads and writes, and stay valid until it is over.
     unsafe fn submit(self) -> Result<ncclResult_t> {
         let name = Name::take_next();
         group::submit_collective(|| {
@@ -90,8 +52,8 @@ impl Raw {
                 Kind::Reduce | Kind::Gather => (true, is_root),
                 _ => (true, true),
             };
-            let send = checked("sendbuff", self.sendbuff.cast_mut(), self.count, sends)?;
-            let recv = checked("recvbuff", self.recvbuff, self.count, receives)?;
+            let send = check_buffer("sendbuff", self.sendbuff.cast_mut(), self.count, sends)?;
+            let recv = check_buffer("recvbuff", self.recvbuff, self.count, receives)?;
             check_overlap(self.kind, send, recv, self.count * dtype.size(), &comm, root)?;
             let call = Call { kind: self.kind, send, recv, count: self.count, dtype, reduction, root };
             // SAFETY: the caller's contract.
@@ -109,8 +71,8 @@ pub(crate) unsafe fn ncclAllReduce(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
-    let raw = Raw { kind: Kind::AllReduce, sendbuff, recvbuff, count, datatype, op: Some(op), root: None, comm };
-    // SAFETY: the caller's contract; likewise below.
+    let raw = RawCall { kind: Kind::AllReduce, sendbuff, recvbuff, count, datatype, op: Some(op), root: None, comm };
+    // SAFETY: the caller's contract.
     unsafe { raw.submit() }
 }
 
@@ -124,8 +86,8 @@ pub(crate) unsafe fn ncclReduce(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
-    let raw = Raw { kind: Kind::Reduce, sendbuff, recvbuff, count, datatype, op: Some(op), root: Some(root), comm };
-    // SAFETY: as above.
+    let raw = RawCall { kind: Kind::Reduce, sendbuff, recvbuff, count, datatype, op: Some(op), root: Some(root), comm };
+    // SAFETY: the caller's contract.
     unsafe { raw.submit() }
 }
 
@@ -138,8 +100,8 @@ pub(crate) unsafe fn ncclBroadcast(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
-    let raw = Raw { kind: Kind::Broadcast, sendbuff, recvbuff, count, datatype, op: None, root: Some(root), comm };
-    // SAFETY: as above.
+    let raw = RawCall { kind: Kind::Broadcast, sendbuff, recvbuff, count, datatype, op: None, root: Some(root), comm };
+    // SAFETY: the caller's contract.
     unsafe { raw.submit() }
 }
 
@@ -151,7 +113,7 @@ pub(crate) unsafe fn ncclBcast(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
-    // SAFETY: as above.
+    // SAFETY: the caller's contract.
     unsafe { ncclBroadcast(buff, buff, count, datatype, root, comm, stream) }
 }
 
@@ -163,8 +125,9 @@ pub(crate) unsafe fn ncclAllGather(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
-    let raw = Raw { kind: Kind::AllGather, sendbuff, recvbuff, count: sendcount, datatype, op: None, root: None, comm };
-    // SAFETY: as above.
+    let raw =
+        RawCall { kind: Kind::AllGather, sendbuff, recvbuff, count: sendcount, datatype, op: None, root: None, comm };
+    // SAFETY: the caller's contract.
     unsafe { raw.submit() }
 }
 
@@ -178,8 +141,8 @@ pub(crate) unsafe fn ncclReduceScatter(
     _stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
     let kind = Kind::ReduceScatter;
-    let raw = Raw { kind, sendbuff, recvbuff, count: recvcount, datatype, op: Some(op), root: None, comm };
-    // SAFETY: as above.
+    let raw = RawCall { kind, sendbuff, recvbuff, count: recvcount, datatype, op: Some(op), root: None, comm };
+    // SAFETY: the caller's contract.
     unsafe { raw.submit() }
 }
 
@@ -191,8 +154,8 @@ pub(crate) unsafe fn ncclAlltoAll(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
-    let raw = Raw { kind: Kind::AllToAll, sendbuff, recvbuff, count, datatype, op: None, root: None, comm };
-    // SAFETY: as above.
+    let raw = RawCall { kind: Kind::AllToAll, sendbuff, recvbuff, count, datatype, op: None, root: None, comm };
+    // SAFETY: the caller's contract.
     unsafe { raw.submit() }
 }
 
@@ -205,8 +168,8 @@ pub(crate) unsafe fn ncclGather(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
-    let raw = Raw { kind: Kind::Gather, sendbuff, recvbuff, count, datatype, op: None, root: Some(root), comm };
-    // SAFETY: as above.
+    let raw = RawCall { kind: Kind::Gather, sendbuff, recvbuff, count, datatype, op: None, root: Some(root), comm };
+    // SAFETY: the caller's contract.
     unsafe { raw.submit() }
 }
 
@@ -219,13 +182,15 @@ pub(crate) unsafe fn ncclScatter(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> Result<ncclResult_t> {
-    let raw = Raw { kind: Kind::Scatter, sendbuff, recvbuff, count, datatype, op: None, root: Some(root), comm };
-    // SAFETY: as above.
+    let raw = RawCall { kind: Kind::Scatter, sendbuff, recvbuff, count, datatype, op: None, root: Some(root), comm };
+    // SAFETY: the caller's contract.
     unsafe { raw.submit() }
 }
 
+/// Checks the arguments of a send or a receive, then performs it or adds it to the open group.
+///
 /// # Safety
-/// The buffer holds `count` elements and stays until the call is over.
+/// The buffer holds `count` elements and stays valid until the call is over.
 unsafe fn message(
     side: impl FnOnce(*mut u8) -> Side,
     name: &str,
@@ -241,12 +206,8 @@ unsafe fn message(
         let comm = handle.for_operation()?.clone();
         let dtype = data_type(datatype)?;
         check_size(count, 1, dtype)?;
-        let nranks = comm.nranks;
-        let peer = usize::try_from(peer)
-            .ok()
-            .filter(|&peer| peer < nranks)
-            .ok_or_else(|| Error::argument(format!("peer {peer} is not a rank of {nranks}")))?;
-        let side = side(checked(name, buffer, count, true)?);
+        let peer = check_peer(peer, comm.nranks)?;
+        let side = side(check_buffer(name, buffer, count, true)?);
         // SAFETY: the caller's contract.
         Ok(vec![Task::Message(unsafe { Message::new(comm, side, peer, count, dtype, call) }?)])
     })

@@ -1,19 +1,25 @@
-//! The loops: one block of the output at a time, accumulated in the first-level cache while the inputs stream by once, two at a time; then
-//! the block goes to all targets.
+//! The loops of the kernels.
+//!
+//! A reduction makes one block of the result at a time. The block is accumulated in the first-level
+//! cache, while the inputs are read once, two of them in each pass. Then the block is copied to all
+//! targets.
 
-use super::Target;
 use super::element::{Bfloat16, Element, Float16, Number};
 use super::isa::Isa;
+use super::target::Target;
 use crate::copy;
 use crate::types::{DataType, ReduceOp};
 use std::mem::MaybeUninit;
 use std::slice;
 
-/// Two of these and a block of input stay in a first-level cache of 32 KiB.
+/// The size of a block. Two blocks and a block of input stay in a first-level cache of 32 KiB.
 const BLOCK_BYTES: usize = 4096;
 
-/// Room for one block of accumulators. Written before it is read, so never cleared: small reductions are frequent. Made
-/// once per call and handed down, because every inlined kernel would otherwise get its own in one large stack frame.
+/// Room for one block of accumulators.
+///
+/// The room is never cleared, because it is written before it is read and small reductions are
+/// frequent. A call makes its blocks once and hands them down. Otherwise every inlined kernel would
+/// have blocks of its own in one large stack frame.
 #[repr(C, align(64))]
 struct Block(MaybeUninit<[u8; BLOCK_BYTES]>);
 
@@ -23,7 +29,7 @@ impl Block {
         Block(MaybeUninit::uninit())
     }
 
-    /// The room as accumulators: aligned, for up to `BLOCK_BYTES / size_of::<A>()` of them.
+    /// Returns the aligned room as accumulators. It holds `BLOCK_BYTES / size_of::<A>()` of them.
     #[inline(always)]
     fn as_mut_ptr<A: Number>(&mut self) -> *mut A {
         const { assert!(align_of::<A>() <= 64 && BLOCK_BYTES % size_of::<A>() == 0) };
@@ -31,6 +37,7 @@ impl Block {
     }
 }
 
+/// Evaluates an expression with the element type of a [`DataType`].
 macro_rules! for_element {
     ($dtype:expr, $element:ident => $call:expr) => {
         match $dtype {
@@ -78,8 +85,10 @@ macro_rules! for_element {
     };
 }
 
+/// Reduces at least two inputs with the instruction set `I`.
+///
 /// # Safety
-/// As [`super::reduce`], with at least two inputs, on a processor with `I`.
+/// The contract of [`super::reduce`], with at least two inputs, on a processor with `I`.
 #[inline(always)]
 pub(super) unsafe fn reduce_all<I: Isa>(
     dtype: DataType,
@@ -96,8 +105,10 @@ pub(super) unsafe fn reduce_all<I: Isa>(
     }
 }
 
+/// Scales with the instruction set `I`.
+///
 /// # Safety
-/// As [`super::scale`], on a processor with `I`.
+/// The contract of [`super::scale`], on a processor with `I`.
 #[inline(always)]
 pub(super) unsafe fn scale_all<I: Isa>(dtype: DataType, scalar: [u8; 8], input: *const u8, out: *mut u8, count: usize) {
     let mut blocks = [Block::new(), Block::new()];
@@ -113,7 +124,7 @@ unsafe fn reduce_element<I: Isa, E: Element>(
     count: usize,
     blocks: &mut [Block; 2],
 ) {
-    // SAFETY: the contract of reduce_all.
+    // SAFETY: the contract of `reduce_all`.
     unsafe {
         match op {
             ReduceOp::Sum | ReduceOp::Avg => {
@@ -140,8 +151,9 @@ unsafe fn fold_blocks<I: Isa, E: Element>(
     let capacity = BLOCK_BYTES / size_of::<E::Accumulator>();
     for start in (0..count).step_by(capacity) {
         let (len, offset) = (capacity.min(count - start), start * E::SIZE);
-        // SAFETY: offset + len elements lie within every input and target, and nothing is written to them before the last input
-        // of this block has been read. The blocks are aligned and hold len accumulators.
+        // SAFETY: offset + len elements lie within every input and target. Nothing is written to a
+        // target before the last input of this block has been read. The blocks are aligned and hold
+        // `len` accumulators.
         unsafe {
             let at = |input: &*const u8| input.add(offset);
             let (spare, target) = (spare.as_mut_ptr(), sums.as_mut_ptr::<E::Accumulator>());
@@ -181,7 +193,8 @@ unsafe fn scale_element<I: Isa, E: Element>(
     [block, factor]: &mut [Block; 2],
 ) {
     let factor = factor.as_mut_ptr::<E::Accumulator>();
-    // SAFETY: no element is larger than 8 bytes; the block is aligned and initialised by widen before it is read.
+    // SAFETY: no element is larger than 8 bytes. The block is aligned, and `widen` initialises it
+    // before it is read.
     let factor = unsafe {
         E::widen::<I>(scalar.as_ptr(), factor, 1);
         *factor
@@ -190,8 +203,8 @@ unsafe fn scale_element<I: Isa, E: Element>(
     for start in (0..count).step_by(capacity) {
         let (len, offset) = (capacity.min(count - start), start * E::SIZE);
         let target = block.as_mut_ptr::<E::Accumulator>();
-        // SAFETY: offset + len elements lie within both buffers; the block is initialised by widen before it is a
-        // slice, and overlaps neither.
+        // SAFETY: offset + len elements lie within both buffers. `widen` initialises the block
+        // before it is a slice, and the block overlaps neither buffer.
         unsafe {
             E::widen::<I>(input.add(offset), target, len);
             let values = slice::from_raw_parts_mut(target, len);

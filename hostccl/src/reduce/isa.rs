@@ -1,28 +1,32 @@
-//! The same kernels compiled for what the processor has, chosen at run time.
+//! What the kernels need from an instruction set, and the instruction set that every processor has.
 
 use half::f16;
 
-/// What differs between instruction sets beyond what the compiler makes of the same loops.
+/// An instruction set. Its functions are what the compiler cannot make of the loops by itself.
 pub(super) trait Isa {
+    /// Converts half-precision numbers to single precision.
+    ///
     /// # Safety
-    /// `source` is readable for `len` elements (any alignment), `target` writable for `len`, without overlap; the
-    /// processor has this instruction set.
+    /// `source` is readable and `target` is writable for `len` elements, without overlap. `source`
+    /// needs no alignment. The processor has this instruction set.
     unsafe fn widen_f16(source: *const u16, target: *mut f32, len: usize);
 
+    /// Rounds single-precision numbers to half precision: to nearest, ties to even.
+    ///
     /// # Safety
-    /// `target` is writable for `source.len()` elements (any alignment), without overlap; the processor has this
-    /// instruction set.
+    /// `target` is writable for `source.len()` elements, without overlap. It needs no alignment.
+    /// The processor has this instruction set.
     unsafe fn narrow_f16(source: &[f32], target: *mut u16);
 }
 
-/// What every processor of the target has.
+/// The instruction set that every processor of the target has.
 pub(super) struct Plain;
 
 impl Isa for Plain {
     #[inline(always)]
     unsafe fn widen_f16(source: *const u16, target: *mut f32, len: usize) {
         for i in 0..len {
-            // SAFETY: i < len, which both pointers are good for.
+            // SAFETY: i < len, and both pointers are valid for `len` elements.
             unsafe { target.add(i).write(f16_to_f32(f16::from_bits(source.add(i).read_unaligned()))) };
         }
     }
@@ -30,136 +34,21 @@ impl Isa for Plain {
     #[inline(always)]
     unsafe fn narrow_f16(source: &[f32], target: *mut u16) {
         for (i, value) in source.iter().enumerate() {
-            // SAFETY: target is good for as many elements as source has.
+            // SAFETY: `target` is valid for as many elements as `source` has.
             unsafe { target.add(i).write_unaligned(f32_to_f16(*value).to_bits()) };
         }
     }
 }
 
-/// On x86-64 this path means "no F16C", so the crate's own look for it is left out; elsewhere it may find hardware.
+/// Converts one number. On x86-64 only processors without F16C get here, so the crate `half` does
+/// not look for F16C; on other processors it may find the hardware.
 #[inline(always)]
 fn f16_to_f32(value: f16) -> f32 {
     if cfg!(target_arch = "x86_64") { value.to_f32_const() } else { value.to_f32() }
 }
 
+/// Rounds one number.
 #[inline(always)]
 fn f32_to_f16(value: f32) -> f16 {
     if cfg!(target_arch = "x86_64") { f16::from_f32_const(value) } else { f16::from_f32(value) }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(super) use self::x86::{avx2_available, reduce_avx2, scale_avx2};
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::super::Target;
-    use super::super::block::{reduce_all, scale_all};
-    use super::Isa;
-    use crate::types::{DataType, ReduceOp};
-    use std::arch::x86_64::{
-        __m128i, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph,
-        _mm256_loadu_ps, _mm256_storeu_ps,
-    };
-
-    /// AVX2 and F16C. (AVX-512 would need Rust 1.89; the kernels wait for memory long before it would help.)
-    pub(in super::super) struct Avx2;
-
-    pub(in super::super) fn avx2_available() -> bool {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
-    }
-
-    /// # Safety
-    /// As `reduce_all`, on a processor with AVX2 and F16C.
-    #[target_feature(enable = "avx2,f16c")]
-    pub(in super::super) unsafe fn reduce_avx2(
-        dtype: DataType,
-        op: ReduceOp,
-        inputs: &[*const u8],
-        targets: &[Target],
-        count: usize,
-    ) {
-        // SAFETY: this function's contract.
-        unsafe { reduce_all::<Avx2>(dtype, op, inputs, targets, count) }
-    }
-
-    /// # Safety
-    /// As `scale_all`, on a processor with AVX2 and F16C.
-    #[target_feature(enable = "avx2,f16c")]
-    pub(in super::super) unsafe fn scale_avx2(
-        dtype: DataType,
-        scalar: [u8; 8],
-        input: *const u8,
-        out: *mut u8,
-        count: usize,
-    ) {
-        // SAFETY: this function's contract.
-        unsafe { scale_all::<Avx2>(dtype, scalar, input, out, count) }
-    }
-
-    impl Isa for Avx2 {
-        #[inline(always)]
-        unsafe fn widen_f16(source: *const u16, target: *mut f32, len: usize) {
-            // SAFETY: the contract of widen_f16.
-            unsafe { widen(source, target, len) }
-        }
-
-        #[inline(always)]
-        unsafe fn narrow_f16(source: &[f32], target: *mut u16) {
-            // SAFETY: the contract of narrow_f16.
-            unsafe { narrow(source, target) }
-        }
-    }
-
-    /// Elements of one F16C conversion.
-    const LANES: usize = 8;
-
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn widen(source: *const u16, target: *mut f32, len: usize) {
-        let whole = len - len % LANES;
-        for i in (0..whole).step_by(LANES) {
-            // SAFETY: i + LANES <= len, which both pointers are good for; the intrinsics need no alignment.
-            unsafe {
-                _mm256_storeu_ps(target.add(i), _mm256_cvtph_ps(_mm_loadu_si128(source.add(i).cast::<__m128i>())))
-            };
-        }
-        if whole < len {
-            let (mut halves, mut floats) = ([0u16; LANES], [0f32; LANES]);
-            // SAFETY: fewer than LANES elements are left, and the arrays hold LANES.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    source.add(whole).cast::<u8>(),
-                    halves.as_mut_ptr().cast(),
-                    2 * (len - whole),
-                );
-                _mm256_storeu_ps(
-                    floats.as_mut_ptr(),
-                    _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast::<__m128i>())),
-                );
-                std::ptr::copy_nonoverlapping(floats.as_ptr(), target.add(whole), len - whole);
-            }
-        }
-    }
-
-    #[target_feature(enable = "avx2,f16c")]
-    unsafe fn narrow(source: &[f32], target: *mut u16) {
-        let chunks = source.chunks_exact(LANES);
-        let (rest, whole) = (chunks.remainder(), source.len() - source.len() % LANES);
-        for (i, chunk) in chunks.enumerate() {
-            // SAFETY: the chunk has LANES elements and target as many as source; the intrinsics need no alignment.
-            unsafe {
-                let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(chunk.as_ptr()));
-                _mm_storeu_si128(target.add(i * LANES).cast::<__m128i>(), halves);
-            }
-        }
-        if !rest.is_empty() {
-            let (mut floats, mut halves) = ([0f32; LANES], [0u16; LANES]);
-            floats[..rest.len()].copy_from_slice(rest);
-            // SAFETY: the arrays hold LANES elements, and target rest.len() more after the whole chunks.
-            unsafe {
-                let converted = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(floats.as_ptr()));
-                _mm_storeu_si128(halves.as_mut_ptr().cast::<__m128i>(), converted);
-                std::ptr::copy_nonoverlapping(halves.as_ptr().cast::<u8>(), target.add(whole).cast(), 2 * rest.len());
-            }
-        }
-    }
 }

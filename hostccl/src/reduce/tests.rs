@@ -1,4 +1,5 @@
-//! Against a plain reference: one element at a time, written without looking at the kernels.
+//! Compares the kernels with a plain reference that takes one element at a time and shares no code
+//! with them.
 
 use super::block::{reduce_all, scale_all};
 use super::isa::Plain;
@@ -21,7 +22,7 @@ const DTYPES: [DataType; 10] = [
 ];
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
 
-/// One element as its own type would see it.
+/// Reduces one element of each input, in the arithmetic of its own type.
 fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
     macro_rules! integer {
         ($type:ty) => {{
@@ -41,7 +42,7 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
         ($values:expr, $type:ty) => {{
             let mut all = $values;
             let first: $type = all.next().unwrap();
-            // A NaN loses to a number; of two zeros the positive one is larger.
+            // A number wins over a NaN. Of two zeros the positive one is larger.
             let above = |a: $type, b: $type| a > b || b.is_nan() || (a == b && a.is_sign_positive());
             let below = |a: $type, b: $type| a < b || b.is_nan() || (a == b && a.is_sign_negative());
             match op {
@@ -86,7 +87,7 @@ fn is_nan(dtype: DataType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Equal bits, but for the payload of a NaN.
+/// Expects equal bits, except that any NaN equals any other.
 fn assert_elements(dtype: DataType, context: &str, actual: &[u8], expected: &[u8]) {
     assert_eq!(actual.len(), expected.len());
     for (i, (a, e)) in actual.chunks(dtype.size()).zip(expected.chunks(dtype.size())).enumerate() {
@@ -94,7 +95,8 @@ fn assert_elements(dtype: DataType, context: &str, actual: &[u8], expected: &[u8
     }
 }
 
-/// Deterministic bytes; a quarter of the elements are the awkward ones (zeros, infinities, NaNs, extremes).
+/// Returns deterministic bytes. A quarter of the elements are awkward: zeros, infinities, NaNs,
+/// extremes.
 fn sample(dtype: DataType, seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -136,10 +138,14 @@ fn expected(dtype: DataType, op: ReduceOp, inputs: &[Vec<u8>], count: usize) -> 
         .collect()
 }
 
-/// A copy of `bytes` that starts `shift` bytes after an address divisible by 64, in a larger buffer.
+/// A copy of `bytes` that starts `shift` bytes after an address divisible by 64, in a larger
+/// buffer.
 struct Shifted {
+    /// The copy, with other bytes around it.
     buffer: Vec<u8>,
+    /// Where the copy begins in the buffer.
     start: usize,
+    /// The length of the copy in bytes.
     len: usize,
 }
 
@@ -159,7 +165,7 @@ impl Shifted {
         self.buffer[self.start..].as_mut_ptr()
     }
 
-    /// Whether everything around the copy is as it was made.
+    /// Whether the bytes around the copy are unchanged.
     fn surroundings_untouched(&self) -> bool {
         let (before, after) = (&self.buffer[..self.start], &self.buffer[self.start + self.len..]);
         before.iter().chain(after).all(|&byte| byte == 0xa5)
@@ -168,7 +174,8 @@ impl Shifted {
 
 type Kernel = unsafe fn(DataType, ReduceOp, &[*const u8], &[Target], usize);
 
-/// The chosen path and the plain one. (`reduce` copies a single input before it comes to a path.)
+/// Returns the kernel that `reduce` chooses, and the plain one. `reduce` copies a single input
+/// without a kernel.
 fn kernels() -> [(&'static str, Kernel); 2] {
     [("chosen", reduce), ("plain", reduce_all::<Plain>)]
 }
@@ -184,7 +191,8 @@ fn check(dtype: DataType, op: ReduceOp, samples: &[Vec<u8>], count: usize, shift
         let sources: Vec<*const u8> = pointers.iter().map(|p| p.cast_const()).collect();
         let mut streamed = Shifted::new(&vec![0xc3; count * dtype.size()], shifts[(samples.len() + 1) % shifts.len()]);
         let targets = [Target::cached(out), Target { at: streamed.as_mut_ptr(), stream: true }];
-        // SAFETY: every buffer holds count elements; out is its own buffer or exactly one of the inputs.
+        // SAFETY: every buffer holds `count` elements. `out` is a buffer of its own or exactly one
+        // of the inputs.
         unsafe { kernel(dtype, op, &sources, &targets, count) };
         let written = alias.map_or(&separate, |k| &inputs[k]);
         let context = format!("{name} {dtype:?} {op:?} {} inputs, count {count}, alias {alias:?}", samples.len());
@@ -224,18 +232,19 @@ fn more_inputs_than_a_byte_counts_still_average() {
 #[test]
 fn no_inputs_write_nothing() {
     let mut out = [7u8; 4];
-    // SAFETY: nothing is read, and out holds one element.
+    // SAFETY: nothing is read, and `out` holds one element.
     unsafe { reduce(DataType::Int32, ReduceOp::Sum, &[], &[Target::cached(out.as_mut_ptr())], 1) };
     assert_eq!(out, [7; 4]);
 }
 
 #[test]
 fn half_sums_round_once() {
-    // 2048 + 1 + 1: rounding after every addition would stay at 2048, where f16 is spaced by 2.
+    // Rounding 2048 + 1 + 1 after every addition would stay at 2048, where neighbours in f16 differ
+    // by 2.
     let inputs = [2048.0, 1.0, 1.0].map(f16::from_f32);
     let pointers = inputs.each_ref().map(|v| std::ptr::from_ref(v).cast::<u8>());
     let mut out = f16::ZERO;
-    // SAFETY: one element each.
+    // SAFETY: each buffer holds one element.
     unsafe {
         reduce(DataType::Float16, ReduceOp::Sum, &pointers, &[Target::cached(std::ptr::from_mut(&mut out).cast())], 1)
     };
@@ -247,7 +256,7 @@ fn maximum_and_minimum_ignore_nan_and_order_zeros() {
     let run = |op, a: f32, b: f32| {
         let mut out = 0f32;
         let inputs = [std::ptr::from_ref(&a).cast(), std::ptr::from_ref(&b).cast()];
-        // SAFETY: one element each.
+        // SAFETY: each buffer holds one element.
         unsafe { reduce(DataType::Float32, op, &inputs, &[Target::cached(std::ptr::from_mut(&mut out).cast())], 1) };
         out
     };
@@ -262,7 +271,7 @@ fn maximum_and_minimum_ignore_nan_and_order_zeros() {
     assert_eq!(run(ReduceOp::Max, f32::NEG_INFINITY, f32::MIN), f32::MIN);
 }
 
-/// Through a pair whose other side is the neutral -0, so that every value of the type is widened and rounded back.
+/// Adds the neutral -0 to every value of the type, so that every value is widened and rounded back.
 #[test]
 fn every_half_value_survives_on_every_path() {
     for (dtype, zero) in [(DataType::Float16, 0x8000u16), (DataType::Bfloat16, 0x8000)] {
@@ -298,7 +307,8 @@ fn scale_multiplies_in_the_element_type() {
             let mut separate = vec![0; input.len()];
             let mut in_place = Shifted::new(&input, 3);
             let mut plain = Shifted::new(&input, 1);
-            // SAFETY: every buffer holds count elements; in place is the same address.
+            // SAFETY: every buffer holds `count` elements. In place, input and output are one
+            // address.
             unsafe {
                 scale(dtype, typed, input.as_ptr(), separate.as_mut_ptr(), count);
                 let pointer = in_place.as_mut_ptr();

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use crate::call_name::{NAME_BYTES, Name};
 use crate::error::Error;
 use crate::event::Event;
-use crate::turn::{NAME_BYTES, Name};
 use crate::types::ncclResult_t;
 
 /// What all ranks of a segment share from the start.
@@ -112,38 +112,88 @@ pub(crate) struct Channel {
     pub(crate) head: Event,
     /// Bytes taken by the receiver.
     pub(crate) tail: Event,
-    /// The name under which the receiver waits while the next message has another one; tag 0: none.
+    /// Changes when one more call of either side waits for its turn at this channel, when the receiver has written `expects`, and
+    /// when the sender has taken back its message.
+    pub(crate) order: Event,
+    /// Which messages the receiver waits for, while the message in the ring is for none of its calls.
     pub(crate) expects: Expected,
 }
 
-/// A [`Name`] that both sides of a channel can look at.
+/// The names of the receives that wait at a channel whose message has another name.
+///
+/// The word `state` also says who may touch the message in the ring. While it is 0, the receiver may read the message, and the sender may
+/// not take it back. While it holds a tag, the receiver leaves the message alone, and the sender may take it back. While it is
+/// [`TAKING_BACK`], the sender takes its message back, and the receiver waits.
 #[repr(C)]
 pub(crate) struct Expected {
-    tag: AtomicU64,
+    /// 0, the tag of the receive that is inside the place, or [`TAKING_BACK`].
+    state: AtomicU64,
+    /// The text of that receive's name, for messages.
     text: [AtomicU64; NAME_BYTES / 8],
+    /// The tags of the receives that wait behind it, as many as there is room for; 0 in the cells that are free.
+    waiting: [AtomicU64; 15],
 }
 
+/// The state of [`Expected`] while the sender takes back its message. No name has this tag.
+const TAKING_BACK: u64 = u64::MAX;
+
 impl Expected {
-    pub(crate) fn set(&self, name: &Name) {
+    /// Tells the sender the names under which the receiver waits, and lets it take back its message. The receiver calls this.
+    pub(crate) fn publish(&self, name: &Name, waiting: impl Iterator<Item = u64>) {
         for (word, bytes) in self.text.iter().zip(name.text.chunks_exact(8)) {
             word.store(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")), Ordering::Relaxed);
         }
-        self.tag.store(name.tag, Ordering::Release);
-    }
-
-    pub(crate) fn clear(&self) {
-        if self.tag.load(Ordering::Relaxed) != 0 {
-            self.tag.store(0, Ordering::Release);
+        for (cell, tag) in self.waiting.iter().zip(waiting.chain(std::iter::repeat(0))) {
+            cell.store(tag, Ordering::Relaxed);
         }
+        self.state.store(name.tag, Ordering::Release);
     }
 
+    /// Whether a receive has told the sender what it waits for: one load.
+    #[inline]
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.state.load(Ordering::Acquire) != 0
+    }
+
+    /// Forbids the sender to take back its message. Returns whether the receiver may touch the message now; it may not while the
+    /// sender is just taking the message back. The receiver calls this.
+    #[inline]
+    pub(crate) fn withdraw(&self) -> bool {
+        let state = self.state.load(Ordering::Acquire);
+        state == 0 || state != TAKING_BACK && self.exchange(state, 0)
+    }
+
+    /// Begins to take back the message if the receiver waits under one of the names that `has_call` knows. Returns that name's tag. The
+    /// sender calls this, and [`took_back`](Expected::took_back) afterwards.
+    pub(crate) fn take_back(&self, has_call: impl Fn(u64) -> bool) -> Option<u64> {
+        let state = self.state.load(Ordering::Acquire);
+        if state == 0 {
+            return None;
+        }
+        // The receiver may change the cells meanwhile. A name for which nobody waits any more does no harm: the receiver then finds a
+        // message of another name once more.
+        let waiting = self.waiting.iter().map(|cell| cell.load(Ordering::Relaxed)).filter(|tag| *tag != 0);
+        let tag = std::iter::once(state).chain(waiting).find(|tag| has_call(*tag))?;
+        self.exchange(state, TAKING_BACK).then_some(tag)
+    }
+
+    /// Ends what [`take_back`](Expected::take_back) began: the receiver may look at the ring again.
+    pub(crate) fn took_back(&self) {
+        self.state.store(0, Ordering::Release);
+    }
+
+    fn exchange(&self, from: u64, to: u64) -> bool {
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// The name of the receive that is inside, while the message in the ring has another one.
     pub(crate) fn name(&self) -> Option<Name> {
-        let tag = self.tag.load(Ordering::Acquire);
+        let tag = self.state.load(Ordering::Acquire);
         let mut text = [0; NAME_BYTES];
         for (word, bytes) in self.text.iter().zip(text.chunks_exact_mut(8)) {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
-        (tag != 0).then_some(Name { tag, text })
+        (tag != 0 && tag != TAKING_BACK).then_some(Name { tag, text })
     }
 }
 

@@ -31,7 +31,7 @@ use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
 /// Changes whenever the layout does: ranks built from different versions refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 5;
+pub(crate) const LAYOUT_VERSION: u32 = 6;
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 const NAME: &CStr = c"hostccl";
 
@@ -81,10 +81,11 @@ impl Drop for Mapping {
 /// A new, empty segment as its creator holds it.
 pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
     // SAFETY: the name is a C string; the result is a new descriptor or -1.
-    let fd = unsafe { owned(libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC)) };
+    let fd = unsafe { owned(libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)) };
     let refused = |reason| machine::explained_call("memfd_create", &reason);
     let fd = fd.map_err(|reason| Error::new(ncclSystemError, format!("shared memory: {}", refused(reason))))?;
     resize(&fd, HEADER_BYTES)?;
+    seal(&fd, libc::F_SEAL_SHRINK)?;
     let mapping = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
     // SAFETY: nobody else knows the segment yet, so these plain writes race with nothing.
     unsafe {
@@ -127,6 +128,16 @@ fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
     // SAFETY: a plain system call on a descriptor that we own.
     if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
         return Err(Error::system(&format!("sizing shared memory to {bytes} bytes"), io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+/// Forbids every process to change the segment's size in a way, because a rank that touches memory which another rank has
+/// cut off gets SIGBUS.
+fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
+    // SAFETY: a plain system call on a descriptor that we own.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(Error::system("sealing the size of shared memory", io::Error::last_os_error()));
     }
     Ok(())
 }
@@ -202,7 +213,8 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Maps the segment for a communicator of `nranks`. The first rank to come decides how many there are.
+    /// Maps the segment for a communicator of `nranks`. The rank that arrives first decides how many ranks there are. A rank
+    /// that disagrees changes nothing, because the others may have mapped the segment already.
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32) -> Result<Segment> {
         let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
         let header = first.header();
@@ -216,14 +228,18 @@ impl Segment {
                 let message =
                     format!("a rank (pid {}) came with nranks {nranks}, others with {agreed}", std::process::id());
                 header.fail(crate::types::ncclInvalidUsage, None, &message, "");
+                // There is no error to read while another rank is writing down its own failure.
+                return Err(header.failure.error().unwrap_or_else(|| Error::usage(message)));
             }
         }
         if let Some(error) = header.failure.error() {
             return Err(error);
         }
         let layout = Layout::new(nranks);
-        // Every rank asks for the same size: who comes second changes nothing.
-        let mapped = resize(fd, layout.total).and_then(|()| Mapping::new(fd.as_raw_fd(), layout.total));
+        // Every rank asks for the same size, so the second resize and the second seal change nothing.
+        let mapped = resize(fd, layout.total)
+            .and_then(|()| seal(fd, libc::F_SEAL_GROW))
+            .and_then(|()| Mapping::new(fd.as_raw_fd(), layout.total));
         match mapped {
             Ok(mapping) => Ok(Segment { mapping, layout }),
             Err(error) => {
@@ -332,6 +348,34 @@ mod tests {
         assert_eq!(error.code(), ncclInvalidUsage);
         assert!(error.message().contains("nranks 3, others with 4"), "{}", error.message());
         assert_eq!(first.header().failure.error(), Some(error));
+    }
+
+    fn file_size(fd: &OwnedFd) -> u64 {
+        fs::File::from(fd.try_clone().unwrap()).metadata().unwrap().len()
+    }
+
+    #[test]
+    fn a_rank_with_another_number_is_refused_at_once_while_another_failure_is_being_written() {
+        for came in [3, 5] {
+            let fd = create([1; 16]).unwrap();
+            let first = Segment::map(&fd, 4, 0).unwrap();
+            let size = file_size(&fd);
+            assert!(first.header().failure.begin(), "another rank has begun to write down its failure");
+            let error = Segment::map(&fd, came, 1).unwrap_err();
+            assert_eq!(error.code(), ncclInvalidUsage);
+            assert!(error.message().contains(&format!("nranks {came}, others with 4")), "{}", error.message());
+            assert_eq!(file_size(&fd), size, "the segment keeps the size that rank 0 has mapped");
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_mapped_segment_is_final() {
+        let fd = create([1; 16]).unwrap();
+        let segment = Segment::map(&fd, 4, 0).unwrap();
+        for bytes in [HEADER_BYTES, segment.layout().total - 1, segment.layout().total + 1] {
+            assert!(resize(&fd, bytes).is_err(), "the segment was resized to {bytes} bytes");
+        }
+        assert!(Segment::map(&fd, 4, 1).is_ok(), "the next rank maps the same size");
     }
 
     #[test]

@@ -1,6 +1,7 @@
-/* A program as one writes it against nccl.h, linked with libhostccl: argv[1] processes, each a rank of one communicator.
- * The id comes from the parent, made before the fork ("inherit"), or from rank 0 through pipes ("pipe"): argv[2].
- * Exit status 0: every rank found what it expected. */
+/* A program that is written against nccl.h and linked with libhostccl. It forks argv[1] processes,
+ * each a rank of one communicator. The parent makes the id before the fork (argv[2] is "inherit"),
+ * or rank 0 makes it and writes it to pipes (argv[2] is "pipe"). The exit status is 0 when every
+ * rank found what it expected. */
 #define _POSIX_C_SOURCE 200809L
 #include <hostccl.h>
 
@@ -17,7 +18,7 @@
 #define STATIC_ASSERT _Static_assert
 #endif
 
-/* The layout that NCCL's releases agree on. */
+/* The layout of all releases of NCCL that have these fields. */
 STATIC_ASSERT(sizeof(ncclUniqueId) == 128, "ncclUniqueId");
 STATIC_ASSERT(offsetof(ncclConfig_t, magic) == 8, "magic");
 STATIC_ASSERT(offsetof(ncclConfig_t, version) == 12, "version");
@@ -37,7 +38,7 @@ STATIC_ASSERT(sizeof(ncclConfig_t) == 72, "ncclConfig_t");
 
 #define MAX_RANKS 16
 #define COUNT 100003
-/* A rank that hangs is ended by its alarm, and so found by its parent. */
+/* The alarm ends a rank that hangs, and the parent reports it. */
 #define DEADLINE_SECONDS 60
 
 #define NCCL(call)                                                                                                   \
@@ -112,7 +113,7 @@ static void play(int rank, int size, ncclUniqueId id) {
   free(recv);
 }
 
-/* Rank 0 makes the id and hands it to the others. */
+/* Makes the id on rank 0, and gives it to the other ranks. */
 static ncclUniqueId exchange(int rank, int size, int (*pipes)[2]) {
   ncclUniqueId id;
   int other;

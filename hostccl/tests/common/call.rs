@@ -1,4 +1,4 @@
-//! Every collective, called with buffers that know what may be written, and checked against its expected result.
+//! Calls every collective with buffers that have guards, and checks the results.
 
 use std::ffi::c_int;
 use std::fmt::Display;
@@ -9,16 +9,20 @@ use super::{Comm, ok};
 use hostccl::types::*;
 use hostccl::*;
 
-/// Bytes that nobody may write around a buffer.
+/// How many guard bytes there are before and after a buffer. Nobody may write there.
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa7;
-/// What an output holds before the call.
+/// The byte that fills an output before the call.
 const UNSET: u8 = 0x3c;
 
-/// A buffer between two guards, on an address that is a multiple of its element's size but of no more.
+/// A buffer between two guards. Its address is a multiple of the element's size, but of no larger
+/// power of two.
 pub struct Buffer {
+    /// The buffer and its guards.
     memory: Vec<u8>,
+    /// Where the buffer begins.
     start: usize,
+    /// The length of the buffer in bytes.
     len: usize,
 }
 
@@ -38,7 +42,7 @@ impl Buffer {
         self.memory[self.start + offset..].as_mut_ptr().cast()
     }
 
-    /// Panics unless the buffer holds exactly `expected` and its guards are whole.
+    /// Panics unless the buffer holds exactly `expected` and its guards are unchanged.
     #[track_caller]
     pub fn check(&self, expected: &[u8], context: &str) {
         let (before, rest) = self.memory.split_at(self.start);
@@ -60,15 +64,19 @@ impl Buffer {
     }
 }
 
-/// One set of inputs, and what the reductions make of it.
+/// One set of inputs, and the expected results of the reductions.
 pub struct Case {
+    /// The element type.
     pub dtype: DataType,
-    /// Elements of one rank's part; every rank has an input of `size * count`.
+    /// How many elements one rank's part has. The input of every rank has a part for each rank.
     pub count: usize,
-    /// Elements for the collectives whose count is that of the whole.
+    /// The count for the collectives that take the count of the whole.
     pub whole: usize,
+    /// The input of each rank.
     pub inputs: Vec<Vec<u8>>,
+    /// The operators to try, with their expected results.
     reductions: Vec<(ReduceOp, Vec<u8>)>,
+    /// The roots to try.
     roots: Vec<usize>,
 }
 
@@ -81,15 +89,15 @@ impl Case {
         Case { dtype, count, whole, inputs, reductions, roots: roots.to_vec() }
     }
 
-    /// Runs every collective on it, as `rank` of `comm`.
+    /// Runs every collective on the inputs, as `rank` of `comm`.
     pub fn run(&self, comm: &Comm, rank: usize) {
         (0..Case::CALLS).for_each(|call| self.run_one(comm, rank, call));
     }
 
-    /// What [`Case::run_one`] can run.
+    /// How many collectives [`Case::run_one`] knows.
     pub const CALLS: usize = 9;
 
-    /// Runs one of the collectives, with every reduction and root.
+    /// Runs the collective of that number, with every reduction and root.
     pub fn run_one(&self, comm: &Comm, rank: usize, call: usize) {
         for (op, result) in &self.reductions {
             match call {
@@ -119,12 +127,12 @@ impl Case {
         self.inputs.len()
     }
 
-    /// Bytes of so many elements.
+    /// Returns how many bytes so many elements have.
     fn bytes(&self, elements: usize) -> usize {
         elements * self.dtype.size()
     }
 
-    /// The part of `bytes` that belongs to a rank.
+    /// Returns the part of `bytes` that belongs to a rank.
     fn part<'a>(&self, bytes: &'a [u8], rank: usize) -> &'a [u8] {
         let part = self.bytes(self.count);
         &bytes[rank * part..(rank + 1) * part]
@@ -146,7 +154,7 @@ impl Case {
     fn all_reduce(&self, comm: &Comm, rank: usize, op: ReduceOp, result: &[u8]) {
         let (input, expected) = (&self.inputs[rank][..self.bytes(self.whole)], &result[..self.bytes(self.whole)]);
         let call = |send, recv| {
-            // SAFETY: both hold `whole` elements.
+            // SAFETY: both buffers hold `whole` elements.
             ok(unsafe { ncclAllReduce(send, recv, self.whole, self.dtype as c_int, op as c_int, **comm, null_mut()) });
         };
         let (mut send, mut recv) = (self.buffer(input), self.unset(self.whole));
@@ -162,7 +170,7 @@ impl Case {
         let (input, expected) = (&self.inputs[rank][..self.bytes(self.whole)], &result[..self.bytes(self.whole)]);
         let call = |send, recv| {
             let (dtype, op, root) = (self.dtype as c_int, op as c_int, root as c_int);
-            // SAFETY: both hold `whole` elements, or are not used.
+            // SAFETY: each buffer holds `whole` elements or is not used.
             ok(unsafe { ncclReduce(send, recv, self.whole, dtype, op, root, **comm, null_mut()) });
         };
         let context = |how: &str| self.context(how, rank, format!("{} root {root}", op.name()));
@@ -185,7 +193,8 @@ impl Case {
         let expected = self.part(result, rank);
         let call = |send, recv| {
             let (dtype, op) = (self.dtype as c_int, op as c_int);
-            // SAFETY: a part of every rank, and one.
+            // SAFETY: the send buffer has a part for every rank, and the receive buffer has one
+            // part.
             ok(unsafe { ncclReduceScatter(send, recv, self.count, dtype, op, **comm, null_mut()) });
         };
         let (mut send, mut recv) = (self.buffer(&self.inputs[rank]), self.unset(self.count));
@@ -203,7 +212,8 @@ impl Case {
     fn all_gather(&self, comm: &Comm, rank: usize) {
         let expected: Vec<u8> = self.inputs.iter().flat_map(|input| self.part(input, 0)).copied().collect();
         let call = |send, recv| {
-            // SAFETY: a part, and one of every rank.
+            // SAFETY: the send buffer has one part, and the receive buffer has a part for every
+            // rank.
             ok(unsafe { ncclAllGather(send, recv, self.count, self.dtype as c_int, **comm, null_mut()) });
         };
         let input = self.part(&self.inputs[rank], 0);
@@ -223,7 +233,7 @@ impl Case {
     fn all_to_all(&self, comm: &Comm, rank: usize) {
         let expected: Vec<u8> = self.inputs.iter().flat_map(|input| self.part(input, rank)).copied().collect();
         let call = |send, recv| {
-            // SAFETY: parts of every rank on both sides.
+            // SAFETY: both buffers have a part for every rank.
             ok(unsafe { ncclAlltoAll(send, recv, self.count, self.dtype as c_int, **comm, null_mut()) });
         };
         let (mut send, mut recv) = (self.buffer(&self.inputs[rank]), self.unset(self.ranks() * self.count));
@@ -241,11 +251,12 @@ impl Case {
         let (dtype, of) = (self.dtype as c_int, root as c_int);
         let (mut send, mut recv) = (self.buffer(input(rank)), self.unset(self.whole));
         let source = if rank == root { send.at(0) } else { null_mut() };
-        // SAFETY: `whole` elements on both sides; NULL where nothing is sent.
+        // SAFETY: both buffers hold `whole` elements, and the send buffer is NULL where nothing is
+        // sent.
         ok(unsafe { ncclBroadcast(source, recv.at(0), self.whole, dtype, of, **comm, null_mut()) });
         recv.check(input(root), &context("broadcast"));
         send.check(input(rank), &context("input of broadcast"));
-        // SAFETY: `whole` elements.
+        // SAFETY: the buffer holds `whole` elements.
         ok(unsafe { ncclBcast(send.at(0), self.whole, dtype, of, **comm, null_mut()) });
         send.check(input(root), &context("broadcast in place"));
     }
@@ -254,7 +265,8 @@ impl Case {
         let expected: Vec<u8> = self.inputs.iter().flat_map(|input| self.part(input, 0)).copied().collect();
         let context = |how: &str| self.context(how, rank, format!("root {root}"));
         let call = |send, recv| {
-            // SAFETY: a part, and on the root one of every rank.
+            // SAFETY: the send buffer has one part, and on the root the receive buffer has a part
+            // for every rank.
             ok(unsafe { ncclGather(send, recv, self.count, self.dtype as c_int, root as c_int, **comm, null_mut()) });
         };
         let input = self.part(&self.inputs[rank], 0);
@@ -280,7 +292,8 @@ impl Case {
         let expected = self.part(&self.inputs[root], rank);
         let context = |how: &str| self.context(how, rank, format!("root {root}"));
         let call = |send, recv| {
-            // SAFETY: on the root a part of every rank, and one.
+            // SAFETY: on the root the send buffer has a part for every rank, and the receive buffer
+            // has one part.
             ok(unsafe { ncclScatter(send, recv, self.count, self.dtype as c_int, root as c_int, **comm, null_mut()) });
         };
         let (mut send, mut recv) = (self.buffer(&self.inputs[rank]), self.unset(self.count));
@@ -298,7 +311,7 @@ impl Case {
         }
     }
 
-    /// Everyone sends to the right and receives from the left, in one group; with one rank, to itself.
+    /// Sends to the right and receives from the left, in one group. A single rank sends to itself.
     fn ring(&self, comm: &Comm, rank: usize) {
         let ranks = self.ranks();
         let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);

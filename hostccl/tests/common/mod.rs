@@ -1,6 +1,7 @@
-//! What the engine's tests share: ranks as threads with a deadline, and calls that check their own buffers.
+//! Helpers of the engine's tests: ranks as threads with a deadline, and calls that check their own
+//! buffers.
 
-#![allow(dead_code)] // Each test program uses its part of this.
+#![allow(dead_code)] // No test program uses all of the helpers.
 
 pub mod call;
 pub mod reference;
@@ -16,18 +17,21 @@ use std::time::{Duration, Instant};
 use hostccl::types::*;
 use hostccl::*;
 
-/// How long ranks may take before a test gives up on them: far beyond what they need on a loaded machine.
+/// How long ranks may take before a test gives up. It is far more than they need on a loaded
+/// machine.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A communicator that is destroyed at the end of its scope, so that a rank whose assertion fails frees its peers.
+/// A communicator that is destroyed at the end of its scope. So a rank whose assertion fails ends
+/// the wait of its peers.
 pub struct Comm(pub ncclComm_t);
 
 // SAFETY: an ncclComm_t is a token that points at nothing.
 unsafe impl Send for Comm {}
-// SAFETY: as above; the engine synchronises its own state.
+// SAFETY: as above, and the engine synchronises its own state.
 unsafe impl Sync for Comm {}
 
 impl Comm {
+    /// Joins as one rank.
     pub fn init(id: ncclUniqueId, size: usize, rank: usize) -> Comm {
         let mut comm = null_mut();
         // SAFETY: a place for the communicator.
@@ -35,7 +39,7 @@ impl Comm {
         Comm(comm)
     }
 
-    /// All ranks of a communicator in this thread.
+    /// Makes all ranks of a communicator in this thread.
     pub fn init_all(size: usize) -> Vec<Comm> {
         let mut comms = vec![null_mut(); size];
         // SAFETY: places for `size` communicators.
@@ -43,7 +47,7 @@ impl Comm {
         comms.into_iter().map(Comm).collect()
     }
 
-    /// `None` for NCCL_SPLIT_NOCOLOR.
+    /// Splits the communicator. Returns `None` for NCCL_SPLIT_NOCOLOR.
     pub fn split(&self, color: c_int, key: c_int) -> Option<Comm> {
         let mut comm = std::ptr::dangling_mut();
         // SAFETY: a place for the communicator.
@@ -81,14 +85,14 @@ impl Drop for Comm {
     }
 }
 
-/// Panics with the engine's message unless the call went well.
+/// Panics with the engine's message unless the call succeeded.
 #[track_caller]
 pub fn ok(result: ncclResult_t) {
     assert_eq!(result, ncclSuccess, "{}", last_error());
 }
 
 pub fn last_error() -> String {
-    // SAFETY: NULL is allowed; the string lives until the next failing call of this thread.
+    // SAFETY: NULL is allowed, and the string lives until the next failing call of this thread.
     unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
 }
 
@@ -99,12 +103,13 @@ pub fn unique_id() -> ncclUniqueId {
     id
 }
 
-/// Runs `body` as ranks 0..size of a new communicator, each on a thread of its own; the results by rank.
+/// Runs `body` as ranks 0..size of a new communicator, each on a thread of its own. Returns the
+/// results in the order of the ranks.
 pub fn ranks<R: Send>(size: usize, body: impl Fn(&Comm, usize) -> R + Sync) -> Vec<R> {
     ranks_of(unique_id(), size, 0..size, body)
 }
 
-/// Runs `body` as some of the ranks of the communicator of `id`.
+/// Runs `body` as the `local` ranks of the communicator of `id`, each on a thread of its own.
 pub fn ranks_of<R: Send>(
     id: ncclUniqueId,
     size: usize,
@@ -129,7 +134,8 @@ pub fn ranks_of<R: Send>(
             })
             .collect();
         drop(done);
-        // A rank that panics drops its sender: the channel closes when all have ended, one way or the other.
+        // A rank that panics drops its sender, so the channel closes when all ranks have ended in
+        // any way.
         let started = Instant::now();
         let mut missing: Vec<usize> = local.collect();
         loop {
@@ -138,7 +144,8 @@ pub fn ranks_of<R: Send>(
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
                     eprintln!("ranks {missing:?} of {size} are not done after {DEADLINE:?}");
-                    // SAFETY: tokens, live or not; abort may be called from any thread.
+                    // SAFETY: these are tokens, live or not, and abort may be called from any
+                    // thread.
                     live.lock().unwrap().iter().for_each(|&comm| unsafe {
                         ncclCommAbort(std::ptr::without_provenance_mut(comm));
                     });
@@ -154,26 +161,26 @@ pub fn ranks_of<R: Send>(
     })
 }
 
-/// What each rank of `comm` says, by rank.
+/// Returns the values of all ranks of `comm`, in the order of the ranks.
 pub fn gather(comm: &Comm, value: i64) -> Vec<i64> {
     let mut all = vec![-1; comm.size()];
     let (from, to) = ((&raw const value).cast(), all.as_mut_ptr().cast());
-    // SAFETY: one element, and one of every rank.
+    // SAFETY: one element is sent, and there is room for one element of every rank.
     ok(unsafe { ncclAllGather(from, to, 1, DataType::Int64 as c_int, **comm, null_mut()) });
     all
 }
 
-/// The sum of what the ranks of `comm` say.
+/// Returns the sum of the values of all ranks of `comm`.
 pub fn sum(comm: &Comm, value: i64) -> i64 {
     let mut total = 0;
     let (from, to) = ((&raw const value).cast(), (&raw mut total).cast());
     let (dtype, op) = (DataType::Int64 as c_int, ReduceOp::Sum as c_int);
-    // SAFETY: one element each.
+    // SAFETY: each buffer has one element.
     ok(unsafe { ncclAllReduce(from, to, 1, dtype, op, **comm, null_mut()) });
     total
 }
 
-/// Makes the calls of `body` in one group. Their buffers have to outlive this call.
+/// Makes the calls of `body` in one group. Their buffers must outlive this call.
 pub fn group<R>(body: impl FnOnce() -> R) -> R {
     // SAFETY: no arguments.
     ok(unsafe { ncclGroupStart() });

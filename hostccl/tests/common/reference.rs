@@ -1,9 +1,10 @@
-//! What the collectives have to give, computed plainly: one element after the other, in the order of the ranks.
+//! The expected results of the collectives, computed plainly: one element after the other, in the
+//! order of the ranks.
 
 use half::{bf16, f16};
 use hostccl::types::{DataType, ReduceOp};
 
-/// A number in 0..2^64 that depends on all of the arguments.
+/// Returns a number in 0..2^64 that depends on all arguments.
 fn hash(parts: [u64; 3]) -> u64 {
     parts.into_iter().fold(0x243f_6a88_85a3_08d3, |state, part| {
         let mixed = (state ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -11,8 +12,8 @@ fn hash(parts: [u64; 3]) -> u64 {
     })
 }
 
-/// `count` elements of one rank: integers of any value (so that sums wrap), floats in (-2, 2) with all of their digits (so
-/// that the order of a sum shows in its last bits).
+/// Returns `count` elements of one rank. Integers have any value, so that sums wrap. Floats are in
+/// (-2, 2) and use all their digits, so that the last bits of a sum show its order.
 pub fn sample(dtype: DataType, salt: u64, rank: usize, count: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count * dtype.size());
     for i in 0..count as u64 {
@@ -29,7 +30,7 @@ pub fn sample(dtype: DataType, salt: u64, rank: usize, count: usize) -> Vec<u8> 
     bytes
 }
 
-/// The reduction of the inputs, element by element.
+/// Reduces the inputs, element by element.
 pub fn reduced(dtype: DataType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     if let [only] = inputs {
         return only.clone();
@@ -85,6 +86,7 @@ pub fn reduced(dtype: DataType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
+/// Reduces the inputs in an arithmetic that `load`, `apply` and `store` define.
 fn reduced_as<T: Copy, const SIZE: usize>(
     inputs: &[Vec<u8>],
     load: impl Fn([u8; SIZE]) -> T,

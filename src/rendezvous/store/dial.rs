@@ -140,9 +140,7 @@ impl Address {
             let resolved = (name.0.as_str(), name.1).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
             let _ = sender.send(resolved);
         };
-        std::thread::Builder::new()
-            .name("dm-resolve".to_owned())
-            .spawn(resolve)
+        hostccl::thread::spawn("dm-resolve", resolve)
             .map_err(|error| Attempt::Again(io::Error::new(error.kind(), machine::no_thread(&error))))?;
         loop {
             match receiver.recv_timeout(wait.deadline.slice()) {

@@ -84,7 +84,7 @@ impl Server {
         let poll = Poll::new().map_err(|error| broken(&error))?;
         poll.add(shared.wake.as_raw_fd(), serving::WAKE).map_err(|error| broken(&error))?;
         let serving = Serving::new(listeners, poll, Arc::clone(&shared), secret).map_err(|error| broken(&error))?;
-        let thread = std::thread::Builder::new().name("dm-store".to_owned()).spawn(move || serving.run());
+        let thread = hostccl::thread::spawn("dm-store", move || serving.run());
         let thread = thread.map_err(|error| {
             let message = format!("cannot set up the store's server: {}", machine::no_thread(&error));
             Error::store(message).with_os_error(error.raw_os_error().unwrap_or(0))

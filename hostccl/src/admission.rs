@@ -1,0 +1,118 @@
+//! The admission of a collective: its turn on this rank, and the agreement of all ranks on whose
+//! turn it is.
+//!
+//! Threads may enter in another order on each rank. So the ranks may find calls under different
+//! names in one step. Then they withdraw these calls, and rank 0 decides which name goes first: one
+//! under which every rank has a call.
+
+use std::sync::atomic::Ordering;
+
+use crate::call_name::Name;
+use crate::comm::Comm;
+use crate::error::Result;
+use crate::places::Place;
+use crate::poll::{Blocker, Poll};
+use crate::turn::Pass;
+
+/// The state of a collective before its first step with the other ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The call has no turn yet.
+    Outside,
+    /// The call may post its description.
+    Open,
+    /// The call was withdrawn, and the other ranks have to end the empty step that follows. The
+    /// number is the step in which the descriptions were posted.
+    Clearing(u64),
+    /// Rank 0 has to decide which name goes first. The number is the step in which the descriptions
+    /// were posted.
+    Deciding(u64),
+}
+
+/// The admission of one collective.
+///
+/// The ranks post descriptions in step `s` and compare them in step `s + 1`. When the names differ,
+/// all of them end step `s + 1` without touching a slot. After that nobody writes to the slots of a
+/// withdrawn call any more. In step `s + 2` the ranks continue with the name that rank 0 has
+/// chosen.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    /// The call's turn on this rank.
+    pub(crate) pass: Pass,
+    /// How far the admission is.
+    stage: Stage,
+}
+
+impl Admission {
+    /// Returns the admission of a call that has no turn yet.
+    pub(crate) fn new(name: Name) -> Admission {
+        Admission { pass: Pass::new(Place::Collectives, name), stage: Stage::Outside }
+    }
+
+    /// Returns `None` when this call may post its description in the current step, and otherwise
+    /// what it waits for. `call` describes the call, for errors.
+    #[inline]
+    pub(crate) fn poll(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
+        if self.stage == Stage::Open || comm.nranks == 1 {
+            return Ok(None);
+        }
+        if self.stage != Stage::Outside {
+            if let Some(blocked) = self.decide(comm) {
+                return Ok(Some(blocked));
+            }
+        }
+        if self.stage == Stage::Outside {
+            if let Some(blocked) = self.pass.enter(comm, call)? {
+                return Ok(Some(blocked));
+            }
+            self.stage = Stage::Open;
+        }
+        Ok(None)
+    }
+
+    /// Withdraws the call. All ranks do so when they find different names in the step before this
+    /// one.
+    #[cold]
+    pub(crate) fn withdraw(&mut self, comm: &Comm) {
+        self.pass.list(comm);
+        self.stage = Stage::Clearing(comm.step() - 1);
+        comm.end_step();
+    }
+
+    /// Waits for the decision which name goes first; rank 0 makes it. Returns `None` once it is
+    /// made.
+    #[cold]
+    fn decide(&mut self, comm: &Comm) -> Option<Poll> {
+        if let Stage::Clearing(posted) = self.stage {
+            if let Some(blocked) = comm.step_blocked() {
+                return Some(blocked);
+            }
+            self.stage = Stage::Deciding(posted);
+        }
+        let Stage::Deciding(posted) = self.stage else { return None };
+        let (header, step) = (comm.segment.header(), comm.step() as u32);
+        let verdict = header.verdict.value();
+        if verdict != step {
+            if comm.rank != 0 {
+                return Some(Poll::Blocked { seen: verdict, blocker: Blocker::Decision(posted) });
+            }
+            let seen = header.wants.value();
+            let Some(tag) = wanted_by_all(comm) else {
+                return Some(Poll::Blocked { seen, blocker: Blocker::CommonName(posted) });
+            };
+            header.verdict_tag.store(tag, Ordering::Relaxed);
+            header.verdict.set(step);
+        }
+        let tag = header.verdict_tag.load(Ordering::Relaxed);
+        self.stage =
+            if tag == self.pass.name().tag || !self.pass.hand_over(comm, tag) { Stage::Open } else { Stage::Outside };
+        None
+    }
+}
+
+/// Returns a tag under which every rank has a call, or `None`.
+fn wanted_by_all(comm: &Comm) -> Option<u64> {
+    let tags = |rank: usize| comm.segment.seat(rank).wanted.iter().map(|cell| cell.load(Ordering::SeqCst));
+    let all_want = |tag: &u64| (1..comm.nranks).all(|rank| tags(rank).any(|other| other == *tag));
+    tags(0).filter(|tag| *tag != 0).find(all_want)
+}

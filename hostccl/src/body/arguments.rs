@@ -1,0 +1,82 @@
+//! Checks of the arguments that several functions have.
+
+use crate::collective::Kind;
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::types::*;
+
+/// Fails when an out-parameter is NULL.
+pub(super) fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
+    if out.is_null() { Err(Error::argument(format!("{name} is NULL"))) } else { Ok(()) }
+}
+
+/// Returns the element type of that number.
+pub(super) fn data_type(raw: ncclDataType_t) -> Result<DataType> {
+    DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is none of 0..9")))
+}
+
+/// Returns a root as a rank.
+pub(super) fn check_root(root: i32, nranks: usize) -> Result<usize> {
+    usize::try_from(root)
+        .ok()
+        .filter(|&root| root < nranks)
+        .ok_or_else(|| Error::argument(format!("root {root} is not a rank of {nranks}")))
+}
+
+/// Returns a peer as a rank.
+pub(super) fn check_peer(peer: i32, nranks: usize) -> Result<usize> {
+    usize::try_from(peer)
+        .ok()
+        .filter(|&peer| peer < nranks)
+        .ok_or_else(|| Error::argument(format!("peer {peer} is not a rank of {nranks}")))
+}
+
+/// Returns the address of a buffer. A buffer that is NULL is refused if `count` elements are needed
+/// there; otherwise its address is one that is not NULL and is never used.
+pub(super) fn check_buffer<T>(name: &str, buffer: *mut T, count: usize, needed: bool) -> Result<*mut u8> {
+    match (buffer.is_null(), needed && count > 0) {
+        (false, _) => Ok(buffer.cast()),
+        (true, true) => Err(Error::argument(format!("{name} is NULL, {count} elements are wanted there"))),
+        (true, false) => Ok(std::ptr::NonNull::<u64>::dangling().as_ptr().cast()),
+    }
+}
+
+/// Fails when `parts` parts of `count` elements are more bytes than any memory has.
+pub(super) fn check_size(count: usize, parts: usize, dtype: DataType) -> Result<()> {
+    match count.checked_mul(parts).and_then(|elements| elements.checked_mul(dtype.size())) {
+        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(()),
+        _ => Err(Error::argument(format!("count {count} of {} for {parts} ranks is beyond any memory", dtype.name()))),
+    }
+}
+
+/// Fails when the buffers of a collective overlap in any other way than the one in which the
+/// collective works in place. `block` is `count` in bytes.
+pub(super) fn check_overlap(
+    kind: Kind,
+    send: *const u8,
+    recv: *const u8,
+    block: usize,
+    comm: &Comm,
+    root: Option<usize>,
+) -> Result<()> {
+    // On other ranks than the root, only one of the two buffers is used.
+    if block == 0 || comm.nranks == 1 && send == recv || root.is_some_and(|root| root != comm.rank) {
+        return Ok(());
+    }
+    let (whole, mine) = (block * comm.nranks, block * comm.rank);
+    let (send, recv) = (send.addr(), recv.addr());
+    let (sends, receives, in_place) = match kind {
+        Kind::AllReduce | Kind::Reduce | Kind::Broadcast => (block, block, send == recv),
+        Kind::AllToAll => (whole, whole, send == recv),
+        Kind::AllGather | Kind::Gather => (block, whole, send == recv + mine),
+        Kind::ReduceScatter | Kind::Scatter => (whole, block, recv == send + mine),
+        Kind::Split => return Ok(()),
+    };
+    let (send_end, recv_end) = (send.saturating_add(sends), recv.saturating_add(receives));
+    if in_place || send_end <= recv || recv_end <= send {
+        return Ok(());
+    }
+    Err(Error::argument(format!(
+        "sendbuff [{send:#x}, {send_end:#x}) and recvbuff [{recv:#x}, {recv_end:#x}) overlap, but not as in place: pass buffers that are apart, or exactly in place"
+    )))
+}

@@ -1,0 +1,126 @@
+//! The functions that are neither about making a communicator nor about moving data: version,
+//! errors, groups, operators, memory.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use super::arguments::{check_out, data_type};
+use crate::call_name::{NAME_BYTES, Name};
+use crate::error::{self, Error, Result};
+use crate::fork;
+use crate::group;
+use crate::handle::{self, PreMulSum, Scalar};
+use crate::types::*;
+
+/// The version of NCCL whose API this one follows.
+const VERSION: c_int = 22_707;
+
+pub(crate) unsafe fn ncclGetVersion(version: *mut c_int) -> Result<ncclResult_t> {
+    check_out("version", version)?;
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { version.write(VERSION) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclGetErrorString(result: ncclResult_t) -> Result<*const c_char> {
+    Ok(error::describe(result).as_ptr())
+}
+
+pub(crate) unsafe fn ncclGetLastError(comm: ncclComm_t) -> Result<*const c_char> {
+    // A forked child has no communicators.
+    if !error::has_last() && !comm.is_null() && !fork::is_child() {
+        if let Err(error) = handle::find(comm).and_then(|handle| handle.status()) {
+            error::remember(error.message());
+        }
+    }
+    Ok(error::last())
+}
+
+pub(crate) unsafe fn hostcclNextCallName(tag: u64, name: *const c_char) -> Result<ncclResult_t> {
+    let mut text = [0; NAME_BYTES];
+    if !name.is_null() {
+        // SAFETY: not NULL, and the caller's contract says that it has that many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(name.cast(), text.as_mut_ptr(), NAME_BYTES) };
+    }
+    Name::set_next(tag, text);
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclGroupStart() -> Result<ncclResult_t> {
+    group::start();
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclGroupEnd() -> Result<ncclResult_t> {
+    group::end()
+}
+
+pub(crate) unsafe fn ncclRedOpCreatePreMulSum(
+    op: *mut ncclRedOp_t,
+    scalar: *mut c_void,
+    datatype: ncclDataType_t,
+    residence: ncclScalarResidence_t,
+    comm: ncclComm_t,
+) -> Result<ncclResult_t> {
+    check_out("op", op)?;
+    check_out("scalar", scalar)?;
+    let dtype = data_type(datatype)?;
+    let handle = handle::find(comm)?;
+    let scalar = match residence {
+        ncclScalarDevice => Scalar::At(scalar.expose_provenance()),
+        // SAFETY: the caller's contract says that an element of that type lies there.
+        ncclScalarHostImmediate => Scalar::Value(unsafe { handle::read_scalar(scalar.cast(), dtype) }),
+        _ => return Err(Error::argument(format!("residence {residence} is neither 0 (device) nor 1 (host)"))),
+    };
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { op.write(handle.add_operator(PreMulSum { dtype, scalar })) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> Result<ncclResult_t> {
+    handle::find(comm)?.remove_operator(op)?;
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> Result<ncclResult_t> {
+    const PAGE: usize = 4096;
+    check_out("ptr", ptr)?;
+    let mut memory = std::ptr::null_mut();
+    // SAFETY: `memory` takes the address, and the alignment is a power of two.
+    let refused = unsafe { libc::posix_memalign(&raw mut memory, PAGE, size.max(1)) };
+    if refused != 0 {
+        let reason = std::io::Error::from_raw_os_error(refused);
+        return Err(Error::system(&format!("allocating {size} bytes"), reason));
+    }
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { ptr.write(memory) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclMemFree(ptr: *mut c_void) -> Result<ncclResult_t> {
+    // SAFETY: the caller's contract says that it is NULL, or memory of ncclMemAlloc that is not freed yet.
+    unsafe { libc::free(ptr) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclCommRegister(
+    comm: ncclComm_t,
+    buff: *mut c_void,
+    size: usize,
+    registration: *mut *mut c_void,
+) -> Result<ncclResult_t> {
+    check_out("buff", buff)?;
+    check_out("handle", registration)?;
+    handle::find(comm)?;
+    if size == 0 {
+        return Err(Error::argument("size is 0"));
+    }
+    // SAFETY: not NULL, and valid by the caller's contract.
+    unsafe { registration.write(buff) };
+    Ok(ncclSuccess)
+}
+
+pub(crate) unsafe fn ncclCommDeregister(comm: ncclComm_t, registration: *mut c_void) -> Result<ncclResult_t> {
+    check_out("handle", registration)?;
+    handle::find(comm)?;
+    Ok(ncclSuccess)
+}

@@ -1,0 +1,54 @@
+//! The names of calls.
+//!
+//! Threads that share a communicator issue their calls under different names, so that the ranks can
+//! tell the calls apart. A caller names its next call with `hostcclNextCallName`.
+
+use std::cell::Cell;
+
+/// The longest name in bytes, the zero at its end included.
+pub(crate) const NAME_BYTES: usize = 32;
+
+/// The name under which a call is issued. It is the same on all ranks of the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Name {
+    /// The number that tells names apart.
+    pub(crate) tag: u64,
+    /// The name for messages, filled up with zeros.
+    pub(crate) text: [u8; NAME_BYTES],
+}
+
+/// The tag of calls without a name.
+const UNNAMED: u64 = 1;
+/// The value that no tag has. The word of a place with several calls holds this value.
+pub(crate) const NO_TAG: u64 = u64::MAX;
+
+thread_local! {
+    /// The name of this thread's next call.
+    static NEXT: Cell<Name> = const { Cell::new(Name::NONE) };
+}
+
+impl Name {
+    /// The name of a call to which the caller gave none.
+    pub(crate) const NONE: Name = Name { tag: UNNAMED, text: [0; NAME_BYTES] };
+
+    /// Names the calling thread's next call. The tag 0 stands for no name.
+    pub(crate) fn set_next(tag: u64, text: [u8; NAME_BYTES]) {
+        let tag = if tag == 0 { UNNAMED } else { tag.clamp(UNNAMED + 1, NO_TAG - 1) };
+        NEXT.set(Name { tag, text });
+    }
+
+    /// Returns the name of the call that the calling thread is about to begin.
+    pub(crate) fn take_next() -> Name {
+        NEXT.replace(Name::NONE)
+    }
+
+    /// Returns the text " along tp", or nothing for a call without a name.
+    pub(crate) fn along(&self) -> String {
+        let text = self.text.split(|byte| *byte == 0).next().unwrap_or_default();
+        match String::from_utf8_lossy(text) {
+            text if text.is_empty() => String::new(),
+            text => format!(" along {text}"),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The checked arguments of a collective.
+
+use crate::types::*;
+
+/// The kind of a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    AllReduce = 1,
+    Reduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+    Split,
+}
+
+impl Kind {
+    const ALL: [(Kind, &'static str); 9] = [
+        (Kind::AllReduce, "ncclAllReduce"),
+        (Kind::Reduce, "ncclReduce"),
+        (Kind::Broadcast, "ncclBroadcast"),
+        (Kind::AllGather, "ncclAllGather"),
+        (Kind::ReduceScatter, "ncclReduceScatter"),
+        (Kind::AllToAll, "ncclAlltoAll"),
+        (Kind::Gather, "ncclGather"),
+        (Kind::Scatter, "ncclScatter"),
+        (Kind::Split, "ncclCommSplit"),
+    ];
+
+    /// Returns the name of the C function. The number may come from shared memory, so any value is
+    /// allowed.
+    pub(super) fn name(raw: u32) -> &'static str {
+        Kind::ALL.iter().find(|(kind, _)| *kind as u32 == raw).map_or("an unknown call", |(_, name)| name)
+    }
+}
+
+/// How elements are reduced.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Reduction {
+    /// One of NCCL's built-in reductions.
+    Plain(ReduceOp),
+    /// A sum of elements that each rank first multiplies by its own scalar. The scalar's bytes are
+    /// padded with zeros.
+    PreMulSum([u8; 8]),
+}
+
+/// The arguments of a collective.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    /// Which collective it is.
+    pub(crate) kind: Kind,
+    /// The caller's send buffer; dangling where this rank sends nothing.
+    pub(crate) send: *const u8,
+    /// The caller's receive buffer; dangling where this rank receives nothing.
+    pub(crate) recv: *mut u8,
+    /// The count as the caller gave it: elements of each rank's part, or of the whole.
+    pub(crate) count: usize,
+    /// The element type.
+    pub(crate) dtype: DataType,
+    /// How the elements are reduced; `None` where they are only copied.
+    pub(crate) reduction: Option<Reduction>,
+    /// The root; `None` for a collective without one.
+    pub(crate) root: Option<usize>,
+}

@@ -1,0 +1,113 @@
+//! A collective under way: the state machine that takes one rank through the stages.
+
+use std::sync::Arc;
+
+use super::call::Call;
+use super::descriptor::Descriptor;
+use super::stages::Stages;
+use crate::admission::Admission;
+use crate::call_name::Name;
+use crate::comm::Comm;
+use crate::error::Result;
+use crate::operation::Operation;
+use crate::places::Place;
+use crate::poll::Poll;
+use crate::turn::Pass;
+
+/// A collective under way.
+pub(crate) struct Collective {
+    /// The work of this rank, and the stage in which it is.
+    work: Stages,
+    /// The description of the call, which is posted in its first step.
+    descriptor: Descriptor,
+    /// The call's turn on this rank, and the ranks' agreement that it is this call's turn.
+    admission: Admission,
+    /// Whether some rank may not have ended the step before the next stage.
+    waiting: bool,
+}
+
+impl Collective {
+    /// Returns a collective that has not begun. Fails when the communicator takes no more calls.
+    ///
+    /// # Safety
+    /// The buffers hold what the call says, and stay valid until the operation is dropped.
+    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call, name: Name) -> Result<Collective> {
+        comm.check_open()?;
+        let descriptor = Descriptor::new(&call, name);
+        // SAFETY: the caller's promise.
+        let work = unsafe { Stages::new(comm, call) };
+        Ok(Collective { work, descriptor, admission: Admission::new(name), waiting: false })
+    }
+
+    /// The name under which the call is issued.
+    pub(crate) fn name(&self) -> &Name {
+        &self.descriptor.name
+    }
+}
+
+impl Operation for Collective {
+    fn poll(&mut self) -> Result<Poll> {
+        loop {
+            if self.waiting {
+                if let Some(blocked) = self.work.comm.step_blocked() {
+                    self.work.comm.check()?;
+                    return Ok(blocked);
+                }
+                self.waiting = false;
+                if self.work.stage == 1 && !self.descriptor.compare(&self.work.comm)? {
+                    // The call has written only to slots that nobody reads, so it can begin again.
+                    self.work.stage = 0;
+                    self.admission.withdraw(&self.work.comm);
+                }
+            }
+            if self.work.stage == 0 {
+                self.work.comm.check_before_call()?;
+                let (comm, signature) = (&self.work.comm, &self.descriptor.signature);
+                if let Some(blocked) = self.admission.poll(comm, || signature.to_string())? {
+                    return Ok(blocked);
+                }
+                self.work.first_step = self.work.comm.step();
+                self.descriptor.post(&self.work.comm);
+            }
+            // SAFETY: all ranks have ended the steps before this stage, as the check of `waiting`
+            // has shown.
+            unsafe { self.work.critical() };
+            if self.work.is_last() {
+                return Ok(Poll::Done);
+            }
+            self.work.comm.end_step();
+            // SAFETY: as above.
+            unsafe { self.work.overlapped() };
+            self.work.stage += 1;
+            self.waiting = true;
+        }
+    }
+
+    fn comm(&self) -> Option<&Arc<Comm>> {
+        Some(&self.work.comm)
+    }
+
+    fn describe(&self) -> String {
+        format!("{} on {}", self.descriptor.signature, self.work.comm.own_label())
+    }
+
+    fn take_pass(&mut self) -> Option<Pass> {
+        let fresh = Pass::new(Place::Collectives, self.descriptor.name);
+        Some(std::mem::replace(&mut self.admission.pass, fresh))
+    }
+
+    fn give_pass(&mut self, pass: Pass) {
+        self.admission.pass = pass;
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.admission.pass.leave(&self.work.comm)
+    }
+}
+
+impl Drop for Collective {
+    fn drop(&mut self) {
+        // A failure of this communicator has been reported already.
+        let _ = self.admission.pass.leave(&self.work.comm);
+    }
+}

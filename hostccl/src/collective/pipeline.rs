@@ -1,0 +1,123 @@
+//! How a collective is cut into chunks, and how many stages it takes.
+
+use super::call::{Call, Kind};
+use crate::copy::STREAM_BYTES;
+use crate::segment::{LINE, Layout};
+
+/// The chunks and stages of a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pipeline {
+    /// How many stages the collective has. Each stage but the last ends a step.
+    pub(super) stages: usize,
+    /// How many elements of [`Call::count`] each chunk but the last has.
+    pub(super) chunk_len: usize,
+    /// How many chunks there are.
+    pub(super) chunks: usize,
+    /// Whether every rank reduces everything itself, in one exchange.
+    pub(super) direct: bool,
+    /// Whether the results are written with stores that bypass the caches.
+    pub(super) stream: bool,
+}
+
+/// The most bytes that one rank reads to reduce everything itself. Beyond this it is faster to
+/// share the work and to wait once more for the results.
+const DIRECT_BYTES: usize = 64 << 10;
+
+impl Pipeline {
+    /// Returns the pipeline of a call. It is the same on all ranks of the call.
+    pub(super) fn new(call: &Call, layout: &Layout) -> Pipeline {
+        let size = call.dtype.size();
+        let n = layout.nranks;
+        if n == 1 {
+            return Pipeline { stages: 1, chunk_len: call.count, chunks: 1, direct: true, stream: false };
+        }
+        let line = LINE / size;
+        let whole = layout.slot_bytes / size;
+        // As many elements for each rank as fit when every rank's part has cache lines of its own.
+        let part = layout.slot_bytes / n / LINE * line;
+        let direct = matches!(call.kind, Kind::AllReduce | Kind::Reduce)
+            && call.count.saturating_mul(size * n) <= DIRECT_BYTES.min(layout.slot_bytes);
+        let (most, depth) = match call.kind {
+            Kind::AllReduce | Kind::Reduce if direct => (whole, 2),
+            Kind::AllReduce | Kind::Reduce => (part * n, 3),
+            Kind::ReduceScatter | Kind::AllToAll => (part, 2),
+            Kind::Broadcast | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::Split => (whole, 2),
+        };
+        let chunks = call.count.div_ceil(most).max(1);
+        // Chunks of one size are better than a short last one.
+        let chunk_len = call.count.div_ceil(chunks).next_multiple_of(line).min(most);
+        // The longest result is either each rank's own result or one rank's result from all ranks.
+        let stream = call.count.saturating_mul(size * n) >= STREAM_BYTES;
+        Pipeline { stages: chunks + depth - 1, chunk_len, chunks, direct, stream }
+    }
+
+    /// Returns the first element and the length of a chunk, for a call of `count` elements.
+    pub(super) fn range(&self, chunk: usize, count: usize) -> (usize, usize) {
+        let start = (chunk * self.chunk_len).min(count);
+        (start, self.chunk_len.min(count - start))
+    }
+}
+
+/// Returns the first element and the length of the part of `rank` in a chunk of `length` elements
+/// of `size` bytes. Parts start on cache lines, so that no two ranks write to one line.
+pub(super) fn part(length: usize, rank: usize, nranks: usize, size: usize) -> (usize, usize) {
+    let each = length.div_ceil(nranks).next_multiple_of(LINE / size);
+    let start = (rank * each).min(length);
+    (start, each.min(length - start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_a_chunk_without_sharing_a_line() {
+        for size in [1, 2, 4, 8] {
+            for nranks in 1..=9 {
+                for length in [0, 1, 15, 16, 17, 63, 64, 65, 1000, 4096] {
+                    let mut next = 0;
+                    for rank in 0..nranks {
+                        let (start, elements) = part(length, rank, nranks, size);
+                        assert_eq!(start, next);
+                        assert!(elements == 0 || start * size % LINE == 0);
+                        next = start + elements;
+                    }
+                    assert_eq!(next, length);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_cover_any_count_and_fit_their_slots() {
+        for nranks in [2, 3, 8, 64, 1024] {
+            let layout = Layout::new(nranks);
+            let n = nranks as usize;
+            for kind in [Kind::AllReduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter, Kind::AllToAll] {
+                for dtype in crate::types::DataType::ALL {
+                    for count in [0, 1, 1000, 65_537, 10_000_001] {
+                        let call = Call {
+                            kind,
+                            send: std::ptr::null(),
+                            recv: std::ptr::null_mut(),
+                            count,
+                            dtype,
+                            reduction: None,
+                            root: None,
+                        };
+                        let pipeline = Pipeline::new(&call, &layout);
+                        let covered: usize = (0..pipeline.chunks).map(|chunk| pipeline.range(chunk, count).1).sum();
+                        assert_eq!(covered, count, "{kind:?} {nranks} ranks");
+                        let parts = if matches!(kind, Kind::ReduceScatter | Kind::AllToAll) { n } else { 1 };
+                        assert!(pipeline.chunk_len * parts * dtype.size() <= layout.slot_bytes);
+                        if kind == Kind::AllReduce && !pipeline.direct {
+                            let (start, elements) = part(pipeline.chunk_len, n - 1, n, dtype.size());
+                            assert!((start + elements) * dtype.size() <= layout.slot_bytes);
+                        }
+                        assert!(pipeline.stages >= 2, "every call meets its peers at least once");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Drives operations to their end: polls them, and waits while all of them are blocked.
+
+use std::collections::VecDeque;
+
+use crate::error::Result;
+use crate::operation::Operation;
+use crate::poll::Poll;
+use crate::wait::{BlockedCall, Wait};
+
+/// Drives one operation to its end.
+pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
+    let mut wait = Wait::default();
+    loop {
+        let step = operation.poll().and_then(|poll| match poll {
+            Poll::Done => operation.end().map(|()| true),
+            Poll::Blocked { seen, blocker } => {
+                let comm = operation.comm().expect("a blocked operation has a communicator");
+                let default_timeout = operation.default_timeout();
+                let call = &|| operation.describe();
+                wait.until_any_may_continue(&[BlockedCall { comm, seen, blocker, default_timeout, call }])
+                    .map(|()| false)
+            }
+        });
+        match step {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => return Err(error.within(&operation.describe())),
+        }
+    }
+}
+
+/// Operations that take place one after another.
+pub(crate) type Lane<'a> = VecDeque<Box<dyn Operation + 'a>>;
+
+/// Drives all lanes to their ends. When an operation fails, its lane ends, and the other lanes
+/// continue, because their peers expect it. Returns the first failure.
+pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
+    let mut wait = Wait::default();
+    let mut first = Ok(());
+    loop {
+        let mut blocked = Vec::with_capacity(lanes.len());
+        lanes.retain_mut(|lane| {
+            while let Some(operation) = lane.front_mut() {
+                let mut polled = operation.poll();
+                if polled == Ok(Poll::Done) {
+                    let pass = if lane.len() > 1 { lane[0].take_pass() } else { None };
+                    match (pass, lane.get_mut(1)) {
+                        (Some(pass), Some(next)) => next.give_pass(pass),
+                        _ => polled = lane[0].end().map(|()| Poll::Done),
+                    }
+                }
+                let operation = &lane[0];
+                match polled {
+                    Ok(Poll::Done) => {
+                        lane.pop_front();
+                    }
+                    Ok(Poll::Blocked { seen, blocker }) => {
+                        blocked.push((seen, blocker));
+                        return true;
+                    }
+                    Err(error) => {
+                        let error = error.within(&operation.describe());
+                        if first.is_ok() {
+                            first = Err(error);
+                        }
+                        return false;
+                    }
+                }
+            }
+            false
+        });
+        if lanes.is_empty() {
+            return first;
+        }
+        let calls: Vec<_> =
+            lanes.iter().map(|lane| || lane.front().map_or_else(String::new, |it| it.describe())).collect();
+        let waiting: Vec<_> = lanes
+            .iter()
+            .zip(&blocked)
+            .zip(&calls)
+            .filter_map(|((lane, &(seen, blocker)), call)| {
+                let operation = lane.front()?;
+                let default_timeout = operation.default_timeout();
+                Some(BlockedCall { comm: operation.comm()?, seen, blocker, default_timeout, call })
+            })
+            .collect();
+        // A failure that is found while waiting is the communicator's. Its lanes end here.
+        if let Err(error) = wait.until_any_may_continue(&waiting) {
+            let failed = lanes.iter().find_map(|lane| {
+                let operation = lane.front()?;
+                operation.comm()?.check().is_err().then(|| operation.describe())
+            });
+            let error = failed.iter().fold(error, |error, call| error.within(call));
+            if first.is_ok() {
+                first = Err(error);
+            }
+            lanes.retain(|lane| {
+                lane.front().and_then(|operation| operation.comm()).is_some_and(|comm| comm.check().is_ok())
+            });
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What a thread does before it sleeps: it polls the words that it waits for, then yields its
+//! processor.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Polls `changed` for as long as a sleep and a wake-up would take, then yields. Returns whether
+/// `changed` has answered true. `ranks` is the number of ranks on this machine that may want a
+/// processor.
+pub(crate) fn spin_then_yield(ranks: impl IntoIterator<Item = usize>, changed: impl Fn() -> bool) -> bool {
+    let oversubscribed = ranks.into_iter().any(|ranks| ranks > processors());
+    SPINNING.poll(oversubscribed, &changed) || YIELDING.poll(oversubscribed, &changed)
+}
+
+/// The processors on which this thread may run. A launcher that binds each rank to one processor
+/// makes this 1. Then the ranks outnumber the processors, and no rank polls for long.
+fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Polls the words again and again.
+///
+/// Spinning pays when the peer runs on another processor and is about to finish: then it lasts
+/// about as long as a system call. It is lost time when the ranks outnumber the processors, or when
+/// two of them share a processor all the same. So the number of polls grows with each success and
+/// shrinks with each failure.
+struct Spinning {
+    /// How many polls the next wait makes. The counter is a hint: threads may overwrite each
+    /// other's.
+    polls: AtomicU32,
+}
+
+static SPINNING: Spinning = Spinning { polls: AtomicU32::new(MAX_POLLS) };
+const MIN_POLLS: u32 = 20;
+const MAX_POLLS: u32 = 200;
+
+impl Spinning {
+    fn poll(&self, oversubscribed: bool, changed: impl Fn() -> bool) -> bool {
+        let poll = |times: u32| {
+            (0..times).any(|_| {
+                std::hint::spin_loop();
+                changed()
+            })
+        };
+        if oversubscribed {
+            return poll(MIN_POLLS);
+        }
+        let times = self.polls.load(Ordering::Relaxed);
+        let seen = poll(times);
+        let next = if seen { times + times / 8 } else { times - times / 8 };
+        self.polls.store(next.clamp(MIN_POLLS, MAX_POLLS), Ordering::Relaxed);
+        seen
+    }
+}
+
+/// Gives the processor to other threads, and polls the words in between.
+///
+/// Where ranks share processors, the thread that runs next is most likely the rank for which this
+/// one waits. It ends the step in a fraction of the time that a sleep and a wake-up take. But where
+/// another program keeps the processors busy, that program runs for its whole time slice, which is
+/// far longer than a sleep. So a slow yield is followed by waits without any, more of them each
+/// time it happens again.
+///
+/// Where there is a processor for each rank, a yield that no other thread takes returns at once.
+/// Then polling for about as long as a wake-up from an idle processor takes delays nobody. Once
+/// another thread has run, this rank sleeps, and the kernel wakes it on a processor that is free.
+/// Where the ranks outnumber the processors, the rank sleeps early, so that an idle processor can
+/// take a waiting rank.
+struct Yielding {
+    /// How many waits are left that do not yield. The counter is a hint: threads may overwrite each
+    /// other's.
+    waits_without: AtomicU32,
+    /// How many waits the next slow yield costs. This is a hint, too.
+    cost_of_slow: AtomicU32,
+}
+
+static YIELDING: Yielding = Yielding { waits_without: AtomicU32::new(0), cost_of_slow: AtomicU32::new(MIN_COST) };
+/// The most yields that other threads take in one wait.
+const MAX_TAKEN: u32 = 2;
+/// A yield that no other thread took is quicker than this: one system call, and no switch.
+const QUICK_YIELD: Duration = Duration::from_nanos(1500);
+/// A yield that lasts longer than this was taken by a program that keeps the processor.
+const SLOW_YIELD: Duration = Duration::from_micros(500);
+/// The longest time for which a thread polls while no other thread wants its processor.
+const LONGEST_POLL: Duration = Duration::from_micros(50);
+const MIN_COST: u32 = 64;
+const MAX_COST: u32 = 16_384;
+
+impl Yielding {
+    fn poll(&self, oversubscribed: bool, changed: impl Fn() -> bool) -> bool {
+        let without = self.waits_without.load(Ordering::Relaxed);
+        if without > 0 {
+            self.waits_without.store(without - 1, Ordering::Relaxed);
+            return false;
+        }
+        let began = Instant::now();
+        let (mut before, mut taken) = (began, 0);
+        while taken < MAX_TAKEN && (oversubscribed || before.duration_since(began) < LONGEST_POLL) {
+            std::thread::yield_now();
+            let after = Instant::now();
+            let took = after.duration_since(before);
+            before = after;
+            taken += u32::from(oversubscribed || took > QUICK_YIELD);
+            let slow = took > SLOW_YIELD;
+            let cost = self.cost_of_slow.load(Ordering::Relaxed);
+            if slow {
+                self.waits_without.store(cost, Ordering::Relaxed);
+                self.cost_of_slow.store((cost * 2).min(MAX_COST), Ordering::Relaxed);
+            }
+            let changed = changed();
+            if changed && !slow && cost > MIN_COST {
+                self.cost_of_slow.store(cost - 1, Ordering::Relaxed);
+            }
+            if changed || slow {
+                return changed;
+            }
+        }
+        false
+    }
+}
