@@ -64,6 +64,8 @@ struct Session {
     leftovers: Arc<Leftovers>,
     store: Arc<dyn Store>,
     prefix: String,
+    /// How many ranks rank 0 takes the world to have, where it said so.
+    size_there: Option<usize>,
     served: bool,
     server: Option<Arc<Server>>,
 }
@@ -194,6 +196,15 @@ impl World {
 
     /// Beside the error of a join to which others did not come: that they could not, where a name means this host alone.
     fn with_reach(&self, error: Error) -> Error {
+        let error = match self.session.as_ref().and_then(|session| session.size_there) {
+            Some(there) if there != self.place.size && error.status() == Status::Timeout => Error::timeout(format!(
+                "{} (rank 0 there has a world of {there} ranks and this rank one of {}: another job may be at this address)",
+                error.message(),
+                self.place.size
+            ))
+            .with_os_error(error.os_error()),
+            _ => error,
+        };
         let server = self.session.as_ref().and_then(|session| session.server.as_ref());
         let Some((server, (host, _))) = server.zip(self.place.address.as_ref()) else { return error };
         let is_plain = host.parse::<std::net::IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
@@ -257,12 +268,12 @@ impl World {
             }
         };
         let mut host = None;
-        let (join, prefix) = loop {
+        let (join, handshake::Session { prefix, size: size_there }) = loop {
             let join = Join::begin(&store, self.place.job, rank, wait);
             let found = join.as_ref().map_err(Error::clone).and_then(|join| match (fresh, rank) {
-                (true, 0) => handshake::lead(&*store, &join.prefix, wait),
+                (true, 0) => handshake::lead(&*store, &join.prefix, size, wait),
                 (true, _) => handshake::follow(&*store, &join.prefix, &join.tried, wait),
-                (false, 0) => Ok(host.insert(Host::new(Arc::clone(&store), &join.prefix)).session()),
+                (false, 0) => Ok(host.insert(Host::new(Arc::clone(&store), &join.prefix, size)).session()),
                 (false, _) => handshake::ask(&*store, &join.prefix, &join.tried, wait),
             });
             match (found, &connect) {
@@ -275,9 +286,9 @@ impl World {
                     store = Arc::new(connect()?);
                 }
                 (found, _) => {
-                    let (mut join, prefix) = (join?, found?);
-                    join.meets_under(&prefix);
-                    break (join, prefix);
+                    let (mut join, found) = (join?, found?);
+                    join.meets_under(&found.prefix);
+                    break (join, found);
                 }
             }
         };
@@ -299,7 +310,7 @@ impl World {
             serving: served && rank == 0,
         };
         let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
-        let session = Session { scope, losses, leftovers, store, prefix, served, server };
+        let session = Session { scope, losses, leftovers, store, prefix, size_there, served, server };
         Ok((session, join, host))
     }
 
@@ -311,7 +322,15 @@ impl World {
             return session.scope.agree("dm_world_init()", wait).map(drop);
         }
         if session.store.add(&format!("{}/rank/{rank}", session.prefix), 1, wait)? != 1 {
-            let twice = format!("two processes joined {} as rank {rank} of {size}", session.store.name());
+            let name = session.store.name();
+            let twice = match session.size_there {
+                Some(there) if there != size => format!(
+                    "rank {rank} of {size} joined {name}, where rank {rank} of another job with {there} ranks is: give each job an address of its own"
+                ),
+                _ => format!(
+                    "two processes joined {name} as rank {rank} of {size}: a rank was started twice, or another job is there"
+                ),
+            };
             let error = Error::new(Status::Mismatch, twice);
             session.scope.refuse(&error, wait);
             return Err(error);

@@ -16,6 +16,8 @@ const DISSENT: i64 = 1 << 32;
 const WINDOW: Duration = Duration::from_millis(250);
 /// How long a dissenter that has counted itself in may take to say who it is, and the pause between two looks for who has read.
 const MOMENT: Duration = Duration::from_millis(50);
+/// How long the store may take to say who is missing, however long ago the deadline has passed.
+const LEAST_ASK: Duration = Duration::from_millis(200);
 /// The most dissenters whose calls are read.
 const READ: i64 = 16;
 /// How long the rank that serves the store stays for the others to read a verdict: where all are known to be there, if only they run; where they may
@@ -76,7 +78,7 @@ impl Round {
         if with_server && (phase == "/end" || verdict.status != Status::Ok) {
             self.acknowledge(phase, &verdict, wait);
         }
-        verdict.into_result()
+        verdict.told_to(self.my_rank()).into_result()
     }
 
     /// Leaves word that this rank is here, compares, counts itself in, and waits for the verdict.
@@ -289,7 +291,13 @@ impl Round {
         let timeout = wait.deadline.timeout();
         let grace = grace(wait);
         let (store, verdict_key) = (&self.party.store, self.key(phase, "verdict"));
-        let whole = Wait { watch: None, ..wait.with_deadline(wait.deadline.extended(grace)) };
+        let mut until = wait.deadline.extended(grace);
+        // The time may have run out elsewhere: in an earlier part of the call, or because this process was stopped. The store may know
+        // the verdict all the same.
+        if until.left() < LEAST_ASK {
+            until = Deadline::after(LEAST_ASK);
+        }
+        let whole = Wait { watch: None, ..wait.with_deadline(until) };
         let _ = self.leave(self.stuck(phase, self.party.me), b"1", &whole);
         // Looking for each of thousands is the first one's work.
         if self.count(self.key(phase, "late"), 1, &whole).is_ok_and(|number| number > 1) {
@@ -302,16 +310,23 @@ impl Round {
             Some(mismatch) => Ok(mismatch),
             None => self.name_missing(phase, timeout, &whole),
         };
-        let Ok(verdict) = found else {
-            let served = if self.party.served { ", which rank 0 serves," } else { "" };
-            return Err(Error::timeout(format!(
-                "{} as call {} did not end within {} ms, and the store at {}{served} gives no answer: {}",
-                self.call,
-                self.number,
-                timeout.as_millis(),
-                store.name(),
-                error.message()
-            )));
+        let verdict = match found {
+            Ok(verdict) => verdict,
+            Err(why) => {
+                let served = if self.party.served { ", which rank 0 serves," } else { "" };
+                let why = if why.status() == Status::Timeout {
+                    format!("gives no answer: {}", error.message())
+                } else {
+                    format!("fails: {}", why.message())
+                };
+                return Err(Error::timeout(format!(
+                    "{} as call {} did not end within {} ms, and the store at {}{served} {why}",
+                    self.call,
+                    self.number,
+                    timeout.as_millis(),
+                    store.name(),
+                )));
+            }
         };
         Ok(self.decide(phase, &verdict, &whole).unwrap_or(verdict))
     }

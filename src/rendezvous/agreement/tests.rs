@@ -170,8 +170,36 @@ fn a_late_rank_gets_the_verdict_that_stands() {
     let first = scope(&store, 0, 2).agree("dm_init()", &Wait::after(Duration::from_millis(100))).map(drop).unwrap_err();
     let began = Instant::now();
     let late = scope(&store, 1, 2).agree("dm_init()", &soon()).map(drop).unwrap_err();
-    assert_eq!((late.status(), late.message()), (Status::Timeout, first.message()));
+    assert_eq!(first.message(), "rank 1 never called dm_init() as call 0 within 100 ms");
+    let told = format!("rank 1, which is this process, came too late; the others were told: {}", first.message());
+    assert_eq!((late.status(), late.message()), (Status::Timeout, told.as_str()));
     assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_rank_whose_time_ran_out_before_the_call_does_not_blame_the_store() {
+    let store = MemoryStore::new();
+    let spent = Wait::after(Duration::ZERO);
+    std::thread::sleep(Duration::from_millis(250));
+    let error = scope(&store, 1, 2).agree("dm_init()", &spent).map(drop).unwrap_err();
+    assert_eq!(
+        (error.status(), error.message()),
+        (Status::Timeout, "rank 0 never called dm_init() as call 0 within 0 ms")
+    );
+}
+
+#[test]
+fn connections_that_the_store_refused_are_told_to_all_ranks_of_the_first_call() {
+    let errors = ranks(3, |me, scope| {
+        scope.party.store.set("devicemesh/refused", b"the store refused 1 connection", &soon()).unwrap();
+        let call = || scope.agree("dm_world_init()", &Wait::after(Duration::from_millis(200))).map(drop).unwrap_err();
+        (me != 1).then(|| [call(), call()])
+    });
+    for [first, second] in errors.into_iter().flatten() {
+        let expected = "rank 1 never called dm_world_init() as call 0 within 200 ms; the store refused 1 connection";
+        assert_eq!(first.message(), expected);
+        assert!(!second.message().contains("refused"), "{second}");
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@ use crate::error::{Error, Result, Status};
 pub(super) const DETAIL: char = '\n';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
+/// How many missing ranks a verdict lists by number.
+const NAMED_MISSING: usize = 64;
 /// How much a message shows of a text that is no verdict.
 const SHOWN_CHARACTERS: usize = 40;
 
@@ -16,12 +18,20 @@ pub(super) struct Verdict {
     ccl: i32,
     device: i32,
     os: i32,
+    /// World ranks that had not called when the deadline passed, the first [`NAMED_MISSING`] of them.
+    missing: Vec<i32>,
     message: String,
 }
 
 impl Verdict {
     pub(super) fn agreed() -> Verdict {
-        Verdict { status: Status::Ok, ccl: 0, device: 0, os: 0, message: String::new() }
+        Verdict { status: Status::Ok, ccl: 0, device: 0, os: 0, missing: Vec::new(), message: String::new() }
+    }
+
+    /// The verdict that these ranks had not called when the deadline passed.
+    pub(super) fn of_missing(missing: &[i32], message: String) -> Verdict {
+        let missing = missing.iter().take(NAMED_MISSING).copied().collect();
+        Verdict { missing, ..Verdict::of(&Error::timeout(message)) }
     }
 
     /// The same, with what was agreed on.
@@ -40,6 +50,7 @@ impl Verdict {
             ccl: error.ccl_result(),
             device: error.device_error(),
             os: error.os_error(),
+            missing: Vec::new(),
             message: error.message().to_owned(),
         }
     }
@@ -90,7 +101,9 @@ impl Verdict {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        format!("{} {} {} {}\n{}", self.status as i32, self.ccl, self.device, self.os, self.message).into_bytes()
+        let codes = [self.status as i32, self.ccl, self.device, self.os];
+        let numbers: Vec<String> = codes.iter().chain(&self.missing).map(i32::to_string).collect();
+        format!("{}\n{}", numbers.join(" "), self.message).into_bytes()
     }
 
     /// The verdict that the store of that name gives under `key`. What no rank can have written is a failure of the store.
@@ -109,10 +122,20 @@ impl Verdict {
     pub(super) fn read(text: &str) -> Option<Verdict> {
         let (codes, message) = text.split_once('\n')?;
         let codes = codes.split(' ').map(|code| code.parse().ok()).collect::<Option<Vec<i32>>>()?;
-        let [status, ccl, device, os] = codes[..] else { return None };
-        let status = Status::from_code(status)?;
+        let ([status, ccl, device, os], missing) = codes.split_first_chunk::<4>()?;
+        let status = Status::from_code(*status)?;
         let silent = status != Status::Ok && message.is_empty();
-        (!silent).then(|| Verdict { status, ccl, device, os, message: message.to_owned() })
+        let (ccl, device, os, missing) = (*ccl, *device, *os, missing.to_vec());
+        (!silent).then(|| Verdict { status, ccl, device, os, missing, message: message.to_owned() })
+    }
+
+    /// The verdict as that rank is told it: one that was missing when the others gave up is told that it came too late.
+    pub(super) fn told_to(mut self, rank: i32) -> Verdict {
+        if self.missing.contains(&rank) {
+            self.message =
+                format!("rank {rank}, which is this process, came too late; the others were told: {}", self.message);
+        }
+        self
     }
 
     pub(super) fn into_result(self) -> Result<()> {

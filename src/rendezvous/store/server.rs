@@ -54,9 +54,10 @@ struct Shared {
     starved: AtomicBool,
     /// How many clients may be connected; 0 where nobody has said how many ranks there are.
     room: AtomicUsize,
-    /// The most work of one small turn and of one round, see server/serving.rs.
+    /// The most work of one small turn, of one round, and of everything between two looks at the sockets; see server/serving.rs.
     small_turn: AtomicUsize,
     round: AtomicUsize,
+    look: AtomicUsize,
 }
 
 impl Server {
@@ -67,7 +68,10 @@ impl Server {
 
     /// The same; with a secret only for clients that have it.
     pub fn guarded(address: impl ToSocketAddrs + std::fmt::Debug, secret: Option<Secret>) -> Result<Server> {
-        let listeners = listen_on_all(address)?;
+        Server::serve(listen_on_all(address).map_err(|not| not.explained(None))?, secret)
+    }
+
+    fn serve(listeners: Vec<Private<TcpListener>>, secret: Option<Secret>) -> Result<Server> {
         let broken = |error: &io::Error| Error::store_io("cannot set up the store's server", error);
         let bound = listeners[0].local_addr().map_err(|error| broken(&error))?;
         let is_local = listeners.iter().all(|listener| listener.local_addr().is_ok_and(|at| at.ip().is_loopback()));
@@ -80,6 +84,7 @@ impl Server {
             room: AtomicUsize::new(0),
             small_turn: AtomicUsize::new(0),
             round: AtomicUsize::new(0),
+            look: AtomicUsize::new(0),
         });
         let poll = Poll::new().map_err(|error| broken(&error))?;
         poll.add(shared.wake.as_raw_fd(), serving::WAKE).map_err(|error| broken(&error))?;
@@ -94,13 +99,25 @@ impl Server {
 
     /// The same on every address that `host` has according to this host, and on no other.
     pub fn at(host: &str, port: u16, secret: Option<Secret>) -> Result<Server> {
+        Server::try_at(host, port, secret)?.map_err(|not| not.explained(None))
+    }
+
+    /// What [`Server::at`] does. The inner error says that the address could not be listened on, and is not put into words yet.
+    pub(in crate::rendezvous) fn try_at(
+        host: &str,
+        port: u16,
+        secret: Option<Secret>,
+    ) -> Result<std::result::Result<Server, NotListening>> {
         let addresses: Vec<SocketAddr> = (host, port)
             .to_socket_addrs()
             .map_err(|error| {
                 Error::store_io(format!("cannot resolve {host}, where the store is to be served"), &error)
             })?
             .collect();
-        Server::guarded(&*addresses, secret)
+        match listen_on_all(&*addresses) {
+            Ok(listeners) => Server::serve(listeners, secret).map(Ok),
+            Err(not) => Ok(Err(not)),
+        }
     }
 
     /// Says how many ranks meet here: so many connections as they can need are let in, and no more. Of several worlds the largest counts.
@@ -129,11 +146,13 @@ impl Server {
         self.is_local
     }
 
-    /// The most work since this was asked the last time that was done in one go for a client's small request, and in one round for those who
-    /// asked for more. One is about a byte that was read, copied or sent, or a 256th of a key that was looked at.
+    /// Returns the most work since the last call of this function: that of one small turn, that of one round of larger turns, and all work
+    /// between two looks at the sockets. One unit of work is about a byte that was read, copied or sent. A key that was looked at counts
+    /// 256 units.
     #[doc(hidden)]
-    pub fn longest_turns(&self) -> (usize, usize) {
-        (self.shared.small_turn.swap(0, Ordering::SeqCst), self.shared.round.swap(0, Ordering::SeqCst))
+    pub fn most_work(&self) -> (usize, usize, usize) {
+        let take = |most: &AtomicUsize| most.swap(0, Ordering::SeqCst);
+        (take(&self.shared.small_turn), take(&self.shared.round), take(&self.shared.look))
     }
 
     /// Clients that are connected now.
@@ -156,27 +175,40 @@ impl Drop for Server {
     }
 }
 
-/// How a port that is taken is explained.
-pub(in crate::rendezvous) const SOMEBODY_LISTENS: &str = "another process listens there";
+/// Why a server could not listen.
+pub(in crate::rendezvous) struct NotListening {
+    /// The addresses, as messages name them.
+    addresses: String,
+    /// What the system said.
+    pub(in crate::rendezvous) cause: io::Error,
+}
 
-/// At least one listener. An address that this host does not have (IPv6 switched off, say) is left out while there is another.
-fn listen_on_all(address: impl ToSocketAddrs + std::fmt::Debug) -> Result<Vec<Private<TcpListener>>> {
-    let text = format!("{address:?}");
-    let refused = |error: &io::Error| {
-        let hint = match error.kind() {
+impl NotListening {
+    /// The error in words. `holder` says who holds a port that is in use, where the caller knows more than this server.
+    pub(in crate::rendezvous) fn explained(&self, holder: Option<&str>) -> Error {
+        let hint = match self.cause.kind() {
             ErrorKind::AddrInUse => format!(
-                " ({SOMEBODY_LISTENS}: choose another port, MASTER_PORT or init_method, or wait until this one is free)"
+                " ({}: choose another port, MASTER_PORT or init_method, or wait until this one is free)",
+                holder.unwrap_or("another process listens there")
             ),
             ErrorKind::AddrNotAvailable => {
                 " (it is not an address of this host: rank 0 must run on the host that is named)".to_owned()
             }
             _ => String::new(),
         };
-        Error::store_io(format!("cannot listen on {text} for the store{hint}"), error)
-    };
+        Error::store_io(format!("cannot listen on {} for the store{hint}", self.addresses), &self.cause)
+    }
+}
+
+/// At least one listener. An address that this host does not have (IPv6 switched off, say) is left out while there is another.
+fn listen_on_all(
+    address: impl ToSocketAddrs + std::fmt::Debug,
+) -> std::result::Result<Vec<Private<TcpListener>>, NotListening> {
+    let text = format!("{address:?}");
+    let refused = |cause: io::Error| NotListening { addresses: text.clone(), cause };
     let mut listeners: Vec<Private<TcpListener>> = Vec::new();
     let mut absent = io::Error::new(ErrorKind::AddrNotAvailable, "the name has no address");
-    for mut address in address.to_socket_addrs().map_err(|error| refused(&error))? {
+    for mut address in address.to_socket_addrs().map_err(refused)? {
         // The first one's port, where the kernel chose it.
         if let Some(Ok(first)) = listeners.first().map(|first| first.local_addr()) {
             address.set_port(first.port());
@@ -186,10 +218,10 @@ fn listen_on_all(address: impl ToSocketAddrs + std::fmt::Debug) -> Result<Vec<Pr
             Err(error) if is_absent(&error) => absent = error,
             // A name may have the same address twice.
             Err(error) if error.kind() == ErrorKind::AddrInUse && ours(&listeners, address) => {}
-            Err(error) => return Err(refused(&error)),
+            Err(error) => return Err(refused(error)),
         }
     }
-    if listeners.is_empty() { Err(refused(&absent)) } else { Ok(listeners) }
+    if listeners.is_empty() { Err(refused(absent)) } else { Ok(listeners) }
 }
 
 fn is_absent(error: &io::Error) -> bool {

@@ -4,15 +4,19 @@
 //! steps; values are handed out by reference; what hostile clients can make large is a BTreeMap, which never stops to copy all of itself.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
 
-use super::frame::{MAGIC, MAX_KEY, MAX_VALUE, Request, SERVER_KEY, Writer};
+use super::frame::{MAGIC, MAX_KEY, MAX_VALUE, REFUSED_KEY, Request, SERVER_KEY, Writer};
 use super::value::{Loose, Value};
 
+mod limits;
 mod task;
 #[cfg(test)]
 mod tests;
 mod waits;
 
+pub(super) use limits::Refusal;
+use limits::{MAX_STORED, MOST_STORED, cost, cost_of_word, most_stored, room};
 pub(super) use task::Task;
 use waits::{Over, Waiting};
 
@@ -23,13 +27,6 @@ type Key = Vec<u8>;
 
 /// The longest reply to one request, in bytes: a short request can name a large value many times.
 const MAX_REPLY: usize = 4 * MAX_VALUE;
-/// The most bytes of keys and values that are kept, counting [`ENTRY`] for each pair.
-pub(super) const MAX_STORED: usize = 1 << 30;
-/// What a pair costs beside its bytes, about: also where both are tiny, and while its table grows.
-const ENTRY: usize = 256;
-/// Why a client is dropped when there is no room for what it asks to keep, and when there is none for its wait.
-const FULL: &str = "no room";
-const WAITS_FULL: &str = "no room for waits";
 /// The most bytes of waits for many keys, beside what is stored: nobody who stores something is refused for what others wait for.
 const MAX_WAITS: usize = 256 << 20;
 /// A wait of up to so many bytes is always taken.
@@ -53,6 +50,8 @@ pub(super) struct Table {
     loose: Loose,
     /// What was done since [`Table::take_work`] asked the last time.
     work: usize,
+    /// The part of the work that listed clients for keys they wait for, since [`Table::take_listing`] asked the last time.
+    listing: usize,
     barriers: BTreeMap<Key, HashSet<Client>>,
     at_barrier: HashMap<Client, Key>,
     waiting: HashMap<Client, Waiting>,
@@ -67,9 +66,18 @@ pub(super) struct Table {
     /// By key and word: how many connections left them. And by client, which it left.
     words: BTreeMap<(Key, Vec<u8>), usize>,
     words_of: HashMap<Client, Vec<(Key, Vec<u8>)>>,
-    /// What there was when there was no room the last time, under [`FULL`] or [`WAITS_FULL`], the newest last: the value of [`SERVER_KEY`] while much
-    /// of it is still there.
-    full: Vec<(&'static str, Value)>,
+    /// What clients that were refused for lack of room are told under [`SERVER_KEY`], while much of what filled the room is still there. Each
+    /// kind of room has one entry at most. The newest entry is the last one.
+    full: Vec<(Kind, Value)>,
+    /// How many connections had the wrong secret or none, and what [`REFUSED_KEY`] says of them.
+    refused: (u64, Option<Value>),
+}
+
+/// What there can be no room for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Stored,
+    Waits,
 }
 
 /// What to send to whom after a request.
@@ -104,35 +112,45 @@ impl Table {
         client: Client,
         request: Request,
         replies: &mut Replies,
-    ) -> Result<Option<Task>, String> {
+    ) -> Result<Option<Task>, Refusal> {
         let begun = self.begin(client, request, replies);
         self.done(client, begun)
     }
 
     /// One step of a client's task; whether that was the last one. Small tasks are done in one step, so nothing comes between their keys.
-    pub(super) fn advance(&mut self, client: Client, task: &mut Task, replies: &mut Replies) -> Result<bool, String> {
+    pub(super) fn advance(&mut self, client: Client, task: &mut Task, replies: &mut Replies) -> Result<bool, Refusal> {
         let stepped = self.step(client, task, replies);
         self.done(client, stepped)
     }
 
     /// What came of a request or a step. A client that there is no room for is turned away here.
-    fn done<T>(&mut self, client: Client, done: Result<T, String>) -> Result<T, String> {
-        if let Err(why) = &done {
-            match why.as_str() {
-                FULL => self.turn_away(client, FULL),
-                WAITS_FULL => self.turn_away(client, WAITS_FULL),
-                _ => {}
+    fn done<T>(&mut self, client: Client, done: Result<T, Refusal>) -> Result<T, Refusal> {
+        match &done {
+            Err(Refusal::StoreFull(most)) => {
+                let (stored, keys) = (self.stored, self.values.len());
+                let said = format!(
+                    "it keeps {stored} bytes in {keys} keys, and at most {most} bytes; remove keys that the program has put there itself"
+                );
+                self.turn_away(client, Kind::Stored, said);
             }
+            Err(Refusal::WaitsFull) => {
+                let waits = self.waits;
+                let said = format!(
+                    "the keys that its clients wait for take {waits} bytes, and at most {MAX_WAITS} bytes; wait for fewer keys at a time"
+                );
+                self.turn_away(client, Kind::Waits, said);
+            }
+            Err(Refusal::Protocol(_)) | Ok(_) => {}
         }
         done
     }
 
-    fn begin(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<Option<Task>, String> {
+    fn begin(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<Option<Task>, Refusal> {
         self.work += LOOK;
         let mut reply = |bytes: Vec<u8>| replies.push(Reply::new(client, bytes));
         match request {
             Request::Validate(MAGIC) => {}
-            Request::Validate(word) => return Err(format!("the greeting is {word:#x}, not {MAGIC:#x}")),
+            Request::Validate(word) => return Err(format!("the greeting is {word:#x}, not {MAGIC:#x}").into()),
             Request::Set(key, value) => self.put(key, value, replies)?,
             Request::CompareSet(key, expected, desired) => {
                 let stands = self.values.get(&key);
@@ -172,7 +190,7 @@ impl Table {
             }
             Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
             Request::QueuePush(key, value) => {
-                self.stored = room(self.stored, cost(&key, &value))?;
+                self.stored = room(self.stored, cost(&key, &value), MAX_STORED)?;
                 let value = Value::new(value, &self.loose);
                 self.queues.entry(key.clone()).or_default().push_back(value);
                 self.wake_one(&key, replies);
@@ -215,19 +233,20 @@ impl Table {
             }
             Request::LastWord(key, word) => {
                 if self.words_of.get(&client).map_or(0, Vec::len) == MAX_WORDS {
-                    return Err(format!("more than {MAX_WORDS} last words of one client"));
+                    return Err(format!("more than {MAX_WORDS} last words of one client").into());
                 }
                 if word.len() > MAX_WORD {
-                    return Err(format!("a last word of {} bytes; at most {MAX_WORD} are taken", word.len()));
+                    let len = word.len();
+                    return Err(format!("a last word of {len} bytes; at most {MAX_WORD} are taken").into());
                 }
-                // They are kept twice.
-                self.stored = room(self.stored, 2 * cost(&key, &word))?;
+                // A client that was refused for lack of room leaves its word again when it connects again.
+                self.stored = room(self.stored, cost_of_word(&key, &word), MOST_STORED)?;
                 let words = self.words_of.entry(client).or_default();
                 words.push((key.clone(), word.clone()));
                 *self.words.entry((key, word)).or_default() += 1;
                 reply(vec![0]);
             }
-            Request::Challenge(_) | Request::Proof(_) => return Err("a proof in the middle".to_owned()),
+            Request::Challenge(_) | Request::Proof(_) => return Err("a proof in the middle".to_owned().into()),
         }
         Ok(None)
     }
@@ -235,6 +254,11 @@ impl Table {
     /// How much was done since this was asked the last time: about one for each byte that was looked at or written, and [`LOOK`] for each key.
     pub(super) fn take_work(&mut self) -> usize {
         std::mem::take(&mut self.work)
+    }
+
+    /// How much work went into listing clients for keys since this was asked the last time. Taking them out of the lists again is as much.
+    pub(super) fn take_listing(&mut self) -> usize {
+        std::mem::take(&mut self.listing)
     }
 
     /// Adds what was done for the table elsewhere.
@@ -256,22 +280,11 @@ impl Table {
 
     /// A client is dropped because there is no room. It has not gone by itself, so its last words are not passed on; why it was dropped, and what
     /// to do, it finds under [`SERVER_KEY`].
-    fn turn_away(&mut self, client: Client, why: &'static str) {
-        let said = if why == WAITS_FULL {
-            let waits = self.waits;
-            format!(
-                "the keys that its clients wait for take {waits} bytes, and at most {MAX_WAITS} bytes; wait for fewer keys at a time"
-            )
-        } else {
-            let (stored, keys) = (self.stored, self.values.len());
-            format!(
-                "it keeps {stored} bytes in {keys} keys, and at most {MAX_STORED} bytes; remove keys that the program has put there itself"
-            )
-        };
-        self.full.retain(|(known, _)| *known != why);
-        self.full.push((why, Value::new(said.into_bytes(), &self.loose)));
+    fn turn_away(&mut self, client: Client, kind: Kind, said: String) {
+        self.full.retain(|(known, _)| *known != kind);
+        self.full.push((kind, Value::new(said.into_bytes(), &self.loose)));
         for of_both in self.words_of.remove(&client).unwrap_or_default() {
-            self.stored -= 2 * cost(&of_both.0, &of_both.1);
+            self.stored -= cost_of_word(&of_both.0, &of_both.1);
             if let Some(connections) = self.words.get_mut(&of_both) {
                 *connections -= 1;
                 if *connections == 0 {
@@ -286,7 +299,7 @@ impl Table {
         self.forget_wait(client);
         self.leave_barrier(client);
         for (key, word) in self.words_of.remove(&client).unwrap_or_default() {
-            self.stored -= 2 * cost(&key, &word);
+            self.stored -= cost_of_word(&key, &word);
             let of_both = (key, word);
             let Some(connections) = self.words.get_mut(&of_both) else { continue };
             *connections -= 1;
@@ -297,46 +310,70 @@ impl Table {
             let (key, word) = of_both;
             let Ok(count) = self.integer(&key).map(|count| count.wrapping_add(1)) else { continue };
             let numbered = [&key[..], b"/", count.to_string().as_bytes()].concat();
-            // The value first: who sees the count finds it. A table that is full has no room for last words either.
+            // The value first: who sees the count finds it. There is room for both, because the room that the word took is free now.
             for (key, value) in [(numbered, word), (key, count.to_string().into_bytes())] {
-                let _ = self.put(key, value, replies);
+                let value = Value::new(value, &self.loose);
+                let _ = self.put_up_to(MOST_STORED, key, value, replies);
             }
         }
     }
 
+    /// Notes that a connection from that address was refused, because it had the wrong secret or none. `why` ends the sentence "N connections ...".
+    pub(super) fn note_refused(&mut self, from: IpAddr, why: &str) {
+        self.refused.0 += 1;
+        let number = self.refused.0;
+        let noun = if number == 1 { "connection" } else { "connections" };
+        let said = format!("the store refused {number} {noun}, the last one from {from}, {why}");
+        self.refused.1 = Some(Value::new(said.into_bytes(), &self.loose));
+    }
+
     fn has(&self, key: &[u8]) -> bool {
-        self.values.contains_key(key) || self.queues.contains_key(key) || key == SERVER_KEY
+        self.values.contains_key(key)
+            || self.queues.contains_key(key)
+            || key == SERVER_KEY
+            || key == REFUSED_KEY && self.refused.1.is_some()
     }
 
     fn value(&self, key: &[u8]) -> Option<&Value> {
         if key == SERVER_KEY {
-            let is_so = |why| if why == WAITS_FULL { self.waits > MAX_WAITS / 2 } else { self.stored > MAX_STORED / 2 };
-            if let Some((_, said)) = self.full.iter().rev().find(|(why, _)| is_so(*why)) {
+            let is_so = |kind: Kind| match kind {
+                Kind::Waits => self.waits > MAX_WAITS / 2,
+                Kind::Stored => self.stored > MAX_STORED / 2,
+            };
+            if let Some((_, said)) = self.full.iter().rev().find(|(kind, _)| is_so(*kind)) {
                 return Some(said);
             }
+        }
+        if key == REFUSED_KEY {
+            return self.refused.1.as_ref();
         }
         self.values.get(key)
     }
 
     /// What a counter holds; 0 when there is none.
-    fn integer(&self, key: &[u8]) -> Result<i64, String> {
+    fn integer(&self, key: &[u8]) -> Result<i64, Refusal> {
         let Some(value) = self.values.get(key) else { return Ok(0) };
         // Longer ones are no number, and looking for one in megabytes would take long.
         let value = value.get(..).filter(|value| value.len() <= MAX_INTEGER);
         let value = value.and_then(|value| std::str::from_utf8(value).ok()).and_then(|text| text.trim().parse().ok());
-        value.ok_or_else(|| "a counter was expected where a value stands that is no integer".to_owned())
+        value.ok_or_else(|| "a counter was expected where a value stands that is no integer".to_owned().into())
     }
 
-    fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Replies) -> Result<(), String> {
+    fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Replies) -> Result<(), Refusal> {
         let value = Value::new(value, &self.loose);
         self.put_value(key, value, replies)
     }
 
-    fn put_value(&mut self, key: Key, value: Value, replies: &mut Replies) -> Result<(), String> {
+    fn put_value(&mut self, key: Key, value: Value, replies: &mut Replies) -> Result<(), Refusal> {
+        self.put_up_to(most_stored(&key, value.len()), key, value, replies)
+    }
+
+    /// Stores the pair if no more than `most` bytes are stored then.
+    fn put_up_to(&mut self, most: usize, key: Key, value: Value, replies: &mut Replies) -> Result<(), Refusal> {
         self.work += LOOK + key.len();
         // Where there is no room, what stood there stays.
         let without = self.stored - self.values.get(&key).map_or(0, |old| cost(&key, old));
-        self.stored = room(without, cost(&key, &value))?;
+        self.stored = room(without, cost(&key, &value), most)?;
         let wakes = self.waiters.contains_key(&key).then(|| (key.clone(), value.clone()));
         let len = listed(&key);
         match self.values.insert(key, value) {
@@ -349,13 +386,13 @@ impl Table {
         Ok(())
     }
 
-    fn append(&mut self, key: Key, more: Vec<u8>, replies: &mut Replies) -> Result<(), String> {
+    fn append(&mut self, key: Key, more: Vec<u8>, replies: &mut Replies) -> Result<(), Refusal> {
         let Some(value) = self.values.get_mut(&key) else { return self.put(key, more, replies) };
         let len = value.len() + more.len();
         if len > MAX_VALUE {
-            return Err(format!("APPEND makes a value of {len} bytes"));
+            return Err(format!("APPEND makes a value of {len} bytes").into());
         }
-        self.stored = room(self.stored, more.len())?;
+        self.stored = room(self.stored, more.len(), most_stored(&key, len))?;
         match value.alone() {
             Some(bytes) => bytes.extend(more),
             // Replies hold the value as it was.
@@ -391,17 +428,6 @@ impl Table {
 /// What a key adds to the answer to LIST_KEYS.
 fn listed(key: &[u8]) -> usize {
     8 + key.len()
-}
-
-/// What a pair counts for.
-fn cost(key: &[u8], value: &[u8]) -> usize {
-    key.len() + value.len() + ENTRY
-}
-
-/// What is stored with this much more, if it may be.
-fn room(stored: usize, more: usize) -> Result<usize, String> {
-    let stored = stored + more;
-    if stored > MAX_STORED { Err(FULL.to_owned()) } else { Ok(stored) }
 }
 
 fn string(bytes: &[u8]) -> Vec<u8> {

@@ -9,7 +9,7 @@ use proptest::test_runner::{RngAlgorithm, TestRng};
 use super::super::tests::soon;
 use super::super::{Losses, Party, Scope};
 use super::*;
-use crate::error::Status;
+use crate::error::{Error, Status};
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
@@ -62,6 +62,12 @@ fn run<T: Send>(store: &MemoryStore, size: usize, served: bool, run: impl Fn(Ran
         let handles: Vec<_> = (0..size).map(start).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     })
+}
+
+/// The message without what a rank that came too late is told beside it.
+fn said_to_all(error: &Error) -> String {
+    let message = error.message();
+    message.split_once("the others were told: ").map_or(message, |(_, told)| told).to_owned()
 }
 
 /// A whole call with something published in it.
@@ -130,7 +136,7 @@ fn a_failed_call_is_kept_for_late_ranks_until_a_later_one_is_agreed() {
         let call = || rank.world.agree("call()", &wait).map(drop);
         let failed: Vec<_> = (0..2).map(|_| call().unwrap_err()).collect();
         assert!(failed.iter().all(|error| error.status() == Status::Timeout), "{failed:?}");
-        let messages: Vec<String> = failed.iter().map(|error| error.message().to_owned()).collect();
+        let messages: Vec<String> = failed.iter().map(said_to_all).collect();
         rank.world.agree("call()", &soon()).unwrap();
         rank.world.agree("call()", &soon()).unwrap();
         messages
@@ -181,7 +187,7 @@ fn late_ranks_and_removals_in_any_order_change_no_verdict() {
                     round.finish(&soon())
                 });
                 // A mismatch is told by the number, not the same call's name.
-                heard.push((number, outcome.map_err(|error| (error.status(), error.message().to_owned()))));
+                heard.push((number, outcome.map_err(|error| (error.status(), said_to_all(&error)))));
             }
             (0..2).for_each(|_| call(&rank.world, rank.me));
             heard

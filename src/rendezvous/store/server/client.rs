@@ -61,6 +61,16 @@ pub(super) struct Connection {
     pub(super) counted: usize,
 }
 
+/// What came of a request at a connection whose client may have to prove that it has the secret.
+pub(super) enum Admission {
+    /// The request is to be carried out.
+    CarryOut(Request),
+    /// The connection itself has answered the request.
+    Answered,
+    /// The client has the wrong secret, or none, or one where none is asked for. The text says which of these it is.
+    Refused(&'static str),
+}
+
 /// What to do after an attempt to read.
 pub(super) enum Came {
     Bytes(usize),
@@ -188,24 +198,27 @@ impl Connection {
         self.outgoing.push(bytes);
     }
 
-    /// What the connection itself answers before it may ask: a greeting, and with a secret the two proofs. Gives the request back when
-    /// it may be carried out.
-    pub(super) fn admit(&mut self, request: Request, secret: Option<&Secret>) -> Result<Option<Request>, String> {
+    /// Answers what the connection itself answers before the client may ask: a greeting, and with a secret the two proofs.
+    pub(super) fn admit(&mut self, request: Request, secret: Option<&Secret>) -> Result<Admission, String> {
         let string = |bytes: &[u8]| Writer::default().string(bytes).finish();
         match (&self.standing, request, secret) {
-            (Standing::Admitted, Request::Challenge(_), None) => self.queue(&string(b"")),
-            (Standing::Admitted, request, _) => return Ok(Some(request)),
+            (Standing::Admitted, Request::Challenge(_), None) => {
+                self.queue(&string(b""));
+                return Ok(Admission::Refused("because it has a DM_STORE_SECRET and the store has none"));
+            }
+            (Standing::Admitted, request, _) => return Ok(Admission::CarryOut(request)),
             (Standing::Stranger, request @ Request::Validate(_), None) => {
                 self.standing = Standing::Admitted;
-                return Ok(Some(request));
+                return Ok(Admission::CarryOut(request));
             }
             (Standing::Stranger, request @ Request::Validate(_), Some(_)) => {
                 self.standing = Standing::Greeted;
-                return Ok(Some(request));
+                return Ok(Admission::CarryOut(request));
             }
             (Standing::Greeted, Request::Ping(_), Some(_)) => {
                 self.queue(&DENIED);
                 self.ending = true;
+                return Ok(Admission::Refused("because it has no DM_STORE_SECRET and the store has one"));
             }
             (Standing::Greeted, Request::Challenge(theirs), Some(_)) if theirs.len() <= MAX_NONCE => {
                 let ours = nonce().map_err(|error| error.to_string())?;
@@ -220,10 +233,11 @@ impl Connection {
                 } else {
                     self.queue(&string(b""));
                     self.ending = true;
+                    return Ok(Admission::Refused("because its DM_STORE_SECRET is another one than the store's"));
                 }
             }
             _ => return Err("no greeting, or no proof".to_owned()),
         }
-        Ok(None)
+        Ok(Admission::Answered)
     }
 }

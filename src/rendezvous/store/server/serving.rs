@@ -18,20 +18,27 @@ use hostccl::fork::Private;
 
 use super::super::poll::{Interest, Poll, Ready};
 use super::super::secret::Secret;
-use super::super::table::{Client, Replies, Table};
-use super::client::{Came, Connection};
+use super::super::table::{Client, Refusal, Replies, Table};
+use super::client::{Admission, Came, Connection};
 use super::room::Room;
 use super::{GREETING, MAX_BUFFERED, Shared};
 
 /// Work for one client when something comes from it, before the other clients get their turn. One unit of work is about a byte that is
 /// read, copied or sent. A key that is looked at counts 256 units.
 const SMALL_TURN: usize = 64 << 10;
+/// Work of the small turns after one look at the sockets. When it is done, each further client gets a turn of [`LEAST`] before the next
+/// look, which is enough for a small request.
+const SMALL_TURNS: usize = 256 << 10;
 /// Work for one client that has asked for more.
-const TURN: usize = 128 << 10;
+const TURN: usize = 64 << 10;
 /// Work of one round of the loop for all clients that have asked for more.
-const ROUND: usize = 256 << 10;
+const ROUND: usize = 128 << 10;
+/// Work of one round for taking waits that are over out of the lists, beside as much as was put into the lists in the same round.
+const TIDY: usize = 32 << 10;
 /// The least work that a turn counts for. A connection that is accepted or closed counts as much.
 const LEAST: usize = 4 << 10;
+/// Bytes that are read from one client in one system call.
+const MOST_READ: usize = 64 << 10;
 /// Bytes that are sent to one client in a small turn, and in a larger one.
 const SMALL_SEND: usize = 16 << 10;
 const SEND: usize = 128 << 10;
@@ -89,7 +96,7 @@ impl Serving {
             answered: VecDeque::new(),
             lost: Vec::new(),
             replies: Replies::new(),
-            buffer: vec![0; 64 << 10],
+            buffer: vec![0; MOST_READ],
         })
     }
 
@@ -105,7 +112,7 @@ impl Serving {
             self.poll.wait(left, &mut ready);
             let (mut most, mut all) = (0, 0);
             for event in &ready {
-                let work = self.small_turn(event);
+                let work = self.small_turn(event, if all < SMALL_TURNS { SMALL_TURN } else { LEAST });
                 self.settle(WOKEN_TURN);
                 (most, all) = (most.max(work), all + work);
             }
@@ -114,15 +121,15 @@ impl Serving {
                 let Some(client) = self.busy.pop_front() else { break };
                 if let Some(connection) = self.clients.get_mut(&client) {
                     connection.busy = false;
-                    round += self.flush(client, SEND) + self.turn(client, TURN, true) + LEAST;
+                    round += self.flush(client, SEND) + self.turn(client, TURN, false) + LEAST;
                     self.settle(WOKEN_TURN);
                 }
             }
-            // Waits are tidied up as fast as they are ended.
-            let mut tidied = 0;
-            untidy = self.table.tidy();
+            // Waits are taken out of the lists no slower than they are put in, so what is over does not pile up.
+            let (mut tidied, most_tidied) = (0, TIDY + self.table.take_listing());
             self.table.take_work();
-            while untidy && tidied < ROUND.max(all + round) {
+            untidy = true;
+            while untidy && tidied < most_tidied {
                 untidy = self.table.tidy();
                 tidied += self.table.take_work() + 1;
             }
@@ -131,6 +138,7 @@ impl Serving {
             self.shared.clients.store(self.clients.len(), Ordering::SeqCst);
             self.shared.small_turn.fetch_max(most, Ordering::SeqCst);
             self.shared.round.fetch_max(round, Ordering::SeqCst);
+            self.shared.look.fetch_max(all + round + tidied, Ordering::SeqCst);
         }
         self.shut_down();
     }
@@ -162,8 +170,8 @@ impl Serving {
         }
     }
 
-    /// Does what one event asks for. Returns how much work that was.
-    fn small_turn(&mut self, event: &Ready) -> usize {
+    /// Does what one event asks for, up to that much work. Returns how much work that was.
+    fn small_turn(&mut self, event: &Ready, limit: usize) -> usize {
         match event.token {
             WAKE => 0,
             listener if listener < WAKE => {
@@ -176,7 +184,7 @@ impl Serving {
                     // A client with more replies than a small turn sends gets the rest in larger turns.
                     self.put_off(client);
                 } else if event.read {
-                    return self.turn(client, SMALL_TURN, true);
+                    return self.turn(client, limit, true);
                 } else if event.over {
                     self.leave(client);
                 }
@@ -186,9 +194,9 @@ impl Serving {
     }
 
     /// Carries out what a client has asked for, and reads more if there may be more, until its replies pile up or its turn is over.
-    /// Returns how much work that was.
-    fn turn(&mut self, client: Client, limit: usize, readable: bool) -> usize {
-        let (mut work, mut readable) = (0, readable);
+    /// Only a turn that is not small begins with a request of any length. Returns how much work that was.
+    fn turn(&mut self, client: Client, limit: usize, is_small: bool) -> usize {
+        let (mut work, mut readable) = (0, true);
         loop {
             let Some(connection) = self.clients.get_mut(&client) else { return work };
             if connection.ending {
@@ -207,18 +215,18 @@ impl Serving {
                 self.advance(client)
             } else {
                 match connection.measure() {
-                    // The request is too long for the rest of this turn. A long turn begins with a request of any length.
-                    Ok(Some(length)) if (work > 0 || limit == SMALL_TURN) && work + length > limit => {
+                    // The request is too long for the rest of this turn.
+                    Ok(Some(length)) if (work > 0 || is_small) && work + length > limit => {
                         self.put_off(client);
                         break;
                     }
                     Ok(Some(length)) => self.request(client, length),
                     Ok(None) if !readable => break,
-                    Ok(None) => match connection.read(&mut self.buffer) {
+                    Ok(None) => match connection.read(&mut self.buffer[..limit.min(MOST_READ)]) {
                         Came::Bytes(count) => {
                             connection.receive(&self.buffer[..count]);
                             work += count;
-                            readable = count == self.buffer.len();
+                            readable = count == limit.min(MOST_READ);
                             Ok(())
                         }
                         Came::Nothing => break,
@@ -227,7 +235,7 @@ impl Serving {
                             return work;
                         }
                     },
-                    Err(malformed) => Err(malformed.0),
+                    Err(malformed) => Err(Refusal::Protocol(malformed.0)),
                 }
             };
             work += self.table.take_work() + self.answer(client);
@@ -240,7 +248,7 @@ impl Serving {
     }
 
     /// Does the next step of the client's request.
-    fn advance(&mut self, client: Client) -> Result<(), String> {
+    fn advance(&mut self, client: Client) -> Result<(), Refusal> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
         let Some(mut task) = connection.task.take() else { return Ok(()) };
         let is_done = self.table.advance(client, &mut task, &mut self.replies)?;
@@ -249,17 +257,24 @@ impl Serving {
     }
 
     /// Begins the client's next request, which has that length.
-    fn request(&mut self, client: Client, length: usize) -> Result<(), String> {
+    fn request(&mut self, client: Client, length: usize) -> Result<(), Refusal> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
         let Some(request) = connection.take_request() else { return Ok(()) };
         // A list stays where it is, and counts when its keys are looked at.
         self.table.count_work(if request.is_list() { length.min(LEAST) } else { length });
         let was_admitted = connection.is_admitted();
-        let request = connection.admit(request, self.secret.as_ref())?;
+        let admission = connection.admit(request, self.secret.as_ref())?;
         if !was_admitted && connection.is_admitted() {
             self.room.admitted(client);
         }
-        let Some(request) = request else { return Ok(()) };
+        let request = match admission {
+            Admission::CarryOut(request) => request,
+            Admission::Answered => return Ok(()),
+            Admission::Refused(why) => {
+                self.table.note_refused(connection.address, why);
+                return Ok(());
+            }
+        };
         if !connection.asked && !request.is_greeting() {
             connection.asked = true;
             self.room.asked(client);

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::super::frame::Strings;
+use super::limits::{ENTRY, cost};
 use super::task::STEP_KEYS;
-use super::{Client, ENTRY, LOOK, MAX_WAITS, Replies, Reply, SMALL_WAIT, Table, Task, Value, WAITS_FULL, cost};
+use super::{Client, LOOK, MAX_WAITS, Refusal, Replies, Reply, SMALL_WAIT, Table, Task, Value};
 
 /// A wait for no more keys than this is taken out of the lists at once.
 const FEW: usize = 64;
@@ -31,12 +32,12 @@ pub(super) struct Over {
 
 impl Table {
     /// Begins a wait.
-    pub(super) fn wait(&mut self, client: Client, keys: Strings, any: bool) -> Result<Task, String> {
+    pub(super) fn wait(&mut self, client: Client, keys: Strings, any: bool) -> Result<Task, Refusal> {
         self.forget_wait(client);
         // The keys as they came stay as long as the wait.
         let bytes = ENTRY + keys.memory();
         if bytes > SMALL_WAIT && self.waits + bytes > MAX_WAITS {
-            return Err(WAITS_FULL.to_owned());
+            return Err(Refusal::WaitsFull);
         }
         self.waits += bytes;
         let ticket = self.tickets;
@@ -46,7 +47,7 @@ impl Table {
     }
 
     /// Lists a client for some more of the keys that it waits for; whether that were the last ones, or it waits no longer.
-    pub(super) fn list_waits(&mut self, client: Client, replies: &mut Replies) -> Result<bool, String> {
+    pub(super) fn list_waits(&mut self, client: Client, replies: &mut Replies) -> Result<bool, Refusal> {
         let Some(mut waiting) = self.waiting.remove(&client) else { return Ok(true) };
         for _ in 0..STEP_KEYS {
             let (index, any, ticket) = (waiting.keys.taken(), waiting.any, waiting.ticket);
@@ -61,6 +62,7 @@ impl Table {
                 return Ok(true);
             };
             self.work += LOOK + key.len();
+            self.listing += LOOK + key.len();
             if any {
                 if let Some(value) = self.values.get(key) {
                     replies.push(found(client, index, value));
@@ -73,7 +75,7 @@ impl Table {
             let bytes = cost(key, b"");
             if waiting.bytes + bytes > SMALL_WAIT && self.waits + bytes > MAX_WAITS {
                 self.end_wait(waiting);
-                return Err(WAITS_FULL.to_owned());
+                return Err(Refusal::WaitsFull);
             }
             self.waits += bytes;
             let listed = self.waiters.entry(key.to_vec()).or_default();
