@@ -32,25 +32,25 @@ pub(super) struct Session {
 }
 
 /// Raises a flag when it goes.
-struct Tell<'a>(&'a AtomicBool);
+struct RaiseOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Tell<'_> {
+impl Drop for RaiseOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
 /// Rank 0's part.
-pub(super) struct Host {
+pub(super) struct NonceServer {
     store: Arc<dyn Store>,
     prefix: String,
     nonce: String,
     size: usize,
 }
 
-impl Host {
-    pub(super) fn new(store: Arc<dyn Store>, prefix: &str, size: usize) -> Host {
-        Host { store, prefix: prefix.to_owned(), nonce: random(), size }
+impl NonceServer {
+    pub(super) fn new(store: Arc<dyn Store>, prefix: &str, size: usize) -> NonceServer {
+        NonceServer { store, prefix: prefix.to_owned(), nonce: random(), size }
     }
 
     pub(super) fn session(&self) -> Session {
@@ -67,7 +67,7 @@ impl Host {
                 return Err(Error::no_thread(&error));
             }
             // Also where `work` unwinds, out of the caller's store for one: the scope waits for the thread, which ends when it is told so.
-            let _telling = Tell(&done);
+            let _telling = RaiseOnDrop(&done);
             let outcome = work();
             if outcome.as_ref().is_err_and(|error| error.status() == Status::Mismatch) {
                 std::thread::sleep(STAY);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use once_cell::sync::Lazy;
 
-use super::hosts::{anybody_listens, listens};
+use super::listeners::{anybody_listens, listens};
 use super::store::{NotListening, Secret, Server};
 use crate::error::Result;
 use crate::wait::{Deadline, Wait};

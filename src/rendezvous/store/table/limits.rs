@@ -22,6 +22,12 @@ const VERDICTS: [&[u8]; 3] = [b"verdict", b"read", b"lost"];
 /// What a pair costs beside its bytes, about: also where both are tiny, and while its table grows.
 pub(super) const ENTRY: usize = 256;
 
+/// The most bytes of waits for many keys, beside what is stored: nobody who stores something is refused for what others wait for.
+pub(super) const MAX_WAITS: usize = 256 << 20;
+
+/// A wait of up to so many bytes is always taken.
+pub(super) const SMALL_WAIT: usize = 64 << 10;
+
 /// Why a client is dropped.
 #[derive(Debug)]
 pub(in super::super) enum Refusal {

@@ -3,10 +3,10 @@
 use std::ops::Bound;
 
 use super::super::frame::Strings;
-use super::{Client, Key, LOOK, MAX_REPLY, Refusal, Replies, Reply, Table, Value};
+use super::super::value::Value;
+use super::limits::Refusal;
+use super::state::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, STEP_KEYS, Table};
 
-/// The most keys that one step looks at.
-pub(super) const STEP_KEYS: usize = 256;
 /// Bytes from which on a step ends.
 const STEP_BYTES: usize = 64 << 10;
 

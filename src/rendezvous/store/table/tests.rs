@@ -2,6 +2,10 @@
 
 use proptest::prelude::*;
 
+use super::super::frame::{Request, SERVER_KEY};
+use super::limits::{MAX_STORED, MAX_WAITS, MOST_STORED, cost, cost_of_word};
+use super::state::Key;
+use super::values::listed;
 use super::*;
 
 /// Carries out a request to its end.

@@ -7,9 +7,10 @@ use proptest::prelude::RngCore;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use super::super::tests::soon;
-use super::super::{Losses, Party, Scope};
+use super::super::{Party, Scope};
 use super::*;
 use crate::error::{Error, Status};
+use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
@@ -18,7 +19,7 @@ struct Rank {
     me: usize,
     store: MemoryStore,
     losses: Arc<Losses>,
-    leftovers: Arc<Leftovers>,
+    leftovers: Arc<WorldKeys>,
     world: Scope,
     served: bool,
 }
@@ -26,7 +27,7 @@ struct Rank {
 impl Rank {
     fn new(store: &MemoryStore, me: usize, size: usize, served: bool) -> Rank {
         let shared: Arc<dyn Store> = Arc::new(store.clone());
-        let (losses, leftovers) = (Arc::new(Losses::none(shared, "test")), Arc::<Leftovers>::default());
+        let (losses, leftovers) = (Arc::new(Losses::none(shared, "test")), Arc::<WorldKeys>::default());
         let world = scope(store, &losses, &leftovers, Members::All(size), me, served, "test/world");
         Rank { me, store: store.clone(), losses, leftovers, world, served }
     }
@@ -42,13 +43,13 @@ impl Rank {
 fn scope(
     store: &MemoryStore,
     losses: &Arc<Losses>,
-    leftovers: &Arc<Leftovers>,
+    leftovers: &Arc<WorldKeys>,
     members: Members,
     me: usize,
     served: bool,
     prefix: &str,
 ) -> Scope {
-    let left = Left::new(&members, leftovers);
+    let left = ScopeKeys::new(&members, leftovers);
     let serving = served && members.rank(me) == 0;
     let party =
         Party { store: Arc::new(store.clone()), losses: Arc::clone(losses), members, me, served, serving, left };
