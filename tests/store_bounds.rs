@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use devicemesh::error::Status;
+use devicemesh::error::{Error, Status};
 use devicemesh::rendezvous::store::{Secret, Server, Store};
 use devicemesh::rendezvous::{JoinOptions, World};
 use wire::{connect, greeted, honest, memory_mib, soon, string};
@@ -84,9 +84,12 @@ fn a_full_store_says_so_and_calls_nobody_lost() {
         let fill = |name: &str| {
             (0..64).find_map(|number| other.set(&format!("{name}{number}"), &[], &soon()).err()).expect("refused")
         };
-        let refused_barrier = |world: &World| world.barrier(Some(Duration::from_secs(20))).unwrap_err();
-        let mut refused = vec![refused.unwrap(), fill("a"), refused_barrier(&first), fill("b")];
-        refused.push(refused_barrier(&second));
+        let mut refused = vec![refused.unwrap(), fill("a")];
+        // The ranks agree all the same.
+        std::thread::scope(|threads| {
+            threads.spawn(|| second.barrier(Some(Duration::from_secs(20))).unwrap());
+            first.barrier(Some(Duration::from_secs(20))).unwrap();
+        });
         // It is no loss that a client is turned away.
         assert_eq!(other.try_get("gone", &soon()).unwrap(), None);
         // Where there is room again, everything works again.
@@ -99,6 +102,55 @@ fn a_full_store_says_so_and_calls_nobody_lost() {
         assert_eq!(error.status(), Status::Store, "{error}");
         assert!(error.message().contains(" is full and refused ") && error.message().contains(" bytes in "), "{error}");
     }
+}
+
+/// 4 ranks whose store takes nothing more: every rank is told so, at once.
+#[test]
+fn when_nothing_more_fits_all_ranks_learn_at_once_that_the_store_is_full() {
+    alone!("when_nothing_more_fits_all_ranks_learn_at_once_that_the_store_is_full");
+    let server = Server::bind("127.0.0.1:0").unwrap();
+    let method = format!("tcp://127.0.0.1:{}", server.local_addr().port());
+    let join = |rank| World::join("cpu", &JoinOptions::ranked(rank, 4).init_method(method.clone())).unwrap();
+    let worlds: Vec<World> = std::thread::scope(|threads| {
+        let joining: Vec<_> = (0..4).map(|rank| threads.spawn(move || join(rank))).collect();
+        joining.into_iter().map(|joining| joining.join().unwrap()).collect()
+    });
+    let store = honest(&server);
+    // The program's values first, then keys that look like the library's own, then less and less.
+    let value = vec![1; 8 << 20];
+    (0..200).find_map(|number| store.set(&format!("large{number}"), &value, &soon()).err()).unwrap();
+    for (batch, len) in [(500, 4096), (1, 4096), (1, 0)] {
+        for number in 0.. {
+            let pair =
+                |at| [string(format!("/devicemesh/fill/{len}/{batch}/{number}/{at}")), string(vec![2; len])].concat();
+            let pairs: Vec<u8> = (0..batch).flat_map(pair).collect();
+            let mut filling = greeted(&server);
+            filling.write_all(&[&[11][..], &(batch as u64).to_le_bytes(), &pairs, &[13, 9, 9, 9, 9]].concat()).unwrap();
+            if filling.read_exact(&mut [0; 4]).is_err() {
+                break;
+            }
+        }
+    }
+    let outcomes: Vec<(Error, Duration)> = std::thread::scope(|threads| {
+        let barrier = |world: &World| {
+            let began = Instant::now();
+            (world.barrier(Some(Duration::from_secs(60))).unwrap_err(), began.elapsed())
+        };
+        let calling: Vec<_> = worlds.iter().map(|world| threads.spawn(move || barrier(world))).collect();
+        calling.into_iter().map(|calling| calling.join().unwrap()).collect()
+    });
+    for (rank, (error, took)) in outcomes.iter().enumerate() {
+        println!("rank {rank} after {took:?}: {error}");
+        assert_eq!((error.status(), error.os_error()), (Status::Store, libc::ENOSPC), "rank {rank}: {error}");
+        assert!(error.message().contains(" is full and refused "), "rank {rank}: {error}");
+        // It takes 0.1 s on a machine that does nothing else, and the deadline is 60 s away.
+        assert!(*took < Duration::from_secs(10), "rank {rank} learns it after {took:?}");
+    }
+    // Nobody is lost: with room again the ranks agree again.
+    (0..200).for_each(|number| store.delete(&format!("large{number}"), &soon()).unwrap());
+    std::thread::scope(|threads| {
+        worlds.iter().for_each(|world| drop(threads.spawn(|| world.barrier(Some(Duration::from_secs(20))).unwrap())));
+    });
 }
 
 #[test]

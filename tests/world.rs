@@ -286,6 +286,23 @@ fn two_processes_cannot_be_one_rank() {
 }
 
 #[test]
+fn another_job_of_another_size_is_said_to_be_there() {
+    let method = format!("tcp://127.0.0.1:{}", free_port());
+    // A process has one name for each address, so the other job comes by another name of the address.
+    let other = method.replace("127.0.0.1", "localhost");
+    let worlds = join_all(&[0, 1, 2], |rank| join_method(&method, rank, 3, Duration::from_secs(30)).unwrap());
+    // The keys of its first call are removed by then.
+    assert!(join_all(&[0, 1, 2], |rank| barriers(&worlds[rank])).iter().all(Result::is_ok));
+    let error = join_tcp(&other, 1, 2, Duration::from_secs(30)).unwrap_err();
+    assert_eq!(error.status(), Status::Mismatch, "{error}");
+    assert!(error.message().contains("where rank 1 of another job with 3 ranks is"), "{error}");
+    let error = join_tcp(&other, 3, 4, Duration::from_millis(500)).unwrap_err();
+    assert!(error.message().contains("rank 0 there has a world of 3 ranks and this rank one of 4"), "{error}");
+    // The job that was there first does not notice.
+    assert!(join_all(&[0, 1, 2], |rank| barriers(&worlds[rank])).iter().all(Result::is_ok));
+}
+
+#[test]
 fn a_port_that_is_taken_is_said_so() {
     // Another process's: the tool's store.
     let mut tool = Command::new(env!("CARGO_BIN_EXE_devicemesh"))

@@ -1,6 +1,6 @@
 //! What the ranks of a world bring for its communicators: the same version of the library, and a device of their own.
 
-use super::agreement::{Leftovers, Round};
+use super::agreement::{Round, WorldKeys};
 use super::store::Store;
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
@@ -20,7 +20,7 @@ pub(super) fn check(
     round: &Round,
     store: &dyn Store,
     prefix: &str,
-    leftovers: &Leftovers,
+    leftovers: &WorldKeys,
     rank: usize,
     mine: &Equipment,
     wait: &Wait,

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::store::{self, Store};
+use super::store::{self, Store, refused_connections};
 use crate::error::{Error, Result, Status};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// Rank 0 looks for tokens, first after this time and at last this often.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
@@ -20,30 +20,41 @@ const TOKENS: i64 = 4096;
 /// After a mismatch, how long late ranks can still learn of it.
 const STAY: Duration = Duration::from_millis(500);
 
-/// Raises a flag when it goes.
-struct Tell<'a>(&'a AtomicBool);
+/// How long the store may take to say whom it refused.
+const ASK_REFUSED: Duration = Duration::from_millis(200);
 
-impl Drop for Tell<'_> {
+/// What a rank learns from rank 0 when it joins.
+pub(super) struct Session {
+    /// The keys of this world begin with this prefix.
+    pub(super) prefix: String,
+    /// How many ranks rank 0 takes the world to have. It is `None` when rank 0 does not say so.
+    pub(super) size: Option<usize>,
+}
+
+/// Raises a flag when it goes.
+struct RaiseOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for RaiseOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
 /// Rank 0's part.
-pub(super) struct Host {
+pub(super) struct NonceServer {
     store: Arc<dyn Store>,
     prefix: String,
     nonce: String,
+    size: usize,
 }
 
-impl Host {
-    pub(super) fn new(store: Arc<dyn Store>, prefix: &str) -> Host {
-        Host { store, prefix: prefix.to_owned(), nonce: random() }
+impl NonceServer {
+    pub(super) fn new(store: Arc<dyn Store>, prefix: &str, size: usize) -> NonceServer {
+        NonceServer { store, prefix: prefix.to_owned(), nonce: random(), size }
     }
 
-    /// The prefix of this run's keys.
-    pub(super) fn session(&self) -> String {
-        format!("{}/{}", self.prefix, self.nonce)
+    pub(super) fn session(&self) -> Session {
+        Session { prefix: format!("{}/{}", self.prefix, self.nonce), size: Some(self.size) }
     }
 
     /// Hands the nonce to whoever comes while `work` lasts.
@@ -56,7 +67,7 @@ impl Host {
                 return Err(Error::no_thread(&error));
             }
             // Also where `work` unwinds, out of the caller's store for one: the scope waits for the thread, which ends when it is told so.
-            let _telling = Tell(&done);
+            let _telling = RaiseOnDrop(&done);
             let outcome = work();
             if outcome.as_ref().is_err_and(|error| error.status() == Status::Mismatch) {
                 std::thread::sleep(STAY);
@@ -100,23 +111,28 @@ impl Host {
             // It has been in this join, which failed, and waits for the next one.
             return true;
         }
-        self.store.set(&key, self.nonce.as_bytes(), wait).is_ok()
+        self.store.set(&key, said(&self.nonce, self.size).as_bytes(), wait).is_ok()
     }
 }
 
 /// Rank 0's part where it serves the store itself. No older run left anything there, but what is left of one may come back when rank 0
 /// starts again at the same address: so the keys of this run stand under a nonce here too.
-pub(super) fn lead(store: &dyn Store, prefix: &str, wait: &Wait) -> Result<String> {
+pub(super) fn lead(store: &dyn Store, prefix: &str, size: usize, wait: &Wait) -> Result<Session> {
     let nonce = random();
-    store.set(&format!("{prefix}/session"), nonce.as_bytes(), wait)?;
-    Ok(format!("{prefix}/{nonce}"))
+    store.set(&format!("{prefix}/session"), said(&nonce, size).as_bytes(), wait)?;
+    Ok(Session { prefix: format!("{prefix}/{nonce}"), size: Some(size) })
+}
+
+/// What rank 0 says to the others: the nonce, and the size of the world.
+fn said(nonce: &str, size: usize) -> String {
+    format!("{nonce} {size}")
 }
 
 /// Every other rank's part in that. A nonce that it has `tried` before is of a join that failed, and another one comes in its place.
-pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<String> {
+pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<Session> {
     loop {
         let session = receive(store, prefix, "session", wait)?;
-        if !tried.iter().any(|nonce| session.ends_with(nonce.as_str())) {
+        if !tried.iter().any(|nonce| session.prefix.ends_with(nonce.as_str())) {
             return Ok(session);
         }
         wait.look_around()?;
@@ -128,7 +144,7 @@ pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &W
 }
 
 /// Every other rank's part: the prefix of this run's keys. Rank 0 of a join that this rank has `tried` before does not hand its nonce to it again.
-pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<String> {
+pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<Session> {
     let token = random();
     let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
     let text = [std::slice::from_ref(&token), tried].concat().join(" ");
@@ -141,15 +157,19 @@ pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait
 
 fn never_joined(store: &dyn Store, wait: &Wait) -> Error {
     let timeout = wait.deadline.timeout().as_millis();
-    Error::timeout(format!("rank 0 never joined the world at {} within {timeout} ms", store.name()))
+    let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_REFUSED)) };
+    let refused = refused_connections(store, &soon).map_or(String::new(), |refused| format!("; {refused}"));
+    Error::timeout(format!("rank 0 never joined the world at {} within {timeout} ms{refused}", store.name()))
 }
 
-fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<String> {
-    let nonce = store.get(&format!("{prefix}/{key}"), wait).map_err(|error| match error.status() {
+fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<Session> {
+    let said = store.get(&format!("{prefix}/{key}"), wait).map_err(|error| match error.status() {
         Status::Timeout => never_joined(store, wait),
         _ => error,
     })?;
-    Ok(format!("{prefix}/{}", String::from_utf8_lossy(&nonce)))
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let (nonce, size) = said.split_once(' ').unwrap_or((&said, ""));
+    Ok(Session { prefix: format!("{prefix}/{nonce}"), size: size.parse().ok() })
 }
 
 /// 16 hexadecimal digits that no other process or call has.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::agreement::Round;
-use super::hosts::HostIdentity;
+use super::host::HostIdentity;
 use super::world::World;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
@@ -19,8 +19,8 @@ impl World {
         }
         let here = || HostIdentity::here().map_err(|error| Error::store_io("finding out which host this is", &error));
         let said = match mine {
-            Some(mine) => Said::Path(mine).encode(),
-            None => Said::Nothing(here()?).encode(),
+            Some(mine) => Stated::Path(mine).encode(),
+            None => Stated::Nothing(here()?).encode(),
         };
         let round = self.scope()?.agree("dm_world_locations()", wait)?;
         let all = self.exchange(&round, said, wait).inspect_err(|error| round.fail(error, wait))?;
@@ -54,16 +54,16 @@ impl World {
 }
 
 /// What a rank says of its place.
-enum Said<'a> {
+enum Stated<'a> {
     Path(&'a str),
     Nothing(HostIdentity),
 }
 
-impl Said<'_> {
+impl Stated<'_> {
     fn encode(&self) -> String {
         match self {
-            Said::Path(path) => format!("={path}"),
-            Said::Nothing(host) => format!("@{}", host.line()),
+            Stated::Path(path) => format!("={path}"),
+            Stated::Nothing(host) => format!("@{}", host.line()),
         }
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use hostccl::machine;
 use hostccl::process::{Process, ProcessId};
 
-use super::agreement::Leftovers;
-use super::hosts::HostIdentity;
+use super::agreement::WorldKeys;
+use super::host::HostIdentity;
 use super::store::Store;
 use crate::digest::Fnv1a;
 use crate::error::Result;
@@ -26,7 +26,7 @@ pub(super) struct Losses {
     store: Arc<dyn Store>,
     prefix: String,
     known: Mutex<Known>,
-    mates: Option<Mates>,
+    local_ranks: Option<LocalRanks>,
 }
 
 #[derive(Default)]
@@ -41,21 +41,21 @@ impl Losses {
     pub(super) fn begin(
         store: Arc<dyn Store>,
         prefix: &str,
-        leftovers: &Leftovers,
+        leftovers: &WorldKeys,
         (rank, size): (usize, usize),
         wait: &Wait,
     ) -> Result<Losses> {
-        let mut mates = None;
+        let mut local_ranks = None;
         if size > 1 && !store.leave_last_word(&format!("{prefix}/lost"), rank.to_string().as_bytes(), wait)? {
-            mates = Mates::join(&*store, prefix, leftovers, rank, wait)?;
+            local_ranks = LocalRanks::join(&*store, prefix, leftovers, rank, wait)?;
         }
-        Ok(Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), mates })
+        Ok(Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks })
     }
 
     /// Of a world in which nobody can be lost.
     #[cfg(test)]
     pub(super) fn none(store: Arc<dyn Store>, prefix: &str) -> Losses {
-        Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), mates: None }
+        Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks: None }
     }
 
     /// Before all keys of the world.
@@ -96,8 +96,8 @@ impl Losses {
 
     /// Looks at the processes of this host, where the store does not know; what is found out is told to all through the store.
     pub(super) fn look(&self, of_caller: &Wait) {
-        let Some(mates) = &self.mates else { return };
-        for rank in mates.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
+        let Some(local_ranks) = &self.local_ranks else { return };
+        for rank in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
             self.announce(rank);
         }
     }
@@ -117,21 +117,27 @@ impl Losses {
 }
 
 /// The ranks of this host, by process.
-struct Mates {
+struct LocalRanks {
     key: String,
     me: i32,
-    found: Mutex<Vec<Mate>>,
+    found: Mutex<Vec<LocalRank>>,
 }
 
-struct Mate {
+struct LocalRank {
     rank: i32,
     process: Arc<Process>,
     told: bool,
 }
 
-impl Mates {
+impl LocalRanks {
     /// `None` where this process cannot tell which host it is on, or cannot see the processes there.
-    fn join(store: &dyn Store, prefix: &str, leftovers: &Leftovers, rank: usize, wait: &Wait) -> Result<Option<Mates>> {
+    fn join(
+        store: &dyn Store,
+        prefix: &str,
+        leftovers: &WorldKeys,
+        rank: usize,
+        wait: &Wait,
+    ) -> Result<Option<LocalRanks>> {
         let Some(here) = HostIdentity::here().ok().filter(|_| machine::broken_proc().is_none()) else {
             return Ok(None);
         };
@@ -145,12 +151,12 @@ impl Mates {
             leftovers.note(key.clone());
         }
         store.set(&format!("{key}/{number}"), line.as_bytes(), wait)?;
-        Ok(Some(Mates { key, me: rank as i32, found: Mutex::default() }))
+        Ok(Some(LocalRanks { key, me: rank as i32, found: Mutex::default() }))
     }
 
     fn newly_dead(&self, store: &dyn Store, wait: &Wait) -> Vec<i32> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        // Mates join in the beginning only, but not all at once.
+        // LocalRanks join in the beginning only, but not all at once.
         while let Ok(Some(line)) = store.try_get(&format!("{}/{}", self.key, found.len() + 1), wait) {
             let line = String::from_utf8_lossy(&line).into_owned();
             let mut numbers = line.split(' ').map(str::parse::<u64>);
@@ -161,16 +167,16 @@ impl Mates {
             let process = Process::watch(ProcessId { pid: pid as u32, start });
             // Ranks may be threads of one process, which live as long as this one.
             let told = rank as i32 == self.me || pid == u64::from(std::process::id());
-            found.push(Mate { rank: rank as i32, process, told });
+            found.push(LocalRank { rank: rank as i32, process, told });
         }
         let mut dead = Vec::new();
         loop {
             let alive: Vec<usize> = (0..found.len()).filter(|index| !found[*index].told).collect();
             let processes: Vec<Arc<Process>> = alive.iter().map(|index| Arc::clone(&found[*index].process)).collect();
             let Some(first) = Process::first_dead(&processes) else { return dead };
-            let mate = &mut found[alive[first]];
-            mate.told = true;
-            dead.push(mate.rank);
+            let local_rank = &mut found[alive[first]];
+            local_rank.told = true;
+            dead.push(local_rank.rank);
         }
     }
 }

@@ -8,11 +8,15 @@
 mod agreement;
 mod equipment;
 mod handshake;
-mod hosts;
-mod joins;
+mod host;
+mod init_method;
+mod join_attempt;
+mod joining;
 pub mod launcher;
+mod listeners;
 mod locations;
 mod losses;
+mod one_host;
 mod options;
 mod serve;
 pub mod store;
@@ -22,5 +26,6 @@ mod world;
 pub use agreement::{Round, Scope};
 #[doc(hidden)]
 pub use equipment::Equipment;
-pub use hosts::{HostIdentity, host_name};
-pub use world::{DEFAULT_TIMEOUT, JoinOptions, World};
+pub use host::{HostIdentity, host_name};
+pub use options::{DEFAULT_TIMEOUT, JoinOptions};
+pub use world::World;

@@ -1,11 +1,37 @@
-//! [`JoinOptions`], made step by step.
+//! [`JoinOptions`]: how to join a world.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::store::Store;
-use super::world::JoinOptions;
-use crate::wait::Cancel;
+use crate::wait::{Cancel, Deadline};
+
+/// How long a wait lasts where nobody says otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How to join a world.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct JoinOptions {
+    /// No rendezvous: for layouts and planning only.
+    pub offline: bool,
+    /// Number of ranks; `None`: size, rank and local rank come from the launcher's environment.
+    pub world_size: Option<usize>,
+    /// This process's rank, when the size is given.
+    pub rank: usize,
+    /// This process's device index in its host, when the size is given.
+    pub local_rank: usize,
+    /// How long each wait lasts; `None`: [`DEFAULT_TIMEOUT`].
+    pub timeout: Option<Duration>,
+    /// When the joining itself must be done; `None`: after `timeout`.
+    pub deadline: Option<Deadline>,
+    /// `env://`, `tcp://host:port` or `file:///path`; `None` is `env://`.
+    pub init_method: Option<String>,
+    /// The caller's store instead.
+    pub store: Option<Arc<dyn Store>>,
+    /// Ends the joining early.
+    pub cancel: Cancel,
+}
 
 impl JoinOptions {
     /// Rank `rank` of `size`, on the device of that number, whatever the launcher's environment says.

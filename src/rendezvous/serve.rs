@@ -1,14 +1,15 @@
 //! The server of the store that rank 0 runs for the other ranks.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use once_cell::sync::Lazy;
 
-use super::hosts::{anybody_listens, listens};
-use super::store::{SOMEBODY_LISTENS, Secret, Server};
-use crate::error::{Error, Result};
+use super::listeners::{anybody_listens, listens};
+use super::store::{NotListening, Secret, Server};
+use crate::error::Result;
 use crate::wait::{Deadline, Wait};
 
 /// How long a service that listens at the port already may take to end. The server of the job before may be about to end.
@@ -30,12 +31,14 @@ pub(super) fn serve(
 ) -> Result<Option<Arc<Server>>> {
     let going = Deadline::after(GOING);
     loop {
-        let (error, ours_ended) = match start(host, port, secret) {
+        let (not_listening, ours_ended) = match start(host, port, secret)? {
             Ok(server) => {
                 server.expect_ranks(ranks);
                 return Ok(Some(server));
             }
-            Err((error, _)) if error.os_error() != libc::EADDRINUSE => return Err(error),
+            Err((not_listening, _)) if not_listening.cause.kind() != ErrorKind::AddrInUse => {
+                return Err(not_listening.explained(None));
+            }
             Err(taken) => taken,
         };
         // A server of this process that another thread is dropping still listens for a moment.
@@ -43,33 +46,36 @@ pub(super) fn serve(
             return Ok(None);
         }
         if anybody_listens(port) && going.passed() {
-            return Err(error);
+            return Err(not_listening.explained(None));
         }
         if wait.deadline.passed() {
             let held = format!(
                 "no process listens there, but a connection of this host has held the port for {} ms; the kernel gives connections the ports of net.ipv4.ip_local_port_range",
                 wait.deadline.timeout().as_millis()
             );
-            let why = error.message().replace(SOMEBODY_LISTENS, &held);
-            return Err(Error::new(error.status(), why).with_os_error(error.os_error()));
+            return Err(not_listening.explained(Some(&held)));
         }
         wait.cancel.check()?;
         std::thread::sleep(wait.deadline.left().min(PAUSE));
     }
 }
 
-/// Returns the server that runs at that address, or a new one. The error comes with a flag, which says whether an earlier server of this
-/// process was there.
-fn start(host: &str, port: u16, secret: Option<&Secret>) -> std::result::Result<Arc<Server>, (Error, bool)> {
+/// A server, or why it cannot listen and whether an earlier server of this process was at the same address.
+type Started = std::result::Result<Arc<Server>, (NotListening, bool)>;
+
+/// Returns the server that runs at that address, or a new one.
+fn start(host: &str, port: u16, secret: Option<&Secret>) -> Result<Started> {
     type Servers = HashMap<(String, u16), Weak<Server>>;
     static SERVERS: Lazy<Mutex<Servers>> = Lazy::new(Mutex::default);
     let mut servers = SERVERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(running) = servers.get(&(host.to_owned(), port)).and_then(Weak::upgrade) {
-        return Ok(running);
+        return Ok(Ok(running));
     }
-    let server = Server::at(host, port, secret.cloned());
-    let server = Arc::new(server.map_err(|error| (error, servers.contains_key(&(host.to_owned(), port))))?);
+    let server = match Server::try_at(host, port, secret.cloned())? {
+        Ok(server) => Arc::new(server),
+        Err(not_listening) => return Ok(Err((not_listening, servers.contains_key(&(host.to_owned(), port))))),
+    };
     servers.retain(|_, known| known.strong_count() > 0);
     servers.insert((host.to_owned(), port), Arc::downgrade(&server));
-    Ok(server)
+    Ok(Ok(server))
 }

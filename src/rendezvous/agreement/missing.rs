@@ -3,16 +3,24 @@
 
 use std::time::Duration;
 
+use super::round::Round;
 use super::verdict::{Verdict, ranges};
-use super::{HASTY, Round};
 use crate::error::{Error, Result};
+use crate::rendezvous::store::refused_connections;
 use crate::wait::{Deadline, Wait};
+
+/// The ranks at the first positions, as many as this, act as soon as a deadline has passed.
+pub(super) const HASTY: usize = 4;
 
 /// How many ranks the first question asks for; it asks for few, so that a slow store can answer it soon. `AT_ONCE` is for each later
 /// question, and `AT_MOST` for the whole search.
 const AT_FIRST: usize = 256;
+
 const AT_ONCE: usize = 4096;
+
 const AT_MOST: usize = 1 << 20;
+
+const NEVER_CALLED: &str = "never called";
 
 /// The ranks that left no key, among the members at the first `looked_at` positions.
 struct Absent {
@@ -26,7 +34,7 @@ impl Round {
         let size = self.party.members.len();
         let half = || Deadline::after(soon.deadline.left() / 2);
         let mut absent = self.absent(|position| self.here(phase, position), half(), soon)?;
-        let mut what = if phase.is_empty() { "never called" } else { "did not get through" };
+        let mut what = if phase.is_empty() { NEVER_CALLED } else { "did not get through" };
         if absent.ranks.is_empty() && absent.looked_at == size {
             // All ranks have come. If the last of them are only late, they count themselves in soon, and the verdict appears. If a
             // rank has stopped before it counted itself in, no verdict appears.
@@ -48,18 +56,27 @@ impl Round {
                 format!("{}, as far as the first {} of {size} ranks go,", ranges(&absent.ranks), absent.looked_at)
             }
         };
-        let message = format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
-        Ok(Verdict::of(&Error::timeout(message)))
+        let mut message =
+            format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
+        if what != NEVER_CALLED {
+            return Ok(Verdict::of(&Error::timeout(message)));
+        }
+        // A rank that the store refused says why in its own log alone, so all ranks are told that there was one.
+        if let Some(refused) = (self.number == 0).then(|| refused_connections(&*self.party.store, soon)).flatten() {
+            message = format!("{message}; {refused}");
+        }
+        Ok(Verdict::of_missing(&absent.ranks, message))
     }
 
-    /// Returns the ranks that have not left their key. Looks at the first ranks only when there is no time for all.
+    /// Returns the ranks that have not left their key. When there is no time for all ranks, it
+    /// looks at the first ones only.
     fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
         let (members, mut ranks, mut at) = (&self.party.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {
             let end = members.len().min(at + if at == 0 { AT_FIRST } else { AT_ONCE });
             let keys: Vec<String> = (at..end).map(&key).collect();
             let present = match self.party.store.present(&keys, wait) {
-                // The ranks that are known already are reported.
+                // The missing ranks that are known already are reported.
                 Err(_) if at > 0 => break,
                 present => present?,
             };

@@ -1,9 +1,16 @@
 //! Ranks as threads over a store in memory.
 
-use super::verdict::ranges;
-use super::*;
-use crate::rendezvous::store::MemoryStore;
-use std::time::Instant;
+mod serving;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::verdict::{Verdict, ranges};
+use super::{Members, Party, Scope, ScopeKeys};
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::losses::Losses;
+use crate::rendezvous::store::{MemoryStore, Store};
+use crate::wait::Wait;
 
 fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
     let store: Arc<dyn Store> = Arc::new(store.clone());
@@ -13,11 +20,11 @@ fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
 }
 
 pub(super) fn party(store: Arc<dyn Store>, losses: Arc<Losses>, members: Members, me: usize) -> Party {
-    let left = Left::new(&members, &Arc::default());
+    let left = ScopeKeys::new(&members, &Arc::default());
     Party { store, losses, members, me, served: false, serving: false, left }
 }
 
-/// What each of `size` ranks gets from `run(rank, scope)`.
+/// Returns what each of `size` ranks gets from `run(rank, scope)`.
 pub(super) fn ranks<T: Send>(size: usize, run: impl Fn(usize, Scope) -> T + Sync) -> Vec<T> {
     let store = MemoryStore::new();
     std::thread::scope(|threads| {
@@ -120,7 +127,8 @@ fn equal_calls_that_differ_in_detail_say_the_detail() {
 
 #[test]
 fn a_rank_that_has_gone_is_not_waited_for() {
-    // As a store that knows writes it; the first was noted for a call that it harmed no more.
+    // A store that knows of losses writes them like this. The first loss was noted for a call that
+    // it did not harm.
     let errors = ranks(5, |me, scope| {
         let store = Arc::clone(&scope.party.store);
         scope.agree("first()", &soon()).unwrap().finish(&soon()).unwrap();
@@ -130,7 +138,7 @@ fn a_rank_that_has_gone_is_not_waited_for() {
             return None;
         }
         if me == 4 {
-            // It comes when the others know already.
+            // This rank calls when the others know already.
             std::thread::sleep(Duration::from_millis(100));
         }
         let began = Instant::now();
@@ -170,8 +178,36 @@ fn a_late_rank_gets_the_verdict_that_stands() {
     let first = scope(&store, 0, 2).agree("dm_init()", &Wait::after(Duration::from_millis(100))).map(drop).unwrap_err();
     let began = Instant::now();
     let late = scope(&store, 1, 2).agree("dm_init()", &soon()).map(drop).unwrap_err();
-    assert_eq!((late.status(), late.message()), (Status::Timeout, first.message()));
+    assert_eq!(first.message(), "rank 1 never called dm_init() as call 0 within 100 ms");
+    let told = format!("rank 1, which is this process, came too late; the others were told: {}", first.message());
+    assert_eq!((late.status(), late.message()), (Status::Timeout, told.as_str()));
     assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_rank_whose_time_ran_out_before_the_call_does_not_blame_the_store() {
+    let store = MemoryStore::new();
+    let spent = Wait::after(Duration::ZERO);
+    std::thread::sleep(Duration::from_millis(250));
+    let error = scope(&store, 1, 2).agree("dm_init()", &spent).map(drop).unwrap_err();
+    assert_eq!(
+        (error.status(), error.message()),
+        (Status::Timeout, "rank 0 never called dm_init() as call 0 within 0 ms")
+    );
+}
+
+#[test]
+fn connections_that_the_store_refused_are_told_to_all_ranks_of_the_first_call() {
+    let errors = ranks(3, |me, scope| {
+        scope.party.store.set("devicemesh/refused", b"the store refused 1 connection", &soon()).unwrap();
+        let call = || scope.agree("dm_world_init()", &Wait::after(Duration::from_millis(200))).map(drop).unwrap_err();
+        (me != 1).then(|| [call(), call()])
+    });
+    for [first, second] in errors.into_iter().flatten() {
+        let expected = "rank 1 never called dm_world_init() as call 0 within 200 ms; the store refused 1 connection";
+        assert_eq!(first.message(), expected);
+        assert!(!second.message().contains("refused"), "{second}");
+    }
 }
 
 #[test]
@@ -183,7 +219,7 @@ fn a_failure_in_the_middle_reaches_every_rank() {
             round.fail(&own, &soon());
             round.finish(&soon()).unwrap_err()
         } else {
-            // The id that rank 1 should have published never comes.
+            // Rank 1 never publishes this id.
             round.fetch("id", 2, &soon()).map(drop).unwrap_err()
         }
     });
@@ -198,7 +234,7 @@ fn an_aborted_rank_frees_the_others() {
     let errors = ranks(3, |me, scope| {
         let wait = soon();
         if me == 2 {
-            // Rank 1 never comes, so both wait; then rank 2 is aborted.
+            // Rank 1 never calls, so the others wait; then rank 2 is aborted.
             let cancel = wait.cancel.clone();
             std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(50));
@@ -253,7 +289,7 @@ fn a_mismatch_is_told_also_when_a_rank_is_missing_and_the_deadline_is_near() {
 
 #[test]
 fn the_first_that_differs_may_be_lost_before_it_speaks() {
-    // Of a larger world than the others take it for, so that they do not miss it.
+    // Rank 3 takes the world to be larger than the others do, so they do not miss it.
     let errors = ranks(4, |me, scope| {
         let store = &scope.party.store;
         if me == 3 {
@@ -271,101 +307,7 @@ fn the_first_that_differs_may_be_lost_before_it_speaks() {
     }
 }
 
-/// The end of a call by hand: of a rank that is counted, not as the last one, and is slow to read the verdict.
-fn come_to_the_end(store: &MemoryStore) {
-    store.add("test/world/0/end/count", 1, &soon()).unwrap();
-    store.set("counted", b"1", &soon()).unwrap();
-}
-
-fn end(store: &MemoryStore, round: Round, wait: &Wait) {
-    store.get("counted", &soon()).unwrap();
-    round.finish(wait).unwrap();
-}
-
-fn serving(store: &MemoryStore, me: usize, size: usize) -> Scope {
-    let store: Arc<dyn Store> = Arc::new(store.clone());
-    let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
-    let party = Party { served: true, serving: me == 0, ..party(store, losses, Members::All(size), me) };
-    Scope::new(party, "test/world".to_owned())
-}
-
-#[test]
-fn the_rank_that_serves_does_not_wait_for_one_that_died_while_it_said_that_it_had_read() {
-    let store = MemoryStore::new();
-    let began = Instant::now();
-    std::thread::scope(|threads| {
-        for me in 0..3 {
-            let (scope, store) = (serving(&store, me, 3), &store);
-            threads.spawn(move || {
-                let round = scope.agree("call", &soon()).unwrap();
-                if me == 1 {
-                    come_to_the_end(store);
-                    store.get("test/world/0/end/verdict", &soon()).unwrap();
-                    store.set("test/world/0/end/read/by/1", b"1", &soon()).unwrap();
-                    store.set("test/lost/1", b"1", &soon()).unwrap();
-                } else {
-                    end(store, round, &soon());
-                }
-            });
-        }
-    });
-    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
-}
-
-#[test]
-fn the_rank_that_serves_stays_for_the_slow_ones_when_a_fast_one_has_left() {
-    let store = MemoryStore::new();
-    let stayed = std::thread::scope(|threads| {
-        let handles: Vec<_> = (0..3)
-            .map(|me| {
-                let scope = serving(&store, me, 3);
-                let store = &store;
-                threads.spawn(move || {
-                    let round = scope.agree("call", &soon()).unwrap();
-                    let began = Instant::now();
-                    match me {
-                        2 => come_to_the_end(store),
-                        _ => end(store, round, &soon()),
-                    }
-                    if me == 1 {
-                        store.set("test/lost/1", b"1", &soon()).unwrap();
-                    }
-                    began.elapsed()
-                })
-            })
-            .collect();
-        handles.into_iter().map(|handle| handle.join().unwrap()).collect::<Vec<_>>()
-    });
-    assert!(stayed[0] > Duration::from_secs(1), "{stayed:?}");
-}
-
-#[test]
-fn staying_for_slow_ranks_ends_at_the_deadline_and_when_aborted() {
-    for abort in [false, true] {
-        let store = MemoryStore::new();
-        let timeout = Duration::from_millis(if abort { 20_000 } else { 300 });
-        let wait = Wait::after(timeout);
-        let cancel = wait.cancel.clone();
-        let began = Instant::now();
-        std::thread::scope(|threads| {
-            let scope = serving(&store, 1, 2);
-            let store = &store;
-            threads.spawn(move || {
-                scope.agree("call", &soon()).unwrap();
-                come_to_the_end(store);
-                std::thread::sleep(Duration::from_millis(200));
-                if abort {
-                    cancel.raise();
-                }
-            });
-            end(store, serving(store, 0, 2).agree("call", &wait).unwrap(), &wait);
-        });
-        // Not the seconds that it would stay.
-        assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
-    }
-}
-
-/// A store whose answer to set_once takes half a second, as at a host that is far away or busy.
+/// A store that takes half a second to answer set_once, like a host that is far away or busy.
 struct Slow(MemoryStore);
 
 impl Store for Slow {

@@ -1,35 +1,51 @@
-//! What stands for all ranks of a call, and how it is put into words.
+//! What all ranks of a call are told, and its words.
 
 use crate::error::{Error, Result, Status};
 
-/// Between a call's text and its detail.
+/// Stands between the text of a call and its detail.
 pub(super) const DETAIL: char = '\n';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
+/// How many missing ranks a verdict lists by number.
+const NAMED_MISSING: usize = 64;
 /// How much a message shows of a text that is no verdict.
 const SHOWN_CHARACTERS: usize = 40;
 
-/// A status and, unless it is well, a message with the codes of the layers below.
+/// A status. When the status is not OK, there is a message, with the codes of the layers below.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
+    /// What all ranks of the call return.
     pub(super) status: Status,
+    /// The result code of the communicator library; 0 if there is none.
     ccl: i32,
+    /// The error code of the device; 0 if there is none.
     device: i32,
+    /// The error code of the operating system; 0 if there is none.
     os: i32,
+    /// The world ranks that had not called when the deadline passed, the first [`NAMED_MISSING`] of
+    /// them.
+    missing: Vec<i32>,
+    /// The message of an error, or what the ranks have agreed on when the status is OK.
     message: String,
 }
 
 impl Verdict {
     pub(super) fn agreed() -> Verdict {
-        Verdict { status: Status::Ok, ccl: 0, device: 0, os: 0, message: String::new() }
+        Verdict { status: Status::Ok, ccl: 0, device: 0, os: 0, missing: Vec::new(), message: String::new() }
     }
 
-    /// The same, with what was agreed on.
+    /// The verdict that these ranks had not called when the deadline passed.
+    pub(super) fn of_missing(missing: &[i32], message: String) -> Verdict {
+        let missing = missing.iter().take(NAMED_MISSING).copied().collect();
+        Verdict { missing, ..Verdict::of(&Error::timeout(message)) }
+    }
+
+    /// The verdict that all is well, with what the ranks have agreed on.
     pub(super) fn agreed_on(note: String) -> Verdict {
         Verdict { message: note, ..Verdict::agreed() }
     }
 
-    /// What was agreed on, in a verdict that all is well.
+    /// What the ranks have agreed on.
     pub(super) fn note(&self) -> &str {
         &self.message
     }
@@ -40,17 +56,19 @@ impl Verdict {
             ccl: error.ccl_result(),
             device: error.device_error(),
             os: error.os_error(),
+            missing: Vec::new(),
             message: error.message().to_owned(),
         }
     }
 
-    /// Of a rank that failed by itself.
+    /// The verdict that a rank failed by itself.
     pub(super) fn of_failure(rank: i32, call: &str, error: &Error) -> Verdict {
         Verdict { message: format!("rank {rank} failed in {call}: {}", error.message()), ..Verdict::of(error) }
     }
 
-    /// Of ranks that asked for something else than `theirs`, which rank `first` asked for: some of them with what each asked, and how many
-    /// they are in all.
+    /// The verdict that ranks asked for something else than `theirs`, which rank `first` asked for.
+    /// `dissenters` are some of these ranks, with what each asked for; `all` is the number of all
+    /// of them.
     pub(super) fn of_mismatch(
         dissenters: &[(i32, String)],
         all: usize,
@@ -68,7 +86,7 @@ impl Verdict {
         }
         groups.truncate(SHOWN_CALLS);
         let shown: usize = groups.iter().map(|(_, ranks)| ranks.len()).sum();
-        // The detail is spelled out where the call alone does not tell the difference.
+        // The detail is shown only when the calls are equal.
         let same_call = groups.iter().any(|(text, _)| split(text).0 == their_call);
         let mut message = String::new();
         for (index, (text, ranks)) in groups.iter().enumerate() {
@@ -90,10 +108,13 @@ impl Verdict {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        format!("{} {} {} {}\n{}", self.status as i32, self.ccl, self.device, self.os, self.message).into_bytes()
+        let codes = [self.status as i32, self.ccl, self.device, self.os];
+        let numbers: Vec<String> = codes.iter().chain(&self.missing).map(i32::to_string).collect();
+        format!("{}\n{}", numbers.join(" "), self.message).into_bytes()
     }
 
-    /// The verdict that the store of that name gives under `key`. What no rank can have written is a failure of the store.
+    /// Decodes the verdict that the store of that name has under `key`. A text that no rank can
+    /// have written is a failure of the store.
     pub(super) fn decode(bytes: &[u8], key: &str, store: &str) -> Verdict {
         let text = String::from_utf8_lossy(bytes);
         Verdict::read(&text).unwrap_or_else(|| {
@@ -105,14 +126,25 @@ impl Verdict {
         })
     }
 
-    /// `None` where the text is no verdict.
+    /// Decodes a verdict; `None` when the text is none.
     pub(super) fn read(text: &str) -> Option<Verdict> {
         let (codes, message) = text.split_once('\n')?;
         let codes = codes.split(' ').map(|code| code.parse().ok()).collect::<Option<Vec<i32>>>()?;
-        let [status, ccl, device, os] = codes[..] else { return None };
-        let status = Status::from_code(status)?;
+        let ([status, ccl, device, os], missing) = codes.split_first_chunk::<4>()?;
+        let status = Status::from_code(*status)?;
         let silent = status != Status::Ok && message.is_empty();
-        (!silent).then(|| Verdict { status, ccl, device, os, message: message.to_owned() })
+        let (ccl, device, os, missing) = (*ccl, *device, *os, missing.to_vec());
+        (!silent).then(|| Verdict { status, ccl, device, os, missing, message: message.to_owned() })
+    }
+
+    /// The verdict as that rank is told it. A rank that was missing when the others gave up is told
+    /// that it came too late.
+    pub(super) fn told_to(mut self, rank: i32) -> Verdict {
+        if self.missing.contains(&rank) {
+            self.message =
+                format!("rank {rank}, which is this process, came too late; the others were told: {}", self.message);
+        }
+        self
     }
 
     pub(super) fn into_result(self) -> Result<()> {
@@ -126,11 +158,11 @@ impl Verdict {
     }
 }
 
-fn split(text: &str) -> (&str, &str) {
+pub(super) fn split(text: &str) -> (&str, &str) {
     text.split_once(DETAIL).unwrap_or((text, ""))
 }
 
-/// Ranks as people write them: "rank 5", "ranks 5, 17-31 and 40 more".
+/// Writes ranks as people do: "rank 5", "ranks 5, 17-31 and 40 more".
 pub(in crate::rendezvous) fn ranges(ranks: &[i32]) -> String {
     const SHOWN: usize = 8;
     let mut sorted = ranks.to_vec();

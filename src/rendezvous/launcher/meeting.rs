@@ -5,9 +5,10 @@
 
 use std::fs;
 
+use super::family::{Family, SLURM, partial};
 use super::nodelist::first_host;
 use super::variables::Variables;
-use super::{Family, SLURM, partial};
+
 use crate::digest::Fnv1a;
 use crate::error::Result;
 

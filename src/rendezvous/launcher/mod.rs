@@ -9,6 +9,7 @@
 //! Where the ranks meet is MASTER_ADDR and MASTER_PORT, always; else the first host of a Slurm step; else this host when all ranks are on it.
 //! The port is then 61440 to 65535, made from the job's identity.
 
+mod family;
 mod meeting;
 mod nodelist;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod variables;
 pub use nodelist::first_host;
 
 use crate::error::{Error, Result};
+use family::{Family, KUBERNETES, MPI, SLURM, TORCH, partial};
 use variables::{Number, Variables};
 
 /// What a launcher says about this process.
@@ -41,91 +43,6 @@ pub struct Place {
     /// What to set where there is no address, or its port is taken.
     pub advice: &'static str,
 }
-
-/// A launcher's variables. Of several names the first that is set counts.
-struct Family {
-    launcher: &'static str,
-    rank: &'static str,
-    size: &'static [&'static str],
-    local_rank: &'static [&'static str],
-    local_size: &'static [&'static str],
-    /// Together the same on all ranks of a job, and another job's never at the same time on one host.
-    job: &'static [&'static str],
-    advice: &'static str,
-}
-
-const TORCH: Family = Family {
-    launcher: "the environment",
-    rank: "RANK",
-    size: &["WORLD_SIZE"],
-    local_rank: &[],
-    local_size: &[],
-    job: &[],
-    advice: "set MASTER_ADDR (rank 0's host) and MASTER_PORT, or dm_world_options.init_method",
-};
-
-const MPI: [Family; 4] = [
-    Family {
-        launcher: "Open MPI",
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: &["OMPI_COMM_WORLD_SIZE"],
-        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
-        local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
-        advice: "start it as mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT (rank 0's host, a free port there), or set dm_world_options.init_method",
-    },
-    // No PALS is known to set PALS_SIZE (torchcomms and Aurora's users take the size from elsewhere).
-    Family {
-        launcher: "PALS",
-        rank: "PALS_RANKID",
-        size: &["PALS_SIZE", "PMI_SIZE"],
-        local_rank: &["PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID"],
-        local_size: &["PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"],
-        job: &["PALS_APID"],
-        advice: "set MASTER_ADDR (rank 0's host) and MASTER_PORT for all ranks, or dm_world_options.init_method",
-    },
-    Family {
-        launcher: "PMI",
-        rank: "PMI_RANK",
-        size: &["PMI_SIZE"],
-        local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
-        local_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
-        job: &["PMI_JOBID"],
-        advice: "start it as mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT PORT (rank 0's host, a free port there), or set dm_world_options.init_method",
-    },
-    // PMIx itself has no variable for the size. An Open MPI program without mpirun gives itself rank 0 of 1 in MPI_Init.
-    Family {
-        launcher: "PMIx",
-        rank: "PMIX_RANK",
-        size: &["PMIX_SIZE", "OMPI_MCA_orte_ess_num_procs"],
-        local_rank: &[],
-        local_size: &[],
-        job: &["PMIX_NAMESPACE"],
-        advice: "set MASTER_ADDR (rank 0's host) and MASTER_PORT for all ranks, or dm_world_options.init_method",
-    },
-];
-
-/// SLURM_NTASKS can be the job's where the step has fewer.
-const SLURM: Family = Family {
-    launcher: "Slurm",
-    rank: "SLURM_PROCID",
-    size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
-    local_rank: &["SLURM_LOCALID"],
-    local_size: &[],
-    job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
-    advice: "export MASTER_ADDR (rank 0's host) and MASTER_PORT before srun, or set dm_world_options.init_method",
-};
-
-/// Kubernetes does not tell a pod how many there are, so WORLD_SIZE must.
-const KUBERNETES: Family = Family {
-    launcher: "Kubernetes",
-    rank: "JOB_COMPLETION_INDEX",
-    size: &[],
-    local_rank: &[],
-    local_size: &[],
-    job: &[],
-    advice: "set MASTER_ADDR (pod 0's name: JOB-0.SERVICE with a headless service) and MASTER_PORT in the pod template, or dm_world_options.init_method",
-};
 
 /// The process's place by its environment variables, which `get` looks up. Contradictory or partial sets are errors that name them.
 pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
@@ -262,12 +179,4 @@ fn below(rank: Number, size: Number) -> Result<()> {
 
 fn contradiction(one: Number, other: Number) -> Error {
     Error::invalid(format!("environment variables contradict: {one}, but {other}"))
-}
-
-fn partial(family: &Family, there: &str, missing: &str, env: &Variables) -> Error {
-    let value = env.text(there).unwrap_or_default();
-    Error::invalid(format!(
-        "environment variable {there} is {value} ({}), but {missing} is not set: set both or neither",
-        family.launcher
-    ))
 }

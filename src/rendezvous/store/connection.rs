@@ -2,12 +2,13 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use hostccl::fork::{self, Private};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::frame::{MAX_VALUE, op};
+use super::poll::timespec;
 use crate::error::Error;
 use crate::wait::Wait;
 
@@ -33,7 +34,7 @@ impl Drop for Connection {
 }
 
 /// Why an exchange ended early.
-pub(super) enum Broken {
+pub(super) enum ExchangeError {
     Io(io::Error),
     Late,
     Ended(Error),
@@ -50,7 +51,7 @@ impl Connection {
         self.unread += answers;
     }
 
-    pub(super) fn send(&mut self, bytes: &[u8], wait: &Wait) -> std::result::Result<(), Broken> {
+    pub(super) fn send(&mut self, bytes: &[u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
         if self.ahead.is_empty() {
             return self.send_all(bytes, wait);
         }
@@ -59,7 +60,7 @@ impl Connection {
         self.send_all(&all, wait)
     }
 
-    pub(super) fn receive(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), Broken> {
+    pub(super) fn receive(&mut self, buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
         let mut skipped = [0; 512];
         while self.unread > 0 {
             let part = self.unread.min(skipped.len());
@@ -69,44 +70,42 @@ impl Connection {
         self.receive_all(buffer, wait)
     }
 
-    fn send_all(&mut self, mut bytes: &[u8], wait: &Wait) -> std::result::Result<(), Broken> {
+    fn send_all(&mut self, mut bytes: &[u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
         while !bytes.is_empty() {
             match self.stream.write(bytes) {
                 Ok(count) => bytes = &bytes[count..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(libc::POLLOUT, wait)?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(PollFlags::OUT, wait)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Broken::Io(error)),
+                Err(error) => return Err(ExchangeError::Io(error)),
             }
         }
         Ok(())
     }
 
-    fn receive_all(&mut self, mut buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), Broken> {
+    fn receive_all(&mut self, mut buffer: &mut [u8], wait: &Wait) -> std::result::Result<(), ExchangeError> {
         while !buffer.is_empty() {
             match self.stream.read(buffer) {
-                Ok(0) => return Err(Broken::Io(io::Error::new(ErrorKind::UnexpectedEof, "end of stream"))),
+                Ok(0) => return Err(ExchangeError::Io(io::Error::new(ErrorKind::UnexpectedEof, "end of stream"))),
                 Ok(count) => buffer = &mut buffer[count..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(libc::POLLIN, wait)?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.ready(PollFlags::IN, wait)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Broken::Io(error)),
+                Err(error) => return Err(ExchangeError::Io(error)),
             }
         }
         Ok(())
     }
 
     /// Sleeps until the socket is ready, the deadline passes or the call is to end for another reason.
-    fn ready(&self, events: i16, wait: &Wait) -> std::result::Result<(), Broken> {
+    fn ready(&self, events: PollFlags, wait: &Wait) -> std::result::Result<(), ExchangeError> {
         let mut lookout = wait.lookout();
         loop {
-            wait.cancel.check().map_err(Broken::Ended)?;
-            lookout.look().map_err(Broken::Ended)?;
+            wait.cancel.check().map_err(ExchangeError::Ended)?;
+            lookout.look().map_err(ExchangeError::Ended)?;
             if wait.deadline.passed() {
-                return Err(Broken::Late);
+                return Err(ExchangeError::Late);
             }
-            let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events, revents: 0 };
-            let millis = wait.deadline.slice().as_millis().max(1) as i32;
-            // SAFETY: one valid entry.
-            if unsafe { libc::poll(&mut poll, 1, millis) } > 0 {
+            let slice = timespec(wait.deadline.slice().max(Duration::from_millis(1)));
+            if poll(&mut [PollFd::new(&*self.stream, events)], Some(&slice)).is_ok_and(|ready| ready > 0) {
                 return Ok(());
             }
         }
@@ -114,7 +113,7 @@ impl Connection {
 
     /// Ends a WAIT that took too long and keeps the connection in step, so that looking at a key again and again does not connect again and
     /// again. Whether the key came after all: its answer may have crossed the cancellation.
-    pub(super) fn cancel_wait(&mut self, wait: &Wait) -> std::result::Result<bool, Broken> {
+    pub(super) fn cancel_wait(&mut self, wait: &Wait) -> std::result::Result<bool, ExchangeError> {
         self.send(&[op::CANCEL_WAIT], wait)?;
         let came = self.byte(wait)? == 0;
         if came {
@@ -123,22 +122,22 @@ impl Connection {
         Ok(came)
     }
 
-    pub(super) fn byte(&mut self, wait: &Wait) -> std::result::Result<u8, Broken> {
+    pub(super) fn byte(&mut self, wait: &Wait) -> std::result::Result<u8, ExchangeError> {
         let mut byte = [0];
         self.receive(&mut byte, wait)?;
         Ok(byte[0])
     }
 
-    pub(super) fn number(&mut self, wait: &Wait) -> std::result::Result<i64, Broken> {
+    pub(super) fn number(&mut self, wait: &Wait) -> std::result::Result<i64, ExchangeError> {
         let mut number = [0; 8];
         self.receive(&mut number, wait)?;
         Ok(i64::from_le_bytes(number))
     }
 
-    pub(super) fn string(&mut self, wait: &Wait) -> std::result::Result<Vec<u8>, Broken> {
+    pub(super) fn string(&mut self, wait: &Wait) -> std::result::Result<Vec<u8>, ExchangeError> {
         let len = self.number(wait)?;
         if !(0..=MAX_VALUE as i64).contains(&len) {
-            return Err(Broken::Ended(Error::store(format!(
+            return Err(ExchangeError::Ended(Error::store(format!(
                 "the store announces a value of {len} bytes; at most {MAX_VALUE} are taken"
             ))));
         }

@@ -2,17 +2,18 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::AsRawFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use hostccl::fork::Private;
 use hostccl::machine;
 use once_cell::sync::OnceCell;
+use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::connection::{Broken, Connection};
+use super::connection::{Connection, ExchangeError};
 use super::frame::{DENIED, MAGIC, Writer, op};
+use super::poll::timespec;
 use super::random;
 use super::secret::{Secret, Side, VARIABLE, nonce};
 use super::server::notice_silence;
@@ -167,25 +168,27 @@ impl Address {
         match greeted {
             Ok(()) => Ok(connection),
             // A server that is just going away closes; so does one that is no store. Try again until the deadline.
-            Err(Broken::Io(error)) => Err(Attempt::Again(error)),
-            Err(Broken::Late) => Err(Attempt::Again(io::Error::new(ErrorKind::TimedOut, "no answer to the greeting"))),
-            Err(Broken::Ended(error)) => Err(Attempt::Final(error)),
+            Err(ExchangeError::Io(error)) => Err(Attempt::Again(error)),
+            Err(ExchangeError::Late) => {
+                Err(Attempt::Again(io::Error::new(ErrorKind::TimedOut, "no answer to the greeting")))
+            }
+            Err(ExchangeError::Ended(error)) => Err(Attempt::Final(error)),
         }
     }
 
-    fn ping(&self, connection: &mut Connection, hello: Writer, wait: &Wait) -> std::result::Result<(), Broken> {
+    fn ping(&self, connection: &mut Connection, hello: Writer, wait: &Wait) -> std::result::Result<(), ExchangeError> {
         let nonce = random() as u32;
         let mut echo = [0; 4];
         connection.send(&hello.then(op::PING).word(nonce).finish(), wait)?;
         connection.receive(&mut echo, wait)?;
         if echo == DENIED && echo != nonce.to_le_bytes() {
-            return Err(Broken::Ended(Error::store(format!(
+            return Err(ExchangeError::Ended(Error::store(format!(
                 "the store at {} takes only clients that have its secret: set {VARIABLE} as it is set where the store is served",
                 self.name
             ))));
         }
         if echo != nonce.to_le_bytes() {
-            return Err(Broken::Ended(Error::store(format!(
+            return Err(ExchangeError::Ended(Error::store(format!(
                 "what listens at {} is no TCPStore: it answers a ping of {nonce:#010x} with {:#010x}",
                 self.name,
                 u32::from_le_bytes(echo)
@@ -200,16 +203,16 @@ impl Address {
         hello: Writer,
         secret: &Secret,
         wait: &Wait,
-    ) -> std::result::Result<(), Broken> {
-        let refuse = |why: &str| Err(Broken::Ended(Error::store(format!("the store at {} {why}", self.name))));
-        let ours = nonce().map_err(Broken::Ended)?;
+    ) -> std::result::Result<(), ExchangeError> {
+        let refuse = |why: &str| Err(ExchangeError::Ended(Error::store(format!("the store at {} {why}", self.name))));
+        let ours = nonce().map_err(ExchangeError::Ended)?;
         connection.send(&hello.then(op::CHALLENGE).string(&ours).finish(), wait)?;
         let theirs = match connection.string(wait) {
-            Err(Broken::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
+            Err(ExchangeError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
                 let why = format!(
                     "it closes connections that bring a secret: PyTorch's server does, so unset {VARIABLE}, or meet elsewhere"
                 );
-                return Err(Broken::Io(io::Error::new(error.kind(), why)));
+                return Err(ExchangeError::Io(io::Error::new(error.kind(), why)));
             }
             answer => answer?,
         };
@@ -249,14 +252,12 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
             last = io::Error::new(ErrorKind::TimedOut, format!("no answer from {}", names.join(", ")));
             break;
         }
-        let mut polled: Vec<libc::pollfd> = trying
-            .iter()
-            .map(|(socket, _)| libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 })
-            .collect();
-        let millis = wait.deadline.slice().as_millis().max(1) as i32;
-        // SAFETY: as many valid entries as said.
-        unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
-        let mut ready = polled.iter().map(|entry| entry.revents != 0);
+        let mut polled: Vec<PollFd<'_>> =
+            trying.iter().map(|(socket, _)| PollFd::new(&**socket, PollFlags::OUT)).collect();
+        let slice = timespec(wait.deadline.slice().max(Duration::from_millis(1)));
+        let _ = poll(&mut polled, Some(&slice));
+        let ready: Vec<bool> = polled.iter().map(|entry| !entry.revents().is_empty()).collect();
+        let mut ready = ready.into_iter();
         let (done, still): (Vec<_>, Vec<_>) = trying.into_iter().partition(|_| ready.next().unwrap_or(false));
         trying = still;
         for (socket, address) in done {

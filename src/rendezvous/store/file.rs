@@ -9,12 +9,12 @@
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hostccl::fork::{self, Private};
+use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
 use super::frame::MAX_VALUE;
@@ -161,11 +161,10 @@ impl FileStore {
             .and_then(|there| self.check(".lock", &there))?;
         let mut pause = Duration::from_micros(100);
         loop {
-            // SAFETY: our own descriptor.
-            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Ok(Lock(file));
-            }
-            let error = std::io::Error::last_os_error();
+            let error: io::Error = match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Lock(file)),
+                Err(error) => error.into(),
+            };
             if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) {
                 return Err(self.broken("lock", "counters", &error));
             }
@@ -189,8 +188,8 @@ struct Lock(Private<File>);
 impl Drop for Lock {
     fn drop(&mut self) {
         if !fork::is_child() {
-            // SAFETY: our own descriptor. Closing it is not enough where a child has a copy.
-            unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+            // Closing the file is not enough where a child has a copy.
+            let _ = flock(&*self.0, FlockOperation::Unlock);
         }
     }
 }

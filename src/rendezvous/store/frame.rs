@@ -21,6 +21,9 @@ pub const MAX_KEYS: usize = 131_072;
 pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
 /// The key by which a client knows a server of this library; it is not listed or counted. Its value is empty, or says that the store is full.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
+/// The key under which a server of this library says how many connections it refused, because they had the wrong secret or none. It exists
+/// once there is such a connection, and is not listed or counted.
+pub const REFUSED_KEY: &[u8] = b"/devicemesh/refused";
 /// The first word a client sends.
 pub const MAGIC: u32 = 0x3c85_f7ce;
 

@@ -19,7 +19,7 @@ pub use client::TcpStore;
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use secret::Secret;
-pub(in crate::rendezvous) use server::SOMEBODY_LISTENS;
+pub(in crate::rendezvous) use server::NotListening;
 pub use server::Server;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -91,6 +91,14 @@ pub(super) fn any_of(store: &dyn Store, keys: &[&str], wait: &Wait) -> Result<(u
         )));
     }
     Ok((index, value))
+}
+
+/// What a server of this library says about connections that it refused, because they had the wrong secret or none; `None` where there were
+/// none, or the store cannot say.
+pub(super) fn refused_connections(store: &dyn Store, wait: &Wait) -> Option<String> {
+    let key = std::str::from_utf8(frame::REFUSED_KEY).ok()?.strip_prefix('/')?;
+    let said = store.try_get(key, wait).ok()??;
+    Some(String::from_utf8_lossy(&said).into_owned())
 }
 
 /// The error of a wait for a key that did not come.

@@ -1,97 +1,101 @@
-//! epoll, as far as the server needs it.
+//! epoll and an event that wakes it, as far as the server needs them.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use hostccl::fork::Private;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-/// What is waited for on a descriptor. Errors and a hang-up of both directions are always told.
+/// The most events that one look returns.
+const MOST_EVENTS: usize = 256;
+/// The longest time that one look takes when it has a limit.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// What is waited for on a descriptor. Errors and a hang-up of both directions are always reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Interest {
+    /// Whether the loop wants to know that there is something to read.
     pub(super) read: bool,
+    /// Whether the loop wants to know that there is room to write.
     pub(super) write: bool,
 }
 
-/// What came.
+/// What happened on a descriptor.
 pub(super) struct Ready {
+    /// The number under which the descriptor was added.
     pub(super) token: u64,
+    /// There is something to read, or the peer has ended its direction.
     pub(super) read: bool,
+    /// There is room to write.
     pub(super) write: bool,
     /// Nothing more can be sent or received.
     pub(super) over: bool,
 }
 
+/// The descriptors of the server, which one thread waits for.
 pub(super) struct Poll(Private<OwnedFd>);
 
 impl Poll {
     pub(super) fn new() -> io::Result<Poll> {
-        // SAFETY: no arguments to get wrong; the result is checked.
-        Private::open(|| unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }).map(Poll)
+        Private::open(|| Ok(epoll::create(CreateFlags::CLOEXEC)?)).map(Poll)
     }
 
-    pub(super) fn add(&self, fd: RawFd, token: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, token, Interest { read: true, write: false })
+    /// Looks at a descriptor from now on, for something to read.
+    pub(super) fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        let interest = Interest { read: true, write: false };
+        Ok(epoll::add(&*self.0, source, EventData::new_u64(token), flags(interest))?)
     }
 
-    pub(super) fn modify(&self, fd: RawFd, token: u64, interest: Interest) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
+    /// Changes what a descriptor is looked at for.
+    pub(super) fn modify(&self, source: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(&*self.0, source, EventData::new_u64(token), flags(interest))?)
     }
 
-    /// Ends the looking at a descriptor that is about to be closed. Closing it is not enough where a process made by `clone` has a copy.
-    pub(super) fn remove(&self, fd: RawFd) {
-        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, Interest { read: false, write: false });
+    /// Looks no longer at a descriptor that is about to be closed. Closing it is not enough where a process made by `clone` has a copy.
+    pub(super) fn remove(&self, source: impl AsFd) {
+        let _ = epoll::delete(&*self.0, source);
     }
 
-    fn control(&self, action: i32, fd: RawFd, token: u64, interest: Interest) -> io::Result<()> {
-        let read = if interest.read { libc::EPOLLIN | libc::EPOLLRDHUP } else { 0 };
-        let events = read | if interest.write { libc::EPOLLOUT } else { 0 };
-        let mut event = libc::epoll_event { events: events as u32, u64: token };
-        // SAFETY: both descriptors are open and the event is valid.
-        match unsafe { libc::epoll_ctl(self.0.as_raw_fd(), action, fd, &mut event) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// What is ready, at the latest after `limit`.
+    /// Fills `ready` with what has happened, at the latest after `limit`. Nothing happened when a signal has interrupted the wait.
     pub(super) fn wait(&self, limit: Option<Duration>, ready: &mut Vec<Ready>) {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 256];
-        let millis = match limit {
-            None => -1,
-            Some(Duration::ZERO) => 0,
-            Some(limit) => limit.as_millis().min(60_000) as i32 + 1,
-        };
-        // SAFETY: the buffer holds as many events as said.
-        let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, millis) };
+        let mut buffer = [const { MaybeUninit::uninit() }; MOST_EVENTS];
+        // The next look is not before the moment that the limit means, so a part of a millisecond counts as a whole one.
+        let limit = limit.map(|limit| limit.min(LONGEST).as_micros().div_ceil(1000) as u64);
+        let limit = limit.map(|millis| timespec(Duration::from_millis(millis)));
         ready.clear();
-        for event in &events[..usize::try_from(count).unwrap_or(0)] {
-            let flags = event.events as i32;
+        let Ok((events, _)) = epoll::wait(&*self.0, &mut buffer, limit.as_ref()) else { return };
+        for event in events {
+            let flags = event.flags;
             ready.push(Ready {
-                token: event.u64,
-                read: flags & (libc::EPOLLIN | libc::EPOLLRDHUP) != 0,
-                write: flags & libc::EPOLLOUT != 0,
-                over: flags & (libc::EPOLLHUP | libc::EPOLLERR) != 0,
+                token: event.data.u64(),
+                read: flags.intersects(EventFlags::IN | EventFlags::RDHUP),
+                write: flags.contains(EventFlags::OUT),
+                over: flags.intersects(EventFlags::HUP | EventFlags::ERR),
             });
         }
     }
 }
 
-/// A counter that wakes a poll.
+fn flags(interest: Interest) -> EventFlags {
+    let read = if interest.read { EventFlags::IN | EventFlags::RDHUP } else { EventFlags::empty() };
+    if interest.write { read | EventFlags::OUT } else { read }
+}
+
+/// Makes a counter that wakes a poll.
 pub(super) fn event() -> io::Result<Private<OwnedFd>> {
-    // SAFETY: no arguments to get wrong; the result is checked.
-    Private::open(|| unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) })
+    Private::open(|| Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
 
+/// Wakes the poll that looks at this counter.
 pub(super) fn ring(event: &OwnedFd) {
-    let one = 1u64.to_ne_bytes();
-    // SAFETY: eight bytes to an open eventfd.
-    unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// # Safety
-/// `fd` is an open descriptor that nobody else owns, or negative.
-unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's contract.
-    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
+/// Returns the time as the kernel takes it. It is a day at most.
+pub(super) fn timespec(time: Duration) -> Timespec {
+    let time = time.min(Duration::from_secs(86_400));
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
 }

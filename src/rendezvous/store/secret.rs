@@ -4,6 +4,7 @@
 //! that neither an earlier proof nor the other side's serves again. What follows on the connection is not encrypted.
 
 use hmac::{Hmac, Mac};
+use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 
 use crate::error::{Error, Result};
@@ -85,11 +86,9 @@ pub(super) enum Side {
 /// Bytes that nobody can guess.
 pub(super) fn nonce() -> Result<[u8; NONCE]> {
     let mut nonce = [0; NONCE];
-    // SAFETY: the buffer has that many bytes; so few come whole or not at all.
-    let got = unsafe { libc::getrandom(nonce.as_mut_ptr().cast(), NONCE, 0) };
-    if got == NONCE as isize {
-        Ok(nonce)
-    } else {
-        Err(Error::store_io("cannot get random bytes", &std::io::Error::last_os_error()))
+    // So few bytes come whole or not at all.
+    match getrandom(&mut nonce, GetRandomFlags::empty()) {
+        Ok(_) => Ok(nonce),
+        Err(error) => Err(Error::store_io("cannot get random bytes", &error.into())),
     }
 }

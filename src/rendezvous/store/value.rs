@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The bytes of values that only replies hold any more: unread replies keep them alive after the table let go of them. Clones share the count.
 #[derive(Clone, Default)]
-pub(super) struct Loose(Arc<AtomicUsize>);
+pub(super) struct DetachedBytes(Arc<AtomicUsize>);
 
-impl Loose {
+impl DetachedBytes {
     /// How many bytes that are.
     pub(super) fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
@@ -23,11 +23,11 @@ struct Held {
     bytes: Vec<u8>,
     /// Whether the bytes are counted in `count`.
     is_loose: AtomicBool,
-    count: Loose,
+    count: DetachedBytes,
 }
 
 impl Value {
-    pub(super) fn new(bytes: Vec<u8>, count: &Loose) -> Value {
+    pub(super) fn new(bytes: Vec<u8>, count: &DetachedBytes) -> Value {
         Value(Arc::new(Held { bytes, is_loose: AtomicBool::new(false), count: count.clone() }))
     }
 

@@ -23,7 +23,7 @@ const MAX_NONCE: usize = 256;
 const STALLED: Duration = Duration::from_secs(1);
 
 /// Whether a client may ask.
-pub(super) enum Standing {
+pub(super) enum Authentication {
     /// It has not said hello.
     Stranger,
     /// It has, and must prove that it has the secret.
@@ -37,7 +37,7 @@ pub(super) struct Connection {
     pub(super) stream: Private<TcpStream>,
     pub(super) address: IpAddr,
     pub(super) interest: Interest,
-    pub(super) standing: Standing,
+    pub(super) authentication: Authentication,
     /// It gets what is unsent, and is then dropped.
     pub(super) ending: bool,
     /// It has asked for more than one turn's work: it stands in the queue for its next turn, and is not read from before.
@@ -61,8 +61,18 @@ pub(super) struct Connection {
     pub(super) counted: usize,
 }
 
+/// What came of a request at a connection whose client may have to prove that it has the secret.
+pub(super) enum Admission {
+    /// The request is to be carried out.
+    CarryOut(Request),
+    /// The connection itself has answered the request.
+    Answered,
+    /// The client has the wrong secret, or none, or one where none is asked for. The text says which of these it is.
+    Refused(&'static str),
+}
+
 /// What to do after an attempt to read.
-pub(super) enum Came {
+pub(super) enum ReadOutcome {
     Bytes(usize),
     Nothing,
     End,
@@ -74,7 +84,7 @@ impl Connection {
             stream,
             address,
             interest: Interest { read: true, write: false },
-            standing: Standing::Stranger,
+            authentication: Authentication::Stranger,
             ending: false,
             busy: false,
             answered: false,
@@ -90,14 +100,14 @@ impl Connection {
         }
     }
 
-    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Came {
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> ReadOutcome {
         loop {
             return match self.stream.read(buffer) {
-                Ok(0) => Came::End,
-                Ok(count) => Came::Bytes(count),
+                Ok(0) => ReadOutcome::End,
+                Ok(count) => ReadOutcome::Bytes(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => Came::Nothing,
-                Err(_) => Came::End,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ReadOutcome::Nothing,
+                Err(_) => ReadOutcome::End,
             };
         }
     }
@@ -165,7 +175,7 @@ impl Connection {
     }
 
     pub(super) fn is_admitted(&self) -> bool {
-        matches!(self.standing, Standing::Admitted)
+        matches!(self.authentication, Authentication::Admitted)
     }
 
     /// Gives back what it makes the server keep; then it is dropped.
@@ -188,42 +198,46 @@ impl Connection {
         self.outgoing.push(bytes);
     }
 
-    /// What the connection itself answers before it may ask: a greeting, and with a secret the two proofs. Gives the request back when
-    /// it may be carried out.
-    pub(super) fn admit(&mut self, request: Request, secret: Option<&Secret>) -> Result<Option<Request>, String> {
+    /// Answers what the connection itself answers before the client may ask: a greeting, and with a secret the two proofs.
+    pub(super) fn admit(&mut self, request: Request, secret: Option<&Secret>) -> Result<Admission, String> {
         let string = |bytes: &[u8]| Writer::default().string(bytes).finish();
-        match (&self.standing, request, secret) {
-            (Standing::Admitted, Request::Challenge(_), None) => self.queue(&string(b"")),
-            (Standing::Admitted, request, _) => return Ok(Some(request)),
-            (Standing::Stranger, request @ Request::Validate(_), None) => {
-                self.standing = Standing::Admitted;
-                return Ok(Some(request));
+        match (&self.authentication, request, secret) {
+            (Authentication::Admitted, Request::Challenge(_), None) => {
+                self.queue(&string(b""));
+                return Ok(Admission::Refused("because it has a DM_STORE_SECRET and the store has none"));
             }
-            (Standing::Stranger, request @ Request::Validate(_), Some(_)) => {
-                self.standing = Standing::Greeted;
-                return Ok(Some(request));
+            (Authentication::Admitted, request, _) => return Ok(Admission::CarryOut(request)),
+            (Authentication::Stranger, request @ Request::Validate(_), None) => {
+                self.authentication = Authentication::Admitted;
+                return Ok(Admission::CarryOut(request));
             }
-            (Standing::Greeted, Request::Ping(_), Some(_)) => {
+            (Authentication::Stranger, request @ Request::Validate(_), Some(_)) => {
+                self.authentication = Authentication::Greeted;
+                return Ok(Admission::CarryOut(request));
+            }
+            (Authentication::Greeted, Request::Ping(_), Some(_)) => {
                 self.queue(&DENIED);
                 self.ending = true;
+                return Ok(Admission::Refused("because it has no DM_STORE_SECRET and the store has one"));
             }
-            (Standing::Greeted, Request::Challenge(theirs), Some(_)) if theirs.len() <= MAX_NONCE => {
+            (Authentication::Greeted, Request::Challenge(theirs), Some(_)) if theirs.len() <= MAX_NONCE => {
                 let ours = nonce().map_err(|error| error.to_string())?;
                 self.queue(&string(&ours));
-                self.standing = Standing::Challenged(theirs, ours);
+                self.authentication = Authentication::Challenged(theirs, ours);
             }
-            (Standing::Challenged(theirs, ours), Request::Proof(proof), Some(secret)) => {
+            (Authentication::Challenged(theirs, ours), Request::Proof(proof), Some(secret)) => {
                 if secret.is_proof(&proof, Side::Client, theirs, ours) {
                     let proof = secret.proof(Side::Server, theirs, ours);
                     self.queue(&string(&proof));
-                    self.standing = Standing::Admitted;
+                    self.authentication = Authentication::Admitted;
                 } else {
                     self.queue(&string(b""));
                     self.ending = true;
+                    return Ok(Admission::Refused("because its DM_STORE_SECRET is another one than the store's"));
                 }
             }
             _ => return Err("no greeting, or no proof".to_owned()),
         }
-        Ok(None)
+        Ok(Admission::Answered)
     }
 }

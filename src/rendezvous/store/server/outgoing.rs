@@ -102,7 +102,7 @@ impl Outgoing {
         pieces
     }
 
-    fn advance(&mut self, mut count: usize) {
+    pub(super) fn advance(&mut self, mut count: usize) {
         self.left -= count;
         while count > 0 {
             let until = self.shared.front().map_or(self.own.len(), |(position, _)| *position);

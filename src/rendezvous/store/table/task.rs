@@ -3,10 +3,10 @@
 use std::ops::Bound;
 
 use super::super::frame::Strings;
-use super::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, Table, Value};
+use super::super::value::Value;
+use super::limits::Refusal;
+use super::state::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, STEP_KEYS, Table};
 
-/// The most keys that one step looks at.
-pub(super) const STEP_KEYS: usize = 256;
 /// Bytes from which on a step ends.
 const STEP_BYTES: usize = 64 << 10;
 
@@ -43,7 +43,7 @@ impl Task {
 
 impl Table {
     /// What [`Table::advance`] does, but for turning clients away.
-    pub(super) fn step(&mut self, client: Client, task: &mut Task, replies: &mut Replies) -> Result<bool, String> {
+    pub(super) fn step(&mut self, client: Client, task: &mut Task, replies: &mut Replies) -> Result<bool, Refusal> {
         match task {
             Task::Check(keys) => Ok(self.check(client, keys, replies)),
             Task::Wait => self.list_waits(client, replies),
@@ -84,13 +84,13 @@ impl Table {
         false
     }
 
-    fn count_values(&mut self, keys: &mut Strings, length: &mut usize) -> Result<bool, String> {
+    fn count_values(&mut self, keys: &mut Strings, length: &mut usize) -> Result<bool, Refusal> {
         for _ in 0..STEP_KEYS {
             let Some(key) = keys.take() else { return Ok(true) };
             self.work += LOOK + key.len();
             *length += 8 + self.value(key).map_or(0, |value| value.len());
             if *length > MAX_REPLY {
-                return Err(format!("MULTI_GET of {length} bytes or more; at most {MAX_REPLY} are sent"));
+                return Err(format!("MULTI_GET of {length} bytes or more; at most {MAX_REPLY} are sent").into());
             }
         }
         Ok(keys.taken() == keys.count())
@@ -114,7 +114,7 @@ impl Table {
         false
     }
 
-    fn multi_set(&mut self, pairs: &mut Strings, replies: &mut Replies) -> Result<bool, String> {
+    fn multi_set(&mut self, pairs: &mut Strings, replies: &mut Replies) -> Result<bool, Refusal> {
         let mut put = 0;
         for _ in 0..STEP_KEYS {
             let Some(key) = pairs.take().map(<[u8]>::to_vec) else { return Ok(true) };
@@ -130,14 +130,14 @@ impl Table {
     }
 
     /// Begins a list of all keys. A key that comes or goes before its last step may be in it or not.
-    pub(super) fn list(&mut self) -> Result<Task, String> {
+    pub(super) fn list(&mut self) -> Result<Task, Refusal> {
         fits(self.listed)?;
         let mut bytes = Vec::with_capacity(8 + self.listed);
         bytes.resize(8, 0);
         Ok(Task::List { last: None, bytes, count: 0 })
     }
 
-    fn list_on(&mut self, last: &mut Option<Key>, bytes: &mut Vec<u8>, count: &mut i64) -> Result<bool, String> {
+    fn list_on(&mut self, last: &mut Option<Key>, bytes: &mut Vec<u8>, count: &mut i64) -> Result<bool, Refusal> {
         let began = bytes.len();
         let from = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
         let mut keys = self.values.range::<[u8], _>((from, Bound::Unbounded)).map(|(key, _)| key).peekable();
@@ -159,6 +159,9 @@ impl Table {
     }
 }
 
-fn fits(len: usize) -> Result<(), String> {
-    if len > MAX_REPLY + 8 { Err(format!("LIST_KEYS of {len} bytes; at most {MAX_REPLY} are sent")) } else { Ok(()) }
+fn fits(len: usize) -> Result<(), Refusal> {
+    if len > MAX_REPLY + 8 {
+        return Err(format!("LIST_KEYS of {len} bytes; at most {MAX_REPLY} are sent").into());
+    }
+    Ok(())
 }

@@ -2,10 +2,14 @@
 
 use proptest::prelude::*;
 
+use super::super::frame::{Request, SERVER_KEY};
+use super::limits::{MAX_STORED, MAX_WAITS, MOST_STORED, cost, cost_of_word};
+use super::state::Key;
+use super::values::listed;
 use super::*;
 
 /// Carries out a request to its end.
-fn carry_out(table: &mut Table, client: Client, request: Request, replies: &mut Replies) -> Result<(), String> {
+fn carry_out(table: &mut Table, client: Client, request: Request, replies: &mut Replies) -> Result<(), Refusal> {
     if let Some(mut task) = table.handle(client, request, replies)? {
         while !table.advance(client, &mut task, replies)? {}
     }
@@ -48,7 +52,7 @@ proptest! {
             }
             let pairs = table.values.iter().map(|(key, value)| cost(key, value));
             let queued = table.queues.iter().flat_map(|(key, queue)| queue.iter().map(move |value| cost(key, value)));
-            let words = table.words_of.values().flatten().map(|(key, word)| 2 * cost(key, word));
+            let words = table.words_of.values().flatten().map(|(key, word)| cost_of_word(key, word));
             let waits = table.waiting.values().map(|waiting| waiting.bytes);
             let over = table.over.iter().map(|over| over.bytes);
             prop_assert_eq!(table.stored, pairs.chain(queued).chain(words).sum::<usize>());
@@ -85,16 +89,48 @@ fn where_there_is_no_room_what_stood_there_stays() {
     let (mut table, mut replies) = (Table::default(), Replies::new());
     table.handle(1, Request::Set(b"key".to_vec(), b"old".to_vec()), &mut replies).unwrap();
     table.stored = MAX_STORED;
-    for request in [
-        Request::Set(b"key".to_vec(), b"longer".to_vec()),
-        Request::Append(b"key".to_vec(), b"more".to_vec()),
-        Request::LastWord(b"gone".to_vec(), b"1".to_vec()),
-    ] {
+    for request in
+        [Request::Set(b"key".to_vec(), b"longer".to_vec()), Request::Append(b"key".to_vec(), b"more".to_vec())]
+    {
         assert!(carry_out(&mut table, 1, request, &mut replies).is_err());
         assert_eq!((&table.values[&b"key"[..]][..], table.stored), (&b"old"[..], MAX_STORED));
     }
     table.handle(1, Request::Set(b"key".to_vec(), b"new".to_vec()), &mut replies).unwrap();
     assert_eq!(&table.values[&b"key"[..]][..], b"new");
+}
+
+#[test]
+fn a_full_store_still_takes_what_all_ranks_learn_of_it_from() {
+    let set = |key: &str, len: usize| Request::Set(key.as_bytes().to_vec(), vec![b'1'; len]);
+    let word = Request::LastWord(b"/devicemesh/0/0/nonce/lost".to_vec(), b"1".to_vec());
+    let (prefix, mine) = ("/devicemesh/0/0/nonce/world/7", "/devicemesh/0/0/nonce/world/7/here/0");
+    for (stored, taken, refused) in [
+        (MAX_STORED, vec![set(mine, 4096)], vec![set("/key", 0), set(mine, 4097), set("/mine/verdict", 1)]),
+        (
+            MOST_STORED - (64 << 20),
+            vec![set(&format!("{prefix}/end/verdict"), 99), set(&format!("{prefix}/read/by/3"), 1), word.clone()],
+            vec![set(mine, 0), set(&format!("{prefix}/verdict"), 5000)],
+        ),
+        (MOST_STORED, vec![], vec![set(&format!("{prefix}/verdict"), 1), word]),
+    ] {
+        for (requests, is_taken) in [(taken, true), (refused, false)] {
+            for request in requests {
+                let text = format!("{request:.120?} beside {stored}");
+                let (mut table, mut replies) = (Table { stored, ..Table::default() }, Replies::new());
+                assert_eq!(carry_out(&mut table, 1, request, &mut replies).is_ok(), is_taken, "{text}");
+                table.leave(1, &mut replies);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_last_word_is_passed_on_by_a_full_store() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    carry_out(&mut table, 1, Request::LastWord(b"gone".to_vec(), b"1".to_vec()), &mut replies).unwrap();
+    table.stored = MOST_STORED;
+    table.leave(1, &mut replies);
+    assert_eq!((&table.values[&b"gone"[..]][..], &table.values[&b"gone/1"[..]][..]), (&b"1"[..], &b"1"[..]));
 }
 
 #[test]

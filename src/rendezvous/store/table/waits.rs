@@ -3,50 +3,31 @@
 use std::collections::BTreeMap;
 
 use super::super::frame::Strings;
-use super::task::STEP_KEYS;
-use super::{Client, ENTRY, LOOK, MAX_WAITS, Replies, Reply, SMALL_WAIT, Table, Task, Value, WAITS_FULL, cost};
+use super::super::value::Value;
+use super::limits::{ENTRY, MAX_WAITS, Refusal, SMALL_WAIT, cost};
+use super::state::{Client, EndedWait, LOOK, Replies, Reply, STEP_KEYS, Table, Waiting};
 
 /// A wait for no more keys than this is taken out of the lists at once.
 const FEW: usize = 64;
 
-/// A client in WAIT or WAIT_ANY.
-pub(super) struct Waiting {
-    pub(super) ticket: u64,
-    /// What it waits for. It is listed for those that were taken.
-    pub(super) keys: Strings,
-    /// How many of the keys for which it is listed must come still.
-    missing: usize,
-    any: bool,
-    /// What this counts for in [`Table::waits`].
-    pub(super) bytes: usize,
-}
-
-/// A wait that is over.
-pub(super) struct Over {
-    pub(super) ticket: u64,
-    /// The keys for which its ticket may be listed still are those that are to be taken.
-    pub(super) keys: Strings,
-    pub(super) bytes: usize,
-}
-
 impl Table {
     /// Begins a wait.
-    pub(super) fn wait(&mut self, client: Client, keys: Strings, any: bool) -> Result<Task, String> {
+    pub(super) fn wait(&mut self, client: Client, keys: Strings, any: bool) -> Result<(), Refusal> {
         self.forget_wait(client);
         // The keys as they came stay as long as the wait.
         let bytes = ENTRY + keys.memory();
         if bytes > SMALL_WAIT && self.waits + bytes > MAX_WAITS {
-            return Err(WAITS_FULL.to_owned());
+            return Err(Refusal::WaitsFull);
         }
         self.waits += bytes;
         let ticket = self.tickets;
         self.tickets += 1;
         self.waiting.insert(client, Waiting { ticket, keys, missing: 0, any, bytes });
-        Ok(Task::Wait)
+        Ok(())
     }
 
     /// Lists a client for some more of the keys that it waits for; whether that were the last ones, or it waits no longer.
-    pub(super) fn list_waits(&mut self, client: Client, replies: &mut Replies) -> Result<bool, String> {
+    pub(super) fn list_waits(&mut self, client: Client, replies: &mut Replies) -> Result<bool, Refusal> {
         let Some(mut waiting) = self.waiting.remove(&client) else { return Ok(true) };
         for _ in 0..STEP_KEYS {
             let (index, any, ticket) = (waiting.keys.taken(), waiting.any, waiting.ticket);
@@ -61,6 +42,7 @@ impl Table {
                 return Ok(true);
             };
             self.work += LOOK + key.len();
+            self.listing += LOOK + key.len();
             if any {
                 if let Some(value) = self.values.get(key) {
                     replies.push(found(client, index, value));
@@ -73,7 +55,7 @@ impl Table {
             let bytes = cost(key, b"");
             if waiting.bytes + bytes > SMALL_WAIT && self.waits + bytes > MAX_WAITS {
                 self.end_wait(waiting);
-                return Err(WAITS_FULL.to_owned());
+                return Err(Refusal::WaitsFull);
             }
             self.waits += bytes;
             let listed = self.waiters.entry(key.to_vec()).or_default();
@@ -132,7 +114,7 @@ impl Table {
 
     fn end_wait(&mut self, waiting: Waiting) {
         let Waiting { ticket, keys, bytes, .. } = waiting;
-        self.over.push_back(Over { ticket, keys: keys.again(), bytes });
+        self.over.push_back(EndedWait { ticket, keys: keys.again(), bytes });
         if self.over.back().is_some_and(|over| over.keys.count() <= FEW) {
             let last = self.over.pop_back();
             last.into_iter().for_each(|mut over| self.unlist_some(&mut over));
@@ -150,7 +132,7 @@ impl Table {
         !self.over.is_empty()
     }
 
-    fn unlist_some(&mut self, over: &mut Over) {
+    fn unlist_some(&mut self, over: &mut EndedWait) {
         for _ in 0..STEP_KEYS {
             let Some(key) = over.keys.take() else { break };
             self.work += LOOK + key.len();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use once_cell::sync::Lazy;
 
-use super::agreement::Leftovers;
+use super::agreement::WorldKeys;
 use super::handshake;
 use super::store::Store;
 use crate::error::Result;
@@ -21,7 +21,7 @@ const MOST: usize = 64;
 
 /// The place of a join in the store. It is given back when it is dropped before the join has succeeded, so the next try has the same
 /// number. The next try needs the same number because the other ranks may not have begun this join at all.
-pub(super) struct Join {
+pub(super) struct JoinAttempt {
     store: Arc<dyn Store>,
     counter: String,
     /// The keys of this join begin with this prefix.
@@ -38,10 +38,10 @@ pub(super) struct Join {
 static TRIED: Lazy<Mutex<Tried>> = Lazy::new(Mutex::default);
 type Tried = HashMap<(String, usize), Vec<String>>;
 
-impl Join {
+impl JoinAttempt {
     /// Begins the n-th join of this rank of this process in that store. The store counts the joins. So what this process does in other
     /// stores of that name, or with an earlier server there, does not matter to the ranks that meet now.
-    pub(super) fn begin(store: &Arc<dyn Store>, job: u64, rank: usize, wait: &Wait) -> Result<Join> {
+    pub(super) fn begin(store: &Arc<dyn Store>, job: u64, rank: usize, wait: &Wait) -> Result<JoinAttempt> {
         static NAMES: Lazy<Mutex<HashMap<(String, usize), String>>> = Lazy::new(Mutex::default);
         let mut names = lock(&NAMES);
         let name = names.entry((store.name().to_owned(), rank)).or_insert_with(handshake::random).clone();
@@ -54,7 +54,7 @@ impl Join {
         }
         let prefix = format!("devicemesh/{job:x}/{}", joins - 1);
         let tried = lock(&TRIED).get(&(store.name().to_owned(), rank)).cloned().unwrap_or_default();
-        Ok(Join { store: Arc::clone(store), counter, prefix, rank, tried, nonce: None, done: false })
+        Ok(JoinAttempt { store: Arc::clone(store), counter, prefix, rank, tried, nonce: None, done: false })
     }
 
     /// Notes that the ranks meet under that prefix, which ends with their nonce.
@@ -69,7 +69,7 @@ impl Join {
     }
 }
 
-impl Drop for Join {
+impl Drop for JoinAttempt {
     fn drop(&mut self) {
         if !self.done {
             if let Some(nonce) = self.nonce.take() {
@@ -92,7 +92,7 @@ impl Drop for Join {
 }
 
 /// A world that this process has left.
-struct Left {
+struct LeftWorld {
     store: String,
     rank: usize,
     size: usize,
@@ -100,13 +100,13 @@ struct Left {
     keys: Vec<String>,
 }
 
-static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<LeftWorld>> = Mutex::new(Vec::new());
 
 /// Collects the keys that a rank leaves in a world of `size` ranks whose keys begin with `prefix`. When the world is gone, these keys are
 /// remembered for [`clean_up`].
-pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix: &str) -> Leftovers {
+pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix: &str) -> WorldKeys {
     let (store, prefix) = (store.name().to_owned(), prefix.to_owned());
-    Leftovers::for_world(move |keys| {
+    WorldKeys::for_world(move |keys| {
         if size < 2 {
             return;
         }
@@ -114,7 +114,7 @@ pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix:
         if left.len() == MOST {
             left.remove(0);
         }
-        left.push(Left { store: store.clone(), rank, size, prefix: prefix.clone(), keys });
+        left.push(LeftWorld { store: store.clone(), rank, size, prefix: prefix.clone(), keys });
     })
 }
 
@@ -125,7 +125,7 @@ pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()
     let (mine, others) = all.drain(..).partition::<Vec<_>, _>(|left| left.rank == rank && left.store == store.name());
     *all = others;
     drop(all);
-    for Left { size, prefix, mut keys, .. } in mine {
+    for LeftWorld { size, prefix, mut keys, .. } in mine {
         let (lost, gone) = (format!("{prefix}/lost"), format!("{prefix}/gone"));
         // Another server has no keys of that world.
         let count = store.try_get(&lost, wait)?;

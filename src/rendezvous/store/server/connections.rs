@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use hostccl::fork::Private;
-use socket2::SockAddr;
+use rustix::net::{SocketFlags, acceptfrom_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::super::table::Client;
 
@@ -32,7 +33,7 @@ pub(super) fn for_ranks(ranks: usize) -> usize {
 
 /// The connections that exist, as far as they matter for the question who is let in.
 #[derive(Default)]
-pub(super) struct Room {
+pub(super) struct Connections {
     by_address: HashMap<IpAddr, usize>,
     /// Connections that are not admitted, oldest first, and when they came.
     strangers: BTreeMap<Client, Instant>,
@@ -44,7 +45,7 @@ pub(super) struct Room {
     fits: Option<usize>,
 }
 
-impl Room {
+impl Connections {
     pub(super) fn came(&mut self, client: Client, address: IpAddr) {
         *self.by_address.entry(address).or_default() += 1;
         self.strangers.insert(client, Instant::now());
@@ -144,36 +145,25 @@ fn usable(soft: usize) -> usize {
 }
 
 fn descriptor_limits() -> (usize, usize) {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a valid structure to fill.
-    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } {
-        0 => (limit.rlim_cur as usize, limit.rlim_max as usize),
-        _ => (usize::MAX, usize::MAX),
-    }
+    let limit = getrlimit(Resource::Nofile);
+    let number = |limit: Option<u64>| limit.map_or(usize::MAX, |limit| limit as usize);
+    (number(limit.current), number(limit.maximum))
 }
 
 fn raise_descriptor_limit(soft: usize, hard: usize) -> bool {
-    let limit = libc::rlimit { rlim_cur: soft as libc::rlim_t, rlim_max: hard as libc::rlim_t };
-    // SAFETY: a valid structure.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0 }
+    let number = |limit: usize| (limit != usize::MAX).then_some(limit as u64);
+    setrlimit(Resource::Nofile, Rlimit { current: number(soft), maximum: number(hard) }).is_ok()
 }
 
 /// Accepts a connection, and returns it with the address from which it comes. The connection does not block; its other options are the
 /// listener's. This takes one system call, where the standard library needs two.
 pub(super) fn accept(listener: &TcpListener) -> io::Result<(Private<TcpStream>, IpAddr)> {
-    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    let accept = |storage: *mut _, length: *mut libc::socklen_t| {
-        // SAFETY: `try_init` gives memory for any address and its length; the result is checked.
-        let fd = unsafe { libc::accept4(listener.as_raw_fd(), (storage as *mut libc::sockaddr).cast(), length, flags) };
-        // SAFETY: a new socket that nobody else owns.
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { TcpStream::from_raw_fd(fd) }) }
-    };
     let mut from = IpAddr::from([0, 0, 0, 0]);
     let stream = Private::open(|| {
-        // SAFETY: accept4 has written the address when it succeeds.
-        let (stream, address) = unsafe { SockAddr::try_init(accept) }?;
-        from = address.as_socket().map_or(from, |address| address.ip());
-        Ok(stream)
+        let (stream, address) = acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        let address = address.and_then(|address| SocketAddr::try_from(address).ok());
+        from = address.map_or(from, |address| address.ip());
+        Ok(TcpStream::from(stream))
     })?;
     Ok((stream, from))
 }

@@ -2,27 +2,27 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, TcpStream};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hostccl::fork::Private;
 
-use super::super::super::poll::Interest;
-use super::super::super::table::Client;
-use super::super::client::Connection;
-use super::super::room::{HESITANT, MAX_CLIENTS, accept};
-use super::Serving;
+use super::super::poll::Interest;
+use super::super::table::Client;
+use super::client::Connection;
+use super::clients::Serving;
+use super::connections::{HESITANT, MAX_CLIENTS, accept};
 
 /// Connections that are accepted before those that are there get their turn.
 const ACCEPT_TURN: usize = 32;
+
 /// Without a descriptor for another connection, how long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Serving {
     pub(super) fn listen(&self, read: bool) {
         for (token, listener) in (0..).zip(&self.listeners) {
-            let _ = self.poll.modify(listener.as_raw_fd(), token, Interest { read, write: false });
+            let _ = self.poll.modify(&**listener, token, Interest { read, write: false });
         }
     }
 
@@ -40,10 +40,10 @@ impl Serving {
                 most => most,
             };
             let mut searched = false;
-            if self.room.is_full(self.clients.len(), most) {
-                let hesitant = self.room.hesitant();
+            if self.connections.is_full(self.clients.len(), most) {
+                let hesitant = self.connections.hesitant();
                 searched = hesitant.is_none();
-                if searched && self.room.is_out_of_descriptors(self.clients.len()) {
+                if searched && self.connections.is_out_of_descriptors(self.clients.len()) {
                     self.shared.starved.store(true, Ordering::SeqCst);
                 }
                 match hesitant.or_else(|| self.dispensable()) {
@@ -53,13 +53,13 @@ impl Serving {
             }
             match accept(&self.listeners[listener]) {
                 Ok((stream, address)) => {
-                    self.room.look_at(&stream, self.clients.len());
+                    self.connections.look_at(&stream, self.clients.len());
                     self.welcome(stream, address);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => match error.raw_os_error() {
-                    Some(libc::EMFILE) if self.room.ran_out(self.clients.len()) => {}
+                    Some(libc::EMFILE) if self.connections.ran_out(self.clients.len()) => {}
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
                         self.shared.starved.store(true, Ordering::SeqCst);
                         return self.pause();
@@ -77,9 +77,9 @@ impl Serving {
     fn welcome(&mut self, stream: Private<TcpStream>, address: IpAddr) {
         let client = self.next;
         self.next += 1;
-        if self.poll.add(stream.as_raw_fd(), client).is_ok() {
+        if self.poll.add(&*stream, client).is_ok() {
             self.clients.insert(client, Connection::new(stream, address));
-            self.room.came(client, address);
+            self.connections.came(client, address);
         }
     }
 
@@ -87,7 +87,7 @@ impl Serving {
     /// waits for nothing and has left no last word. Where there is no such client, but that address leaves little to the others, it is
     /// the newest one from that address.
     fn dispensable(&self) -> Option<Client> {
-        let (address, is_greedy) = self.room.busiest()?;
+        let (address, is_greedy) = self.connections.busiest()?;
         let is_idle = |connection: &Connection| {
             !connection.has_more() && connection.outgoing.left() == 0 && connection.active.elapsed() > HESITANT
         };

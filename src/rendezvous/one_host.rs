@@ -1,62 +1,20 @@
-//! Which machine a rank runs on, as far as shared memory cares, and who listens there.
+//! Checks that all ranks of a world run on one host, because the host engine's ranks share memory.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 
 use hostccl::machine;
 
 use super::agreement::{Round, ranges};
+use super::host::HostIdentity;
 use super::store::Store;
 use crate::error::{Error, Result};
-use crate::printable::printable;
 use crate::wait::Wait;
 
 /// Ranks whose hosts are looked up for the message, and hosts that it names.
 const ASKED: usize = 1024;
+
 const NAMED: usize = 4;
-
-/// What must be equal for two ranks to share memory, with a name for messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HostIdentity {
-    /// The host's name.
-    pub name: String,
-    /// The kernel's boot id and this process's pid namespace: the engine finds its peers through /proc.
-    pub boot: String,
-}
-
-impl HostIdentity {
-    /// Of this process. What `/proc` does not show here is left out of `boot`. Fails when it cannot be asked, as when this process can open no more
-    /// files.
-    pub fn here() -> io::Result<HostIdentity> {
-        let namespace = known(fs::read_link("/proc/self/ns/pid").map(|link| link.display().to_string()))?;
-        let boot = known(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
-        Ok(HostIdentity { name: host_name(), boot: format!("{} {namespace}", boot.trim()) })
-    }
-
-    /// As one line, to compare and to publish.
-    pub fn line(&self) -> String {
-        format!("{} {}", self.name, self.boot)
-    }
-}
-
-/// What was found, or nothing where this machine does not show it.
-fn known(found: io::Result<String>) -> io::Result<String> {
-    found.or_else(|error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::PermissionDenied => Ok(String::new()),
-        _ => Err(error),
-    })
-}
-
-/// The name of this host, as the kernel has it and a terminal may show it.
-pub fn host_name() -> String {
-    let mut name = [0; 65];
-    // SAFETY: the buffer is as long as said, and its last byte stays 0.
-    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-    printable(&String::from_utf8_lossy(&name[..end])).into_owned()
-}
 
 /// The host engine's ranks share memory, so they must share a machine: everybody compares with rank 0, and the first to differ says who is
 /// where. A constant number of store operations per rank, but for that one. `prefix` is this world's.
@@ -126,32 +84,6 @@ fn spread(lines: &[String], size: usize) -> String {
         places.push(format!("and so on to rank {}", size - 1));
     }
     places.join(", ")
-}
-
-/// Whether this process itself listens on that TCP port: a listening socket there is among its descriptors.
-pub(super) fn listens(port: u16) -> bool {
-    let listening: Vec<String> = listeners(port).iter().map(|inode| format!("socket:[{inode}]")).collect();
-    let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let mut links = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
-    links.any(|link| listening.iter().any(|socket| link.as_os_str() == socket.as_str()))
-}
-
-/// Whether any process of this host (of this network namespace) listens on that TCP port, as far as can be seen: where nothing can be seen, yes.
-pub(super) fn anybody_listens(port: u16) -> bool {
-    !fs::exists("/proc/self/net/tcp").unwrap_or(false) || !listeners(port).is_empty()
-}
-
-/// The inodes of the sockets that listen on that TCP port (proc_net(5): state 0A).
-fn listeners(port: u16) -> Vec<String> {
-    let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default());
-    let ends = format!(":{port:04X}");
-    tables
-        .iter()
-        .flat_map(|table| table.lines())
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|fields| fields.len() > 9 && fields[1].ends_with(&ends) && fields[3] == "0A")
-        .map(|fields| fields[9].to_owned())
-        .collect()
 }
 
 #[cfg(test)]

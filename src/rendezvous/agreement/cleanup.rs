@@ -12,21 +12,28 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Members;
+use super::members::Members;
 
 /// The keys that this rank left in one scope.
-pub(in crate::rendezvous) struct Left {
+pub(in crate::rendezvous) struct ScopeKeys {
+    /// The ranks of the scope. Keys of other scopes may be removed by this one when all their ranks
+    /// are among these.
     members: Members,
+    /// The keys to be removed. Every thread that makes calls in the scope adds keys.
     keys: Mutex<Vec<String>>,
-    /// This scope has looked at the leftovers with a lower number, and has taken those that it may remove.
+    /// The dropped scopes with a lower number were looked at by this scope, which has taken the
+    /// keys that it may remove.
     examined: Mutex<u64>,
-    leftovers: Arc<Leftovers>,
+    /// The keys of the whole world, to which the scope gives its own keys when it is dropped.
+    leftovers: Arc<WorldKeys>,
 }
 
 /// The keys that this rank left in one world: those of the scopes that it has dropped, and those of the world as a whole.
 #[derive(Default)]
-pub(in crate::rendezvous) struct Leftovers {
+pub(in crate::rendezvous) struct WorldKeys {
+    /// The keys that were handed over so far.
     dropped: Mutex<Dropped>,
+    /// Receives the keys that are still there in the end; `None` when nobody wants them.
     at_end: Option<AtEnd>,
 }
 
@@ -35,19 +42,21 @@ type AtEnd = Box<dyn Fn(Vec<String>) + Send + Sync>;
 
 #[derive(Default)]
 struct Dropped {
+    /// The number of each dropped scope, its ranks, and its keys.
     scopes: Vec<(u64, Members, Vec<String>)>,
+    /// The number of the next scope that is dropped.
     next: u64,
     /// Keys that are needed for as long as any rank is in the world.
     of_world: Vec<String>,
 }
 
-impl Left {
-    pub(in crate::rendezvous) fn new(members: &Members, leftovers: &Arc<Leftovers>) -> Left {
+impl ScopeKeys {
+    pub(in crate::rendezvous) fn new(members: &Members, leftovers: &Arc<WorldKeys>) -> ScopeKeys {
         let (members, leftovers) = (members.clone(), Arc::clone(leftovers));
-        Left { members, keys: Mutex::default(), examined: Mutex::default(), leftovers }
+        ScopeKeys { members, keys: Mutex::default(), examined: Mutex::default(), leftovers }
     }
 
-    /// Notes keys that this rank writes now, or keeps after all.
+    /// Notes keys that this rank is about to write, or keeps for now.
     pub(super) fn note(&self, keys: impl IntoIterator<Item = String>) {
         lock(&self.keys).extend(keys);
     }
@@ -60,7 +69,7 @@ impl Left {
     }
 }
 
-impl Drop for Left {
+impl Drop for ScopeKeys {
     fn drop(&mut self) {
         let keys = std::mem::take(&mut *lock(&self.keys));
         if !keys.is_empty() {
@@ -72,14 +81,14 @@ impl Drop for Left {
     }
 }
 
-impl Leftovers {
+impl WorldKeys {
     fn lock(&self) -> MutexGuard<'_, Dropped> {
         lock(&self.dropped)
     }
 
     /// `at_end` receives the keys that are still there when this rank has dropped the world and all of its scopes.
-    pub(in crate::rendezvous) fn for_world(at_end: impl Fn(Vec<String>) + Send + Sync + 'static) -> Leftovers {
-        Leftovers { dropped: Mutex::default(), at_end: Some(Box::new(at_end)) }
+    pub(in crate::rendezvous) fn for_world(at_end: impl Fn(Vec<String>) + Send + Sync + 'static) -> WorldKeys {
+        WorldKeys { dropped: Mutex::default(), at_end: Some(Box::new(at_end)) }
     }
 
     /// Notes a key that is needed for as long as any rank is in the world.
@@ -88,7 +97,7 @@ impl Leftovers {
     }
 
     /// Takes the keys of the scopes that were dropped since `examined` and whose ranks are all among `members`.
-    fn take(&self, members: &Members, examined: &mut u64) -> Vec<String> {
+    pub(super) fn take(&self, members: &Members, examined: &mut u64) -> Vec<String> {
         let mut dropped = self.lock();
         let since = std::mem::replace(examined, dropped.next);
         if dropped.scopes.iter().all(|(number, ..)| *number < since) {
@@ -114,7 +123,7 @@ impl Leftovers {
     }
 }
 
-impl Drop for Leftovers {
+impl Drop for WorldKeys {
     fn drop(&mut self) {
         let mut dropped = std::mem::take(&mut *self.lock());
         dropped.scopes.into_iter().for_each(|(_, _, keys)| dropped.of_world.extend(keys));

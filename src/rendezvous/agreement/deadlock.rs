@@ -1,116 +1,119 @@
-//! Ranks that wait for each other in different calls of different sets: each set waits for a rank that waits in the other.
+//! Finds deadlocks: ranks that wait for each other in calls of different scopes, where each scope
+//! waits for a rank that waits in the other.
 //!
-//! Within one set every call has a number, so another order is another call under the same number. Across sets there is no such number.
-//! So a rank that has waited for a while in a call leaves word where it is, under `<prefix of the world>/at/<rank>`, and the first of
-//! a call that has done so looks where those are who are missing, and for whom they wait there. A ring that leads back to a rank that waits
-//! in this call never ends by itself: a rank makes its collective calls one after another.
+//! In one scope every call has a number, so calls in another order are different calls under one
+//! number. Calls of different scopes have no common number. So a rank that has waited for a while
+//! in a call leaves a note that says so under `<prefix of the world>/at/<rank>`. The first rank of
+//! a call that has left a note then searches: it looks where the missing ranks wait, and for which
+//! ranks those calls wait. If that leads back to a rank that waits in this call, the ranks wait for
+//! each other in a ring. Such a ring never ends by itself, because a rank makes its collective
+//! calls one after another.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::members::Members;
+use super::round::{HURRIED, Round};
 use super::verdict::Verdict;
-use super::{FAREWELL_HERE, Members, Round};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// The missing ranks of a call that are looked for, and the calls that are looked into.
+/// The most missing ranks of one call that are followed, and the most calls that are looked into.
 const LOOKED_FOR: usize = 8;
+
 const CALLS: usize = 8;
-/// The largest set whose ranks are looked for: each search asks for all of them.
+
+/// The largest scope whose ranks are looked for, because each search asks for all of them.
 const LARGEST: usize = 1 << 16;
+
+/// The longest time for the requests of one search.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// How often a rank has looked during one call.
-#[derive(Default)]
-pub(super) struct Looks {
-    number: AtomicU32,
-    /// Whose turn it is to look for the call: 1 is this rank; 0 while that is not known.
-    turn: AtomicI64,
-    /// How many ranks had left word when it last looked.
-    seen: AtomicI64,
-    /// Whether this rank has left word.
-    word: AtomicBool,
-}
+/// The search for deadlocks on behalf of one call.
+pub(super) struct DeadlockSearch(Round);
 
-/// The waits of one call that look now and then.
-pub(super) struct Order(Round);
-
-/// A call that ranks wait in.
+/// A call in which ranks wait.
 struct Call {
+    /// The keys of the call begin with this prefix.
     prefix: String,
+    /// The ranks of the call's scope.
     members: Members,
+    /// The number of the call in its scope, for messages.
     number: String,
+    /// The text of the call, for messages.
     call: String,
-    /// The call, by its place in the search, that waits for this rank, which waits in this one.
+    /// The index of the call that waits for a rank which waits in this call, and this rank. `None`
+    /// for the call where the search began.
     wanted: Option<(usize, i32)>,
-    /// What that rank said of itself.
+    /// The note that this rank left. The call is as it was read for as long as the note stands.
     word: Vec<u8>,
 }
 
-impl Looks {
-    /// Removes the word that this rank left, which no longer waits in `round`. `wait` is that of the call.
-    pub(super) fn take_back_word(&self, round: &Round, wait: &Wait) {
-        if self.word.swap(false, Ordering::SeqCst) {
-            // A rank whose deadline has passed may have a store that is silent. The request goes out also where no answer is waited for.
-            let hurried = wait.cancel.is_raised() || wait.deadline.passed();
-            let longest = if hurried { FAREWELL_HERE } else { SHORT };
-            let _ = round.party.store.delete(&at(round, round.my_rank()), &Wait::after(longest));
-        }
+/// Removes the note of this rank, which no longer waits in `round`. `wait` is the wait of the call.
+pub(super) fn take_back_word(round: &Round, wait: &Wait) {
+    if round.search.word.swap(false, Ordering::SeqCst) {
+        // The store may be silent when the deadline has passed. The request goes out even if nobody
+        // waits for its answer.
+        let hurried = wait.cancel.is_raised() || wait.deadline.passed();
+        let longest = if hurried { HURRIED } else { SHORT };
+        let _ = round.party.store.delete(&at(round, round.my_rank()), &Wait::after(longest));
     }
 }
 
-/// Where a rank says in which call it waits.
-fn at(round: &Round, rank: i32) -> String {
+/// The key where a rank notes in which call it waits.
+pub(super) fn at(round: &Round, rank: i32) -> String {
     format!("{}/at/{rank}", round.party.losses.prefix())
 }
 
-impl Order {
-    /// For the waits in the first phase of `round`.
-    pub(super) fn of(round: &Round) -> Order {
-        Order(round.copy())
+impl DeadlockSearch {
+    /// Begins the search for the first phase of `round`.
+    pub(super) fn of(round: &Round) -> DeadlockSearch {
+        DeadlockSearch(round.copy())
     }
 
-    /// To be called now and then by a rank that waits so. What it finds it writes as the verdict of the calls, so it has nothing to say.
+    /// Looks for a deadlock. A rank that waits calls this function now and then. If there is a
+    /// deadlock, this function writes it as the verdict of the calls, so it returns nothing.
     pub(super) fn look(&self, of_caller: &Wait) {
         let soon = Deadline::after(SHORT.min(of_caller.deadline.left()));
         let wait = Wait { watch: None, ..of_caller.with_deadline(soon) };
-        let looks = &self.0.looks;
-        let look = looks.number.fetch_add(1, Ordering::SeqCst);
+        let search = &self.0.search;
+        let look = search.number.fetch_add(1, Ordering::SeqCst);
         if look == 0 {
             drop(self.leave_word(&wait));
-        } else if looks.turn.load(Ordering::SeqCst) == 1 {
+        } else if search.turn.load(Ordering::SeqCst) == 1 {
             drop(self.look_for_missing(look, &wait));
         }
     }
 
     fn leave_word(&self, wait: &Wait) -> Result<()> {
-        let Round { party, prefix, call, number, looks, .. } = &self.0;
-        looks.word.store(true, Ordering::SeqCst);
+        let Round { party, prefix, call, number, search, .. } = &self.0;
+        search.word.store(true, Ordering::SeqCst);
         let word = format!("{prefix}\n{number}\n{call}");
         party.store.set(&at(&self.0, self.0.my_rank()), word.as_bytes(), wait)?;
         let turn = self.0.count(self.0.key("", "looks"), 1, wait)?;
         if turn == 1 {
             self.0.leave(self.0.key("", "members"), party.members.to_text().as_bytes(), wait)?;
         }
-        looks.turn.store(turn, Ordering::SeqCst);
+        search.turn.store(turn, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Whenever another rank has come and waits, and after half a second, one, two, four and so on.
+    /// Searches whenever another rank of this call has begun to wait, and after 0.5 s, 1 s, 2 s, 4
+    /// s and so on.
     fn look_for_missing(&self, look: u32, wait: &Wait) -> Result<()> {
-        let looks = &self.0.looks;
+        let search = &self.0.search;
         let left_word = self.0.party.store.add(&self.0.key("", "looks"), 0, wait)?;
         let due = look & (look + 1) == 0;
-        if (due || left_word != looks.seen.load(Ordering::SeqCst)) && self.search(wait)? {
-            looks.seen.store(left_word, Ordering::SeqCst);
+        if (due || left_word != search.seen.load(Ordering::SeqCst)) && self.search(wait)? {
+            search.seen.store(left_word, Ordering::SeqCst);
         }
         Ok(())
     }
 
-    /// From this call through the missing ranks of each to the calls where those wait. `false`: somebody is just leaving word.
-    fn search(&self, wait: &Wait) -> Result<bool> {
+    /// Goes from this call over its missing ranks to the calls where they wait, and so on. Returns
+    /// `false` when a rank was just leaving its note, so the search must be repeated.
+    pub(super) fn search(&self, wait: &Wait) -> Result<bool> {
         let Round { party, prefix, call, number, .. } = &self.0;
         let mut calls = vec![Call {
             prefix: prefix.clone(),
@@ -152,7 +155,7 @@ impl Order {
         Ok(complete)
     }
 
-    /// The ranks that have come to a call, and those that have not.
+    /// Returns the ranks that have come to a call, and the ranks that have not.
     fn attendance(&self, call: &Call, wait: &Wait) -> Result<(Vec<i32>, Vec<i32>)> {
         if call.members.len() > LARGEST {
             return Ok((Vec::new(), Vec::new()));
@@ -166,18 +169,20 @@ impl Order {
         Ok((ranks(came), ranks(missing)))
     }
 
-    /// Word of a call that has ended is of the past.
+    /// Whether that rank waits in that call now. A note about a call that has ended is out of date.
     fn waits_in(&self, rank: i32, call: &Call, wait: &Wait) -> Result<bool> {
         let Some(position) = call.members.position(rank) else { return Ok(false) };
         Ok(self.0.party.store.present(&[call.here(position), call.verdict()], wait)? == [true, false])
     }
 
-    /// The last of the calls waits for a rank that waits in the first one.
+    /// Writes the deadlock as the verdict of its calls. The last of these calls waits for `rank`,
+    /// which waits in the first one.
     fn tell(&self, calls: &[Call], last: usize, rank: i32, wait: &Wait) -> Result<()> {
         let mut ring = vec![(rank, &calls[0])];
         let mut at_call = last;
         while let Some((by, wanted)) = calls[at_call].wanted {
-            // What was read of a call is true only while this rank is in it: it takes its word back when it leaves, and only then can keys be removed.
+            // What was read of a call is true only while this rank is in the call. The rank takes
+            // its note back when it leaves the call, and only then can the call's keys be removed.
             if self.0.party.store.try_get(&at(&self.0, wanted), wait)?.as_ref() != Some(&calls[at_call].word) {
                 return Ok(());
             }
@@ -195,7 +200,7 @@ impl Order {
         );
         let verdict = Verdict::of(&Error::new(Status::Mismatch, message));
         let theirs: Vec<String> = others.iter().map(|(_, call)| call.verdict()).collect();
-        // Where one of them has ended meanwhile, its ranks go on to the next.
+        // If one of the calls has ended meanwhile, there is no deadlock.
         if self.0.party.store.present(&theirs, wait)?.contains(&true)
             || self.0.decide_at(calls[0].verdict(), &verdict, wait)? != verdict
         {
@@ -206,36 +211,17 @@ impl Order {
 }
 
 impl Call {
-    fn here(&self, position: usize) -> String {
+    pub(super) fn here(&self, position: usize) -> String {
         format!("{}/here/{position}", self.prefix)
     }
 
-    fn verdict(&self) -> String {
+    pub(super) fn verdict(&self) -> String {
         format!("{}/verdict", self.prefix)
     }
 }
 
-impl Members {
-    fn to_text(&self) -> String {
-        match self {
-            Members::All(size) => format!("all {size}"),
-            Members::Listed(ranks) => ranks.iter().map(i32::to_string).collect::<Vec<_>>().join(" "),
-        }
-    }
-
-    fn from_text(text: &str) -> Option<Members> {
-        match text.strip_prefix("all ") {
-            Some(size) => size.parse().ok().map(Members::All),
-            None => {
-                let ranks = text.split(' ').map(|rank| rank.parse().ok()).collect::<Option<Arc<[i32]>>>();
-                ranks.map(Members::Listed)
-            }
-        }
-    }
-}
-
-/// Prefix, number and text of the call where a rank said that it waits.
-fn read(word: &str) -> Option<(&str, &str, &str)> {
+/// Returns prefix, number and text of the call from a rank's note.
+pub(super) fn read(word: &str) -> Option<(&str, &str, &str)> {
     let mut lines = word.splitn(3, '\n');
     Some((lines.next()?, lines.next()?, lines.next()?))
 }

@@ -1,5 +1,6 @@
 //! Sets that wait for each other, with ranks as threads over a store in memory.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::tests::{party, ranks, soon};

@@ -7,9 +7,10 @@ use proptest::prelude::RngCore;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use super::super::tests::soon;
-use super::super::{Losses, Party, Scope};
+use super::super::{Party, Scope};
 use super::*;
-use crate::error::Status;
+use crate::error::{Error, Status};
+use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
@@ -18,7 +19,7 @@ struct Rank {
     me: usize,
     store: MemoryStore,
     losses: Arc<Losses>,
-    leftovers: Arc<Leftovers>,
+    leftovers: Arc<WorldKeys>,
     world: Scope,
     served: bool,
 }
@@ -26,7 +27,7 @@ struct Rank {
 impl Rank {
     fn new(store: &MemoryStore, me: usize, size: usize, served: bool) -> Rank {
         let shared: Arc<dyn Store> = Arc::new(store.clone());
-        let (losses, leftovers) = (Arc::new(Losses::none(shared, "test")), Arc::<Leftovers>::default());
+        let (losses, leftovers) = (Arc::new(Losses::none(shared, "test")), Arc::<WorldKeys>::default());
         let world = scope(store, &losses, &leftovers, Members::All(size), me, served, "test/world");
         Rank { me, store: store.clone(), losses, leftovers, world, served }
     }
@@ -42,13 +43,13 @@ impl Rank {
 fn scope(
     store: &MemoryStore,
     losses: &Arc<Losses>,
-    leftovers: &Arc<Leftovers>,
+    leftovers: &Arc<WorldKeys>,
     members: Members,
     me: usize,
     served: bool,
     prefix: &str,
 ) -> Scope {
-    let left = Left::new(&members, leftovers);
+    let left = ScopeKeys::new(&members, leftovers);
     let serving = served && members.rank(me) == 0;
     let party =
         Party { store: Arc::new(store.clone()), losses: Arc::clone(losses), members, me, served, serving, left };
@@ -62,6 +63,12 @@ fn run<T: Send>(store: &MemoryStore, size: usize, served: bool, run: impl Fn(Ran
         let handles: Vec<_> = (0..size).map(start).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     })
+}
+
+/// The message without what a rank that came too late is told beside it.
+fn said_to_all(error: &Error) -> String {
+    let message = error.message();
+    message.split_once("the others were told: ").map_or(message, |(_, told)| told).to_owned()
 }
 
 /// A whole call with something published in it.
@@ -130,7 +137,7 @@ fn a_failed_call_is_kept_for_late_ranks_until_a_later_one_is_agreed() {
         let call = || rank.world.agree("call()", &wait).map(drop);
         let failed: Vec<_> = (0..2).map(|_| call().unwrap_err()).collect();
         assert!(failed.iter().all(|error| error.status() == Status::Timeout), "{failed:?}");
-        let messages: Vec<String> = failed.iter().map(|error| error.message().to_owned()).collect();
+        let messages: Vec<String> = failed.iter().map(said_to_all).collect();
         rank.world.agree("call()", &soon()).unwrap();
         rank.world.agree("call()", &soon()).unwrap();
         messages
@@ -181,7 +188,7 @@ fn late_ranks_and_removals_in_any_order_change_no_verdict() {
                     round.finish(&soon())
                 });
                 // A mismatch is told by the number, not the same call's name.
-                heard.push((number, outcome.map_err(|error| (error.status(), error.message().to_owned()))));
+                heard.push((number, outcome.map_err(|error| (error.status(), said_to_all(&error)))));
             }
             (0..2).for_each(|_| call(&rank.world, rank.me));
             heard

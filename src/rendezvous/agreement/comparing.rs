@@ -1,0 +1,117 @@
+//! Compares what the ranks were asked for, and says who differs.
+
+use std::time::Duration;
+
+use super::round::Round;
+use super::verdict::{DETAIL, Verdict};
+use crate::error::{Result, Status};
+use crate::rendezvous::store::any_of;
+use crate::wait::{Deadline, Wait};
+
+/// What a dissenter adds to the counter beside 1. The low half counts all ranks that have called,
+/// and the high half counts the dissenters.
+pub(super) const DISSENT: i64 = 1 << 32;
+
+/// How long the first dissenter waits for others, so that the message names more than one.
+const WINDOW: Duration = Duration::from_millis(250);
+
+/// How long a counted dissenter may take to say who it is. It is also the pause between two looks
+/// for the ranks that have read a verdict.
+pub(super) const MOMENT: Duration = Duration::from_millis(50);
+
+/// The most dissenters whose calls are read.
+const READ: i64 = 16;
+
+impl Round {
+    /// Whether this rank was asked for the same as the first rank. What a rank could share is not
+    /// compared here.
+    pub(super) fn is_like(&self, mine: &str, theirs: &[u8]) -> bool {
+        let call = |text: &[u8]| text.split(|byte| *byte == DETAIL as u8).next().map(<[u8]>::to_vec);
+        theirs == mine.as_bytes() || (self.offers.is_some() && call(theirs) == call(mine.as_bytes()))
+    }
+
+    /// Handles that this rank was asked for something else than the first rank. The first dissenter
+    /// speaks for all dissenters.
+    pub(super) fn dissent(&self, phase: &str, mine: &str, theirs: &str, wait: &Wait) -> Result<Verdict> {
+        let store = &self.party.store;
+        let counted = self.count(self.key(phase, "count"), DISSENT + 1, wait)?;
+        let all = counted % DISSENT == self.party.members.len() as i64;
+        let number = counted / DISSENT;
+        self.leave(self.differing(phase, number), self.party.me.to_string().as_bytes(), wait)?;
+        let stands = if number > 1 {
+            if all {
+                self.leave(self.key(phase, "all"), b"1", wait)?;
+            }
+            self.await_verdict(phase, wait)?
+        } else {
+            // The dissenter speaks before its own deadline passes, because then the call would be a
+            // timeout.
+            let window = wait.with_deadline(Deadline::after(WINDOW.min(wait.deadline.left() / 2)));
+            if !all {
+                match any_of(&**store, &[&self.key(phase, "all"), &self.key(phase, "verdict")], &window) {
+                    Err(error) if error.status() == Status::Timeout => {}
+                    came => drop(came?),
+                }
+            }
+            let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(WINDOW)) };
+            let verdict = self.spell_out(phase, theirs, &soon)?;
+            let verdict = verdict.unwrap_or_else(|| self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs));
+            self.decide(phase, &verdict, &soon)?
+        };
+        if stands.status == Status::Ok {
+            // The others were complete without this rank, so this rank takes the scope to be larger
+            // than they do. If the others are not through the call yet, they learn of it.
+            let verdict = self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs);
+            self.decide("/end", &verdict, wait)?;
+            return Ok(verdict);
+        }
+        Ok(stands)
+    }
+
+    /// Returns the verdict with what the dissenters ask for, as far as they are known by now;
+    /// `None` when there are none.
+    fn spell_out(&self, phase: &str, theirs: &str, soon: &Wait) -> Result<Option<Verdict>> {
+        let store = &self.party.store;
+        let all = store.add(&self.key(phase, "count"), 0, soon)? / DISSENT;
+        let keys: Vec<String> = (1..=all.min(READ)).map(|number| self.differing(phase, number)).collect();
+        let mut positions: Vec<_> = keys.iter().map(|key| store.try_get(key, soon).ok().flatten()).collect();
+        // A dissenter says who it is right after it has counted itself in, unless it has died
+        // since.
+        let moment = soon.with_deadline(Deadline::after(MOMENT.min(soon.deadline.left())));
+        for (position, key) in positions.iter_mut().zip(&keys).filter(|(position, _)| position.is_none()) {
+            *position = store.get(key, &moment).ok();
+        }
+        let mut dissenters = Vec::new();
+        for position in positions.into_iter().flatten() {
+            let position = String::from_utf8_lossy(&position).parse::<usize>().ok();
+            let Some(position) = position.filter(|position| *position < self.party.members.len()) else { continue };
+            if let Ok(Some(text)) = store.try_get(&self.here(phase, position), soon) {
+                dissenters.push((self.party.members.rank(position), String::from_utf8_lossy(&text).into_owned()));
+            }
+        }
+        dissenters.sort();
+        Ok((!dissenters.is_empty()).then(|| self.mismatch(&dissenters, all as usize, theirs)))
+    }
+
+    pub(super) fn mismatch(&self, dissenters: &[(i32, String)], all: usize, theirs: &str) -> Verdict {
+        Verdict::of_mismatch(dissenters, all, self.party.members.rank(0), theirs, self.number)
+    }
+
+    /// The key where the dissenter of that number says who it is.
+    fn differing(&self, phase: &str, number: i64) -> String {
+        self.key(phase, &format!("differs/{number}"))
+    }
+
+    /// Returns the mismatch, if a rank differs. A mismatch says more than a missing rank does. It
+    /// was about to be written, or its writer has died.
+    pub(super) fn late_dissent(&self, phase: &str, soon: &Wait) -> Option<Verdict> {
+        let store = &self.party.store;
+        let counted = store.try_get(&self.key(phase, "count"), soon).ok()??;
+        let counted: i64 = String::from_utf8_lossy(&counted).trim().parse().ok()?;
+        if counted < DISSENT {
+            return None;
+        }
+        let theirs = store.try_get(&self.here(phase, 0), soon).ok()??;
+        self.spell_out(phase, &String::from_utf8_lossy(&theirs), soon).ok()?
+    }
+}

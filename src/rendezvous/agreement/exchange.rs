@@ -1,0 +1,79 @@
+//! What the ranks of an agreed call do in it: publish and fetch values, say that they failed, and end it.
+
+use std::time::Duration;
+
+use super::round::Round;
+use super::verdict::Verdict;
+use super::waiting::Found;
+use crate::error::{Error, Result, Status};
+use crate::wait::{Deadline, Wait};
+
+/// How long the question takes whether a rank has failed, when none has.
+const LISTEN: Duration = Duration::from_millis(10);
+
+impl Round {
+    /// The number of the call in its scope. It is the same on every rank and is used once.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The name of the call in its world. It is the same on every rank, and no other call has it.
+    pub fn name(&self) -> String {
+        let name = self.prefix.strip_prefix(self.party.losses.prefix()).unwrap_or(&self.prefix);
+        name.replace(' ', "_")
+    }
+
+    /// Publishes a value for the other ranks of the call.
+    pub fn publish(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+        self.leave(self.key("/data", key), value, wait).map_err(|error| self.party.explain(error))
+    }
+
+    /// Returns the value that another rank publishes; `from` is its world rank. Fails early when a
+    /// rank has failed or was lost meanwhile.
+    pub fn fetch(&self, key: &str, from: i32, wait: &Wait) -> Result<Vec<u8>> {
+        let full = self.key("/data", key);
+        match self.await_value(Some(&full), "/end", wait) {
+            Ok(Found::Value(value)) => Ok(value),
+            Ok(Found::Verdict(verdict)) => {
+                let unlike = || Error::internal(format!("{} ended well without {key}", self.call));
+                verdict.into_result().and_then(|()| Err(unlike()))
+            }
+            Err(error) if error.status() == Status::Timeout => Err(Error::timeout(format!(
+                "rank {from} did not publish {key} within {} ms for {}",
+                wait.deadline.timeout().as_millis(),
+                self.call
+            ))),
+            Err(error) => Err(self.party.explain(error)),
+        }
+    }
+
+    /// Tells the other ranks that this one failed. The first failure of any rank becomes the
+    /// verdict. This takes a moment at most when the deadline has passed.
+    pub fn fail(&self, error: &Error, wait: &Wait) {
+        if self.party.members.len() > 1 {
+            let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
+            self.publish_verdict("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, false);
+        }
+    }
+
+    /// Returns the failure that a rank has reported by now, if any. If a rank was lost, the loss is
+    /// that failure from then on.
+    pub fn failed(&self, wait: &Wait) -> Result<Option<Error>> {
+        if self.party.members.len() < 2 {
+            return Ok(None);
+        }
+        self.party.losses.look(wait);
+        match self.await_value(None, "/end", &wait.with_deadline(Deadline::after(LISTEN))) {
+            Ok(Found::Verdict(verdict)) => Ok(verdict.into_result().err()),
+            Ok(Found::Value(_)) => Ok(None),
+            Err(error) if error.status() == Status::Timeout => Ok(None),
+            Err(error) => Err(self.party.explain(error)),
+        }
+    }
+
+    /// Returns when every rank of the call got through its work. Otherwise every rank gets the
+    /// first failure, or the ranks that did not get through.
+    pub fn finish(self, wait: &Wait) -> Result<()> {
+        if self.party.members.len() > 1 { self.reach_verdict("/end", None, wait) } else { Ok(()) }
+    }
+}

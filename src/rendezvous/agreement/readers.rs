@@ -1,0 +1,110 @@
+//! Publishes a verdict, and has the rank that serves the store stay until the other ranks have read it.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use super::comparing::MOMENT;
+use super::round::{HURRIED, Party, Round};
+use super::verdict::Verdict;
+use crate::error::{Result, Status};
+use crate::rendezvous::store::any_of;
+use crate::wait::{Deadline, Wait};
+
+/// How long the verdict of an aborted rank may take to be written, while the rank itself waits for
+/// [`HURRIED`] only.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long the rank that serves the store stays so that the others can read a verdict. `STAY` is
+/// for ranks that are all known to be there. After a failure ranks may still come, and after a
+/// mismatch or a loss some ranks never come.
+const STAY: Duration = Duration::from_secs(10);
+
+const STAY_AFTER_FAILURE: Duration = Duration::from_secs(2);
+
+const STAY_AFTER_MISMATCH: Duration = Duration::from_millis(600);
+
+const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
+
+impl Round {
+    /// Writes a verdict. With `reads` it also notes that this rank has read the verdict that
+    /// stands. A rank that is aborted does not wait for a store that is slow or silent, because a
+    /// thread writes the verdict.
+    pub(super) fn publish_verdict(&self, phase: &str, verdict: &Verdict, longest: Duration, wait: &Wait, reads: bool) {
+        let (round, phase, verdict) = (self.copy(), phase.to_owned(), verdict.clone());
+        let say = move |longest| {
+            let wait = Wait::after(longest);
+            let _ = round.decide(&phase, &verdict, &wait);
+            let _ = if reads { round.say_read(&phase, &wait) } else { Ok(()) };
+        };
+        if !wait.cancel.is_raised() {
+            return say(longest);
+        }
+        let (told, telling) = channel();
+        let tell = move || {
+            say(longest.min(FAREWELL));
+            let _ = told.send(());
+        };
+        if hostccl::thread::spawn("dm-farewell", tell).is_ok() {
+            let _ = telling.recv_timeout(HURRIED);
+        }
+    }
+
+    /// Every other rank notes that it has read the verdict. The rank that serves the store waits
+    /// until all have done so that are not lost.
+    pub(super) fn acknowledge(&self, phase: &str, verdict: &Verdict, wait: &Wait) {
+        let stay = match verdict.status {
+            Status::Mismatch => STAY_AFTER_MISMATCH,
+            Status::Timeout | Status::PeerLost => STAY_AFTER_LOSS,
+            Status::Ok => STAY,
+            _ => STAY_AFTER_FAILURE,
+        };
+        let stay = Deadline::after(stay.min(wait.deadline.left().max(STAY_AFTER_LOSS)));
+        let stay = Wait { watch: None, ..wait.with_deadline(stay) };
+        // It does not matter how this ends, because the call has its verdict.
+        let _ = if self.party.serving { self.await_readers(phase, &stay) } else { self.say_read(phase, &stay) };
+    }
+
+    pub(super) fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
+        self.leave(self.read_by(phase, self.my_rank()), b"1", wait)?;
+        let count = self.count(self.key(phase, "read"), 1, wait)?;
+        self.leave(self.key(phase, &format!("read/{count}")), b"1", wait)
+    }
+
+    fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
+        let Party { store, losses, members, .. } = &*self.party;
+        loop {
+            if self.lost().is_some() {
+                return self.await_each_reader(phase, wait);
+            }
+            let (number, next) = losses.next();
+            match any_of(&**store, &[&self.key(phase, &format!("read/{}", members.len() - 1)), &next], wait)? {
+                (1, value) if !wait.deadline.passed() => losses.note(number, &value),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Waits until each rank that is not lost has read the verdict. Counting is not enough here,
+    /// because a lost rank may have died after its note and before it was counted.
+    fn await_each_reader(&self, phase: &str, wait: &Wait) -> Result<()> {
+        let Party { store, losses, .. } = &*self.party;
+        loop {
+            let gone = losses.all(|rank| self.is_other(rank));
+            let stays = |rank| rank != self.my_rank() && !gone.contains(&rank);
+            if self.all_left(|rank| self.read_by(phase, rank), stays, wait)? {
+                return Ok(());
+            }
+            let (number, next) = losses.next();
+            let moment = wait.with_deadline(Deadline::after(MOMENT.min(wait.deadline.left())));
+            match store.get_any(&[&next], &moment) {
+                Ok((_, value)) => losses.note(number, &value),
+                Err(error) if error.status() == Status::Timeout && !wait.deadline.passed() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn read_by(&self, phase: &str, rank: i32) -> String {
+        self.key(phase, &format!("read/by/{rank}"))
+    }
+}

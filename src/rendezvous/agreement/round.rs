@@ -1,0 +1,176 @@
+//! One call of a scope: its place in the store, and who is lost for it.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::cleanup::ScopeKeys;
+use super::members::Members;
+use super::verdict::Verdict;
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::losses::Losses;
+use crate::rendezvous::store::Store;
+use crate::wait::Wait;
+
+/// The longest time that a rank waits for a request when it is aborted or its deadline has passed.
+pub(super) const HURRIED: Duration = Duration::from_millis(50);
+
+/// The ranks that agree, and their store. A scope shares it with its rounds.
+pub(in crate::rendezvous) struct Party {
+    /// The store in which the ranks meet.
+    pub(in crate::rendezvous) store: Arc<dyn Store>,
+    /// The ranks of the world that are known to be lost.
+    pub(in crate::rendezvous) losses: Arc<Losses>,
+    /// The ranks of the scope.
+    pub(in crate::rendezvous) members: Members,
+    /// This rank's position among the members.
+    pub(in crate::rendezvous) me: usize,
+    /// Whether rank 0 of the world serves the store.
+    pub(in crate::rendezvous) served: bool,
+    /// Whether this rank serves the store.
+    pub(in crate::rendezvous) serving: bool,
+    /// The keys that this rank has left in the store for calls of this scope.
+    pub(in crate::rendezvous) left: ScopeKeys,
+}
+
+impl Party {
+    /// When rank 0 serves the store, an error of the store usually means that rank 0 was lost. A
+    /// store that is full is none such.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        let full = error.os_error() == libc::ENOSPC;
+        if error.status() != Status::Store || full || !self.served || self.serving {
+            return error;
+        }
+        Error::new(
+            Status::PeerLost,
+            format!("rank 0, which serves the store of this job, was lost: {}", error.message()),
+        )
+        .with_os_error(error.os_error())
+    }
+}
+
+/// One agreed call, in which its ranks exchange what they need.
+pub struct Round {
+    /// The ranks, and the store.
+    pub(super) party: Arc<Party>,
+    /// The keys of the call begin with this prefix.
+    pub(super) prefix: String,
+    /// The text of the call, for comparisons and messages.
+    pub(super) call: String,
+    /// The number of the call in its scope.
+    pub(super) number: u64,
+    /// How far this rank's search for deadlocks is.
+    pub(super) search: Arc<SearchState>,
+    /// Why this rank cannot take part in the call, if it cannot.
+    pub(super) failure: Option<Error>,
+    /// What this rank could share, in one line; `None` when the call shares nothing.
+    pub(super) offers: Option<String>,
+    /// The places of what all ranks share, once the ranks have agreed.
+    pub(super) shared: OnceLock<String>,
+}
+
+/// How far the search for deadlocks of one rank in one call is.
+#[derive(Default)]
+pub(super) struct SearchState {
+    /// How often this rank has looked so far.
+    pub(super) number: AtomicU32,
+    /// The order in which the ranks of the call left their notes. The rank with number 1 searches.
+    /// The value is 0 while this rank has none.
+    pub(super) turn: AtomicI64,
+    /// How many ranks had left a note at the last search.
+    pub(super) seen: AtomicI64,
+    /// Whether the store has a note of this rank.
+    pub(super) word: AtomicBool,
+}
+
+impl Round {
+    /// Stores a value that only this rank writes, and notes that the key is to be removed.
+    pub(super) fn leave(&self, key: String, value: &[u8], wait: &Wait) -> Result<()> {
+        let set = self.party.store.set(&key, value, wait);
+        self.party.left.note([key]);
+        set
+    }
+
+    /// Adds to a counter and returns the sum. The first rank to count removes the counter later.
+    pub(super) fn count(&self, key: String, amount: i64, wait: &Wait) -> Result<i64> {
+        let sum = self.party.store.add(&key, amount, wait)?;
+        if sum == amount {
+            self.party.left.note([key]);
+        }
+        Ok(sum)
+    }
+
+    /// Makes this the verdict of a phase unless one stands, and returns the verdict that stands.
+    /// The rank that wrote it removes it later.
+    pub(super) fn decide(&self, phase: &str, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
+        self.decide_at(self.key(phase, "verdict"), verdict, wait)
+    }
+
+    pub(super) fn decide_at(&self, key: String, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
+        let mine = verdict.encode();
+        let stands = self.party.store.set_once(&key, &mine, wait)?;
+        let verdict = self.verdict_in(&stands, &key);
+        if stands == mine {
+            self.party.left.note([key]);
+        }
+        Ok(verdict)
+    }
+
+    /// Decodes the verdict that the store has under that key.
+    pub(super) fn verdict_in(&self, value: &[u8], key: &str) -> Verdict {
+        Verdict::decode(value, key, self.party.store.name())
+    }
+
+    pub(super) fn copy(&self) -> Round {
+        Round {
+            party: Arc::clone(&self.party),
+            prefix: self.prefix.clone(),
+            call: self.call.clone(),
+            number: self.number,
+            search: Arc::clone(&self.search),
+            failure: None,
+            offers: None,
+            shared: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn here(&self, phase: &str, position: usize) -> String {
+        self.key(phase, &format!("here/{position}"))
+    }
+
+    pub(super) fn my_rank(&self) -> i32 {
+        self.party.members.rank(self.party.me)
+    }
+
+    /// The full name of a key; `phase` is "", "/data" or "/end".
+    pub(super) fn key(&self, phase: &str, name: &str) -> String {
+        format!("{}{phase}/{name}", self.prefix)
+    }
+
+    /// The key where a rank notes that it is late, as the others are.
+    pub(super) fn stuck(&self, phase: &str, position: usize) -> String {
+        self.key(phase, &format!("stuck/{position}"))
+    }
+
+    /// A rank of the scope that is known to be lost.
+    pub(super) fn lost(&self) -> Option<i32> {
+        self.party.losses.first(|rank| self.is_other(rank))
+    }
+
+    pub(super) fn lost_before(&self, rank: i32) -> Error {
+        self.lost_when("before it called", rank)
+    }
+
+    pub(super) fn lost_when(&self, when: &str, rank: i32) -> Error {
+        let message = format!(
+            "rank {rank} was lost {when} {} as call {}: its process ended, it freed or aborted its world, or its host fell silent",
+            self.call, self.number
+        );
+        Error::new(Status::PeerLost, message)
+    }
+
+    /// Whether this is a rank of the scope, and not this rank itself.
+    pub(super) fn is_other(&self, rank: i32) -> bool {
+        rank != self.my_rank() && self.party.members.position(rank).is_some()
+    }
+}

@@ -1,0 +1,52 @@
+//! What the ranks of a call can share: the first rank offers, the others object to what they do not have.
+
+use super::round::Round;
+use super::verdict::DETAIL;
+use crate::error::Result;
+use crate::wait::Wait;
+
+/// Stands in a list of offers where a rank has nothing to share.
+pub(super) const NOTHING: &str = "-";
+
+/// Returns the place and the name of each thing that the first rank offers in its text.
+pub(super) fn offered(word: &str) -> impl Iterator<Item = (usize, &str)> {
+    let offers = word.split_once(DETAIL).map_or("", |(_, offers)| offers);
+    offers.split(' ').enumerate().filter(|(_, name)| !name.is_empty() && *name != NOTHING)
+}
+
+impl Round {
+    /// Objects to what the first rank offers and this rank does not have. The other ranks hear it,
+    /// because the objection is stored before this rank is counted.
+    pub(super) fn object(&self, phase: &str, theirs: &str, wait: &Wait) -> Result<()> {
+        let Some(mine) = &self.offers else { return Ok(()) };
+        for (place, name) in offered(theirs) {
+            if mine.split(' ').nth(place) != Some(name) {
+                self.leave(self.objection(phase, place), b"1", wait)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the places of what the first rank offers and no rank objects to. The last rank to be
+    /// counted asks, when all objections are stored.
+    pub(super) fn what_is_shared(&self, phase: &str, wait: &Wait) -> Result<String> {
+        if self.offers.is_none() || !phase.is_empty() {
+            return Ok(String::new());
+        }
+        let theirs = self.party.store.get(&self.here(phase, 0), wait)?;
+        let theirs = String::from_utf8_lossy(&theirs).into_owned();
+        let places: Vec<usize> = offered(&theirs).map(|(place, _)| place).collect();
+        if places.is_empty() {
+            return Ok(String::new());
+        }
+        let keys: Vec<String> = places.iter().map(|place| self.objection(phase, *place)).collect();
+        let objected = self.party.store.present(&keys, wait)?;
+        let agreed = places.iter().zip(objected).filter(|(_, objected)| !objected);
+        Ok(agreed.map(|(place, _)| place.to_string()).collect::<Vec<_>>().join(" "))
+    }
+
+    /// The key of an objection to what the first rank offers at that place.
+    fn objection(&self, phase: &str, place: usize) -> String {
+        self.key(phase, &format!("object/{place}"))
+    }
+}

@@ -1,0 +1,104 @@
+//! The rank that serves the store stays until the others have read a verdict.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{party, soon};
+use crate::rendezvous::agreement::{Members, Party, Round, Scope};
+use crate::rendezvous::losses::Losses;
+use crate::rendezvous::store::{MemoryStore, Store};
+use crate::wait::Wait;
+
+/// The end of a call by hand: of a rank that is counted, not as the last one, and is slow to read the verdict.
+fn come_to_the_end(store: &MemoryStore) {
+    store.add("test/world/0/end/count", 1, &soon()).unwrap();
+    store.set("counted", b"1", &soon()).unwrap();
+}
+
+fn end(store: &MemoryStore, round: Round, wait: &Wait) {
+    store.get("counted", &soon()).unwrap();
+    round.finish(wait).unwrap();
+}
+
+fn serving(store: &MemoryStore, me: usize, size: usize) -> Scope {
+    let store: Arc<dyn Store> = Arc::new(store.clone());
+    let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
+    let party = Party { served: true, serving: me == 0, ..party(store, losses, Members::All(size), me) };
+    Scope::new(party, "test/world".to_owned())
+}
+
+#[test]
+fn the_rank_that_serves_does_not_wait_for_one_that_died_while_it_said_that_it_had_read() {
+    let store = MemoryStore::new();
+    let began = Instant::now();
+    std::thread::scope(|threads| {
+        for me in 0..3 {
+            let (scope, store) = (serving(&store, me, 3), &store);
+            threads.spawn(move || {
+                let round = scope.agree("call", &soon()).unwrap();
+                if me == 1 {
+                    come_to_the_end(store);
+                    store.get("test/world/0/end/verdict", &soon()).unwrap();
+                    store.set("test/world/0/end/read/by/1", b"1", &soon()).unwrap();
+                    store.set("test/lost/1", b"1", &soon()).unwrap();
+                } else {
+                    end(store, round, &soon());
+                }
+            });
+        }
+    });
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+}
+
+#[test]
+fn the_rank_that_serves_stays_for_the_slow_ones_when_a_fast_one_has_left() {
+    let store = MemoryStore::new();
+    let stayed = std::thread::scope(|threads| {
+        let handles: Vec<_> = (0..3)
+            .map(|me| {
+                let scope = serving(&store, me, 3);
+                let store = &store;
+                threads.spawn(move || {
+                    let round = scope.agree("call", &soon()).unwrap();
+                    let began = Instant::now();
+                    match me {
+                        2 => come_to_the_end(store),
+                        _ => end(store, round, &soon()),
+                    }
+                    if me == 1 {
+                        store.set("test/lost/1", b"1", &soon()).unwrap();
+                    }
+                    began.elapsed()
+                })
+            })
+            .collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(stayed[0] > Duration::from_secs(1), "{stayed:?}");
+}
+
+#[test]
+fn staying_for_slow_ranks_ends_at_the_deadline_and_when_aborted() {
+    for abort in [false, true] {
+        let store = MemoryStore::new();
+        let timeout = Duration::from_millis(if abort { 20_000 } else { 300 });
+        let wait = Wait::after(timeout);
+        let cancel = wait.cancel.clone();
+        let began = Instant::now();
+        std::thread::scope(|threads| {
+            let scope = serving(&store, 1, 2);
+            let store = &store;
+            threads.spawn(move || {
+                scope.agree("call", &soon()).unwrap();
+                come_to_the_end(store);
+                std::thread::sleep(Duration::from_millis(200));
+                if abort {
+                    cancel.raise();
+                }
+            });
+            end(store, serving(store, 0, 2).agree("call", &wait).unwrap(), &wait);
+        });
+        // Not the seconds that it would stay.
+        assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    }
+}

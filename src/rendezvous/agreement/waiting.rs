@@ -1,0 +1,79 @@
+//! Waits inside a call. They end when a value or the verdict is there, or when a rank of the scope
+//! is lost.
+
+use std::sync::Arc;
+
+use super::deadlock::DeadlockSearch;
+use super::round::Round;
+use super::verdict::Verdict;
+use crate::error::{Error, Result};
+use crate::rendezvous::store::any_of;
+use crate::wait::{Wait, Watch};
+
+/// What a wait inside a call has found.
+pub(super) enum Found {
+    Value(Vec<u8>),
+    Verdict(Verdict),
+}
+
+impl Round {
+    pub(super) fn await_verdict(&self, phase: &str, wait: &Wait) -> Result<Verdict> {
+        match self.await_value(None, phase, wait)? {
+            Found::Verdict(verdict) => Ok(verdict),
+            Found::Value(_) => Err(Error::internal("a value that nobody asked for")),
+        }
+    }
+
+    /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost and
+    /// neither is there, the loss becomes the verdict.
+    pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
+        let losses = Arc::clone(&self.party.losses);
+        let of_caller = wait.watch.clone();
+        let (order, looking) =
+            (phase.is_empty().then(|| DeadlockSearch::of(self)), Wait { watch: None, ..wait.clone() });
+        let watch: Watch = Arc::new(move || {
+            losses.look(&looking);
+            if let Some(order) = &order {
+                order.look(&looking);
+            }
+            of_caller.as_ref().map_or(Ok(()), |watch| watch())
+        });
+        let wait = &Wait { watch: Some(watch), ..wait.clone() };
+        let (store, verdict) = (&self.party.store, self.key(phase, "verdict"));
+        loop {
+            if let Some(lost) = self.lost() {
+                // A value that was published before the loss still counts.
+                if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
+                    return Ok(Found::Value(value));
+                }
+                let found = Verdict::of(&self.loss(phase, lost, wait));
+                return self.decide(phase, &found, wait).map(Found::Verdict);
+            }
+            let (number, lost) = self.party.losses.next();
+            let keys: Vec<&str> = key.into_iter().chain([verdict.as_str(), lost.as_str()]).collect();
+            let (index, value) = any_of(&**store, &keys, wait)?;
+            match (keys.len() - index, key) {
+                (1, _) => {
+                    self.party.losses.note(number, &value);
+                    // The call ends at its deadline also when the store reports losses without end
+                    // that are no ranks of this scope.
+                    wait.cancel.check()?;
+                    if wait.deadline.passed() && self.lost().is_none() {
+                        return Err(Error::timeout(format!(
+                            "the store at {} tells of lost ranks without end",
+                            store.name()
+                        )));
+                    }
+                }
+                (2, _) => return Ok(Found::Verdict(self.verdict_in(&value, &verdict))),
+                _ => return Ok(Found::Value(value)),
+            }
+        }
+    }
+
+    fn loss(&self, phase: &str, rank: i32, wait: &Wait) -> Error {
+        let position = self.party.members.position(rank);
+        let came = position.and_then(|position| self.party.store.try_get(&self.here(phase, position), wait).ok());
+        if phase.is_empty() && came.flatten().is_none() { self.lost_before(rank) } else { self.lost_when("in", rank) }
+    }
+}

@@ -1,0 +1,280 @@
+//! Joins a world: reaches the store, and agrees with the other ranks on what the world is.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostccl::fork::Own;
+
+use super::agreement::{Members, Party, Scope, ScopeKeys};
+use super::equipment::{self, Equipment};
+use super::handshake::{self, NonceServer};
+use super::init_method::Method;
+use super::join_attempt::{self, JoinAttempt};
+use super::launcher::{Place, detect, given};
+use super::losses::Losses;
+use super::one_host;
+use super::options::{DEFAULT_TIMEOUT, JoinOptions};
+use super::serve::serve;
+use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
+use super::world::{Session, World};
+use crate::error::{Error, Result, Status};
+use crate::wait::{Deadline, Wait};
+
+/// How long a rank that cannot take part tries to tell the others.
+const TELL: Duration = Duration::from_secs(5);
+
+impl World {
+    /// Finds out who this process is, reaches the store and agrees with the other ranks on world size, device type and library version.
+    /// **Collective over the world** unless offline.
+    pub fn join(device_type: &str, options: &JoinOptions) -> Result<World> {
+        World::join_with(device_type, options, |_, _| Ok(((), None))).map(|(world, ())| world)
+    }
+
+    /// The same, with what this process needs for it (given its rank in the host and the world's size), which is prepared before anybody is
+    /// waited for, and what of it the other ranks must know. A rank that fails in that tells the others, so that they do not wait for it.
+    #[doc(hidden)]
+    pub fn join_with<T>(
+        device_type: &str,
+        options: &JoinOptions,
+        prepare: impl FnOnce(usize, usize) -> Result<(T, Option<Equipment>)>,
+    ) -> Result<(World, T)> {
+        Error::check_fork()?;
+        let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
+        let method = Method::parse(options.init_method.as_deref())?;
+        let place = place(options, &method)?;
+        let mut world =
+            World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
+        let (prepared, equipment) = match prepare(world.place.local_rank, world.place.size) {
+            Ok((prepared, equipment)) => (Ok(prepared), equipment),
+            Err(error) => (Err(error), None),
+        };
+        if options.offline {
+            return Ok((world, prepared?));
+        }
+        let failure = prepared.as_ref().err().cloned();
+        let mut deadline = options.deadline.unwrap_or(Deadline::after(timeout));
+        if failure.is_some() && deadline.left() > TELL {
+            deadline = Deadline::after(TELL);
+        }
+        let wait = Wait { cancel: options.cancel.clone(), ..Wait::after(timeout) }.with_deadline(deadline);
+        let mut server = None;
+        let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, join, host)| {
+            server = session.server.clone();
+            world.session = Some(Own::new(session));
+            let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
+            let agreed = match host {
+                Some(host) => host.while_others_come(&wait, agree),
+                None => agree(),
+            };
+            agreed.map(|()| join.keep())
+        });
+        let joined = joined.map_err(|error| explain(server.as_ref(), error));
+        match (prepared, joined) {
+            // That the ranks want different things says more than that this one cannot have its own.
+            (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(_), Err(error)) => Err(world.with_reach(error)),
+            (Ok(prepared), Ok(())) => Ok((world, prepared)),
+        }
+    }
+
+    /// Beside the error of a join to which others did not come: that they could not, where a name means this host alone.
+    fn with_reach(&self, error: Error) -> Error {
+        let error = match self.session.as_ref().and_then(|session| session.size_there) {
+            Some(there) if there != self.place.size && error.status() == Status::Timeout => Error::timeout(format!(
+                "{} (rank 0 there has a world of {there} ranks and this rank one of {}: another job may be at this address)",
+                error.message(),
+                self.place.size
+            ))
+            .with_os_error(error.os_error()),
+            _ => error,
+        };
+        let server = self.session.as_ref().and_then(|session| session.server.as_ref());
+        let Some((server, (host, _))) = server.zip(self.place.address.as_ref()) else { return error };
+        let is_plain = host.parse::<std::net::IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
+        if error.status() != Status::Timeout || is_plain || !server.is_local() {
+            return error;
+        }
+        let address = server.local_addr().ip();
+        Error::timeout(format!(
+            "{} (the store listens on {address} alone, which {host} means on this host: ranks on other hosts cannot reach it; name an address that they can, or mend /etc/hosts)",
+            error.message()
+        ))
+        .with_os_error(error.os_error())
+    }
+
+    /// Reaches the store, and agrees with rank 0 on a prefix for the keys that no earlier run has used.
+    fn meet(
+        &self,
+        method: Method,
+        store: Option<Arc<dyn Store>>,
+        wait: &Wait,
+    ) -> Result<(Session, JoinAttempt, Option<NonceServer>)> {
+        let Place { rank, size, .. } = self.place;
+        // Also where nobody is asked for it: an empty one is a mistake that is better found in a world of one rank.
+        let secret = Secret::from_environment()?;
+        let mut connect: Option<Box<dyn Fn() -> Result<TcpStore>>> = None;
+        let (mut store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
+            (None, _) if size == 1 => (Arc::new(MemoryStore::new()), None, true),
+            (Some(store), _) => {
+                Secret::refuse_for("the caller's store (dm_world_options.store)")?;
+                (store, None, false)
+            }
+            (None, Method::File(path)) => {
+                Secret::refuse_for(&format!("the folder that file://{path} names"))?;
+                (Arc::new(FileStore::open(Path::new(&path))?), None, false)
+            }
+            (None, Method::Tcp(..) | Method::Env) => {
+                let (host, port) = self.place.address.clone().ok_or_else(|| {
+                    Error::invalid(format!(
+                        "{} gives rank {rank} of {size} ranks, but no address to meet at: {}",
+                        self.place.launcher, self.place.advice
+                    ))
+                })?;
+                let serves = rank == 0 && !self.place.agent;
+                let server = if serves {
+                    serve((&host, port), size, secret.as_ref(), wait).map_err(|error| self.place.taken(error))?
+                } else {
+                    None
+                };
+                let wait = wait.clone();
+                let reach = move || TcpStore::connect_with_secret(&host, port, secret.clone(), &wait);
+                let store = reach().map_err(|error| explain(server.as_ref(), error))?;
+                connect = Some(Box::new(reach));
+                (Arc::new(store), server, !self.place.agent)
+            }
+        };
+        let mut host = None;
+        let (join, handshake::Session { prefix, size: size_there }) = loop {
+            let join = JoinAttempt::begin(&store, self.place.job, rank, wait);
+            let found = join.as_ref().map_err(Error::clone).and_then(|join| match (fresh, rank) {
+                (true, 0) => handshake::lead(&*store, &join.prefix, size, wait),
+                (true, _) => handshake::follow(&*store, &join.prefix, &join.tried, wait),
+                (false, 0) => Ok(host.insert(NonceServer::new(Arc::clone(&store), &join.prefix, size)).session()),
+                (false, _) => handshake::ask(&*store, &join.prefix, &join.tried, wait),
+            });
+            match (found, &connect) {
+                // The server of a world before this one, which rank 0 has just freed; it is still to come to this one.
+                (Err(error), Some(connect))
+                    if fresh && rank > 0 && error.status() == Status::Store && !wait.deadline.passed() =>
+                {
+                    let _ = join.map(JoinAttempt::keep);
+                    std::thread::sleep(wait.deadline.slice());
+                    store = Arc::new(connect()?);
+                }
+                (found, _) => {
+                    let (mut join, found) = (join?, found?);
+                    join.meets_under(&found.prefix);
+                    break (join, found);
+                }
+            }
+        };
+        let (members, leftovers) =
+            (Members::All(size), Arc::new(join_attempt::leftovers(&*store, (rank, size), &prefix)));
+        let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, &leftovers, (rank, size), wait)?);
+        let served = size > 1 && fresh;
+        leftovers.note(format!("{prefix}/rank/{rank}"));
+        if rank == 0 {
+            leftovers.note(format!("{}/session", join.prefix));
+            leftovers.note(format!("{}/tokens", join.prefix));
+        }
+        let party = Party {
+            store: Arc::clone(&store),
+            losses: Arc::clone(&losses),
+            left: ScopeKeys::new(&members, &leftovers),
+            members,
+            me: rank,
+            served,
+            serving: served && rank == 0,
+        };
+        let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
+        let session = Session { scope, losses, leftovers, store, prefix, size_there, served, server };
+        Ok((session, join, host))
+    }
+
+    /// `failure`: why this rank cannot take part after all.
+    fn agree_on_join(&self, failure: Option<&Error>, equipment: Option<&Equipment>, wait: &Wait) -> Result<()> {
+        let session = self.session()?;
+        let Place { rank, size, .. } = self.place;
+        if size == 1 {
+            return session.scope.agree("dm_world_init()", wait).map(drop);
+        }
+        if session.store.add(&format!("{}/rank/{rank}", session.prefix), 1, wait)? != 1 {
+            let name = session.store.name();
+            // The ranks of a world of another size are another job's, which this rank leaves alone.
+            if let Some(there) = session.size_there.filter(|there| *there != size) {
+                let message = format!(
+                    "rank {rank} of {size} joined {name}, where rank {rank} of another job with {there} ranks is: give each job an address of its own"
+                );
+                return Err(Error::new(Status::Mismatch, message));
+            }
+            let twice = format!(
+                "two processes joined {name} as rank {rank} of {size}: a rank was started twice, or another job is there"
+            );
+            let error = Error::new(Status::Mismatch, twice);
+            session.scope.refuse(&error, wait);
+            return Err(error);
+        }
+        let call = format!(
+            "dm_world_init(device_type={}, world_size={size}, version={})",
+            self.device_type,
+            env!("CARGO_PKG_VERSION")
+        );
+        let round = match failure {
+            Some(failure) => session.scope.agree_in_vain(&call, failure, wait)?,
+            None => session.scope.agree(&call, wait)?,
+        };
+        let store = &*session.store;
+        let outcome = match (failure, equipment) {
+            (Some(failure), _) => Err(failure.clone()),
+            (None, Some(mine)) => {
+                equipment::check(&round, store, &session.prefix, &session.leftovers, rank, mine, wait)
+            }
+            (None, None) if self.device_type == "cpu" => {
+                one_host::share_one(&round, store, &session.prefix, (rank, size), wait)
+            }
+            (None, None) => Ok(()),
+        };
+        if let Err(error) = &outcome {
+            round.fail(error, wait);
+        }
+        let finished = round.finish(wait);
+        outcome.and(finished)?;
+        // Trouble with it is none of the join, and the next join tries again.
+        let _ = join_attempt::clean_up(store, rank, wait);
+        Ok(())
+    }
+}
+
+/// The error of a wait for other ranks, with the reason where this process's own server could not take them.
+fn explain(server: Option<&Arc<Server>>, error: Error) -> Error {
+    match server {
+        Some(server) => server.explain(error),
+        None => error,
+    }
+}
+
+pub(super) fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
+    let env = |name: &str| std::env::var(name).ok();
+    let mut place = match options.world_size {
+        None => detect(&env)?,
+        // Only a meeting at the environment's address has to find one.
+        Some(size) if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline => {
+            given(&env, options.rank, size, options.local_rank)?
+        }
+        Some(size) => Place::new("dm_world_options", options.rank, size, options.local_rank),
+    };
+    if let Method::Tcp(host, port) = method {
+        place.address = Some((host.clone(), *port));
+        place.agent = false;
+    }
+    if !matches!(method, Method::Env) || options.store.is_some() {
+        // The port, or the store, is the caller's.
+        place.job = 0;
+    }
+    if place.size > i32::MAX as usize || place.rank >= place.size {
+        return Err(Error::invalid(format!("rank {} is not in a world of {} ranks", place.rank, place.size)));
+    }
+    Ok(place)
+}

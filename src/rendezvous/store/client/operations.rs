@@ -1,0 +1,228 @@
+//! The operations of a store, as requests to a TCPStore server.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::super::connection::{CANCEL_ANSWER, Connection, ExchangeError};
+use super::super::frame::{Writer, op};
+use super::super::{Store, no_key};
+use super::{IN_FLIGHT, TcpStore, full, leave, with_keys};
+use crate::error::{Error, Result};
+use crate::wait::{Deadline, Wait};
+
+/// A server that cannot wait for any of several keys is asked again and again: first after, and at last every.
+const FIRST_LOOK: Duration = Duration::from_millis(25);
+
+const LAST_LOOK: Duration = Duration::from_millis(400);
+
+impl TcpStore {
+    /// WAIT for one key and GET; `None` when it has not come `until` then. Only the wait for the key ends then: connecting, and the answer to
+    /// the cancellation, may take as long as `wait` lets them.
+    fn wait_for(&self, key: &str, until: Deadline, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        let key_bytes = full(key);
+        let request = with_keys(op::WAIT, std::slice::from_ref(&key_bytes));
+        let talk = |connection: &mut Connection| {
+            connection.send(&request, &at_once(wait))?;
+            let waited = connection.byte(&wait.with_deadline(until));
+            let at_once = at_once(wait);
+            match waited {
+                Err(ExchangeError::Late) if !connection.cancel_wait(&at_once)? => return Ok(None),
+                Ok(_) | Err(ExchangeError::Late) => {}
+                Err(broken) => return Err(broken),
+            }
+            connection.send(&Writer::new(op::GET).string(&key_bytes).finish(), &at_once)?;
+            connection.string(&at_once).map(Some)
+        };
+        self.exchange(wait, || format!("GET {key}"), talk)
+    }
+
+    /// On our server: waits for any of the keys; `None` at the deadline.
+    fn wait_any(&self, keys: &[&str], wait: &Wait) -> Result<Option<(usize, Vec<u8>)>> {
+        let full: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
+        let request = with_keys(op::WAIT_ANY, &full);
+        let answer = |connection: &mut Connection, at_once: &Wait| {
+            let index = connection.number(at_once)?;
+            let value = connection.string(at_once)?;
+            match usize::try_from(index).ok().filter(|index| *index < keys.len()) {
+                Some(index) => Ok(Some((index, value))),
+                None => Err(ExchangeError::Ended(Error::store(format!(
+                    "WAIT_ANY of {} keys answers key {index}",
+                    keys.len()
+                )))),
+            }
+        };
+        let talk = |connection: &mut Connection| {
+            connection.send(&request, wait)?;
+            match connection.byte(wait) {
+                Ok(_) => answer(connection, &at_once(wait)),
+                Err(ExchangeError::Late) => {
+                    let short = wait.with_deadline(Deadline::after(CANCEL_ANSWER));
+                    connection.send(&[op::CANCEL_WAIT], &short)?;
+                    // The answer may have crossed the cancellation.
+                    if connection.byte(&short)? != 0 {
+                        return Ok(None);
+                    }
+                    let found = answer(connection, &short)?;
+                    connection.byte(&short)?;
+                    Ok(found)
+                }
+                Err(broken) => Err(broken),
+            }
+        };
+        self.exchange(wait, || format!("GET {}", keys[0]), talk)
+    }
+}
+
+impl Store for TcpStore {
+    fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
+        self.check(key, value)?;
+        let request = Writer::new(op::SET).string(&full(key)).string(value);
+        let request = request.then(op::PING).word(0).finish();
+        // SET has no reply, and what this thread does next may go over another connection and overtake it: so an answer to PING is awaited.
+        self.exchange(
+            wait,
+            || format!("SET {key}"),
+            |connection| {
+                connection.send(&request, wait)?;
+                connection.receive(&mut [0; 4], wait)
+            },
+        )
+    }
+
+    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
+        for key in keys {
+            self.check(key, &[])?;
+        }
+        let late = || no_key(self, keys[0], wait);
+        if self.ours.load(Ordering::SeqCst) {
+            return self.wait_any(keys, wait)?.ok_or_else(late);
+        }
+        if keys.len() == 1 {
+            return self.wait_for(keys[0], wait.deadline, wait)?.map(|value| (0, value)).ok_or_else(late);
+        }
+        let mut look = FIRST_LOOK;
+        loop {
+            let last = wait.deadline.passed();
+            let until = Deadline::after(wait.deadline.left().min(look));
+            if let Some(value) = self.wait_for(keys[0], until, wait)? {
+                return Ok((0, value));
+            }
+            for (index, key) in keys.iter().enumerate().skip(1) {
+                if let Some(value) = self.try_get(key, &at_once(wait))? {
+                    return Ok((index, value));
+                }
+            }
+            wait.look_around()?;
+            if last {
+                return Err(late());
+            }
+            look = (look * 2).min(LAST_LOOK);
+        }
+    }
+
+    fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
+        self.check(key, &[])?;
+        let (check, get) = (with_keys(op::CHECK, &[full(key)]), Writer::new(op::GET).string(&full(key)).finish());
+        // GET of a missing key is an empty value on one server and a closed connection on another, so ask first.
+        let both = self.ours.load(Ordering::SeqCst);
+        self.exchange(
+            wait,
+            || format!("GET {key}"),
+            |connection| {
+                connection.send(&if both { [&check[..], &get].concat() } else { check }, wait)?;
+                let there = connection.byte(wait)? == 0;
+                if !both {
+                    if !there {
+                        return Ok(None);
+                    }
+                    connection.send(&get, wait)?;
+                }
+                Ok(Some(connection.string(wait)?).filter(|_| there))
+            },
+        )
+    }
+
+    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
+        self.check(key, &[])?;
+        let request = Writer::new(op::ADD).string(&full(key)).number(amount).finish();
+        self.exchange(
+            wait,
+            || format!("ADD {key}"),
+            |connection| {
+                connection.send(&request, wait)?;
+                connection.number(wait)
+            },
+        )
+    }
+
+    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
+        self.check(key, value)?;
+        let request = Writer::new(op::COMPARE_SET).string(&full(key)).string(b"").string(value).finish();
+        self.exchange(
+            wait,
+            || format!("COMPARE_SET {key}"),
+            |connection| {
+                connection.send(&request, wait)?;
+                connection.string(wait)
+            },
+        )
+    }
+
+    /// One question for each key, many of them in flight.
+    fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
+        let talk = |connection: &mut Connection| {
+            let mut there = Vec::with_capacity(keys.len());
+            for keys in keys.chunks(IN_FLIGHT) {
+                let questions: Vec<u8> = keys.iter().flat_map(|key| with_keys(op::CHECK, &[full(key)])).collect();
+                connection.send(&questions, wait)?;
+                let mut answers = vec![0; keys.len()];
+                connection.receive(&mut answers, wait)?;
+                there.extend(answers.into_iter().map(|answer| answer == 0));
+            }
+            Ok(there)
+        };
+        self.exchange(wait, || format!("CHECK of {} keys", keys.len()), talk)
+    }
+
+    fn delete(&self, key: &str, wait: &Wait) -> Result<()> {
+        self.check(key, &[])?;
+        let request = Writer::new(op::DELETE).string(&full(key)).finish();
+        self.exchange(
+            wait,
+            || format!("DELETE {key}"),
+            |connection| {
+                connection.send(&request, wait)?;
+                connection.number(wait).map(drop)
+            },
+        )
+    }
+
+    /// Beside the next operation: no packet of its own.
+    fn forget(&self, mut keys: Vec<String>, _wait: &Wait) {
+        keys.retain(|key| self.check(key, &[]).is_ok());
+        self.forgotten().append(&mut keys);
+    }
+
+    fn leave_last_word(&self, key: &str, word: &[u8], wait: &Wait) -> Result<bool> {
+        if !self.ours.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        let (key, word) = self.last_word.get_or_init(|| (full(key), word.to_vec()));
+        // Those that are open already; whoever opens another one leaves it there.
+        let idle = std::mem::take(&mut *self.idle());
+        for mut connection in idle {
+            leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
+            self.idle().push(connection);
+        }
+        Ok(true)
+    }
+
+    fn name(&self) -> &str {
+        &self.address.name
+    }
+}
+
+/// For an answer that comes at once, also where the deadline is close or has passed.
+fn at_once(wait: &Wait) -> Wait {
+    wait.with_deadline(Deadline::after(wait.deadline.left().max(CANCEL_ANSWER)))
+}

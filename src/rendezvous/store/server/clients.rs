@@ -1,0 +1,195 @@
+//! The state of the server's loop: its clients, what they wait for, and what is owed to them.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{Shutdown, TcpListener};
+use std::sync::Arc;
+use std::time::Instant;
+
+use hostccl::fork::Private;
+
+use super::super::poll::{Interest, Poll};
+use super::super::secret::Secret;
+use super::super::table::{Client, Replies, Table};
+use super::client::Connection;
+use super::connections::Connections;
+use super::shared::{MAX_BUFFERED, Shared};
+
+/// The least work that a turn counts for. A connection that is accepted or closed counts as much.
+pub(super) const LEAST: usize = 4 << 10;
+
+/// Bytes that are read from one client in one system call.
+pub(super) const MOST_READ: usize = 64 << 10;
+
+/// Bytes that are sent to one client in a small turn, and in a larger one.
+pub(super) const SMALL_SEND: usize = 16 << 10;
+
+/// The token of the event that wakes the loop. The listeners' tokens are lower, the clients' tokens are higher.
+pub(super) const WAKE: u64 = 1 << 16;
+
+pub(super) struct Serving {
+    pub(super) listeners: Vec<Private<TcpListener>>,
+    pub(super) poll: Poll,
+    pub(super) shared: Arc<Shared>,
+    pub(super) secret: Option<Secret>,
+    pub(super) table: Table,
+    pub(super) clients: HashMap<Client, Connection>,
+    pub(super) next: Client,
+    pub(super) connections: Connections,
+    /// When the server listens again after there was no room.
+    pub(super) paused: Option<Instant>,
+    /// How many bytes the buffers of all clients hold.
+    pub(super) buffered: usize,
+    /// Clients that have asked for more than a small turn's work.
+    pub(super) busy: VecDeque<Client>,
+    /// Clients that have something new to send, because another client's request woke them.
+    pub(super) answered: VecDeque<Client>,
+    /// Clients whose sockets failed while other clients were answered.
+    pub(super) lost: Vec<Client>,
+    pub(super) replies: Replies,
+    pub(super) buffer: Vec<u8>,
+}
+
+impl Serving {
+    pub(super) fn new(
+        listeners: Vec<Private<TcpListener>>,
+        poll: Poll,
+        shared: Arc<Shared>,
+        secret: Option<Secret>,
+    ) -> io::Result<Serving> {
+        for (token, listener) in (0..).zip(&listeners) {
+            poll.add(&**listener, token)?;
+        }
+        Ok(Serving {
+            listeners,
+            poll,
+            shared,
+            secret,
+            table: Table::default(),
+            clients: HashMap::new(),
+            next: WAKE + 1,
+            connections: Connections::default(),
+            paused: None,
+            buffered: 0,
+            busy: VecDeque::new(),
+            answered: VecDeque::new(),
+            lost: Vec::new(),
+            replies: Replies::new(),
+            buffer: vec![0; MOST_READ],
+        })
+    }
+
+    /// Has the loop wait for the events that may come from a client now.
+    fn look_out(&mut self, client: Client) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        let interest = Interest {
+            read: !connection.busy && !connection.is_deaf() && !connection.ending,
+            write: !connection.busy && connection.outgoing.left() > 0,
+        };
+        if interest != connection.interest {
+            connection.interest = interest;
+            if self.poll.modify(&*connection.stream, client, interest).is_err() {
+                self.lost.push(client);
+            }
+        }
+    }
+
+    /// Lets the client continue in its next turn.
+    pub(super) fn put_off(&mut self, client: Client) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        if !connection.busy {
+            connection.busy = true;
+            self.busy.push_back(client);
+            self.look_out(client);
+        }
+    }
+
+    /// Sends what the socket takes, up to `limit` bytes; returns how many. A client in the queue for a larger turn waits for that turn.
+    pub(super) fn flush(&mut self, client: Client, limit: usize) -> usize {
+        let Some(connection) = self.clients.get_mut(&client) else { return 0 };
+        let flushed = if connection.busy { Ok(0) } else { connection.flush(limit) };
+        let Ok(sent) = flushed else {
+            self.lost.push(client);
+            return 0;
+        };
+        if connection.ending && connection.outgoing.left() == 0 {
+            self.lost.push(client);
+            return sent;
+        }
+        self.look_out(client);
+        self.account(client);
+        sent
+    }
+
+    /// Counts the memory that a client makes the server keep. When the memory for all clients, with the values that only unread replies
+    /// keep, is too much, one client is dropped: first one that has not even greeted, then one that does not read, then the one that has
+    /// most.
+    fn account(&mut self, client: Client) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        let now = connection.buffered();
+        self.buffered = self.buffered + now - connection.counted;
+        connection.counted = now;
+        while self.buffered + self.table.loose() > MAX_BUFFERED {
+            let weight = |connection: &Connection| {
+                let kept = connection.counted + connection.outgoing.left();
+                (kept > 0 && !connection.is_admitted(), kept > 0 && connection.is_stalled(), kept)
+            };
+            let most = self.clients.iter_mut().filter(|(_, connection)| !connection.ending);
+            let Some((most, connection)) = most.max_by_key(|(_, connection)| weight(connection)) else { return };
+            self.buffered -= connection.counted;
+            connection.give_up();
+            self.lost.push(*most);
+        }
+    }
+
+    /// Hands out the table's replies. The replies to `asking` are sent at the end of the turn, those to other clients soon after. Returns
+    /// how much work that was.
+    pub(super) fn answer(&mut self, asking: Client) -> usize {
+        let mut replies = std::mem::take(&mut self.replies);
+        let mut handed = 0;
+        for reply in replies.drain(..) {
+            let Some(connection) = self.clients.get_mut(&reply.to).filter(|connection| !connection.ending) else {
+                continue;
+            };
+            if connection.outgoing.left() == 0 {
+                connection.active = Instant::now();
+            }
+            connection.outgoing.push(&reply.bytes);
+            handed += reply.bytes.len();
+            if let Some(value) = reply.value {
+                handed += value.len().min(LEAST);
+                connection.outgoing.push_value(value);
+            }
+            if reply.to != asking && !connection.answered {
+                connection.answered = true;
+                self.answered.push_back(reply.to);
+            }
+        }
+        self.replies = replies;
+        handed
+    }
+
+    /// Does what other clients' turns left to be done. Of the clients that these turns woke, at most `woken` are answered now.
+    pub(super) fn settle(&mut self, woken: usize) {
+        for _ in 0..woken {
+            let Some(client) = self.answered.pop_front() else { break };
+            let Some(connection) = self.clients.get_mut(&client) else { continue };
+            connection.answered = false;
+            self.flush(client, SMALL_SEND);
+        }
+        while let Some(client) = self.lost.pop() {
+            self.leave(client);
+        }
+    }
+
+    pub(super) fn leave(&mut self, client: Client) {
+        let Some(connection) = self.clients.remove(&client) else { return };
+        // Closing the socket does both, unless a process made by `clone` has a copy of it.
+        self.poll.remove(&*connection.stream);
+        let _ = connection.stream.shutdown(Shutdown::Both);
+        self.buffered -= connection.counted;
+        self.connections.left(client, connection.address, self.clients.len());
+        self.table.leave(client, &mut self.replies);
+        self.answer(client);
+    }
+}

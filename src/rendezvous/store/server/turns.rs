@@ -1,0 +1,125 @@
+//! The turns of a client: reads what it asks for and carries it out.
+
+use super::super::poll::Ready;
+use super::super::table::{Client, Refusal};
+use super::client::{Admission, ReadOutcome};
+use super::clients::{LEAST, MOST_READ, SMALL_SEND, Serving, WAKE};
+
+impl Serving {
+    /// Does what one event asks for, up to that much work. Returns how much work that was.
+    pub(super) fn small_turn(&mut self, event: &Ready, limit: usize) -> usize {
+        match event.token {
+            WAKE => 0,
+            listener if listener < WAKE => {
+                let before = self.next;
+                self.accept(listener as usize);
+                (self.next - before) as usize * LEAST
+            }
+            client => {
+                if event.write {
+                    // A client with more replies than a small turn sends gets the rest in larger turns.
+                    self.put_off(client);
+                } else if event.read {
+                    return self.turn(client, limit, true);
+                } else if event.over {
+                    self.leave(client);
+                }
+                0
+            }
+        }
+    }
+
+    /// Carries out what a client has asked for, and reads more if there may be more, until its replies pile up or its turn is over.
+    /// Only a turn that is not small begins with a request of any length. Returns how much work that was.
+    pub(super) fn turn(&mut self, client: Client, limit: usize, is_small: bool) -> usize {
+        let (mut work, mut readable) = (0, true);
+        loop {
+            let Some(connection) = self.clients.get_mut(&client) else { return work };
+            if connection.ending {
+                break;
+            }
+            if connection.is_deaf() {
+                break;
+            }
+            if work >= limit {
+                if readable || connection.has_more() {
+                    self.put_off(client);
+                }
+                break;
+            }
+            let done = if connection.task.is_some() {
+                self.advance(client)
+            } else {
+                match connection.measure() {
+                    // The request is too long for the rest of this turn.
+                    Ok(Some(length)) if (work > 0 || is_small) && work + length > limit => {
+                        self.put_off(client);
+                        break;
+                    }
+                    Ok(Some(length)) => self.request(client, length),
+                    Ok(None) if !readable => break,
+                    Ok(None) => match connection.read(&mut self.buffer[..limit.min(MOST_READ)]) {
+                        ReadOutcome::Bytes(count) => {
+                            connection.receive(&self.buffer[..count]);
+                            work += count;
+                            readable = count == limit.min(MOST_READ);
+                            Ok(())
+                        }
+                        ReadOutcome::Nothing => break,
+                        ReadOutcome::End => {
+                            self.leave(client);
+                            return work;
+                        }
+                    },
+                    Err(malformed) => Err(Refusal::Protocol(malformed.0)),
+                }
+            };
+            work += self.table.take_work() + self.answer(client);
+            if done.is_err() {
+                self.leave(client);
+                return work;
+            }
+        }
+        work + self.flush(client, SMALL_SEND)
+    }
+
+    /// Does the next step of the client's request.
+    pub(super) fn advance(&mut self, client: Client) -> Result<(), Refusal> {
+        let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
+        let Some(mut task) = connection.task.take() else { return Ok(()) };
+        let is_done = self.table.advance(client, &mut task, &mut self.replies)?;
+        connection.task = Some(task).filter(|_| !is_done);
+        Ok(())
+    }
+
+    /// Begins the client's next request, which has that length.
+    pub(super) fn request(&mut self, client: Client, length: usize) -> Result<(), Refusal> {
+        let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
+        let Some(request) = connection.take_request() else { return Ok(()) };
+        // A list stays where it is, and counts when its keys are looked at.
+        self.table.count_work(if request.is_list() { length.min(LEAST) } else { length });
+        let was_admitted = connection.is_admitted();
+        let admission = connection.admit(request, self.secret.as_ref())?;
+        if !was_admitted && connection.is_admitted() {
+            self.connections.admitted(client);
+        }
+        let request = match admission {
+            Admission::CarryOut(request) => request,
+            Admission::Answered => return Ok(()),
+            Admission::Refused(why) => {
+                self.table.note_refused(connection.address, why);
+                return Ok(());
+            }
+        };
+        if !connection.asked && !request.is_greeting() {
+            connection.asked = true;
+            self.connections.asked(client);
+        }
+        if let Some(mut task) = self.table.handle(client, request, &mut self.replies)? {
+            // Most requests are done in one step.
+            let is_done = self.table.advance(client, &mut task, &mut self.replies)?;
+            connection.task = (!is_done).then(|| Box::new(task));
+        }
+        Ok(())
+    }
+}

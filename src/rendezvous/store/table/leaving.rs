@@ -1,0 +1,90 @@
+//! What becomes of a client that has gone, or that is dropped because there is no room for what it asks for.
+
+use std::net::IpAddr;
+
+use super::super::value::Value;
+use super::limits::{MAX_WAITS, MOST_STORED, Refusal, cost_of_word};
+use super::state::{Client, Kind, Replies, Table};
+
+impl Table {
+    /// What came of a request or a step. A client that there is no room for is turned away here.
+    pub(super) fn done<T>(&mut self, client: Client, done: Result<T, Refusal>) -> Result<T, Refusal> {
+        match &done {
+            Err(Refusal::StoreFull(most)) => {
+                let (stored, keys) = (self.stored, self.values.len());
+                let said = format!(
+                    "it keeps {stored} bytes in {keys} keys, and at most {most} bytes; remove keys that the program has put there itself"
+                );
+                self.turn_away(client, Kind::Stored, said);
+            }
+            Err(Refusal::WaitsFull) => {
+                let waits = self.waits;
+                let said = format!(
+                    "the keys that its clients wait for take {waits} bytes, and at most {MAX_WAITS} bytes; wait for fewer keys at a time"
+                );
+                self.turn_away(client, Kind::Waits, said);
+            }
+            Err(Refusal::Protocol(_)) | Ok(_) => {}
+        }
+        done
+    }
+
+    /// A client is dropped because there is no room. It has not gone by itself, so its last words are not passed on; why it was dropped, and what
+    /// to do, it finds under [`SERVER_KEY`].
+    fn turn_away(&mut self, client: Client, kind: Kind, said: String) {
+        self.full.retain(|(known, _)| *known != kind);
+        self.full.push((kind, Value::new(said.into_bytes(), &self.loose)));
+        for of_both in self.words_of.remove(&client).unwrap_or_default() {
+            self.stored -= cost_of_word(&of_both.0, &of_both.1);
+            if let Some(connections) = self.words.get_mut(&of_both) {
+                *connections -= 1;
+                if *connections == 0 {
+                    self.words.remove(&of_both);
+                }
+            }
+        }
+    }
+
+    /// Forgets a client that has gone, and passes on its last words.
+    pub(in crate::rendezvous::store) fn leave(&mut self, client: Client, replies: &mut Replies) {
+        self.forget_wait(client);
+        self.leave_barrier(client);
+        for (key, word) in self.words_of.remove(&client).unwrap_or_default() {
+            self.stored -= cost_of_word(&key, &word);
+            let of_both = (key, word);
+            let Some(connections) = self.words.get_mut(&of_both) else { continue };
+            *connections -= 1;
+            if *connections > 0 {
+                continue;
+            }
+            self.words.remove(&of_both);
+            let (key, word) = of_both;
+            let Ok(count) = self.integer(&key).map(|count| count.wrapping_add(1)) else { continue };
+            let numbered = [&key[..], b"/", count.to_string().as_bytes()].concat();
+            // The value first: who sees the count finds it. There is room for both, because the room that the word took is free now.
+            for (key, value) in [(numbered, word), (key, count.to_string().into_bytes())] {
+                let value = Value::new(value, &self.loose);
+                let _ = self.put_up_to(MOST_STORED, key, value, replies);
+            }
+        }
+    }
+
+    /// Notes that a connection from that address was refused, because it had the wrong secret or none. `why` ends the sentence "N connections ...".
+    pub(in crate::rendezvous::store) fn note_refused(&mut self, from: IpAddr, why: &str) {
+        self.refused.0 += 1;
+        let number = self.refused.0;
+        let noun = if number == 1 { "connection" } else { "connections" };
+        let said = format!("the store refused {number} {noun}, the last one from {from}, {why}");
+        self.refused.1 = Some(Value::new(said.into_bytes(), &self.loose));
+    }
+
+    pub(super) fn leave_barrier(&mut self, client: Client) {
+        let Some(key) = self.at_barrier.remove(&client) else { return };
+        if let Some(clients) = self.barriers.get_mut(&key) {
+            clients.remove(&client);
+            if clients.is_empty() {
+                self.barriers.remove(&key);
+            }
+        }
+    }
+}

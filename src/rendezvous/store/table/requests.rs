@@ -1,0 +1,147 @@
+//! Carries out the requests of clients.
+
+use std::collections::VecDeque;
+
+use super::super::frame::{MAGIC, MAX_KEY, Request};
+use super::super::value::Value;
+use super::limits::{MAX_STORED, MOST_STORED, Refusal, cost, cost_of_word, room};
+use super::state::{Client, LOOK, Replies, Reply, Table, string};
+use super::task::Task;
+
+/// The most last words of one client, and the bytes of each.
+const MAX_WORDS: usize = 16;
+
+const MAX_WORD: usize = MAX_KEY;
+
+impl Table {
+    /// Carries out one request, or gives back what is to be carried out by [`Table::advance`] before the client's next request. `Err` says why
+    /// the client is to be dropped.
+    ///
+    /// What is to be sent goes to `replies`, also beside an error: others may have been woken before it.
+    pub(in crate::rendezvous::store) fn handle(
+        &mut self,
+        client: Client,
+        request: Request,
+        replies: &mut Replies,
+    ) -> Result<Option<Task>, Refusal> {
+        let begun = self.begin(client, request, replies);
+        self.done(client, begun)
+    }
+
+    /// One step of a client's task; whether that was the last one. Small tasks are done in one step, so nothing comes between their keys.
+    pub(in crate::rendezvous::store) fn advance(
+        &mut self,
+        client: Client,
+        task: &mut Task,
+        replies: &mut Replies,
+    ) -> Result<bool, Refusal> {
+        let stepped = self.step(client, task, replies);
+        self.done(client, stepped)
+    }
+
+    fn begin(&mut self, client: Client, request: Request, replies: &mut Replies) -> Result<Option<Task>, Refusal> {
+        self.work += LOOK;
+        let mut reply = |bytes: Vec<u8>| replies.push(Reply::new(client, bytes));
+        match request {
+            Request::Validate(MAGIC) => {}
+            Request::Validate(word) => return Err(format!("the greeting is {word:#x}, not {MAGIC:#x}").into()),
+            Request::Set(key, value) => self.put(key, value, replies)?,
+            Request::CompareSet(key, expected, desired) => {
+                let stands = self.values.get(&key);
+                if stands.map_or(expected.is_empty(), |value| value[..] == expected) {
+                    let desired = Value::new(desired, &self.loose);
+                    replies.push(Reply::string(client, Vec::new(), &desired));
+                    self.put_value(key, desired, replies)?;
+                } else {
+                    replies.push(match stands {
+                        Some(value) => Reply::string(client, Vec::new(), value),
+                        None => Reply::new(client, string(&expected)),
+                    });
+                }
+            }
+            Request::Get(key) => replies.push(match self.value(&key) {
+                Some(value) => Reply::string(client, Vec::new(), value),
+                None => Reply::new(client, string(&[])),
+            }),
+            Request::Add(key, amount) => {
+                let sum = self.integer(&key)?.wrapping_add(amount);
+                reply(sum.to_le_bytes().to_vec());
+                self.put(key, sum.to_string().into_bytes(), replies)?;
+            }
+            Request::Check(keys) => return Ok(Some(Task::Check(keys))),
+            Request::Wait(keys) => return self.wait(client, keys, false).map(|()| Some(Task::Wait)),
+            Request::WaitAny(keys) => return self.wait(client, keys, true).map(|()| Some(Task::Wait)),
+            Request::MultiGet(keys) => return Ok(Some(Task::MultiGet { keys, length: Some(0) })),
+            Request::MultiSet(pairs) => return Ok(Some(Task::MultiSet(pairs))),
+            Request::ListKeys => return self.list().map(Some),
+            Request::NumKeys => reply((self.values.len() as i64).to_le_bytes().to_vec()),
+            Request::Delete(key) => reply(i64::from(self.remove(&key)).to_le_bytes().to_vec()),
+            Request::Append(key, more) => self.append(key, more, replies)?,
+            Request::CancelWait => {
+                self.forget_wait(client);
+                self.leave_barrier(client);
+                reply(vec![1]);
+            }
+            Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
+            Request::QueuePush(key, value) => {
+                self.stored = room(self.stored, cost(&key, &value), MAX_STORED)?;
+                let value = Value::new(value, &self.loose);
+                self.queues.entry(key.clone()).or_default().push_back(value);
+                self.wake_one(&key, replies);
+            }
+            // The length as it was, and a value if there is one: clients wait with WAIT.
+            Request::QueuePop(key) => {
+                let queue = self.queues.get_mut(&key);
+                let len = queue.as_ref().map_or(0, |queue| queue.len()) as i64;
+                let popped = queue.and_then(VecDeque::pop_front);
+                let len_bytes = len.to_le_bytes().to_vec();
+                let Some(value) = popped else {
+                    reply(len_bytes);
+                    return Ok(None);
+                };
+                self.stored -= cost(&key, &value);
+                if len == 1 {
+                    self.queues.remove(&key);
+                }
+                replies.push(Reply::string(client, len_bytes, &value));
+                value.let_go();
+            }
+            Request::QueueLen(key) => {
+                reply((self.queues.get(&key).map_or(0, VecDeque::len) as i64).to_le_bytes().to_vec());
+            }
+            Request::Barrier(key, world) => {
+                // As PyTorch's server: the key counts arrivals, so who comes after the last one passes at once.
+                let count = self.integer(&key)?.wrapping_add(1);
+                if count >= world {
+                    reply(vec![0]);
+                    for other in self.barriers.remove(&key).unwrap_or_default() {
+                        self.at_barrier.remove(&other);
+                        replies.push(Reply::new(other, vec![0]));
+                    }
+                } else {
+                    self.leave_barrier(client);
+                    self.barriers.entry(key.clone()).or_default().insert(client);
+                    self.at_barrier.insert(client, key.clone());
+                }
+                self.put(key, count.to_string().into_bytes(), replies)?;
+            }
+            Request::LastWord(key, word) => {
+                if self.words_of.get(&client).map_or(0, Vec::len) == MAX_WORDS {
+                    return Err(format!("more than {MAX_WORDS} last words of one client").into());
+                }
+                if word.len() > MAX_WORD {
+                    let len = word.len();
+                    return Err(format!("a last word of {len} bytes; at most {MAX_WORD} are taken").into());
+                }
+                // A client that was refused for lack of room leaves its word again when it connects again.
+                self.stored = room(self.stored, cost_of_word(&key, &word), MOST_STORED)?;
+                let words = self.words_of.entry(client).or_default();
+                words.push((key.clone(), word.clone()));
+                *self.words.entry((key, word)).or_default() += 1;
+                reply(vec![0]);
+            }
+            Request::Challenge(_) | Request::Proof(_) => return Err("a proof in the middle".to_owned().into()),
+        }
+        Ok(None)
+    }
+}
