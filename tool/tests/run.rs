@@ -5,6 +5,9 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use devicemesh::error::Status;
+use devicemesh::rendezvous::{JoinOptions, World};
+
 fn tool(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
     command.arg("run").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -193,4 +196,18 @@ fn the_whole_job_can_have_a_limit() {
     let output = run(&["--timeout", "0.3", "--grace-period", "0.1"], "2", "exec sleep 1000");
     assert_eq!(output.status.code(), Some(124));
     assert!(text(&output.stderr).contains("not done after 0.3 s"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_rank_0_elsewhere_is_told_that_the_port_is_taken() {
+    // The job's store has the port for longer than rank 0 of another job waits for a server that may just be going.
+    let mut child = tool(&["-n", "1", "--", "/bin/sh", "-c", "echo $MASTER_PORT; exec sleep 60"]).spawn().unwrap();
+    let port = lines(&mut child, 1).remove(0);
+    let method = format!("tcp://127.0.0.1:{port}");
+    let options = JoinOptions::ranked(0, 2).init_method(&method).timeout(Duration::from_secs(5));
+    let error = World::join("cpu", &options).map(drop).unwrap_err();
+    Command::new("kill").arg(child.id().to_string()).status().unwrap();
+    child.wait().unwrap();
+    assert_eq!((error.status(), error.os_error()), (Status::Store, libc::EADDRINUSE), "{error}");
+    assert!(error.message().contains(&port), "{error}");
 }
