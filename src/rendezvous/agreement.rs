@@ -105,6 +105,7 @@ impl Party {
             format!("rank 0, which serves the store of this job, was lost: {}", error.message()),
         )
         .with_os_error(error.os_error())
+        .with_ranks(&[0])
     }
 }
 
@@ -254,7 +255,8 @@ impl Round {
                 "rank {from} did not publish {key} within {} ms for {}",
                 wait.deadline.timeout().as_millis(),
                 self.call
-            ))),
+            ))
+            .with_ranks(&[from])),
             Err(error) => Err(self.party.explain(error)),
         }
     }

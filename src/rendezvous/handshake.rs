@@ -141,7 +141,7 @@ pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait
 
 fn never_joined(store: &dyn Store, wait: &Wait) -> Error {
     let timeout = wait.deadline.timeout().as_millis();
-    Error::timeout(format!("rank 0 never joined the world at {} within {timeout} ms", store.name()))
+    Error::timeout(format!("rank 0 never joined the world at {} within {timeout} ms", store.name())).with_ranks(&[0])
 }
 
 fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<String> {

@@ -49,7 +49,7 @@ impl Round {
             }
         };
         let message = format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
-        Ok(Verdict::of(&Error::timeout(message)))
+        Ok(Verdict::of(&Error::timeout(message).with_ranks(&absent.ranks)))
     }
 
     /// Returns the ranks that have not left their key. Looks at the first ranks only when there is no time for all.

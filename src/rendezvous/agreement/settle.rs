@@ -281,7 +281,7 @@ impl Round {
             "rank {rank} was lost {when} {} as call {}: its process ended, it freed or aborted its world, or its host fell silent",
             self.call, self.number
         );
-        Error::new(Status::PeerLost, message)
+        Error::new(Status::PeerLost, message).with_ranks(&[rank])
     }
 
     /// The deadline has passed: names the ranks that are not here, unless a verdict stands already.

@@ -16,12 +16,14 @@ pub(super) struct Verdict {
     ccl: i32,
     device: i32,
     os: i32,
+    /// The ranks that the error is about ([`Error::ranks`]).
+    ranks: Vec<i32>,
     message: String,
 }
 
 impl Verdict {
     pub(super) fn agreed() -> Verdict {
-        Verdict { status: Status::Ok, ccl: 0, device: 0, os: 0, message: String::new() }
+        Verdict { status: Status::Ok, ccl: 0, device: 0, os: 0, ranks: Vec::new(), message: String::new() }
     }
 
     /// The same, with what was agreed on.
@@ -40,13 +42,15 @@ impl Verdict {
             ccl: error.ccl_result(),
             device: error.device_error(),
             os: error.os_error(),
+            ranks: error.ranks().to_vec(),
             message: error.message().to_owned(),
         }
     }
 
     /// Of a rank that failed by itself.
     pub(super) fn of_failure(rank: i32, call: &str, error: &Error) -> Verdict {
-        Verdict { message: format!("rank {rank} failed in {call}: {}", error.message()), ..Verdict::of(error) }
+        let message = format!("rank {rank} failed in {call}: {}", error.message());
+        Verdict { message, ..Verdict::of(&error.clone().with_ranks(&[rank])) }
     }
 
     /// Of ranks that asked for something else than `theirs`, which rank `first` asked for: some of them with what each asked, and how many
@@ -90,7 +94,8 @@ impl Verdict {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        format!("{} {} {} {}\n{}", self.status as i32, self.ccl, self.device, self.os, self.message).into_bytes()
+        let ranks: String = self.ranks.iter().map(|rank| format!(" {rank}")).collect();
+        format!("{} {} {} {}{ranks}\n{}", self.status as i32, self.ccl, self.device, self.os, self.message).into_bytes()
     }
 
     /// The verdict that the store of that name gives under `key`. What no rank can have written is a failure of the store.
@@ -109,10 +114,10 @@ impl Verdict {
     pub(super) fn read(text: &str) -> Option<Verdict> {
         let (codes, message) = text.split_once('\n')?;
         let codes = codes.split(' ').map(|code| code.parse().ok()).collect::<Option<Vec<i32>>>()?;
-        let [status, ccl, device, os] = codes[..] else { return None };
+        let [status, ccl, device, os, ref ranks @ ..] = codes[..] else { return None };
         let status = Status::from_code(status)?;
         let silent = status != Status::Ok && message.is_empty();
-        (!silent).then(|| Verdict { status, ccl, device, os, message: message.to_owned() })
+        (!silent).then(|| Verdict { status, ccl, device, os, ranks: ranks.to_vec(), message: message.to_owned() })
     }
 
     pub(super) fn into_result(self) -> Result<()> {
@@ -121,7 +126,8 @@ impl Verdict {
             status => Err(Error::new(status, self.message)
                 .with_ccl_result(self.ccl)
                 .with_device_error(self.device)
-                .with_os_error(self.os)),
+                .with_os_error(self.os)
+                .with_ranks(&self.ranks)),
         }
     }
 }
