@@ -17,7 +17,7 @@ mod values;
 mod verify;
 
 use std::ffi::CStr;
-use std::io::{self, ErrorKind, Write};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ use self::progress::Progress;
 use self::report::{Measured, Notes, Report, Subject};
 use self::team::{Clock, Team};
 use self::verify::Bench;
-use crate::ranks::Failure;
+use crate::failure::Failure;
+use crate::stdio::{print, say};
 
 pub use self::options::Options;
 
@@ -129,13 +130,10 @@ fn plan(spec: &MeshSpec<'_>, options: &Options) -> Result<Mesh> {
 
 fn tell(json: bool, status: &str, message: &str) {
     // The line of progress may be there.
-    eprintln!(
-        "{}devicemesh check: {}",
-        if io::IsTerminal::is_terminal(&io::stderr()) { "\r\x1b[K" } else { "" },
-        printable(message)
-    );
+    let clear = if io::IsTerminal::is_terminal(&io::stderr()) { "\r\x1b[K" } else { "" };
+    say(&format!("{clear}devicemesh check: {}", printable(message)));
     if json {
-        let _ = print(&(report::failure(status, message) + "\n"));
+        let _ = print(report::failure(status, message) + "\n");
     }
 }
 
@@ -285,7 +283,7 @@ impl Checked<'_> {
             if let Some(report) = report {
                 team.progress.clear();
                 let text = if options.json { report.json() } else { table::text(&report) };
-                print(&text).map_err(|error| Error::internal(format!("writing to standard output: {error}")))?;
+                print(text).map_err(|failure| Error::internal(failure.message))?;
             }
             exchange.share("code", code)
         })?;
@@ -311,14 +309,5 @@ impl Checked<'_> {
             seconds: team.clock.elapsed().as_secs_f64(),
         };
         Ok(Report::new(&subject, &notes))
-    }
-}
-
-fn print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        outcome => outcome,
     }
 }

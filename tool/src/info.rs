@@ -1,9 +1,8 @@
 //! `devicemesh info`: what the library finds on this machine and in this environment.
 
 use std::cell::RefCell;
-use std::ffi::CString;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,10 +13,12 @@ use devicemesh::rendezvous::launcher::{self, Place};
 use devicemesh::rendezvous::store::frame::SERVER_KEY;
 use devicemesh::rendezvous::store::{Secret, Store, TcpStore};
 use devicemesh::wait::Wait;
+use rustix::fs::{Access, access};
 use serde::Serialize;
 
-use crate::ranks::Failure;
-use crate::run::endpoint;
+use crate::endpoint::endpoint;
+use crate::failure::Failure;
+use crate::stdio::print;
 use crate::style::{Style, When};
 
 /// What `--help` and the manual page end with.
@@ -119,13 +120,8 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
             .map_err(|error| Failure::new(1, error.to_string()))?,
         false => report.text(Style::new(options.color, &io::stdout())),
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(1, format!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(0),
-    }
+    print(text)?;
+    Ok(0)
 }
 
 impl Report {
@@ -206,13 +202,12 @@ fn folder(url: &str, path: &str) -> Answer {
         return Answer::Missing(format!("{url}: the path is not absolute; it is file:///path"));
     }
     let parent = Path::new(path).ancestors().skip(1).find(|parent| parent.exists()).unwrap_or(Path::new("/"));
-    let Ok(text) = CString::new(parent.as_os_str().as_encoded_bytes()) else {
-        return Answer::Missing(format!("{url}: the path holds a NUL"));
-    };
-    // SAFETY: a terminated string.
-    match unsafe { libc::access(text.as_ptr(), libc::W_OK | libc::X_OK) } {
-        0 => Answer::Found(format!("{url}, in {}, which can be written", parent.display())),
-        _ => Answer::Missing(format!("{url}: cannot write in {}: {}", parent.display(), io::Error::last_os_error())),
+    match access(parent, Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) => Answer::Found(format!("{url}, in {}, which can be written", parent.display())),
+        Err(error) => {
+            let error = io::Error::from(error);
+            Answer::Missing(format!("{url}: cannot write in {}: {error}", parent.display()))
+        }
     }
 }
 

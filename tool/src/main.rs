@@ -1,24 +1,28 @@
 //! The tool `devicemesh`. Its exit codes stand at the end of each subcommand's `--help`, and in docs/tool.md.
 
-mod cause;
+// deny
+
 mod check;
 mod columns;
+mod endpoint;
+mod failure;
 mod info;
-mod nodes;
-mod output;
 mod pages;
-mod ranks;
 mod run;
 mod show;
-mod signals;
+mod stdio;
 mod style;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use devicemesh::printable::printable;
 
-/// What `--help` and the manual page end with.
+use self::stdio::{cannot_print, ignore_gone_reader, say};
+use self::style::{Style, When};
+
+/// The end of `--help` and of the manual page.
 const HELP: &str = "\
 Exit codes:
   0  well; each subcommand's --help has the others
@@ -82,20 +86,25 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            let style = style::Style::new(style::When::Auto, &std::io::stderr());
-            eprintln!("devicemesh {name}: {}", style.wrong(&printable(&failure.message)));
+            let style = Style::new(When::Auto, &std::io::stderr());
+            say(&format!("devicemesh {name}: {}", style.wrong(&printable(&failure.message))));
             ExitCode::from(failure.code)
         }
     }
 }
 
-/// What is wrong with the command line, or the help that was asked for. It may quote an argument that would act on the terminal: then it is plain.
+/// Prints what is wrong with the command line, or the help that was asked for.
 fn refuse(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let lines: Vec<_> = text.lines().map(printable).collect();
-    if lines.iter().zip(text.lines()).all(|(shown, line)| shown == line) {
-        error.exit();
+    // The text may quote an argument that would act on the terminal. Then it is printed escaped, without clap's colours.
+    let is_plain = lines.iter().zip(text.lines()).all(|(shown, line)| shown == line);
+    let printed = if is_plain { error.print() } else { writeln!(std::io::stderr(), "{}", lines.join("\n")) };
+    match ignore_gone_reader(printed) {
+        Err(lost) if !error.use_stderr() => {
+            say(&format!("devicemesh: {}", cannot_print(&lost)));
+            ExitCode::from(1)
+        }
+        _ => ExitCode::from(error.exit_code() as u8),
     }
-    eprintln!("{}", lines.join("\n"));
-    ExitCode::from(error.exit_code() as u8)
 }

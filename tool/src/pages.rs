@@ -1,13 +1,14 @@
 //! `devicemesh completions` and `devicemesh man`, both made from the command line's own description.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use crate::ranks::Failure;
+use crate::failure::Failure;
+use crate::stdio::print;
 
 #[derive(Args)]
 pub struct Completions {
@@ -27,12 +28,16 @@ pub struct Manual {
 pub fn completions(options: &Completions, mut tool: Command) -> Result<u8, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut tool, "devicemesh", &mut script);
-    print(&script)
+    print(&script)?;
+    Ok(0)
 }
 
 /// Prints or writes the manual pages.
 pub fn manual(options: &Manual, tool: Command) -> Result<u8, Failure> {
-    let Some(folder) = &options.dir else { return print(&page(tool)?) };
+    let Some(folder) = &options.dir else {
+        print(page(tool)?)?;
+        return Ok(0);
+    };
     let cannot = |path: &Path, error: io::Error| Failure::new(1, format!("cannot write {}: {error}", path.display()));
     std::fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
     let mut tool = tool.disable_help_subcommand(true);
@@ -77,15 +82,4 @@ fn page(command: Command) -> Result<Vec<u8>, Failure> {
     };
     write().map_err(|error| Failure::new(1, error.to_string()))?;
     Ok(out)
-}
-
-fn print(text: &[u8]) -> Result<u8, Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text).and_then(|()| stdout.flush()) {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::new(1, format!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(0),
-    }
 }

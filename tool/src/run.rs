@@ -1,29 +1,45 @@
 //! `devicemesh run`: starts this node's ranks, watches them, and leaves none behind.
 //!
-//! Like torchrun's agent it serves the store that the ranks meet in, so the port is known to be free and the store outlives every rank. On several
-//! nodes it ends the job everywhere for one cause (see [`crate::nodes`]).
+//! Like torchrun's agent it serves the store in which the ranks meet, so the port is known to be free and the store outlives every rank. On several nodes it
+//! ends the job everywhere for one cause (see [`nodes`]).
 
+mod assignment;
+mod cause;
+mod nodes;
+mod open_files;
 mod options;
+mod output;
+mod ranks;
+mod rendezvous;
+mod signals;
+mod tail;
 
 use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::store::{Secret, Server};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
 
-pub use self::options::{HELP, Options, endpoint};
-use crate::cause::{Cause, Ended, signal_name};
-use crate::nodes::{News, Nodes};
-use crate::output::Output;
-use crate::ranks::{Failure, Plan, Ranks};
-use crate::signals::Signals;
+use self::assignment::Assignment;
+use self::cause::{Cause, Ended, How, signal_name};
+use self::nodes::{News, Nodes};
+pub use self::options::{HELP, Options};
+use self::output::Output;
+use self::ranks::Ranks;
+use self::signals::Signals;
+use crate::failure::Failure;
+use crate::stdio::say;
 use crate::style::Style;
 
-/// After SIGTERM, how long a rank has before SIGKILL.
+/// How long a rank has between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_secs(5);
-/// After the last rank has ended, how long its output may still come.
+/// How long the output may still come after the last rank has ended.
 const DRAIN: Duration = Duration::from_secs(1);
-/// Beyond the time in which other nodes end their ranks, how long the store is served for them.
+/// How much longer the store is served than the other nodes need to end their ranks.
 const STAY: Duration = Duration::from_secs(10);
+/// The shortest grace period after a signal, so that a second signal is not needed at once.
+const LEAST_GRACE_AFTER_SIGNAL: Duration = Duration::from_secs(1);
 /// How many ranks that failed after the first are named.
 const NAMED: usize = 8;
 
@@ -31,10 +47,11 @@ const NAMED: usize = 8;
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Running,
-    /// SIGTERM follows at that moment.
+    /// The ranks may end by themselves. They get SIGTERM at that moment.
     Grace(Instant),
-    /// SIGKILL follows at that moment.
+    /// The ranks have got SIGTERM. They get SIGKILL at that moment.
     Terminating(Instant),
+    /// The ranks have got SIGKILL, or have ended.
     Killed,
 }
 
@@ -43,58 +60,63 @@ struct Job<'a> {
     options: &'a Options,
     signals: Signals,
     output: Output,
-    /// None where there are no other nodes.
+    /// The other nodes. `None` in a job of one node.
     nodes: Option<Nodes>,
+    /// The ranks of this node, once they are started.
     ranks: Option<Ranks>,
-    called: Option<String>,
-    end: Option<Instant>,
+    /// What this node calls itself when it reports a cause. `None` in a job of one node.
+    reporter: Option<String>,
+    /// When the current phase ends by the clock: by `--timeout` while the ranks run, and by STAY when they have ended.
+    deadline: Option<Instant>,
     phase: Phase,
-    /// Why the job ends.
+    /// Why the job ends. `None` while nothing has ended it.
     cause: Option<Cause>,
-    /// No other node needs the store.
-    alone: bool,
+    /// Whether no other node needs the store any more.
+    store_is_unused: bool,
+    /// Whether the user was told that some of the output is lost.
+    loss_is_told: bool,
+    /// The style of the tool's own messages.
     style: Style,
 }
 
 /// Runs the job and gives its exit code.
 pub fn run(options: &Options) -> Result<u8, Failure> {
     options.check()?;
-    let meeting = options.meeting(options.count()?);
+    let rendezvous = options.rendezvous(options.ranks_here()?);
     if let Some(folder) = &options.log_dir {
         std::fs::create_dir_all(folder)
             .map_err(|error| Failure::new(1, format!("cannot make --log-dir {}: {error}", folder.display())))?;
     }
-    // Signals are blocked before any thread starts, so that all threads leave them to the loop below.
-    let signals = Signals::catch()?;
     let mut job = Job {
         options,
-        signals,
+        signals: Signals::catch()?,
         output: Output::new(options.route()),
         nodes: None,
         ranks: None,
-        called: None,
-        end: options.timeout.map(|timeout| Instant::now() + timeout),
+        reporter: None,
+        deadline: options.timeout.map(|timeout| Instant::now() + timeout),
         phase: Phase::Running,
         cause: None,
-        alone: false,
+        store_is_unused: false,
+        loss_is_told: false,
         style: Style::new(options.color, &std::io::stderr()),
     };
     let mut server = None;
-    let plan = if meeting.nodes > 1 {
-        job.called = Some(host_name());
-        job.nodes = Some(Nodes::meet(meeting)?);
-        job.joined()
+    let assignment = if rendezvous.nodes > 1 {
+        job.reporter = Some(host_name());
+        job.nodes = Some(Nodes::meet(rendezvous)?);
+        job.wait_for_nodes()
     } else {
         let server = server.insert(
             Secret::from_environment()
-                .and_then(|secret| Server::at(&meeting.host, meeting.port, secret))
+                .and_then(|secret| Server::at(&rendezvous.host, rendezvous.port, secret))
                 .map_err(|error| Failure::new(1, error.message()))?,
         );
-        server.expect_ranks(meeting.ranks as usize);
-        Some(Plan::alone(meeting, server.local_addr().port()))
+        server.expect_ranks(rendezvous.ranks as usize);
+        Some(Assignment::whole_job(rendezvous, server.local_addr().port()))
     };
-    if let Some(plan) = plan {
-        job.start(&plan)?;
+    if let Some(assignment) = assignment {
+        job.start(&assignment, server.is_some())?;
     }
     job.watch();
     Ok(job.finish())
@@ -102,37 +124,42 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
 
 impl Job<'_> {
     fn say(&self, text: &str) {
-        eprintln!("devicemesh run: {text}");
+        say(&format!("devicemesh run: {text}"));
     }
 
     fn running(&self) -> usize {
         self.ranks.as_ref().map_or(0, Ranks::running)
     }
 
-    /// Waits for the other nodes; none when the job ended before it began.
-    fn joined(&mut self) -> Option<Plan> {
+    /// Waits for the other nodes. Returns `None` when the job ended before it began.
+    fn wait_for_nodes(&mut self) -> Option<Assignment> {
         while self.cause.is_none() {
-            if let Some(plan) = self.step() {
-                // It may be over by the time we hear that it can begin.
-                return self.cause.is_none().then_some(plan);
+            if let Some(assignment) = self.step() {
+                // The job may be over by the time this node hears that it can begin.
+                return self.cause.is_none().then_some(assignment);
             }
         }
         None
     }
 
-    fn start(&mut self, plan: &Plan) -> Result<(), Failure> {
-        let started = Ranks::start(plan, &self.options.command, &mut self.output);
-        let nodes = plan.nodes;
-        self.called = plan.called.clone().map(|host| format!("node {} ({host})", plan.node));
+    /// Starts the ranks. `serves` tells whether this function's caller serves the store. Without other nodes a failure is this function's, else it ends the job.
+    fn start(&mut self, assignment: &Assignment, serves: bool) -> Result<(), Failure> {
+        let serves = serves || self.nodes.as_ref().is_some_and(Nodes::serves);
+        let started = open_files::make_room(assignment, self.output.route(), serves)
+            .and_then(|limit| Ranks::start(assignment, &self.options.command, limit, &mut self.output));
+        let host_name = assignment.host_name.as_ref();
+        self.reporter = host_name.map(|host| format!("node {} ({host})", assignment.node));
         match started {
             Ok(ranks) => self.ranks = Some(ranks),
-            Err(failure) if nodes == 1 => return Err(failure),
-            Err(Failure { code, message }) => self.ends(Cause::Start { code, message, node: self.called.clone() }),
+            Err(failure) if assignment.nodes == 1 => return Err(failure),
+            Err(Failure { code, message }) => {
+                self.end_everywhere(Cause::Start { code, message, node: self.reporter.clone() });
+            }
         }
         Ok(())
     }
 
-    /// Until the ranks have ended, here and elsewhere.
+    /// Returns when the ranks have ended, here and on the other nodes.
     fn watch(&mut self) {
         let mut told = false;
         while self.running() > 0 || (self.nodes.is_some() && self.cause.is_none()) {
@@ -146,104 +173,130 @@ impl Job<'_> {
             ranks.end_orphans();
         }
         self.output.drain(Instant::now() + DRAIN);
-        // The others read the cause in the store, and their ranks end there.
+        self.tell_loss();
+        // The other nodes read the cause in the store and then end their ranks, so this node serves the store until they have gone.
         let limit = self.options.grace_period + TERM_TO_KILL + STAY;
         self.phase = Phase::Killed;
-        self.end = Some(Instant::now() + limit);
-        while self.nodes.as_ref().is_some_and(Nodes::serves) && !self.alone && self.end.is_some() {
+        self.deadline = Some(Instant::now() + limit);
+        while self.nodes.as_ref().is_some_and(Nodes::serves) && !self.store_is_unused && self.deadline.is_some() {
             self.step();
         }
     }
 
-    /// Sleeps until something happens, and does what it asks for.
-    fn step(&mut self) -> Option<Plan> {
-        self.move_on();
-        let next = match self.phase {
-            Phase::Running => self.end,
+    /// Sleeps until something happens, and does what that asks for. Returns this node's share of the job when the nodes have met.
+    fn step(&mut self) -> Option<Assignment> {
+        self.obey_the_clock();
+        let until = match self.phase {
+            Phase::Running | Phase::Killed => self.deadline,
             Phase::Grace(until) | Phase::Terminating(until) => Some(until),
-            Phase::Killed => self.end,
         };
-        let bell = self.nodes.as_ref().map(Nodes::bell);
-        for signal in self.signals.wait(next, &mut self.output, bell) {
-            self.got(signal);
+        self.sleep(until);
+        for signal in self.signals.take() {
+            self.handle_signal(signal);
         }
-        let mut plan = None;
+        let mut assignment = None;
         for news in self.nodes.as_ref().map(Nodes::news).unwrap_or_default() {
             match news {
-                News::Joined(joined) => plan = Some(joined),
-                News::Over(cause) => self.ends_with(cause),
-                News::Alone => self.alone = true,
+                News::Joined(joined) => assignment = Some(joined),
+                News::Over(cause) => self.end_here(cause),
+                News::StoreUnused => self.store_is_unused = true,
             }
         }
         for ended in self.ranks.as_mut().map(Ranks::reap).unwrap_or_default() {
             if ended.failed() && self.cause.is_none() {
-                self.failed(ended);
+                self.rank_failed(ended);
             }
         }
-        plan
+        assignment
     }
 
-    /// What the clock asks for.
-    fn move_on(&mut self) {
+    /// Sleeps until a signal comes, a rank writes, there is news from the other nodes, or that moment has come. Passes on what the ranks have written.
+    fn sleep(&mut self, until: Option<Instant>) {
+        let mut entries = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        entries.extend(self.nodes.as_ref().map(|nodes| PollFd::new(nodes, PollFlags::IN)));
+        let before = entries.len();
+        entries.extend(self.output.entries());
+        // One millisecond more, so that the moment has come when the sleep ends.
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        // A signal may interrupt poll. Then no entry is ready.
+        let _ = poll(&mut entries, timeout.as_ref());
+        let ready: Vec<bool> = entries[before..].iter().map(|entry| !entry.revents().is_empty()).collect();
+        self.output.pass_on(&ready);
+        self.tell_loss();
+    }
+
+    /// Says once that some of the ranks' output is lost.
+    fn tell_loss(&mut self) {
+        if let Some(loss) = self.output.loss().filter(|_| !self.loss_is_told) {
+            self.say(&format!("{}: some of the ranks' output is lost; they run on", self.style.wrong(loss)));
+            self.loss_is_told = true;
+        }
+    }
+
+    /// Does what is due by now.
+    fn obey_the_clock(&mut self) {
         let now = Instant::now();
         match self.phase {
-            Phase::Running if self.end.is_some_and(|end| now >= end) => {
+            Phase::Running if self.deadline.is_some_and(|deadline| now >= deadline) => {
                 let seconds = self.options.timeout.unwrap_or_default().as_secs_f64();
-                self.ends(Cause::Timeout { seconds, node: self.called.clone() });
+                self.end_everywhere(Cause::Timeout { seconds, node: self.reporter.clone() });
             }
             Phase::Grace(until) if now >= until => {
-                self.signal(libc::SIGTERM);
+                self.signal(Signal::TERM);
                 self.phase = Phase::Terminating(now + TERM_TO_KILL);
             }
             Phase::Terminating(until) if now >= until => {
-                self.signal(libc::SIGKILL);
+                self.signal(Signal::KILL);
                 self.phase = Phase::Killed;
-                self.end = None;
+                self.deadline = None;
             }
-            Phase::Killed if self.end.is_some_and(|end| now >= end) => self.end = None,
+            Phase::Killed if self.deadline.is_some_and(|deadline| now >= deadline) => self.deadline = None,
             _ => {}
         }
     }
 
-    fn signal(&self, signal: i32) {
+    fn signal(&self, signal: Signal) {
         if let Some(ranks) = &self.ranks {
             ranks.signal(signal);
         }
     }
 
-    fn got(&mut self, signal: i32) {
+    fn handle_signal(&mut self, number: i32) {
+        let Some(signal) = Signal::from_named_raw(number) else { return };
         match signal {
-            libc::SIGCHLD => {}
-            libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => {
+            Signal::CHILD => {}
+            Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT => {
                 self.signal(signal);
                 if self.cause.is_none() {
-                    self.ends(Cause::Signal { signal, node: self.called.clone() });
+                    self.end_everywhere(Cause::Signal { signal: number, node: self.reporter.clone() });
                 } else if self.running() == 0 {
-                    // Nothing is left but to stay for the others.
-                    self.end = None;
+                    // The only thing left is to serve the store for the others, and the user wants no more of it.
+                    self.deadline = None;
                 }
             }
             other => self.signal(other),
         }
     }
 
-    fn failed(&mut self, ended: Ended) {
+    fn rank_failed(&mut self, ended: Ended) {
         let output = self.output.last_words(ended.rank);
         let log = self.output.route().log(ended.rank).map(|path| path.display().to_string());
         let host = self.nodes.as_ref().map(|_| host_name());
-        self.ends(Cause::Rank { ended, host, output, log });
+        self.end_everywhere(Cause::Rank { ended, host, output, log });
     }
 
-    /// The job ends here, and so everywhere, for this cause or the one that another node was first with.
-    fn ends(&mut self, cause: Cause) {
+    /// Ends the job on all nodes, for this cause or for the one that another node reported earlier.
+    fn end_everywhere(&mut self, cause: Cause) {
         let cause = match &self.nodes {
             Some(nodes) => nodes.end(cause),
             None => cause,
         };
-        self.ends_with(cause);
+        self.end_here(cause);
     }
 
-    fn ends_with(&mut self, cause: Cause) {
+    /// Begins to end the ranks of this node, unless that has begun.
+    fn end_here(&mut self, cause: Cause) {
         if self.cause.is_some() {
             return;
         }
@@ -251,8 +304,10 @@ impl Job<'_> {
         let running = self.running();
         self.phase = match &cause {
             Cause::Signal { signal, .. } => {
-                self.signal(*signal);
-                Phase::Terminating(now + grace.max(Duration::from_secs(1)))
+                if let Some(signal) = Signal::from_named_raw(*signal) {
+                    self.signal(signal);
+                }
+                Phase::Terminating(now + grace.max(LEAST_GRACE_AFTER_SIGNAL))
             }
             Cause::Timeout { .. } => Phase::Grace(now),
             _ => Phase::Grace(now + grace),
@@ -261,18 +316,17 @@ impl Job<'_> {
         let here = if self.nodes.is_some() { " here" } else { "" };
         match &cause {
             Cause::Done => {}
-            Cause::Signal { .. } => self.say(&format!("{wrong}, passed on to {}{here}", ranks(running))),
-            Cause::Timeout { .. } => self.say(&format!("{wrong}; ending {}{here}", ranks(running))),
+            Cause::Signal { .. } => self.say(&format!("{wrong}, passed on to {}{here}", count(running))),
+            Cause::Timeout { .. } => self.say(&format!("{wrong}; ending {}{here}", count(running))),
             _ => self.say(&format!("{wrong}{}", ending(running, here, grace))),
         }
         self.cause = Some(cause);
     }
 
-    /// The last word on why the job ended, and the exit code.
+    /// Says at the end why the job ended, and gives the exit code.
     fn finish(self) -> u8 {
-        let Some(cause) = &self.cause else { return 0 };
-        let first = match cause {
-            Cause::Rank { ended, .. } => Some(ended.rank),
+        let first = match &self.cause {
+            Some(Cause::Rank { ended, .. }) => Some(ended.rank),
             _ => None,
         };
         let later = self.ranks.as_ref().map(|ranks| ranks.failed_after(first)).unwrap_or_default();
@@ -282,36 +336,43 @@ impl Job<'_> {
         if later.len() > NAMED {
             self.say(&format!("and {} more ranks", later.len() - NAMED));
         }
-        if let Cause::Rank { ended, host, output, log } = cause {
+        if let Some(Cause::Rank { ended, host, output, log }) = &self.cause {
             self.report(ended, host.as_deref(), output, log.as_deref(), !later.is_empty());
         }
-        cause.code()
+        match self.cause.as_ref().map_or(0, Cause::code) {
+            // Whoever reads the output must not take a part of it for all of it.
+            0 if self.output.loss().is_some() => 1,
+            code => code,
+        }
     }
 
-    /// Once more and at the end, where people look: who failed first, and what it wrote last.
+    /// Says which rank failed first and what it wrote last. It stands at the end, because people look there. `again` tells whether messages about other ranks came
+    /// after the first one about this rank.
     fn report(&self, ended: &Ended, host: Option<&str>, output: &str, log: Option<&str>, again: bool) {
         if output.is_empty() && log.is_none() && !again {
             return;
         }
         let host = host.map_or(String::new(), |host| format!(" on {host}"));
         let how = match ended.how {
-            crate::cause::How::Exited(code) => format!("exit code {code}"),
-            crate::cause::How::Signalled(signal) => format!("signal {signal} ({})", signal_name(signal)),
+            How::Exited(code) => format!("exit code {code}"),
+            How::Signalled(signal) => format!("signal {signal} ({})", signal_name(signal)),
         };
         let log = log.map_or(String::new(), |log| format!(", log in {log}"));
         let colon = if output.is_empty() { "" } else { "; its last output:" };
         let first = self.style.wrong(&format!("rank {}{host} failed first: {how}", ended.rank));
         self.say(&format!("{first}{log}{colon}"));
         for line in output.lines() {
-            eprintln!("  {} {line}", self.style.dim("|"));
+            say(&format!("  {} {line}", self.style.dim("|")));
         }
     }
 }
 
-fn ranks(count: usize) -> String {
-    if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") }
+/// "1 rank", "2 ranks".
+fn count(ranks: usize) -> String {
+    if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") }
 }
 
+/// What happens to the ranks that still run.
 fn ending(running: usize, here: &str, grace: Duration) -> String {
     let seconds = grace.as_secs_f64();
     match running {

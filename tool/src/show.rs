@@ -11,14 +11,15 @@ mod svg;
 mod text;
 mod view;
 
-use std::io::{self, ErrorKind, Write};
+use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
 
 use self::arguments::{HostSizes, Operations, Ranks, Sizes, Weights};
 use self::view::{Axis, MAX_DRAWN, View, wrong};
-use crate::ranks::Failure;
+use crate::failure::Failure;
+use crate::stdio::print;
 use crate::style::{Style, When};
 
 pub use self::arguments::Names;
@@ -138,11 +139,5 @@ fn write(options: &Options, text: &str) -> Result<(), Failure> {
         return std::fs::write(file, text)
             .map_err(|error| Failure::new(1, format!("cannot write {}: {error}", file.display())));
     }
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        Err(error) => Err(Failure::new(1, format!("cannot write to standard output: {error}"))),
-        Ok(()) => Ok(()),
-    }
+    print(text)
 }

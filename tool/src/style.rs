@@ -1,10 +1,18 @@
-//! Colours: on a terminal, unless NO_COLOR is set.
+//! Colours for what the tool writes.
 
-use std::io::IsTerminal;
-
+use anstream::stream::RawStream;
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{Ansi256Color, AnsiColor, Color, Effects};
 use clap::ValueEnum;
 
-/// When to colour.
+/// Eight colours for groups, among the 256 of a terminal. They are close to those of the pictures.
+const GROUPS: [u8; 8] = [110, 209, 79, 222, 217, 149, 117, 142];
+const BLACK: u8 = 16;
+/// Six colours that are readable on a dark and on a light background.
+const NUMBERED: [AnsiColor; 6] =
+    [AnsiColor::Green, AnsiColor::Yellow, AnsiColor::Blue, AnsiColor::Magenta, AnsiColor::Cyan, AnsiColor::Red];
+
+/// When the tool writes in colour.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub enum When {
     Auto,
@@ -12,48 +20,52 @@ pub enum When {
     Never,
 }
 
-/// Writes with escape sequences, or without.
+/// Wraps texts in the escape sequences of a style, or leaves them plain.
 #[derive(Clone, Copy)]
 pub struct Style {
+    /// Whether escape sequences are written.
     pub colour: bool,
 }
 
 impl Style {
-    /// As asked; auto: on a terminal that is not dumb, unless NO_COLOR holds anything (no-color.org).
-    pub fn new(when: When, stream: &impl IsTerminal) -> Style {
-        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    /// The style for `stream`. `When::Auto` means colour on a terminal, unless the environment asks for none (NO_COLOR, TERM=dumb).
+    pub fn new(when: When, stream: &impl RawStream) -> Style {
         let colour = match when {
             When::Always => true,
             When::Never => false,
-            When::Auto => {
-                let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-                !dumb && !set("NO_COLOR") && stream.is_terminal()
-            }
+            When::Auto => AutoStream::choice(stream) != ColorChoice::Never,
         };
         Style { colour }
     }
 
     pub fn bold(self, text: &str) -> String {
-        self.sequence("1", text)
+        self.wrap(Effects::BOLD.into(), text)
     }
 
     pub fn dim(self, text: &str) -> String {
-        self.sequence("2", text)
+        self.wrap(Effects::DIMMED.into(), text)
     }
 
-    /// Something went wrong.
+    /// The style of an error.
     pub fn wrong(self, text: &str) -> String {
-        self.sequence("1;31", text)
+        self.wrap(AnsiColor::Red.on_default().bold(), text)
     }
 
-    /// One of six colours that are readable on dark and on light.
-    pub fn numbered(self, number: u32, text: &str) -> String {
-        self.sequence(&format!("{}", 31 + (number + 1) % 6), text)
+    /// The colour of a rank.
+    pub fn numbered(self, rank: u32, text: &str) -> String {
+        self.wrap(NUMBERED[rank as usize % NUMBERED.len()].on_default(), text)
     }
 
-    pub fn sequence(self, codes: &str, text: &str) -> String {
+    /// Black text on the colour of a group of ranks.
+    pub fn group(self, group: usize, text: &str) -> String {
+        let colour = |number| Some(Color::Ansi256(Ansi256Color(number)));
+        let background = colour(GROUPS[group % GROUPS.len()]);
+        self.wrap(anstyle::Style::new().fg_color(colour(BLACK)).bg_color(background), text)
+    }
+
+    fn wrap(self, style: anstyle::Style, text: &str) -> String {
         match self.colour {
-            true => format!("\x1b[{codes}m{text}\x1b[0m"),
+            true => format!("{style}{text}{style:#}"),
             false => text.to_owned(),
         }
     }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use devicemesh::error::Status;
 use devicemesh::rendezvous::{JoinOptions, World};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 
 fn tool(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
@@ -125,8 +127,7 @@ fn signals_reach_the_ranks() {
     .spawn()
     .unwrap();
     assert_eq!(lines(&mut child, 2), ["ready", "ready"]);
-    // SAFETY: a signal to our own child.
-    unsafe { libc::kill(child.id() as i32, libc::SIGUSR1) };
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "got it\ngot it\n");
@@ -136,8 +137,7 @@ fn signals_reach_the_ranks() {
 fn sigterm_ends_the_job() {
     let mut child = tool(&["-n", "2", "--", "/bin/sh", "-c", "echo $$; exec sleep 1000"]).spawn().unwrap();
     let pids = lines(&mut child, 2);
-    // SAFETY: a signal to our own child.
-    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143));
     assert!(pids.iter().all(|pid| gone(pid)));
 }
@@ -208,6 +208,81 @@ fn a_rank_0_elsewhere_is_told_that_the_port_is_taken() {
     let error = World::join("cpu", &options).map(drop).unwrap_err();
     Command::new("kill").arg(child.id().to_string()).status().unwrap();
     child.wait().unwrap();
-    assert_eq!((error.status(), error.os_error()), (Status::Store, libc::EADDRINUSE), "{error}");
+    assert_eq!((error.status(), error.os_error()), (Status::Store, Errno::ADDRINUSE.raw_os_error()), "{error}");
     assert!(error.message().contains(&port), "{error}");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let script = ["-n", "2", "--", "/bin/sh", "-c", "echo out; exit 0"];
+    let prefixed = tool(&[&["--prefix"], &script[..]].concat()).stdout(full()).output().unwrap();
+    let said = text(&prefixed.stderr);
+    assert_eq!(prefixed.status.code(), Some(1), "{said}");
+    assert_eq!(said.matches("cannot write to standard output: No space left on device").count(), 1, "{said}");
+    // Without a prefix the ranks write to it themselves, and a rank that looks at what its writes return fails.
+    let shared = tool(&["-n", "2", "--", "/bin/echo", "out"]).stdout(full()).output().unwrap();
+    assert_eq!(shared.status.code(), Some(1), "{}", text(&shared.stderr));
+    // The message about it has no other place to go.
+    let mute = run_with_stderr(full(), &["-n", "2", "--", "/bin/sh", "-c", "echo err >&2; exit 0"]);
+    assert_eq!(mute.status.code(), Some(1));
+    let failed = run_with_stderr(full(), &["-n", "1", "--", "/bin/sh", "-c", "exit 7"]);
+    assert_eq!(failed.status.code(), Some(7), "the job's own code stands");
+    // A log is written by the tool where it is shown as well.
+    let logs = format!("{}/full-logs", env!("CARGO_TARGET_TMPDIR"));
+    let _ = std::fs::remove_dir_all(&logs);
+    std::fs::create_dir_all(&logs).unwrap();
+    std::os::unix::fs::symlink("/dev/full", format!("{logs}/rank-0.log")).unwrap();
+    let logged = tool(&["--log-dir", &logs, "--tee", "-n", "1", "--", "/bin/echo", "out"]).output().unwrap();
+    assert_eq!((logged.status.code(), text(&logged.stdout).as_str()), (Some(1), "out\n"));
+    assert!(text(&logged.stderr).contains("rank-0.log: No space left on device"), "{}", text(&logged.stderr));
+    // Help and pages, too.
+    for arguments in [&["--help"][..], &["run", "--help"], &["--version"], &["man"], &["completions", "bash"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
+        assert_eq!(command.args(arguments).stdout(full()).status().unwrap().code(), Some(1), "{arguments:?}");
+    }
+}
+
+fn run_with_stderr(stderr: std::fs::File, arguments: &[&str]) -> Output {
+    tool(arguments).stderr(stderr).output().unwrap()
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_error() {
+    let mut child =
+        tool(&["--prefix", "-n", "1", "--", "/bin/sh", "-c", "sleep 0.2; echo out; echo more"]).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+}
+
+/// Runs a command under that limit on open files.
+fn limited(hard: u32, soft: u32, arguments: &[&str]) -> Output {
+    let script = format!("ulimit -Sn {soft}; ulimit -Hn {hard}; exec \"$0\" run \"$@\"");
+    let mut shell = Command::new("/bin/sh");
+    shell.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_devicemesh")).args(arguments);
+    shell.stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn a_low_limit_on_open_files_is_told_with_what_is_needed() {
+    let refused = limited(60, 60, &["-n", "64", "--prefix", "--", "/bin/sh", "-c", "ulimit -n"]);
+    let said = text(&refused.stderr);
+    assert_eq!((refused.status.code(), text(&refused.stdout).as_str()), (Some(1), ""), "{said}");
+    assert!(
+        said.contains("64 ranks on this host need ") && said.contains("and the limit is 60: raise it with `ulimit -n "),
+        "{said}"
+    );
+    // The number that it names is enough, as a hard limit. The ranks have the soft limit that the tool had.
+    let needed = said.split("`ulimit -n ").nth(1).and_then(|rest| rest.split('`').next()).unwrap();
+    let enough = limited(needed.parse().unwrap(), 60, &["-n", "64", "--prefix", "--", "/bin/sh", "-c", "ulimit -Sn"]);
+    assert!(enough.status.success(), "{}", text(&enough.stderr));
+    assert_eq!(sorted(&enough.stdout).iter().filter(|line| line.ends_with("] 60")).count(), 64, "{enough:?}");
+}
+
+#[test]
+fn a_signal_that_is_ignored_stays_so() {
+    let script = "trap '' HUP; exec \"$0\" run -n 1 -- /bin/sh -c 'kill -HUP $PPID $$; sleep 0.2; echo lives'";
+    let output = Command::new("/bin/sh").args(["-c", script, env!("CARGO_BIN_EXE_devicemesh")]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "lives\n");
 }

@@ -35,8 +35,8 @@ impl Clock {
             std::thread::sleep(limit);
             let doing = told.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let code = late(&doing);
-            // SAFETY: no destructors and no handlers at exit: they could wait for what is stuck.
-            unsafe { libc::_exit(i32::from(code)) }
+            // Without destructors and exit handlers, which could wait for what is stuck.
+            signal_hook::low_level::exit(i32::from(code))
         })?;
         Ok(Clock { began: Instant::now(), limit, doing })
     }

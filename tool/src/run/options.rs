@@ -1,22 +1,19 @@
-//! What `devicemesh run` is asked for.
+//! The command line of `devicemesh run`.
 
 use std::ffi::OsString;
-use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use devicemesh::ccl;
 
-use crate::nodes::Meeting;
-use crate::output::Route;
-use crate::ranks::Failure;
+use super::output::Route;
+use super::rendezvous::Rendezvous;
+use crate::endpoint::endpoint;
+use crate::failure::Failure;
 use crate::style::When;
 
-/// torchrun's.
-const PORT: u16 = 29400;
-
-/// What `--help` and the manual page end with.
+/// The end of `--help` and of the manual page.
 pub const HELP: &str = "\
 Examples:
   devicemesh run -n 8 -- ./train --epochs 10
@@ -43,6 +40,7 @@ The ranks get:
   ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS,
   TORCHELASTIC_USE_AGENT_STORE=True";
 
+/// The options of `devicemesh run`. The comments of the fields are their help.
 #[derive(Args)]
 pub struct Options {
     /// Number of ranks to start here: a number, "cpu" (one for each core), "gpu" (one for each device), or "auto" (gpu where there is one, else cpu)
@@ -86,12 +84,15 @@ pub struct Options {
     pub command: Vec<OsString>,
 }
 
-/// `-n`.
+/// How many ranks a node starts: the value of `-n`.
 #[derive(Clone, Copy)]
 pub enum Count {
     Ranks(u32),
+    /// One rank for each core.
     Cores,
+    /// One rank for each device.
     Devices,
+    /// One rank for each device, or for each core where there is no device.
     DevicesOrCores,
 }
 
@@ -107,7 +108,7 @@ fn count(text: &str) -> Result<Count, String> {
     }
 }
 
-/// A time: seconds, or with s, m, h or d behind the number, as timeout(1) takes it.
+/// Reads a time as timeout(1) does: a number of seconds, or a number with the unit s, m, h or d.
 fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.char_indices().last() {
         Some((at, 's')) => (&text[..at], 1.0),
@@ -122,26 +123,8 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// HOST, HOST:PORT, [IPv6]:PORT, or an IPv6 address alone.
-pub fn endpoint(text: &str) -> Result<(String, u16), String> {
-    let bare = |host: &str| host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).to_owned();
-    let address = text.split('%').next().unwrap_or_default();
-    let alone = address.parse::<Ipv6Addr>().is_ok() || text.ends_with(']');
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !alone => {
-            (host, port.parse().map_err(|_| format!("{port:?} is no port from 1 to 65535"))?)
-        }
-        _ => (text, PORT),
-    };
-    match (bare(host), port) {
-        (host, _) if host.is_empty() || host.contains('/') => Err("it is HOST:PORT, without tcp://".to_owned()),
-        (_, 0) => Err("port 0 is none that the other nodes could know".to_owned()),
-        (host, port) => Ok((host, port)),
-    }
-}
-
 impl Options {
-    /// What clap cannot check.
+    /// Checks what clap cannot: options that do not fit together.
     pub fn check(&self) -> Result<(), Failure> {
         let wrong = |message: String| Err(Failure::new(2, message));
         let nodes = self.nnodes;
@@ -164,7 +147,8 @@ impl Options {
         Ok(())
     }
 
-    pub fn count(&self) -> Result<u32, Failure> {
+    /// The number of ranks to start on this node.
+    pub fn ranks_here(&self) -> Result<u32, Failure> {
         let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let devices = || ccl::devices().map(|(count, _)| count as u32);
         match self.ranks {
@@ -181,20 +165,22 @@ impl Options {
         }
     }
 
+    /// Where the ranks' output goes.
     pub fn route(&self) -> Route {
         Route {
             prefix: self.prefix,
             logs: self.log_dir.clone(),
             tee: self.tee,
-            keep: self.nnodes > 1,
+            keep_stderr: self.nnodes > 1,
             color: self.color,
         }
     }
 
-    pub fn meeting(&self, ranks: u32) -> Meeting {
+    /// Where this node meets the others.
+    pub fn rendezvous(&self, ranks: u32) -> Rendezvous {
         let (host, port) = self.rdzv_endpoint.clone().unwrap_or_else(|| ("127.0.0.1".to_owned(), 0));
         let (nodes, node, id) = (self.nnodes, self.node_rank, self.rdzv_id.clone());
-        Meeting { host, port, nodes, node, ranks, id, timeout: self.rdzv_timeout }
+        Rendezvous { host, port, nodes, node, ranks, id, timeout: self.rdzv_timeout }
     }
 }
 
@@ -202,7 +188,7 @@ impl Options {
 mod tests {
     use std::time::Duration;
 
-    use super::{duration, endpoint};
+    use super::duration;
 
     #[test]
     fn times_have_units() {
@@ -211,19 +197,6 @@ mod tests {
         assert_eq!(duration("1.5h"), Ok(Duration::from_secs(5400)));
         for wrong in ["", "m", "-1", "nan", "inf", "1w", "5 x", "2µ"] {
             assert!(duration(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn endpoints_are_names_and_addresses() {
-        let at = |host: &str, port| Ok((host.to_owned(), port));
-        assert_eq!(endpoint("alpha"), at("alpha", 29400));
-        assert_eq!(endpoint("alpha:1"), at("alpha", 1));
-        assert_eq!(endpoint("fd77::1"), at("fd77::1", 29400));
-        assert_eq!(endpoint("[fd77::1]:80"), at("fd77::1", 80));
-        assert_eq!(endpoint("[fe80::1%net0]"), at("fe80::1%net0", 29400));
-        for wrong in ["", ":80", "alpha:", "alpha:0", "alpha:70000", "tcp://alpha:80"] {
-            assert!(endpoint(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -11,16 +11,6 @@ pub const WIDTH: usize = 100;
 pub const MEMBERS: usize = 8;
 /// Characters of a name.
 const NAME: usize = 32;
-/// The picture's colours among the terminal's 256.
-const COLOURS: [u8; 8] = [110, 209, 79, 222, 217, 149, 117, 142];
-
-impl Style {
-    /// On the colour of a group.
-    pub fn group(self, group: usize, text: &str) -> String {
-        self.sequence(&format!("38;5;16;48;5;{}", COLOURS[group % COLOURS.len()]), text)
-    }
-}
-
 /// Everything; the grid is coloured by the groups along `axis`.
 pub fn text(view: &View, axis: Option<&Axis>, style: Style) -> String {
     let mut out = format!("{}\n{}\n", style.bold(&view.describe), view.summary());

@@ -7,7 +7,7 @@ use devicemesh::topology::{Plan, plan};
 
 use super::Options;
 use super::arguments::{HostSizes, Operation};
-use crate::ranks::Failure;
+use crate::failure::Failure;
 
 /// Larger meshes are refused: a list of their ranks alone would take much memory and time.
 pub const MAX_RANKS: usize = 1 << 24;

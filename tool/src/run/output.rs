@@ -1,79 +1,114 @@
-//! What ranks write: to our own descriptors, with the rank before each line, into a file for each rank, or both; and the last of it, for the report.
+//! What the ranks write. It goes to the tool's own descriptors, with the rank before each line, into a file for each rank, or both. The end of it is kept for the
+//! report of a failure.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::tail::{TAIL, last_lines};
+use crate::stdio::{cannot_print, ignore_gone_reader, write_all};
 use crate::style::{Style, When};
 
-/// Lines longer than this are passed on in parts.
+/// The longest line in bytes that is passed on whole. A longer one is passed on in parts.
 const MAX_LINE: usize = 64 << 10;
-/// What is kept of a rank's stderr, in bytes and in lines.
-const TAIL: usize = 4 << 10;
-const TAIL_LINES: usize = 10;
+/// How many times a pipe of a rank that has ended is read for its last words, so that a process that holds the pipe and goes on writing cannot keep the tool.
+const LAST_READS: usize = 1024;
 
 /// Where the ranks' output goes.
 pub struct Route {
-    /// The rank before each line.
+    /// Whether the rank stands before each line.
     pub prefix: bool,
-    /// A file for each rank in this folder.
+    /// The folder with a file for each rank, where there is one.
     pub logs: Option<PathBuf>,
-    /// With `logs`: to the terminal too.
+    /// Whether the output is also shown, where it goes into files.
     pub tee: bool,
-    /// What goes to stderr comes through us in any case, so that the report can quote it.
-    pub keep: bool,
+    /// Whether standard error always passes through the tool, so that a report on any node can quote it.
+    pub keep_stderr: bool,
+    /// Whether the ranks before the lines are coloured.
     pub color: When,
 }
 
 impl Route {
-    /// Where a rank's file is.
+    /// The file of a rank.
     pub fn log(&self, rank: u32) -> Option<PathBuf> {
         self.logs.as_ref().map(|folder| folder.join(format!("rank-{rank}.log")))
+    }
+
+    /// How many files of this process a rank's output holds open: pipes, and for each of them the log.
+    pub fn files_per_rank(&self) -> u64 {
+        match (self.logs.is_some(), self.prefix) {
+            (true, _) if self.only_logs() => 0,
+            (true, _) => 4,
+            (false, true) => 2,
+            (false, false) => u64::from(self.reads_stderr()),
+        }
     }
 
     fn only_logs(&self) -> bool {
         self.logs.is_some() && !self.tee
     }
+
+    /// Whether standard error passes through the tool where standard output does not.
+    fn reads_stderr(&self) -> bool {
+        self.keep_stderr || !io::stderr().is_terminal()
+    }
 }
 
-/// The ranks' output; empty when they write to our own descriptors or to files.
+/// The output of all ranks that passes through the tool.
 pub struct Output {
     route: Route,
+    /// The pipes that have not ended.
     streams: Vec<Stream>,
-    /// Ranks that have written to stderr through us, with the last of it.
+    /// The last bytes of each rank's standard error, by rank, for those that have written any.
     tails: Vec<(u32, Vec<u8>)>,
+    /// The style of what goes to standard output.
     out: Style,
+    /// The style of what goes to standard error.
     err: Style,
+    /// Why some of the output is lost. The first reason stays.
+    loss: Option<String>,
 }
 
+/// One output of one rank.
 struct Stream {
     rank: u32,
+    /// The end from which the tool reads. It is non-blocking.
     pipe: File,
+    /// Whether this is standard error.
     is_error: bool,
+    /// The rank's file, where there is one.
     log: Option<File>,
+    /// The line that has begun and not ended, where lines get a prefix.
     line: Vec<u8>,
 }
 
 impl Output {
     pub fn new(route: Route) -> Output {
         let (out, err) = (Style::new(route.color, &io::stdout()), Style::new(route.color, &io::stderr()));
-        Output { route, streams: Vec::new(), tails: Vec::new(), out, err }
+        Output { route, streams: Vec::new(), tails: Vec::new(), out, err, loss: None }
     }
 
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// Sets up what a rank writes to, before it starts; gives its file, where we write that.
+    /// Why some of the ranks' output could not be written, where that has happened.
+    pub fn loss(&self) -> Option<&str> {
+        self.loss.as_deref()
+    }
+
+    /// Sets up a rank's output before the rank starts. Returns its file, where the tool writes that.
     pub fn prepare(&self, rank: u32, child: &mut Command) -> io::Result<Option<File>> {
         let file = match self.route.log(rank) {
             Some(path) => {
-                let open = |path: &PathBuf| File::options().create(true).append(true).open(path);
-                // One that is there is of another job.
-                let file = File::create(&path).and_then(|_| open(&path));
+                let append = |path: &PathBuf| File::options().create(true).append(true).open(path);
+                // A file that stands there is another job's, so it is emptied.
+                let file = File::create(&path).and_then(|_| append(&path));
                 Some(file.map_err(|error| io::Error::other(format!("cannot write {}: {error}", path.display())))?)
             }
             None => None,
@@ -86,7 +121,7 @@ impl Output {
             file => {
                 if self.route.prefix || file.is_some() {
                     child.stdout(Stdio::piped()).stderr(Stdio::piped());
-                } else if self.route.keep || !io::stderr().is_terminal() {
+                } else if self.route.reads_stderr() {
                     child.stderr(Stdio::piped());
                 }
                 Ok(file)
@@ -94,7 +129,7 @@ impl Output {
         }
     }
 
-    /// Takes a rank's pipes.
+    /// Takes over the pipes of a rank that has started.
     pub fn add(
         &mut self,
         rank: u32,
@@ -104,48 +139,44 @@ impl Output {
     ) -> io::Result<()> {
         for (pipe, is_error) in [(stdout.map(OwnedFd::from), false), (stderr.map(OwnedFd::from), true)] {
             let Some(pipe) = pipe else { continue };
-            // SAFETY: our own descriptor.
-            let set = unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-            if set != 0 {
-                return Err(io::Error::last_os_error());
-            }
+            rustix::io::ioctl_fionbio(&pipe, true)?;
             let log = log.as_ref().map(File::try_clone).transpose()?;
             self.streams.push(Stream { rank, pipe: pipe.into(), is_error, log, line: Vec::new() });
         }
         Ok(())
     }
 
-    /// One entry for poll(2) per open pipe.
-    pub fn polls(&self) -> Vec<libc::pollfd> {
-        let entry = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        self.streams.iter().map(|stream| entry(stream.pipe.as_raw_fd())).collect()
+    /// The open pipes, one entry for poll(2) each.
+    pub fn entries(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.streams.iter().map(|stream| PollFd::new(&stream.pipe, PollFlags::IN))
     }
 
-    /// Passes on what has come on the pipes that poll found ready.
-    pub fn pass_on(&mut self, polls: &[libc::pollfd]) {
-        let mut polls = polls.iter();
+    /// Passes on what can be read from the pipes, where `ready` says so for each of [`entries`](Output::entries).
+    pub fn pass_on(&mut self, ready: &[bool]) {
+        let mut ready = ready.iter();
         let mut streams = std::mem::take(&mut self.streams);
-        streams.retain_mut(|stream| match polls.next() {
-            Some(poll) if poll.revents != 0 => self.read(stream),
+        streams.retain_mut(|stream| match ready.next() {
+            Some(true) => self.read(stream),
             _ => true,
         });
         self.streams = streams;
     }
 
-    /// Passes on the rest, until every pipe has ended or the moment is there.
+    /// Passes on the rest, until every pipe has ended or that moment has come.
     pub fn drain(&mut self, until: Instant) {
+        let a_while = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         while !self.streams.is_empty() && Instant::now() < until {
-            let mut polls = self.polls();
-            // SAFETY: the entries are valid.
-            unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 50) };
-            self.pass_on(&polls);
+            let mut entries: Vec<PollFd<'_>> = self.entries().collect();
+            let _ = poll(&mut entries, Some(&a_while));
+            let ready: Vec<bool> = entries.iter().map(|entry| !entry.revents().is_empty()).collect();
+            self.pass_on(&ready);
         }
         for mut stream in std::mem::take(&mut self.streams) {
             self.finish(&mut stream);
         }
     }
 
-    /// The last lines that a rank wrote to stderr, or into its file; empty where they did not come through here.
+    /// The last lines of a rank's standard error, or of its file. Empty where they did not pass through the tool. The rank has ended.
     pub fn last_words(&mut self, rank: u32) -> String {
         if self.route.only_logs() {
             let read = || -> io::Result<Vec<u8>> {
@@ -158,14 +189,11 @@ impl Output {
             };
             return last_lines(&read().unwrap_or_default());
         }
-        // The rank has ended, so all that it wrote is in its pipe.
+        // Because the rank has ended, everything that it wrote is in its pipe.
         let mut streams = std::mem::take(&mut self.streams);
         for stream in streams.iter_mut().filter(|stream| stream.rank == rank && stream.is_error) {
-            let mut ready = libc::pollfd { fd: stream.pipe.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            for _ in 0..1024 {
-                // SAFETY: one valid entry.
-                let there = unsafe { libc::poll(&mut ready, 1, 0) } == 1 && ready.revents & libc::POLLIN != 0;
-                if !there || !self.read(stream) {
+            for _ in 0..LAST_READS {
+                if !is_readable(&stream.pipe) || !self.read(stream) {
                     break;
                 }
             }
@@ -174,7 +202,7 @@ impl Output {
         self.tails.iter().find(|(known, _)| *known == rank).map_or(String::new(), |(_, tail)| last_lines(tail))
     }
 
-    /// False when the pipe has ended.
+    /// Reads once from a pipe and passes it on. Returns false when the pipe has ended.
     fn read(&mut self, stream: &mut Stream) -> bool {
         let mut buffer = [0; 16 << 10];
         match stream.pipe.read(&mut buffer) {
@@ -194,30 +222,29 @@ impl Output {
         }
     }
 
+    /// Passes on what a rank has written.
     fn take(&mut self, stream: &mut Stream, bytes: &[u8]) {
-        // Whoever reads us may have gone, or the disk be full; the ranks run on.
         if let Some(log) = &mut stream.log {
-            let _ = log.write_all(bytes);
+            let written = log.write_all(bytes);
+            let path = self.route.log(stream.rank).unwrap_or_default();
+            self.note(written, |error| format!("cannot write {}: {error}", path.display()));
         }
         if stream.is_error {
             self.keep(stream.rank, bytes);
         }
         if !self.route.prefix {
-            let _ = match stream.is_error {
-                true => io::stderr().lock().write_all(bytes),
-                false => io::stdout().lock().write_all(bytes).and_then(|()| io::stdout().flush()),
-            };
-            return;
+            return self.write(stream.is_error, bytes);
         }
         stream.line.extend_from_slice(bytes);
         let lines = stream.line.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
         if let Some(end) = lines.or((stream.line.len() > MAX_LINE).then_some(stream.line.len())) {
             let rest = stream.line.split_off(end);
             let lines = std::mem::replace(&mut stream.line, rest);
-            self.write(stream, &lines);
+            self.write_with_prefix(stream, &lines);
         }
     }
 
+    /// Keeps the last bytes of a rank's standard error.
     fn keep(&mut self, rank: u32, bytes: &[u8]) {
         let index = self.tails.iter().position(|(known, _)| *known == rank).unwrap_or_else(|| {
             self.tails.push((rank, Vec::new()));
@@ -229,14 +256,15 @@ impl Output {
         tail.drain(..too_long);
     }
 
-    fn finish(&self, stream: &mut Stream) {
+    /// Passes on the last line of a pipe that has ended.
+    fn finish(&mut self, stream: &mut Stream) {
         let rest = std::mem::take(&mut stream.line);
         if !rest.is_empty() {
-            self.write(stream, &rest);
+            self.write_with_prefix(stream, &rest);
         }
     }
 
-    fn write(&self, stream: &Stream, lines: &[u8]) {
+    fn write_with_prefix(&mut self, stream: &Stream, lines: &[u8]) {
         let style = if stream.is_error { self.err } else { self.out };
         let prefix = style.numbered(stream.rank, &format!("[rank {}]", stream.rank));
         let mut text = Vec::with_capacity(lines.len() + 16);
@@ -248,50 +276,29 @@ impl Output {
         if text.last() != Some(&b'\n') {
             text.push(b'\n');
         }
-        let _ = match stream.is_error {
-            true => io::stderr().lock().write_all(&text),
-            false => io::stdout().lock().write_all(&text),
-        };
+        self.write(stream.is_error, &text);
     }
-}
 
-/// The last lines, without what moves a terminal's cursor or colours it; of one that was written over, what stood there last.
-fn last_lines(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    let lines: Vec<String> = text.lines().map(plain).filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
-}
-
-fn plain(line: &str) -> String {
-    let mut out = String::new();
-    let mut characters = line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default().chars();
-    while let Some(character) = characters.next() {
-        match character {
-            // ESC [ ... ends with a letter or one of @[\]^_`{|}~ (ECMA-48).
-            '\x1b' if characters.as_str().starts_with('[') => {
-                characters.next();
-                characters.find(|character| ('@'..='~').contains(character));
+    /// Writes to the tool's standard output or standard error.
+    fn write(&mut self, is_error: bool, bytes: &[u8]) {
+        match is_error {
+            true => {
+                self.note(write_all(io::stderr(), bytes), |error| format!("cannot write to standard error: {error}"))
             }
-            '\t' => out.push('\t'),
-            character if character.is_control() => {}
-            character => out.push(character),
+            false => self.note(write_all(io::stdout(), bytes), cannot_print),
         }
     }
-    out
+
+    /// Remembers that output is lost. The ranks run on, because their work is worth more than their output.
+    fn note(&mut self, written: io::Result<()>, message: impl FnOnce(&io::Error) -> String) {
+        if let (None, Err(error)) = (&self.loss, ignore_gone_reader(written)) {
+            self.loss = Some(message(&error));
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::last_lines;
-
-    #[test]
-    fn the_last_lines_are_plain_text() {
-        assert_eq!(
-            last_lines(b"one\n\x1b[1;31mtwo\x1b[0m\r\n\n 10%\r 99%\r100%\n\tthree\xff\x07"),
-            "one\ntwo\n100%\n\tthree\u{fffd}"
-        );
-        let many: String = (0..30).map(|line| format!("{line}\n")).collect();
-        assert_eq!(last_lines(many.as_bytes()), (20..30).map(|line| line.to_string()).collect::<Vec<_>>().join("\n"));
-        assert_eq!(last_lines(b""), "");
-    }
+fn is_readable(pipe: impl AsFd) -> bool {
+    let mut entry = [PollFd::new(&pipe, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut entry, Some(&now)).is_ok() && entry[0].revents().contains(PollFlags::IN)
 }
