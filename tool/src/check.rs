@@ -5,7 +5,6 @@
 //! made, 4 something is slow (with `--fail-slow`), 124 not done by `--timeout`.
 
 mod measure;
-mod memory;
 mod operation;
 mod options;
 mod progress;
@@ -16,26 +15,25 @@ mod team;
 mod values;
 mod verify;
 
-use std::ffi::CStr;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use devicemesh::ccl;
-use devicemesh::comm::{DimOptions, Domain, DomainOptions, MeshOptions, RootComms, View};
+use devicemesh::comm::{Buffer, DimOptions, Domain, DomainOptions, Memory, MeshOptions, RootComms, View};
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::printable::printable;
 use devicemesh::rendezvous::{JoinOptions, launcher};
 
 use self::measure::{Plan, Timed};
-use self::memory::{Buffer, Memory};
 use self::options::Shape;
 use self::progress::Progress;
 use self::report::{Measured, Notes, Report, Subject};
 use self::team::{Clock, Team};
 use self::verify::Bench;
 use crate::failure::Failure;
+use crate::library;
 use crate::stdio::{print, say};
 
 pub use self::options::Options;
@@ -63,10 +61,7 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     };
     let device_type = match &options.device {
         Some(named) => named,
-        // SAFETY: who starts the tool vouches for the library that is named.
-        None if ccl::has_device() && unsafe { ccl::named_or_usual("cuda", options.library.as_deref()) }.is_ok() => {
-            "cuda"
-        }
+        None if ccl::has_device() && library::for_cuda(options.library.as_deref()).is_ok() => "cuda",
         None => "cpu",
     };
     let names: Option<Vec<&str>> = options.names.as_ref().map(|names| names.0.iter().map(String::as_str).collect());
@@ -96,24 +91,22 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     match work(options, device_type, mesh, clock, progress) {
         Ok(code) => Ok(code),
         Err(error) => {
-            // One voice for all; where rank 0 may be what is missing, rank 1's too.
-            let lost = [Status::PeerLost, Status::Store, Status::Timeout].contains(&error.status());
-            if rank == 0 || rank == 1 && lost && error.message().replace("rank 0 on ", "").contains("rank 0") {
-                tell(json && rank == 0, &status(&error), &format!("{}{}", error.message(), advice(&error)));
+            if rank == 0 || rank == 1 && may_miss_rank_0(&error) {
+                let status = error.status().name().trim_start_matches("DM_STATUS_");
+                tell(json && rank == 0, status, &format!("{}{}", error.message(), advice(&error)));
             }
             Ok(NOT_MADE)
         }
     }
 }
 
-/// As in C, without DM_STATUS_.
-fn status(error: &Error) -> String {
-    // SAFETY: the string is static.
-    let name = unsafe { CStr::from_ptr(devicemesh::ffi::dm_status_name(error.status() as i32)) };
-    name.to_string_lossy().trim_start_matches("DM_STATUS_").to_owned()
+/// Whether this may be an error that rank 0 cannot report, because rank 0 is what is missing. Then rank 1 reports it too.
+fn may_miss_rank_0(error: &Error) -> bool {
+    let is_loss = [Status::PeerLost, Status::Store, Status::Timeout].contains(&error.status());
+    is_loss && (error.ranks().is_empty() || error.ranks().contains(&0))
 }
 
-/// What can be refused without another rank.
+/// The mesh, and everything that can be refused without another rank.
 fn plan(spec: &MeshSpec<'_>, options: &Options) -> Result<Mesh> {
     let mesh = Mesh::new(spec)?;
     for flat in &options.flatten {
@@ -156,11 +149,8 @@ fn advice(error: &Error) -> &'static str {
 fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progress: Progress) -> Result<u8> {
     progress.expect(steps(options, &planned)?);
     progress.step("joining the world");
-    let mut joining = DomainOptions::new(JoinOptions::default().timeout(clock.limit() - clock.limit() / 20));
-    if let Some(library) = &options.library {
-        // SAFETY: as above, whoever starts the tool vouches for it.
-        joining = unsafe { joining.library(library) };
-    }
+    let joining = DomainOptions::new(JoinOptions::default().timeout(clock.limit() - clock.limit() / 20));
+    let joining = library::options_with(joining, options.library.as_deref());
     let domain = Arc::new(Domain::join(device_type, &joining)?);
     let team = Team::new(Arc::clone(&domain), clock, progress)?;
     team.step_in_detail("comparing the command lines", &options.agreed(), |_| Ok(()))?;
@@ -176,7 +166,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
         views.push((whole.slice(&dims)?.flatten(Some(&flat.name), DimOptions::default())?, 0));
     }
-    let memory = Memory::open(device_type, domain.world().local_rank())?;
+    let memory = Memory::of(&domain)?;
     let plan = Plan {
         sizes: options.sizes(device_type),
         iterations: options.iterations,
@@ -186,7 +176,8 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
     let largest = plan.sizes.last().copied().unwrap_or(0).max(measure::copies(device_type == "cuda").0);
     let sizes = views.iter().map(|(view, index)| view.mesh().dim_size(*index));
     let bytes = sizes.map(|size| verify::buffer_bytes(size, options.dtype, largest)).max().unwrap_or(0);
-    let (send, recv) = (memory.buffer(bytes)?, memory.buffer(bytes)?);
+    let buffer = || memory.buffer(bytes).map_err(smaller_sizes);
+    let (send, recv) = (buffer()?, buffer()?);
     let benches: Vec<Bench<'_>> = views
         .iter()
         .map(|(view, index)| bench(view, *index, options, &memory, (&send, &recv), patience))
@@ -199,7 +190,13 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
     Ok(code)
 }
 
-/// How many there will be, if nothing goes wrong.
+/// What a user can do where there is too little memory.
+fn smaller_sizes(error: Error) -> Error {
+    let message = format!("{}; take smaller --sizes", error.message());
+    Error::new(error.status(), message).with_device_error(error.device_error())
+}
+
+/// How many steps there will be, if nothing goes wrong.
 fn steps(options: &Options, mesh: &Mesh) -> Result<usize> {
     let mut sizes = mesh.shape();
     for flat in &options.flatten {
@@ -216,7 +213,7 @@ fn bench<'a>(
     index: usize,
     options: &Options,
     memory: &'a Memory,
-    (send, recv): (&'a Buffer<'a>, &'a Buffer<'a>),
+    (send, recv): (&'a Buffer, &'a Buffer),
     patience: Duration,
 ) -> Result<Bench<'a>> {
     let mesh = view.mesh();
@@ -244,12 +241,15 @@ struct Checked<'a> {
 
 impl Checked<'_> {
     /// Verifies, measures, and lets rank 0 report. Gives the exit code of all.
-    fn all(&self, whole: &View, memory: &Memory, buffers: (&Buffer<'_>, &Buffer<'_>)) -> Result<u8> {
+    fn all(&self, whole: &View, memory: &Memory, buffers: (&Buffer, &Buffer)) -> Result<u8> {
         let (team, options) = (self.team, self.options);
         let measured: Vec<bool> = self.benches.iter().map(|bench| bench.size() > 1 && !options.no_measure).collect();
         let collectives = options.collectives();
-        let mut notes =
-            Notes { device: memory.device(), crowding: measure::crowding(team, memory), ..Notes::default() };
+        let mut notes = Notes {
+            device: memory.device_name().map(str::to_owned),
+            crowding: measure::crowding(team, memory),
+            ..Notes::default()
+        };
         for bench in &self.benches {
             let mut calls = 0;
             for collective in &collectives {

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::endpoint::endpoint;
 use crate::failure::Failure;
+use crate::library::for_cuda;
 use crate::stdio::print;
 use crate::style::{Style, When};
 
@@ -92,10 +93,7 @@ pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
     let report = Report {
         devicemesh: env!("CARGO_PKG_VERSION"),
         cpu: library(ccl::for_device("cpu").map(|library| describe(&library))),
-        // SAFETY: who starts the tool vouches for the library that is named.
-        cuda: library(
-            unsafe { ccl::named_or_usual("cuda", options.library.as_deref()) }.map(|library| describe(&library)),
-        ),
+        cuda: library(for_cuda(options.library.as_deref()).map(|library| describe(&library))),
         devices: match ccl::devices() {
             Ok((count, release)) => Answer::Found(format!("{count}, driver for CUDA {release}")),
             Err(error) => Answer::Missing(error.message().to_owned()),

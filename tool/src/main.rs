@@ -1,12 +1,13 @@
 //! The tool `devicemesh`. Its exit codes stand at the end of each subcommand's `--help`, and in docs/tool.md.
 
-// deny
+#![deny(unsafe_code)]
 
 mod check;
 mod columns;
 mod endpoint;
 mod failure;
 mod info;
+mod library;
 mod pages;
 mod run;
 mod show;

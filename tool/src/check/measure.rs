@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use devicemesh::comm::{Buffer, Memory};
 use devicemesh::error::Result;
 use serde::{Deserialize, Serialize};
 
-use super::memory::{Buffer, Memory};
 use super::operation::{Call, Collective};
 use super::team::{Exchange, Team};
 use super::verify::Bench;
@@ -84,24 +84,24 @@ fn batch(bench: &Bench<'_>, call: &Call, iterations: u32) -> Result<f64> {
     for _ in 0..iterations {
         bench.issue(call, bench.send, (0, 0))?;
     }
-    bench.memory.settle(bench.view, bench.index, bench.patience)?;
+    bench.wait()?;
     Ok(began.elapsed().as_secs_f64() / f64::from(iterations))
 }
 
 /// Seconds that this rank takes to copy in its own memory, while all ranks do: no other rank or network has a part in it. Inside a step.
 pub fn copy(
     memory: &Memory,
-    buffers: (&Buffer<'_>, &Buffer<'_>),
+    (send, recv): (&Buffer, &Buffer),
     repeats: u32,
     exchange: &Exchange<'_>,
 ) -> Result<Vec<f64>> {
-    let (bytes, copies) = copies(matches!(memory, Memory::Device(_)));
-    memory.copy(buffers.1, buffers.0, bytes, copies / 10)?;
+    let (bytes, copies) = copies(memory.is_on_device());
+    recv.copy_from(send, bytes, copies / 10)?;
     (0..repeats)
         .map(|_| {
             exchange.alive()?;
             let began = Instant::now();
-            memory.copy(buffers.1, buffers.0, bytes, copies)?;
+            recv.copy_from(send, bytes, copies)?;
             Ok(began.elapsed().as_secs_f64() / copies as f64)
         })
         .collect()
@@ -116,8 +116,5 @@ pub fn copies(on_device: bool) -> (usize, usize) {
 pub fn crowding(team: &Team, memory: &Memory) -> f64 {
     let here = team.hosts.iter().filter(|host| *host == team.host()).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    match memory {
-        Memory::Host => here as f64 / cores as f64,
-        Memory::Device(_) => 0.0,
-    }
+    if memory.is_on_device() { 0.0 } else { here as f64 / cores as f64 }
 }

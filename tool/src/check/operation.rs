@@ -1,10 +1,7 @@
 //! The collectives that are checked: their names, their buffers, their bus bandwidth, and how they are called.
 
-use std::ffi::c_void;
-
 use clap::ValueEnum;
-use devicemesh::comm::{Operands, View};
-use devicemesh::error::Result;
+use devicemesh::comm::{self, Operator};
 
 /// One of them, in the order in which they are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -20,8 +17,14 @@ pub enum Collective {
     SendRecv,
 }
 
-/// Operators by their `ncclRedOp_t` number.
-pub const OPERATORS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];
+/// The operators by their `ncclRedOp_t` numbers, with their names in messages.
+const OPERATORS: [(&str, Operator); 5] = [
+    ("sum", Operator::Sum),
+    ("prod", Operator::Product),
+    ("max", Operator::Max),
+    ("min", Operator::Min),
+    ("avg", Operator::Average),
+];
 
 /// One call along a dimension.
 #[derive(Debug, Clone, Copy)]
@@ -79,12 +82,7 @@ impl Collective {
 
     /// How many times its count the send and the receive buffer hold in a group of `size` ranks.
     pub fn blocks(self, size: usize) -> (usize, usize) {
-        match self {
-            Collective::AllGather => (1, size),
-            Collective::ReduceScatter => (size, 1),
-            Collective::AllToAll => (size, size),
-            _ => (1, 1),
-        }
+        Call::plain(self, 0).collective().blocks(size)
     }
 
     /// The count for buffers of that many bytes, in the sense of nccl-tests: of the larger buffer. At least 1.
@@ -115,7 +113,7 @@ impl Call {
     pub fn label(&self) -> String {
         let mut label = self.collective.name().to_owned();
         if !self.collective.operators().is_empty() {
-            label = format!("{label} ({})", OPERATORS[self.operator]);
+            label = format!("{label} ({})", OPERATORS[self.operator].0);
         }
         if self.collective.has_root() {
             label = format!("{label} with root {}", self.root);
@@ -123,72 +121,19 @@ impl Call {
         if self.in_place { format!("{label}, in place") } else { label }
     }
 
-    /// Makes the call along dimension `index` of `view`. It is done when the stream is; in host memory when this returns.
-    ///
-    /// # Safety
-    /// `send` and `recv` hold [`Collective::blocks`] times `count` elements, where `view`'s device type wants them, and live until the call is done.
-    pub unsafe fn issue(&self, view: &View, index: usize, place: Place) -> Result<()> {
-        let Call { collective, operator, root, count, .. } = *self;
-        let Place { send, recv, dtype, stream } = place;
-        let (operator, root) = (operator as i32, root as i32);
-        let operands = Operands::new(count, dtype, stream);
-        let name = collective.name();
-        let size = view.mesh().dim_size(index);
-        let buffers = [("send", send.cast_const()), ("recv", recv.cast_const())];
-        let me = view.mesh().local_rank(index)?;
-        if collective == Collective::SendRecv {
-            let (next, before) = ((me + 1) % size, (me + size - 1) % size);
-            view.group_start()?;
-            let sent = view.operate("send", index, operands, &buffers[..1], |library, comm| {
-                // SAFETY: the caller's contract, here and below.
-                unsafe { library.send(send, count, dtype, next as i32, comm, stream) }
-            });
-            let received = view.operate("recv", index, operands, &buffers[1..], |library, comm| {
-                // SAFETY: as above.
-                unsafe { library.recv(recv, count, dtype, before as i32, comm, stream) }
-            });
-            // A group that was begun is always ended.
-            let ended = view.group_end();
-            return sent.and(received).and(ended);
+    /// The library's name of the collective, with this call's operator and root.
+    pub fn collective(&self) -> comm::Collective {
+        let (op, root) = (OPERATORS[self.operator].1, self.root);
+        match self.collective {
+            Collective::AllReduce => comm::Collective::AllReduce(op),
+            Collective::Reduce => comm::Collective::Reduce { op, root },
+            Collective::Broadcast => comm::Collective::Broadcast { root },
+            Collective::AllGather => comm::Collective::AllGather,
+            Collective::ReduceScatter => comm::Collective::ReduceScatter(op),
+            Collective::AllToAll => comm::Collective::AllToAll,
+            Collective::SendRecv => comm::Collective::Shift,
         }
-        let at_root = me == self.root;
-        // As a program would: what only the root uses is NULL elsewhere.
-        let null = std::ptr::null_mut();
-        view.operate(name, index, operands, &[], |library, comm| {
-            // SAFETY: as above.
-            unsafe {
-                match collective {
-                    Collective::AllReduce => library.all_reduce(send, recv, count, dtype, operator, comm, stream),
-                    Collective::Reduce => {
-                        let recv = if at_root { recv } else { null };
-                        library.reduce(send, recv, count, dtype, operator, root, comm, stream)
-                    }
-                    Collective::Broadcast => {
-                        let send = if at_root { send } else { null };
-                        library.broadcast(send, recv, count, dtype, root, comm, stream)
-                    }
-                    Collective::AllGather => library.all_gather(send, recv, count, dtype, comm, stream),
-                    Collective::ReduceScatter => {
-                        library.reduce_scatter(send, recv, count, dtype, operator, comm, stream)
-                    }
-                    Collective::AllToAll | Collective::SendRecv => {
-                        library.all_to_all(send, recv, count, dtype, comm, stream)
-                    }
-                }
-            }
-        })
     }
-}
-
-/// Where a call works.
-#[derive(Debug, Clone, Copy)]
-pub struct Place {
-    pub send: *mut c_void,
-    pub recv: *mut c_void,
-    /// `ncclDataType_t`
-    pub dtype: i32,
-    /// NULL in host memory.
-    pub stream: *mut c_void,
 }
 
 #[cfg(test)]

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use devicemesh::comm::View;
+use devicemesh::comm::{Buffer, Memory, View};
 use devicemesh::error::Result;
 use serde::{Deserialize, Serialize};
 
-use super::memory::{Buffer, Memory};
-use super::operation::{Call, Collective, Place};
+use super::operation::{Call, Collective};
 use super::team::{Exchange, Team};
 use super::values::{Expected, Kind, Member};
 
@@ -56,8 +55,8 @@ pub struct Bench<'a> {
     pub position: usize,
     pub kind: Kind,
     pub memory: &'a Memory,
-    pub send: &'a Buffer<'a>,
-    pub recv: &'a Buffer<'a>,
+    pub send: &'a Buffer,
+    pub recv: &'a Buffer,
     /// How long one call may take.
     pub patience: Duration,
 }
@@ -68,21 +67,20 @@ impl Bench<'_> {
     }
 
     /// Makes a call and returns when it is done.
-    pub fn run(&self, call: &Call, send: &Buffer<'_>, at: (usize, usize)) -> Result<()> {
+    pub fn run(&self, call: &Call, send: &Buffer, at: (usize, usize)) -> Result<()> {
         self.issue(call, send, at)?;
-        self.memory.settle(self.view, self.index, self.patience)
+        self.wait()
     }
 
-    /// The same, which may still be under way on the stream; `at` are byte offsets into the two buffers.
-    pub fn issue(&self, call: &Call, send: &Buffer<'_>, at: (usize, usize)) -> Result<()> {
-        let place = Place {
-            send: send.at(at.0),
-            recv: self.recv.at(at.1),
-            dtype: self.kind.dtype as i32,
-            stream: self.memory.stream(),
-        };
-        // SAFETY: buffers are as large as `buffer_bytes` says for this dimension, and live as long as the process.
-        unsafe { call.issue(self.view, self.index, place) }
+    /// Makes a call, which on a device may still be under way when this returns. `at` are byte offsets into the two buffers.
+    pub fn issue(&self, call: &Call, send: &Buffer, at: (usize, usize)) -> Result<()> {
+        let (send, recv) = (send.at(at.0), self.recv.at(at.1));
+        self.view.collective(self.index, call.collective(), self.kind.dtype as i32, call.count, send, recv)
+    }
+
+    /// Returns when all calls are done.
+    pub fn wait(&self) -> Result<()> {
+        self.memory.wait(self.patience, || self.view.check(self.index))
     }
 }
 
@@ -226,14 +224,14 @@ fn one(bench: &Bench<'_>, call: &Call, wanted: &[Expected]) -> Result<Option<Fou
         _ => (0, 0),
     };
     let send = if call.in_place { bench.recv } else { bench.send };
-    bench.recv.put(0, &vec![POISON; block * blocks.max(back) + GUARD])?;
-    send.put(sends_at, &data)?;
+    bench.recv.write(0, &vec![POISON; block * blocks.max(back) + GUARD])?;
+    send.write(sends_at, &data)?;
     bench.run(call, send, (sends_at, receives_at))?;
     if wanted.is_empty() {
         return Ok(None);
     }
     let mut got = vec![0; wanted.len() * kind.bytes() + GUARD];
-    bench.recv.get(receives_at, &mut got)?;
+    bench.recv.read(receives_at, &mut got)?;
     // What follows this rank's block in place is the rest of what it sent.
     let guarded = !(call.in_place && call.collective == Collective::ReduceScatter);
     Ok(compare(kind, &got, wanted, guarded))

@@ -160,7 +160,7 @@ fn start_rank(
 }
 
 /// Has the child prepare itself before it runs the program.
-#[allow(unsafe_code, reason = "no safe interface sets the parent-death signal of a child")]
+#[expect(unsafe_code, reason = "no safe interface sets the parent-death signal of a child")]
 fn before_exec(child: &mut Command, open_files: Rlimit) {
     let tool = getpid();
     let prepare = move || {
