@@ -170,10 +170,10 @@ header:
 examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
 
 # cargo decides what is built anew; its files are not touched, as it goes by their times.
-CORE = $(shell find src hostccl/src -name '*.rs' -not -path 'src/bin/*') Cargo.toml build.rs
+CORE = $(shell find src hostccl/src -name '*.rs') Cargo.toml build.rs
 $(RELEASE)/libdevicemesh.so: $(CORE)
 $(RELEASE)/libhostccl.so: $(shell find hostccl -name '*.rs') Cargo.toml
-$(RELEASE)/devicemesh: $(CORE) $(shell find src/bin -name '*.rs')
+$(RELEASE)/devicemesh: $(CORE) $(shell find tool/src -name '*.rs') tool/Cargo.toml
 $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh:
 	$(CARGO) build --release
 

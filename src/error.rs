@@ -1,5 +1,6 @@
 //! The one error type: a status of the C contract, a one-line message that carries the values, and foreign codes.
 
+use std::ffi::CStr;
 use std::fmt;
 
 use crate::printable::printable;
@@ -69,6 +70,37 @@ impl Status {
     pub fn from_code(code: i32) -> Option<Status> {
         usize::try_from(code).ok().and_then(|index| Status::ALL.get(index).copied())
     }
+
+    /// The name of the status in C, for example "DM_STATUS_TIMEOUT".
+    ///
+    /// ```
+    /// assert_eq!(devicemesh::error::Status::PeerLost.name(), "DM_STATUS_PEER_LOST");
+    /// ```
+    pub fn name(self) -> &'static str {
+        self.c_name().to_str().unwrap_or_default()
+    }
+
+    /// The same name as a C string.
+    pub(crate) fn c_name(self) -> &'static CStr {
+        match self {
+            Status::Ok => c"DM_STATUS_OK",
+            Status::InvalidArgument => c"DM_STATUS_INVALID_ARGUMENT",
+            Status::InvalidHandle => c"DM_STATUS_INVALID_HANDLE",
+            Status::NotFound => c"DM_STATUS_NOT_FOUND",
+            Status::NotMember => c"DM_STATUS_NOT_MEMBER",
+            Status::BufferTooSmall => c"DM_STATUS_BUFFER_TOO_SMALL",
+            Status::Mismatch => c"DM_STATUS_MISMATCH",
+            Status::Timeout => c"DM_STATUS_TIMEOUT",
+            Status::Store => c"DM_STATUS_STORE",
+            Status::Ccl => c"DM_STATUS_CCL",
+            Status::Device => c"DM_STATUS_DEVICE",
+            Status::Library => c"DM_STATUS_LIBRARY",
+            Status::Unsupported => c"DM_STATUS_UNSUPPORTED",
+            Status::Aborted => c"DM_STATUS_ABORTED",
+            Status::PeerLost => c"DM_STATUS_PEER_LOST",
+            Status::Internal => c"DM_STATUS_INTERNAL",
+        }
+    }
 }
 
 /// A failure: what class, what happened in one line with the values, and the codes of other layers where they exist.
@@ -87,6 +119,7 @@ pub struct Error {
     ccl_result: i32,
     device_error: i32,
     os_error: i32,
+    ranks: Vec<i32>,
 }
 
 /// The result of every fallible function of this crate.
@@ -95,7 +128,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error of that class. What a terminal would act on is escaped ([`printable`]): names, keys and hosts in messages may come from anybody.
     pub fn new(status: Status, message: impl Into<String>) -> Error {
-        Error { status, message: one_line(&message.into()), ccl_result: 0, device_error: 0, os_error: 0 }
+        Error {
+            status,
+            message: one_line(&message.into()),
+            ccl_result: 0,
+            device_error: 0,
+            os_error: 0,
+            ranks: Vec::new(),
+        }
     }
 
     /// `DM_STATUS_INVALID_ARGUMENT`.
@@ -176,6 +216,16 @@ impl Error {
         self
     }
 
+    /// Adds ranks of the world that the error is about: those that were lost, that did not come, or that failed.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: &[i32]) -> Error {
+        self.ranks.extend_from_slice(ranks);
+        self.ranks.sort_unstable();
+        self.ranks.dedup();
+        self.ranks.truncate(MOST_RANKS);
+        self
+    }
+
     /// The same error with what was being done in front of its message.
     #[must_use]
     pub fn within(mut self, what: &str) -> Error {
@@ -203,11 +253,26 @@ impl Error {
         self.device_error
     }
 
+    /// The ranks of the world that the error is about, in growing order: those that were lost, that did not come, or that failed. At most
+    /// 64, the lowest ones. Empty where no rank is known to be at fault.
+    ///
+    /// ```
+    /// use devicemesh::error::{Error, Status};
+    /// let error = Error::new(Status::PeerLost, "ranks 3 and 7 were lost").with_ranks(&[7, 3]);
+    /// assert_eq!(error.ranks(), [3, 7]);
+    /// ```
+    pub fn ranks(&self) -> &[i32] {
+        &self.ranks
+    }
+
     /// The `errno`, 0 when the operating system was not involved.
     pub fn os_error(&self) -> i32 {
         self.os_error
     }
 }
+
+/// How many ranks an error names: enough to look at, and few enough to pass on to every rank.
+const MOST_RANKS: usize = 64;
 
 fn one_line(message: &str) -> String {
     printable(message.trim_end_matches(['\n', '\r'])).into_owned()

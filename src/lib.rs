@@ -33,6 +33,7 @@
 //! | lazy communicators and other options | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
 //! | slices, flattened dimensions, ranges, other shapes, going on after a rank has died | [`comm::View`] |
 //! | collectives over slices in host memory | [`comm::View::all_reduce`] and its neighbours: safe, on device type cpu |
+//! | collectives over buffers of bytes, in host memory or on a device | [`comm::Memory`], [`comm::View::collective`]: safe, with every data type |
 //! | collectives over cudarc's device memory | `comm::View::on_stream`, with the feature `cudarc`: safe, on device type cuda (examples/all_reduce.rs) |
 //! | the communicator itself, and other device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` |
 //! | the block of a tensor that a rank holds | [`sharding`] |
@@ -49,7 +50,7 @@
 //!
 //! # Threads
 //!
-//! Everything is `Send` and `Sync`. Calls that make something (a mesh, a flattened dimension ...) happen in one order on every rank. So do the collectives along
+//! Everything is `Send` and `Sync`, except [`comm::Memory`] and its buffers, which stay on their thread. Calls that make something (a mesh, a flattened dimension ...) happen in one order on every rank. So do the collectives along
 //! one dimension. Never let two threads call along one dimension without an order of their own, because nobody can know which call belongs to which call of the
 //! other ranks. Calls that overlap get [`error::Status::Mismatch`], but results before that may be mixed without an error. A group ([`comm::View::group_start`]) belongs to its thread and to the library of its mesh.
 //!

@@ -5,7 +5,6 @@ mod wire;
 
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
-use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,19 +12,6 @@ use devicemesh::error::{Error, Status};
 use devicemesh::rendezvous::store::{MemoryStore, Secret, Server, Store, TcpStore};
 use devicemesh::rendezvous::{JoinOptions, World};
 use devicemesh::wait::Wait;
-
-/// The tool, without this process's place in a job.
-fn tool(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
-    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DM_STORE_SECRET"] {
-        command.env_remove(name);
-    }
-    command.args(arguments).envs(variables.iter().copied()).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
 
 #[test]
 fn the_store_listens_on_what_the_name_means_and_on_nothing_else() {
@@ -93,30 +79,12 @@ fn a_secret_that_would_keep_nobody_out_is_refused() {
 }
 
 #[test]
-fn the_tool_refuses_an_empty_secret() {
-    let output = tool(&["run", "-n", "1", "true"], &[("DM_STORE_SECRET", "")]);
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    assert!(text(&output).contains("DM_STORE_SECRET is set but empty"), "{}", text(&output));
-}
-
-#[test]
 fn nothing_from_outside_moves_a_terminals_cursor() {
     let hostile = "\x1b[31mred\nline\u{9b}2J\u{202e}";
     let is_plain = |text: &str| !text.chars().any(|c| c != '\n' && (c.is_control() || c == '\u{202e}'));
     let error = Error::store(format!("key {hostile} of rank 1")).within(hostile);
     assert!(is_plain(error.message()) && !error.message().contains('\n'), "{error:?}");
     assert!(error.message().contains(r"\x1b[31mred\nline\u{9b}2J\u{202e}"), "{error}");
-    let place = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", hostile), ("MASTER_PORT", "1")];
-    for (arguments, variables) in [
-        (&["info"][..], &place[..]),
-        (&["info", "--store", hostile][..], &[][..]),
-        (&["run", "-n", "1", "--log-dir", "/proc/none/\x1b[31m", "true"][..], &[][..]),
-        (&["run", "-n", "1", "/no/\x1b[31mprogram"][..], &[][..]),
-        (&["show", "2,2", "a,b", "--slice", "no\u{9b}such"][..], &[][..]),
-    ] {
-        let output = tool(arguments, variables);
-        assert!(is_plain(&text(&output)), "{arguments:?}: {:?}", text(&output));
-    }
     let world = World::join("cpu", &JoinOptions::ranked(0, 1)).unwrap();
     assert_eq!(world.size(), 1);
     let names = ["tp\x1b[31m"];

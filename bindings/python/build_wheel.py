@@ -25,7 +25,7 @@ NATIVE = ("libdevicemesh.so", "devicemesh")
 
 def native(into: Path) -> list[Path]:
     """Builds the library and the tool, and copies them without their debug sections."""
-    subprocess.run(["cargo", "build", "--release", "--locked", "--package", "devicemesh"], cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--release", "--locked", "--package", "devicemesh", "--package", "devicemesh-tool"], cwd=ROOT, check=True)
     release = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
     made = []
     for name in NATIVE:

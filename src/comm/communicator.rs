@@ -414,7 +414,7 @@ pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error)
     };
     let lost = library.lost_rank(raw).and_then(|lost| Some((lost, *group.ranks().get(lost)?)));
     let Some((lost, world_rank)) = lost else { return error };
-    error.within(&format!("rank {world_rank} {said} (rank {lost} of {})", group.describe()))
+    error.within(&format!("rank {world_rank} {said} (rank {lost} of {})", group.describe())).with_ranks(&[world_rank])
 }
 
 /// A name that lives as long as the process, because communicator libraries keep the pointer and a communicator may outlive

@@ -74,7 +74,7 @@ impl Maker<'_> {
         let explain = |error: Error| match group.ranks().first() {
             // Nobody has a number in a communicator that was never there, and the one that can have spoilt it is the one that made its id.
             Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
-                error.within(&format!("rank {maker} was lost (it made the id)"))
+                error.within(&format!("rank {maker} was lost (it made the id)")).with_ranks(&[*maker])
             }
             _ => blame(self.library, comm, group, error),
         };

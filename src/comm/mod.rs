@@ -5,8 +5,10 @@
 //! - [`RootComms`]: what a root mesh owns: its dimensions' communicators, its agreement scope, its life (abort, finalize).
 //! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh` handle names.
 //! - [`Element`] and [`Operator`]: what its typed collectives take.
+//! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when the program runs, on the host and on devices.
 
 mod beside;
+mod buffers;
 mod communicator;
 mod default_world;
 mod dims;
@@ -25,6 +27,7 @@ mod shrink;
 mod slices;
 mod view;
 
+pub use buffers::{Buffer, BufferAt, Collective, Memory};
 pub(crate) use default_world::DefaultWorld;
 pub use domain::{Domain, DomainOptions};
 pub use elements::{Element, Operator};

@@ -13,25 +13,7 @@ use crate::error::{Error, Status};
 /// Local. The string is static and never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_status_name(status: dm_status) -> *const c_char {
-    let name = match Status::from_code(status) {
-        Some(Status::Ok) => c"DM_STATUS_OK",
-        Some(Status::InvalidArgument) => c"DM_STATUS_INVALID_ARGUMENT",
-        Some(Status::InvalidHandle) => c"DM_STATUS_INVALID_HANDLE",
-        Some(Status::NotFound) => c"DM_STATUS_NOT_FOUND",
-        Some(Status::NotMember) => c"DM_STATUS_NOT_MEMBER",
-        Some(Status::BufferTooSmall) => c"DM_STATUS_BUFFER_TOO_SMALL",
-        Some(Status::Mismatch) => c"DM_STATUS_MISMATCH",
-        Some(Status::Timeout) => c"DM_STATUS_TIMEOUT",
-        Some(Status::Store) => c"DM_STATUS_STORE",
-        Some(Status::Ccl) => c"DM_STATUS_CCL",
-        Some(Status::Device) => c"DM_STATUS_DEVICE",
-        Some(Status::Library) => c"DM_STATUS_LIBRARY",
-        Some(Status::Unsupported) => c"DM_STATUS_UNSUPPORTED",
-        Some(Status::Aborted) => c"DM_STATUS_ABORTED",
-        Some(Status::PeerLost) => c"DM_STATUS_PEER_LOST",
-        Some(Status::Internal) => c"DM_STATUS_INTERNAL",
-        None => c"DM_STATUS_UNKNOWN",
-    };
+    let name = Status::from_code(status).map_or(c"DM_STATUS_UNKNOWN", Status::c_name);
     name.as_ptr()
 }
 

@@ -160,6 +160,7 @@ fn never_joined(store: &dyn Store, wait: &Wait) -> Error {
     let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_REFUSED)) };
     let refused = refused_connections(store, &soon).map_or(String::new(), |refused| format!("; {refused}"));
     Error::timeout(format!("rank 0 never joined the world at {} within {timeout} ms{refused}", store.name()))
+        .with_ranks(&[0])
 }
 
 fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<Session> {

@@ -42,7 +42,8 @@ impl Round {
                 "rank {from} did not publish {key} within {} ms for {}",
                 wait.deadline.timeout().as_millis(),
                 self.call
-            ))),
+            ))
+            .with_ranks(&[from])),
             Err(error) => Err(self.party.explain(error)),
         }
     }

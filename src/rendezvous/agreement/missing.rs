@@ -59,7 +59,7 @@ impl Round {
         let mut message =
             format!("{who} {what} {} as call {} within {} ms", self.call, self.number, timeout.as_millis());
         if what != NEVER_CALLED {
-            return Ok(Verdict::of(&Error::timeout(message)));
+            return Ok(Verdict::of(&Error::timeout(message).with_ranks(&absent.ranks)));
         }
         // A rank that the store refused says why in its own log alone, so all ranks are told that there was one.
         if let Some(refused) = (self.number == 0).then(|| refused_connections(&*self.party.store, soon)).flatten() {

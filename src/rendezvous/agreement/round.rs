@@ -46,6 +46,7 @@ impl Party {
             format!("rank 0, which serves the store of this job, was lost: {}", error.message()),
         )
         .with_os_error(error.os_error())
+        .with_ranks(&[0])
     }
 }
 
@@ -166,7 +167,7 @@ impl Round {
             "rank {rank} was lost {when} {} as call {}: its process ended, it freed or aborted its world, or its host fell silent",
             self.call, self.number
         );
-        Error::new(Status::PeerLost, message)
+        Error::new(Status::PeerLost, message).with_ranks(&[rank])
     }
 
     /// Whether this is a rank of the scope, and not this rank itself.

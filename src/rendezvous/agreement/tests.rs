@@ -148,6 +148,7 @@ fn a_rank_that_has_gone_is_not_waited_for() {
     });
     for (second, third) in errors.into_iter().flatten() {
         assert_eq!((second.status(), third.status()), (Status::PeerLost, Status::PeerLost));
+        assert_eq!((second.ranks(), third.ranks()), (&[2][..], &[2][..]));
         let words = "rank 2 was lost before it called second() as call 1: its process ended, it freed or aborted its world, or its host fell silent";
         assert_eq!(second.message(), words);
         assert!(third.message().starts_with("rank 2 was lost before it called third()"), "{third}");
@@ -169,6 +170,7 @@ fn absent_ranks_are_named_at_the_deadline_and_late_ones_learn_at_once() {
     for error in errors.into_iter().flatten() {
         assert_eq!(error.status(), Status::Timeout);
         assert_eq!(error.message(), "ranks 1, 4 never called dm_init() as call 0 within 400 ms");
+        assert_eq!(error.ranks(), [1, 4]);
     }
 }
 

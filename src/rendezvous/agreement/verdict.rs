@@ -6,8 +6,6 @@ use crate::error::{Error, Result, Status};
 pub(super) const DETAIL: char = '\n';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
-/// How many missing ranks a verdict lists by number.
-const NAMED_MISSING: usize = 64;
 /// How much a message shows of a text that is no verdict.
 const SHOWN_CHARACTERS: usize = 40;
 
@@ -22,22 +20,30 @@ pub(super) struct Verdict {
     device: i32,
     /// The error code of the operating system; 0 if there is none.
     os: i32,
-    /// The world ranks that had not called when the deadline passed, the first [`NAMED_MISSING`] of
-    /// them.
-    missing: Vec<i32>,
+    /// The world ranks that the error is about ([`Error::ranks`]).
+    ranks: Vec<i32>,
+    /// Whether these ranks had not called when the deadline passed.
+    never_called: bool,
     /// The message of an error, or what the ranks have agreed on when the status is OK.
     message: String,
 }
 
 impl Verdict {
     pub(super) fn agreed() -> Verdict {
-        Verdict { status: Status::Ok, ccl: 0, device: 0, os: 0, missing: Vec::new(), message: String::new() }
+        Verdict {
+            status: Status::Ok,
+            ccl: 0,
+            device: 0,
+            os: 0,
+            ranks: Vec::new(),
+            never_called: false,
+            message: String::new(),
+        }
     }
 
     /// The verdict that these ranks had not called when the deadline passed.
     pub(super) fn of_missing(missing: &[i32], message: String) -> Verdict {
-        let missing = missing.iter().take(NAMED_MISSING).copied().collect();
-        Verdict { missing, ..Verdict::of(&Error::timeout(message)) }
+        Verdict { never_called: true, ..Verdict::of(&Error::timeout(message).with_ranks(missing)) }
     }
 
     /// The verdict that all is well, with what the ranks have agreed on.
@@ -56,14 +62,16 @@ impl Verdict {
             ccl: error.ccl_result(),
             device: error.device_error(),
             os: error.os_error(),
-            missing: Vec::new(),
+            ranks: error.ranks().to_vec(),
+            never_called: false,
             message: error.message().to_owned(),
         }
     }
 
     /// The verdict that a rank failed by itself.
     pub(super) fn of_failure(rank: i32, call: &str, error: &Error) -> Verdict {
-        Verdict { message: format!("rank {rank} failed in {call}: {}", error.message()), ..Verdict::of(error) }
+        let message = format!("rank {rank} failed in {call}: {}", error.message());
+        Verdict { message, ..Verdict::of(&error.clone().with_ranks(&[rank])) }
     }
 
     /// The verdict that ranks asked for something else than `theirs`, which rank `first` asked for.
@@ -108,8 +116,8 @@ impl Verdict {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let codes = [self.status as i32, self.ccl, self.device, self.os];
-        let numbers: Vec<String> = codes.iter().chain(&self.missing).map(i32::to_string).collect();
+        let codes = [self.status as i32, self.ccl, self.device, self.os, i32::from(self.never_called)];
+        let numbers: Vec<String> = codes.iter().chain(&self.ranks).map(i32::to_string).collect();
         format!("{}\n{}", numbers.join(" "), self.message).into_bytes()
     }
 
@@ -130,17 +138,18 @@ impl Verdict {
     pub(super) fn read(text: &str) -> Option<Verdict> {
         let (codes, message) = text.split_once('\n')?;
         let codes = codes.split(' ').map(|code| code.parse().ok()).collect::<Option<Vec<i32>>>()?;
-        let ([status, ccl, device, os], missing) = codes.split_first_chunk::<4>()?;
+        let ([status, ccl, device, os, never_called], ranks) = codes.split_first_chunk::<5>()?;
         let status = Status::from_code(*status)?;
         let silent = status != Status::Ok && message.is_empty();
-        let (ccl, device, os, missing) = (*ccl, *device, *os, missing.to_vec());
-        (!silent).then(|| Verdict { status, ccl, device, os, missing, message: message.to_owned() })
+        let (ccl, device, os, ranks) = (*ccl, *device, *os, ranks.to_vec());
+        let (never_called, message) = (*never_called != 0, message.to_owned());
+        (!silent).then_some(Verdict { status, ccl, device, os, ranks, never_called, message })
     }
 
     /// The verdict as that rank is told it. A rank that was missing when the others gave up is told
     /// that it came too late.
     pub(super) fn told_to(mut self, rank: i32) -> Verdict {
-        if self.missing.contains(&rank) {
+        if self.never_called && self.ranks.contains(&rank) {
             self.message =
                 format!("rank {rank}, which is this process, came too late; the others were told: {}", self.message);
         }
@@ -153,7 +162,8 @@ impl Verdict {
             status => Err(Error::new(status, self.message)
                 .with_ccl_result(self.ccl)
                 .with_device_error(self.device)
-                .with_os_error(self.os)),
+                .with_os_error(self.os)
+                .with_ranks(&self.ranks)),
         }
     }
 }

@@ -1,0 +1,444 @@
+//! Memory for collectives, and all collectives over it, without `unsafe`: host memory, or a GPU's with
+//! a stream. For programs that know the element type only when they run, such as tools and benchmarks.
+
+mod cuda;
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::c_void;
+use std::ptr::{copy_nonoverlapping, null_mut};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use self::cuda::Stream;
+use super::domain::Domain;
+use super::elements::Operator;
+use super::groups::in_group;
+use super::operations::{Operands, Shape};
+use super::view::View;
+use crate::ccl::{self, element_size};
+use crate::error::{Error, Result, Status};
+
+/// The alignment of every buffer in bytes. GPUs align what they allocate so.
+const ALIGNMENT: usize = 256;
+/// A wait for a stream asks again without a pause for this long, because most collectives are short.
+const EAGER: Duration = Duration::from_millis(2);
+/// The pause between two questions after that.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Where the buffers of a world lie: host memory on device type cpu, else a device's memory with a
+/// stream of its own. Memory and its buffers stay on the thread that made them.
+///
+/// ```
+/// use std::{sync::Arc, time::Duration};
+/// use devicemesh::comm::{Collective, Domain, DomainOptions, Memory, Operator, View};
+///
+/// let world = Arc::new(Domain::join("cpu", &DomainOptions::default())?);
+/// let ranks = world.world().size();
+/// let mesh = View::init(&world, &[ranks], &["dp"])?;
+/// let memory = Memory::of(&world)?;
+/// let (send, recv) = (memory.buffer(12)?, memory.buffer(12)?);
+/// send.write(0, &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0])?;
+/// let int32 = 2;
+/// mesh.collective(0, Collective::AllReduce(Operator::Sum), int32, 3, send.at(0), recv.at(0))?;
+/// memory.wait(Duration::from_secs(60), || mesh.check(0))?;
+/// let mut sums = [0; 12];
+/// recv.read(0, &mut sums)?;
+/// assert_eq!(sums[8], 3 * ranks as u8);
+/// # mesh.root_comms().finalize()?;
+/// # Ok::<(), devicemesh::error::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Memory {
+    place: Rc<Place>,
+}
+
+/// The kind of memory.
+enum Place {
+    Host,
+    Device {
+        /// The device type of the world, for example "cuda".
+        device_type: String,
+        /// Where copies and collectives are queued.
+        stream: Stream,
+    },
+}
+
+/// Some bytes of a [`Memory`]. They are zero at first on the host, and anything on a device.
+///
+/// The memory is given back when the buffer is dropped. Where a device is still at work then, as after
+/// a collective that timed out, the memory is kept until the process ends.
+pub struct Buffer {
+    place: Rc<Place>,
+    /// The first byte: a pointer on the host, else an address of the device.
+    address: *mut u8,
+    /// The size that the caller asked for.
+    len: usize,
+    /// The size that was allocated.
+    capacity: usize,
+}
+
+/// A place in a buffer, where the data of a collective begins.
+#[derive(Clone, Copy)]
+pub struct BufferAt<'a> {
+    buffer: &'a Buffer,
+    /// Bytes from the beginning of the buffer.
+    offset: usize,
+}
+
+/// One of the collectives, with what only it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Collective {
+    /// Reduces over all ranks. Every rank gets the result.
+    AllReduce(Operator),
+    /// Reduces over all ranks. The rank `root` of the dimension gets the result.
+    Reduce {
+        /// How elements become one.
+        op: Operator,
+        /// The rank along the dimension that gets the result.
+        root: usize,
+    },
+    /// Copies the data of the rank `root` of the dimension to all ranks.
+    Broadcast {
+        /// The rank along the dimension that has the data.
+        root: usize,
+    },
+    /// Puts `count` elements of every rank into `recv`, in rank order.
+    AllGather,
+    /// Reduces `count` elements for each rank, and leaves block `i` of the result on rank `i`.
+    ReduceScatter(Operator),
+    /// Sends block `i` of `count` elements to rank `i`, and receives block `i` from it.
+    AllToAll,
+    /// Sends to the next rank along the dimension, and receives from the one before, as a ring.
+    Shift,
+}
+
+impl Collective {
+    /// How many times `count` elements the send and the receive buffer hold in a group of `size` ranks.
+    pub fn blocks(self, size: usize) -> (usize, usize) {
+        match self {
+            Collective::AllGather => (1, size),
+            Collective::ReduceScatter(_) => (size, 1),
+            Collective::AllToAll => (size, size),
+            _ => (1, 1),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce(_) => "all_reduce",
+            Collective::Reduce { .. } => "reduce",
+            Collective::Broadcast { .. } => "broadcast",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter(_) => "reduce_scatter",
+            Collective::AllToAll => "all_to_all",
+            Collective::Shift => "shift",
+        }
+    }
+}
+
+impl Memory {
+    /// The memory of that world's device type. On a device this makes a stream on the device of the
+    /// calling thread, or on the one that belongs to the local rank where the thread has none.
+    pub fn of(world: &Domain) -> Result<Memory> {
+        let (world, device_type) = (world.world(), world.world().device_type());
+        let place = match device_type {
+            "cpu" => Place::Host,
+            _ => {
+                ccl::select_device(world.local_rank(), world.size())?;
+                Place::Device { device_type: device_type.to_owned(), stream: Stream::new()? }
+            }
+        };
+        Ok(Memory { place: Rc::new(place) })
+    }
+
+    /// Whether this is the memory of a device.
+    pub fn is_on_device(&self) -> bool {
+        matches!(*self.place, Place::Device { .. })
+    }
+
+    /// The name of the device. `None` on the host, and where the driver does not tell it.
+    pub fn device_name(&self) -> Option<&str> {
+        match &*self.place {
+            Place::Host => None,
+            Place::Device { stream, .. } => stream.device_name(),
+        }
+    }
+
+    /// A buffer of that many bytes. `DM_STATUS_DEVICE` where there is no memory for it.
+    pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        let too_large = || Error::new(Status::Device, format!("no memory for {bytes} bytes"));
+        let capacity = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;
+        let address = match &*self.place {
+            Place::Host => {
+                let layout = Layout::from_size_align(capacity, ALIGNMENT).map_err(|_| too_large())?;
+                // SAFETY: the layout has a size, because the capacity is at least 1.
+                let address = unsafe { alloc_zeroed(layout) };
+                if address.is_null() {
+                    return Err(too_large());
+                }
+                address
+            }
+            Place::Device { stream, .. } => stream.allocate(capacity)?,
+        };
+        Ok(Buffer { place: Rc::clone(&self.place), address, len: bytes, capacity })
+    }
+
+    /// Returns when everything on the stream is done. In host memory that is at once, because each call
+    /// is done when it returns. `check` is asked now and then whether the wait still makes sense:
+    /// [`View::check`] tells of a communicator that has failed.
+    pub fn wait(&self, timeout: Duration, check: impl Fn() -> Result<()>) -> Result<()> {
+        let Place::Device { stream, .. } = &*self.place else { return Ok(()) };
+        let began = Instant::now();
+        while !stream.is_idle()? {
+            let waited = began.elapsed();
+            if waited > timeout {
+                return Err(Error::timeout(format!("the GPU has not done it after {} s", timeout.as_secs_f64())));
+            }
+            if waited > EAGER {
+                check()?;
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    /// Waits for a copy, which needs no other rank.
+    fn finish_copy(self: &Rc<Place>) -> Result<()> {
+        Memory { place: Rc::clone(self) }.wait(Duration::from_secs(60), || Ok(()))
+    }
+}
+
+impl Buffer {
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The place `offset` bytes from the beginning.
+    pub fn at(&self, offset: usize) -> BufferAt<'_> {
+        BufferAt { buffer: self, offset }
+    }
+
+    /// Copies `from` to the bytes from `offset` on, after everything that is on the stream.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let to = self.at(offset).checked("write", from.len())?;
+        match &*self.place {
+            // SAFETY: the bytes lie inside this buffer, which `from` cannot be a part of. No call works on
+            // it, because calls on the host are done when they return, and a buffer stays on its thread.
+            Place::Host => unsafe { copy_nonoverlapping(from.as_ptr(), to, from.len()) },
+            Place::Device { stream, .. } => {
+                let staged = from.to_vec();
+                let copied = stream.upload(to, &staged).and_then(|()| self.place.finish_copy());
+                keep_unless_done(staged, &copied);
+                copied?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes from `offset` on into `to`, after everything that is on the stream.
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        let from = self.at(offset).checked("read", to.len())?;
+        match &*self.place {
+            // SAFETY: as in `write`.
+            Place::Host => unsafe { copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) },
+            Place::Device { stream, .. } => {
+                let mut staged = vec![0; to.len()];
+                let copied = stream.download(&mut staged, from).and_then(|()| self.place.finish_copy());
+                to.copy_from_slice(&staged);
+                keep_unless_done(staged, &copied);
+                copied?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the first `bytes` of `from` to the beginning of this buffer, `times` times. Returns when
+    /// the last copy is done. A measure of the speed of the memory.
+    pub fn copy_from(&self, from: &Buffer, bytes: usize, times: usize) -> Result<()> {
+        if !Rc::ptr_eq(&self.place, &from.place) || std::ptr::eq(self, from) {
+            return Err(Error::invalid("copy_from: the buffers are not two buffers of one memory"));
+        }
+        let (to, from) = (self.at(0).checked("copy_from", bytes)?, from.at(0).checked("copy_from", bytes)?);
+        for _ in 0..times {
+            match &*self.place {
+                // SAFETY: both hold that many bytes, two buffers never overlap, and no call works on them.
+                Place::Host => unsafe { copy_nonoverlapping(from, to, bytes) },
+                Place::Device { stream, .. } => stream.copy(to, from, bytes)?,
+            }
+            // Without this the compiler may leave a copy out that the next one repeats.
+            std::hint::black_box(to);
+        }
+        self.place.finish_copy()
+    }
+}
+
+/// Keeps the host's side of a copy until the process ends where the device may still be at work on it.
+fn keep_unless_done(staged: Vec<u8>, copied: &Result<()>) {
+    if copied.is_err() {
+        std::mem::forget(staged);
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        match &*self.place {
+            Place::Host => {
+                if let Ok(layout) = Layout::from_size_align(self.capacity, ALIGNMENT) {
+                    // SAFETY: `Memory::buffer` allocated it with this layout, and no call works on it.
+                    unsafe { dealloc(self.address, layout) }
+                }
+            }
+            Place::Device { stream, .. } => {
+                if matches!(stream.is_idle(), Ok(true)) {
+                    stream.free(self.address);
+                }
+            }
+        }
+    }
+}
+
+impl BufferAt<'_> {
+    /// The address, when that many bytes follow it in the buffer.
+    fn checked(self, call: &str, bytes: usize) -> Result<*mut u8> {
+        let BufferAt { buffer, offset } = self;
+        match offset.checked_add(bytes) {
+            Some(end) if end <= buffer.len => Ok(buffer.address.wrapping_add(offset)),
+            _ => Err(Error::invalid(format!(
+                "{call}: {bytes} bytes from offset {offset} on are not inside a buffer of {} bytes",
+                buffer.len
+            ))),
+        }
+    }
+}
+
+impl View {
+    /// Makes a collective along dimension `index` with elements of type `dtype` (`ncclDataType_t`).
+    /// `count` is meant as in the C function of that name. In host memory the call is done when it
+    /// returns; on a device when [`Memory::wait`] returns. `send` and `recv` may lie in one buffer where
+    /// the collective works in place. **Collective over the group.**
+    ///
+    /// `DM_STATUS_INVALID_ARGUMENT` where the data does not fit into the buffers, and
+    /// `DM_STATUS_UNSUPPORTED` inside a group that this thread has begun.
+    pub fn collective(
+        &self,
+        index: usize,
+        collective: Collective,
+        dtype: i32,
+        count: usize,
+        send: BufferAt<'_>,
+        recv: BufferAt<'_>,
+    ) -> Result<()> {
+        let name = collective.name();
+        let (library, place) = (self.library()?, &send.buffer.place);
+        let (device_type, stream) = match &**place {
+            Place::Host => ("cpu", null_mut()),
+            Place::Device { device_type, stream } => (device_type.as_str(), stream.raw()),
+        };
+        if !Rc::ptr_eq(place, &recv.buffer.place) || device_type != self.mesh().device_type() {
+            return Err(Error::invalid(format!(
+                "{name}: the buffers are not two of one memory of device type {}",
+                self.mesh().device_type()
+            )));
+        }
+        if in_group(library) {
+            return Err(Error::unsupported(format!(
+                "{name}: a group puts its work off, but buffers are borrowed for the call alone: end the group first"
+            )));
+        }
+        let (size, me) = (self.mesh().dim_size(index), self.mesh().local_rank(index)?);
+        let element = element_size(dtype)
+            .ok_or_else(|| Error::invalid(format!("{name}: dtype is {dtype}, not one of 0 to 9")))?;
+        let bytes = |blocks: usize| {
+            let bytes = count.checked_mul(element).and_then(|bytes| bytes.checked_mul(blocks));
+            bytes.ok_or_else(|| Error::invalid(format!("{name}: {count} elements are more than memory can hold")))
+        };
+        let blocks = collective.blocks(size);
+        let send = send.checked(name, bytes(blocks.0)?)?.cast::<c_void>();
+        let recv = recv.checked(name, bytes(blocks.1)?)?.cast::<c_void>();
+        let operands = Operands::new(count, dtype, stream);
+        let shape = match collective {
+            Collective::AllGather => Shape::Gather,
+            Collective::ReduceScatter(_) => Shape::Scatter,
+            Collective::AllToAll => Shape::AllToAll,
+            _ => Shape::Same,
+        };
+        self.check_overlap(name, index, operands, send, recv, shape)?;
+        if collective == Collective::Shift {
+            if send == recv && size > 1 && count > 0 {
+                return Err(Error::invalid("shift: send and recv overlap, and it never works in place"));
+            }
+            let (next, before) = (((me + 1) % size) as i32, ((me + size - 1) % size) as i32);
+            self.group_start()?;
+            let sent = self.operate("send", index, operands, &[("send", send)], |library, comm| {
+                // SAFETY: as below; the group ends in this call.
+                unsafe { library.send(send, count, dtype, next, comm, stream) }
+            });
+            let received = self.operate("recv", index, operands, &[("recv", recv)], |library, comm| {
+                // SAFETY: as below; the group ends in this call.
+                unsafe { library.recv(recv, count, dtype, before, comm, stream) }
+            });
+            // A group that was begun is always ended.
+            let ended = self.group_end();
+            return sent.and(received).and(ended);
+        }
+        if let Collective::Reduce { root, .. } | Collective::Broadcast { root } = collective {
+            self.check_peer(name, index, "root", i32::try_from(root).unwrap_or(i32::MAX))?;
+        }
+        // As a C program would pass it: a buffer that only the root uses is NULL elsewhere.
+        let at_root = |root: usize, pointer: *mut c_void| if me == root { pointer } else { null_mut() };
+        self.operate(name, index, operands, &[], |library, comm| {
+            // SAFETY: `checked` has found that the buffers hold the data of this call. They lie where the
+            // library works. In host memory the call is done when it returns; on a device a buffer is not
+            // given back before the stream is idle.
+            unsafe {
+                match collective {
+                    Collective::AllReduce(op) => library.all_reduce(send, recv, count, dtype, op as i32, comm, stream),
+                    Collective::Reduce { op, root } => {
+                        let recv = at_root(root, recv);
+                        library.reduce(send, recv, count, dtype, op as i32, root as i32, comm, stream)
+                    }
+                    Collective::Broadcast { root } => {
+                        let send = at_root(root, send);
+                        library.broadcast(send, recv, count, dtype, root as i32, comm, stream)
+                    }
+                    Collective::AllGather => library.all_gather(send, recv, count, dtype, comm, stream),
+                    Collective::ReduceScatter(op) => {
+                        library.reduce_scatter(send, recv, count, dtype, op as i32, comm, stream)
+                    }
+                    Collective::AllToAll | Collective::Shift => {
+                        library.all_to_all(send, recv, count, dtype, comm, stream)
+                    }
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_buffers_hold_what_is_written() {
+        let memory = Memory { place: Rc::new(Place::Host) };
+        let (one, other) = (memory.buffer(1000).unwrap(), memory.buffer(1000).unwrap());
+        one.write(3, &[1, 2, 3]).unwrap();
+        other.copy_from(&one, 1000, 2).unwrap();
+        let mut got = [9; 5];
+        other.read(2, &mut got).unwrap();
+        assert_eq!(got, [0, 1, 2, 3, 0]);
+        assert_eq!(other.address as usize % ALIGNMENT, 0);
+        assert!(other.read(996, &mut got).is_err() && other.write(usize::MAX, &got).is_err());
+        assert!(one.copy_from(&one, 1, 1).is_err() && one.copy_from(&other, 1001, 1).is_err());
+        assert!(memory.buffer(usize::MAX).is_err());
+    }
+}

@@ -1,0 +1,196 @@
+//! The ranks of the check as a team: steps that all make together, what rank 0 gathers in them, and the end of the time that all have.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use devicemesh::comm::Domain;
+use devicemesh::error::{Error, Result, Status};
+use devicemesh::printable::printable;
+use devicemesh::rendezvous::Round;
+use devicemesh::wait::Wait;
+
+use super::progress::Progress;
+
+/// So much later than the communicators the ranks give up waiting in the store, so that who was missed in a collective is named by that.
+const LATER: Duration = Duration::from_secs(5);
+/// So long before the end of the time.
+const BEFORE: Duration = Duration::from_millis(1500);
+/// How often a rank at work looks whether the others still are.
+const ASK: Duration = Duration::from_secs(1);
+
+/// The time for the whole check. When it has passed a thread ends the process, whatever that waits for.
+pub struct Clock {
+    began: Instant,
+    limit: Duration,
+    doing: Arc<Mutex<String>>,
+}
+
+impl Clock {
+    /// `late` says what was being done when the time was over, and gives the exit code.
+    pub fn start(limit: Duration, late: impl FnOnce(&str) -> u8 + Send + 'static) -> std::io::Result<Clock> {
+        let doing = Arc::new(Mutex::new("joining the world".to_owned()));
+        let told = Arc::clone(&doing);
+        std::thread::Builder::new().name("check-clock".to_owned()).spawn(move || {
+            std::thread::sleep(limit);
+            let doing = told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let code = late(&doing);
+            // Without destructors and exit handlers, which could wait for what is stuck.
+            signal_hook::low_level::exit(i32::from(code))
+        })?;
+        Ok(Clock { began: Instant::now(), limit, doing })
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// How long one wait may take: long enough for slow networks, and so short that the ranks that are missed can be named in time.
+    pub fn patience(&self) -> Duration {
+        (self.limit / 4).min(Duration::from_secs(60))
+    }
+
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    fn note(&self, doing: &str) {
+        doing.clone_into(&mut self.doing.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+pub struct Team {
+    domain: Arc<Domain>,
+    /// By rank.
+    pub hosts: Vec<String>,
+    pub clock: Clock,
+    pub progress: Progress,
+}
+
+impl Team {
+    /// **Collective over the world**.
+    pub fn new(domain: Arc<Domain>, clock: Clock, progress: Progress) -> Result<Team> {
+        let hosts = domain.locations(None)?;
+        let hosts = hosts.iter().map(|host| printable(host).into_owned()).collect();
+        Ok(Team { domain, hosts, clock, progress })
+    }
+
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    pub fn rank(&self) -> usize {
+        self.domain.world().rank()
+    }
+
+    pub fn size(&self) -> usize {
+        self.domain.world().size()
+    }
+
+    pub fn host(&self) -> &str {
+        self.hosts.get(self.rank()).map_or("", String::as_str)
+    }
+
+    /// One step that every rank makes. A failure of any rank is one on all: the first, with the rank and host that had it. **Collective over the world**.
+    pub fn step<T>(&self, what: &str, work: impl FnOnce(&Exchange<'_>) -> Result<T>) -> Result<T> {
+        self.step_in_detail(what, "", work)
+    }
+
+    /// The same, where `detail` must be equal on all ranks.
+    pub fn step_in_detail<T>(
+        &self,
+        what: &str,
+        detail: &str,
+        work: impl FnOnce(&Exchange<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.clock.note(what);
+        self.progress.step(what);
+        let wait = self.wait();
+        let round = self.domain.world().scope()?.agree_in_detail(what, detail, &wait)?;
+        let exchange = Exchange { team: self, round: &round, wait: &wait, asked: Cell::new(Instant::now()) };
+        // The verdict says which rank failed in which step.
+        let outcome = work(&exchange).map_err(|error| error.within(&format!("on {}", self.host())));
+        let wait = self.wait();
+        if let Err(error) = &outcome {
+            round.fail(error, &wait);
+        }
+        let finished = round.finish(&wait);
+        let outcome = finished.and(outcome);
+        outcome.map_err(|error| if error.message().contains(what) { error } else { error.within(what) })
+    }
+
+    fn wait(&self) -> Wait {
+        let left = self.clock.limit.saturating_sub(self.clock.elapsed()).saturating_sub(BEFORE);
+        Wait::after((self.clock.patience() + LATER).min(left))
+    }
+}
+
+/// What the ranks tell each other in a step, through the store: it does not go through the communicators that are checked.
+pub struct Exchange<'a> {
+    team: &'a Team,
+    round: &'a Round,
+    wait: &'a Wait,
+    asked: Cell<Instant>,
+}
+
+impl Exchange<'_> {
+    /// What every rank has, by rank; on rank 0 alone.
+    pub fn gather(&self, key: &str, mine: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>> {
+        let Exchange { team, round, wait, .. } = self;
+        if team.rank() > 0 {
+            return round.publish(&format!("{key}/{}", team.rank()), &mine, wait).map(|()| None);
+        }
+        let others = (1..team.size()).map(|rank| round.fetch(&format!("{key}/{rank}"), rank as i32, wait));
+        std::iter::once(Ok(mine)).chain(others).collect::<Result<_>>().map(Some)
+    }
+
+    /// Rank 0's, on every rank.
+    pub fn share(&self, key: &str, of_rank_0: Option<Vec<u8>>) -> Result<Vec<u8>> {
+        let Exchange { team, round, wait, .. } = self;
+        match of_rank_0 {
+            Some(value) => {
+                if team.size() > 1 {
+                    round.publish(key, &value, wait)?;
+                }
+                Ok(value)
+            }
+            None => round.fetch(key, 0, wait),
+        }
+    }
+
+    /// The failure of another rank, if there is one by now: for work that would not meet it by itself. Asks the store now and then only.
+    pub fn alive(&self) -> Result<()> {
+        if self.asked.get().elapsed() < ASK {
+            return Ok(());
+        }
+        self.asked.set(Instant::now());
+        self.round.failed(self.wait)?.map_or(Ok(()), Err)
+    }
+
+    /// The largest of all ranks' numbers, each by its place.
+    pub fn largest(&self, mine: &[f64]) -> Result<Vec<f64>> {
+        let all = self.gather("numbers", encode(mine))?;
+        let largest = all.map(|all| {
+            let mut largest = mine.to_vec();
+            for other in &all {
+                largest.iter_mut().zip(decode(other)).for_each(|(largest, value)| *largest = largest.max(value));
+            }
+            encode(&largest)
+        });
+        let largest = decode(&self.share("largest", largest)?);
+        match largest.len() == mine.len() {
+            true => Ok(largest),
+            false => {
+                Err(Error::new(Status::Store, format!("rank 0 published {} numbers for {}", largest.len(), mine.len())))
+            }
+        }
+    }
+}
+
+fn encode(numbers: &[f64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+fn decode(bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap_or_default())).collect()
+}

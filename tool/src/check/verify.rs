@@ -1,0 +1,286 @@
+//! Verifies the collectives along a dimension, with data that tells which rank and which index every element is from.
+
+use std::time::Duration;
+
+use devicemesh::comm::{Buffer, Memory, View};
+use devicemesh::error::Result;
+use serde::{Deserialize, Serialize};
+
+use super::operation::{Call, Collective};
+use super::team::{Exchange, Team};
+use super::values::{Expected, Kind, Member};
+
+/// Counts per rank: one element, odd ones, one that is over 2^16. In large groups fewer, so that all ranks together have at most [`MOST`].
+const COUNTS: [usize; 5] = [1, 3, 17, 1021, 65_537];
+const MOST: usize = 1 << 20;
+/// Up to this count every rank is root once, in groups of up to [`ROOTS`].
+const SMALL: usize = 17;
+const ROOTS: usize = 8;
+/// What results are written over, and the bytes after them that must stay.
+const POISON: u8 = 0xa5;
+const GUARD: usize = 64;
+/// Wrong results that one rank tells of each collective.
+const TOLD: usize = 2;
+
+/// A call whose result is wrong.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Wrong {
+    pub dimension: String,
+    pub collective: String,
+    pub call: String,
+    pub count: usize,
+    /// World ranks.
+    pub rank: usize,
+    pub host: String,
+    pub group: Vec<i32>,
+    /// The first wrong element of the receive buffer; what is past its end was not to be written at all.
+    pub index: usize,
+    pub expected: Option<f64>,
+    pub got: Option<f64>,
+    /// The world rank that the element comes from, where it is one.
+    pub source: Option<i32>,
+    /// So many are wrong.
+    pub elements: usize,
+    pub of: usize,
+}
+
+/// A dimension of the mesh with what calls along it need.
+pub struct Bench<'a> {
+    pub view: &'a View,
+    /// Of the dimension in the view.
+    pub index: usize,
+    pub name: &'a str,
+    /// World ranks by position.
+    pub group: Vec<i32>,
+    pub position: usize,
+    pub kind: Kind,
+    pub memory: &'a Memory,
+    pub send: &'a Buffer,
+    pub recv: &'a Buffer,
+    /// How long one call may take.
+    pub patience: Duration,
+}
+
+impl Bench<'_> {
+    pub fn size(&self) -> usize {
+        self.group.len()
+    }
+
+    /// Makes a call and returns when it is done.
+    pub fn run(&self, call: &Call, send: &Buffer, at: (usize, usize)) -> Result<()> {
+        self.issue(call, send, at)?;
+        self.wait()
+    }
+
+    /// Makes a call, which on a device may still be under way when this returns. `at` are byte offsets into the two buffers.
+    pub fn issue(&self, call: &Call, send: &Buffer, at: (usize, usize)) -> Result<()> {
+        let (send, recv) = (send.at(at.0), self.recv.at(at.1));
+        self.view.collective(self.index, call.collective(), self.kind.dtype as i32, call.count, send, recv)
+    }
+
+    /// Returns when all calls are done.
+    pub fn wait(&self) -> Result<()> {
+        self.memory.wait(self.patience, || self.view.check(self.index))
+    }
+}
+
+/// How many bytes each buffer needs for what is verified and measured in groups of that size.
+pub fn buffer_bytes(size: usize, kind: Kind, measured: usize) -> usize {
+    let verified = counts(size).last().copied().unwrap_or(1) * size;
+    (verified.max(size) * kind.bytes()).max(measured.next_multiple_of(8)) + GUARD
+}
+
+/// Verifies one collective. Gives the number of calls and what was wrong in them.
+pub fn verify(
+    bench: &Bench<'_>,
+    collective: Collective,
+    team: &Team,
+    exchange: &Exchange<'_>,
+) -> Result<(usize, Vec<Wrong>)> {
+    let (mut calls, mut wrong) = (0, Vec::new());
+    let operators = if collective.operators().is_empty() { &[0] } else { collective.operators() };
+    for count in counts(bench.size()) {
+        for (operator, root) in
+            operators.iter().flat_map(|op| roots(collective, bench.size(), count).map(|root| (*op, root)))
+        {
+            let call = Call { collective, operator, root, in_place: false, count };
+            exchange.alive()?;
+            let wanted = wanted(bench, &call);
+            let ways: &[bool] = if collective.can_be_in_place() { &[false, true] } else { &[false] };
+            for in_place in ways {
+                let call = Call { in_place: *in_place, ..call };
+                calls += 1;
+                let found = one(bench, &call, &wanted)?;
+                if let Some(found) = found.filter(|_| wrong.len() < TOLD) {
+                    wrong.push(Wrong {
+                        dimension: bench.name.to_owned(),
+                        collective: collective.name().to_owned(),
+                        call: call.label(),
+                        count,
+                        rank: team.rank(),
+                        host: team.host().to_owned(),
+                        group: bench.group.clone(),
+                        index: found.index,
+                        expected: found.expected,
+                        got: found.got,
+                        source: source(&call, bench, found.index),
+                        elements: found.elements,
+                        of: wanted.len(),
+                    });
+                }
+            }
+        }
+    }
+    Ok((calls, wrong))
+}
+
+fn counts(size: usize) -> Vec<usize> {
+    let most = (MOST / size).max(1);
+    let mut counts: Vec<usize> = COUNTS.iter().map(|count| *count.min(&most)).collect();
+    counts.dedup();
+    counts
+}
+
+fn roots(collective: Collective, size: usize, count: usize) -> std::vec::IntoIter<usize> {
+    let roots = match (collective.has_root(), count <= SMALL) {
+        (false, _) => vec![0],
+        (true, true) if size <= ROOTS => (0..size).collect(),
+        (true, true) => vec![0, size / 2, size - 1],
+        (true, false) => vec![size - 1],
+    };
+    roots.into_iter()
+}
+
+/// Element `index` of what the rank at `position` sends.
+fn sent(bench: &Bench<'_>, call: &Call, position: usize, index: usize) -> i64 {
+    let member = Member { position, of: bench.size() };
+    let reduces = !call.collective.operators().is_empty();
+    match call.operator {
+        0 | 4 if reduces => bench.kind.summand(member, index),
+        1 if reduces => bench.kind.factor(member, index),
+        _ => bench.kind.moved(bench.group[position] as usize, index),
+    }
+}
+
+/// What this rank must have received; nothing where it receives nothing.
+fn wanted(bench: &Bench<'_>, call: &Call) -> Vec<Expected> {
+    let (size, me, count, kind) = (bench.size(), bench.position, call.count, bench.kind);
+    let reduced = |index: usize| {
+        let values = (0..size).map(|position| sent(bench, call, position, index));
+        match call.operator {
+            0 => kind.exactly(values.sum()),
+            1 => kind.exactly(values.product()),
+            2 => kind.exactly(values.max().unwrap_or_default()),
+            3 => kind.exactly(values.min().unwrap_or_default()),
+            _ => kind.average(values.sum(), size),
+        }
+    };
+    let moved = |position: usize, index: usize| kind.exactly(sent(bench, call, position, index));
+    match call.collective {
+        Collective::Reduce if me != call.root => Vec::new(),
+        Collective::AllReduce | Collective::Reduce => (0..count).map(reduced).collect(),
+        Collective::ReduceScatter => (me * count..(me + 1) * count).map(reduced).collect(),
+        Collective::Broadcast => (0..count).map(|index| moved(call.root, index)).collect(),
+        Collective::AllGather => (0..count * size).map(|index| moved(index / count, index % count)).collect(),
+        Collective::AllToAll => {
+            (0..count * size).map(|index| moved(index / count, me * count + index % count)).collect()
+        }
+        Collective::SendRecv => (0..count).map(|index| moved((me + size - 1) % size, index)).collect(),
+    }
+}
+
+/// The world rank whose element it is.
+fn source(call: &Call, bench: &Bench<'_>, index: usize) -> Option<i32> {
+    let size = bench.size();
+    let position = match call.collective {
+        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => return None,
+        Collective::Broadcast => call.root,
+        Collective::AllGather | Collective::AllToAll => index / call.count,
+        Collective::SendRecv => (bench.position + size - 1) % size,
+    };
+    bench.group.get(position).copied()
+}
+
+/// The first element that is wrong, and how many are.
+#[derive(Debug, PartialEq)]
+struct Found {
+    index: usize,
+    expected: Option<f64>,
+    got: Option<f64>,
+    elements: usize,
+}
+
+fn one(bench: &Bench<'_>, call: &Call, wanted: &[Expected]) -> Result<Option<Found>> {
+    let (kind, me) = (bench.kind, bench.position);
+    let (blocks, back) = call.collective.blocks(bench.size());
+    let (block, sends) = (call.count * kind.bytes(), call.collective != Collective::Broadcast || me == call.root);
+    let data: Vec<u8> = (0..if sends { blocks * call.count } else { 0 })
+        .flat_map(|index| kind.encode(sent(bench, call, me, index)).into_iter().take(kind.bytes()))
+        .collect();
+    // In place the smaller buffer is this rank's block of the larger one.
+    let (sends_at, receives_at) = match (call.in_place, call.collective) {
+        (true, Collective::AllGather) => (me * block, 0),
+        (true, Collective::ReduceScatter) => (0, me * block),
+        _ => (0, 0),
+    };
+    let send = if call.in_place { bench.recv } else { bench.send };
+    bench.recv.write(0, &vec![POISON; block * blocks.max(back) + GUARD])?;
+    send.write(sends_at, &data)?;
+    bench.run(call, send, (sends_at, receives_at))?;
+    if wanted.is_empty() {
+        return Ok(None);
+    }
+    let mut got = vec![0; wanted.len() * kind.bytes() + GUARD];
+    bench.recv.read(receives_at, &mut got)?;
+    // What follows this rank's block in place is the rest of what it sent.
+    let guarded = !(call.in_place && call.collective == Collective::ReduceScatter);
+    Ok(compare(kind, &got, wanted, guarded))
+}
+
+/// `got` are the elements and the guard behind them.
+fn compare(kind: Kind, got: &[u8], wanted: &[Expected], guarded: bool) -> Option<Found> {
+    let (elements, guard) = got.split_at(wanted.len() * kind.bytes());
+    let fits = |(element, expected): (&[u8], &Expected)| kind.fits(element, expected);
+    let mut wrong = elements.chunks_exact(kind.bytes()).zip(wanted).enumerate().filter(|(_, pair)| !fits(*pair));
+    if let Some((index, (element, expected))) = wrong.next() {
+        let elements = 1 + wrong.count();
+        return Some(Found { index, expected: Some(expected.value), got: Some(kind.decode(element)), elements });
+    }
+    let past = guard.iter().position(|byte| *byte != POISON).filter(|_| guarded)?;
+    Some(Found { index: wanted.len() + past / kind.bytes(), expected: None, got: None, elements: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(change: impl Fn(&mut [u8])) -> Option<Found> {
+        let kind = Kind::named("float32").unwrap();
+        let wanted: Vec<Expected> = (0..5).map(|index| kind.exactly(index)).collect();
+        let mut got: Vec<u8> = (0..5).flat_map(|index| kind.encode(index).into_iter().take(4)).collect();
+        got.extend([POISON; GUARD]);
+        change(&mut got);
+        compare(kind, &got, &wanted, true)
+    }
+
+    #[test]
+    fn the_first_wrong_element_is_found_with_its_values() {
+        assert_eq!(found(|_| ()), None);
+        let one = found(|got| got[12..16].copy_from_slice(&9.0f32.to_le_bytes()));
+        assert_eq!(one, Some(Found { index: 3, expected: Some(3.0), got: Some(9.0), elements: 1 }));
+        let two = found(|got| got[4..12].fill(POISON)).unwrap();
+        assert_eq!((two.index, two.elements), (1, 2));
+    }
+
+    #[test]
+    fn what_is_written_past_the_end_is_found() {
+        assert_eq!(found(|got| got[24] = 0), Some(Found { index: 6, expected: None, got: None, elements: 0 }));
+    }
+
+    #[test]
+    fn large_groups_take_fewer_elements() {
+        assert_eq!(counts(8), COUNTS);
+        assert_eq!(counts(1024), [1, 3, 17, 1021, 1024]);
+        assert_eq!(counts(1 << 21), [1]);
+    }
+}

@@ -1,0 +1,219 @@
+//! `devicemesh info`: what the library finds on this machine and in this environment.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use devicemesh::ccl::{self, Library};
+use devicemesh::printable::printable;
+use devicemesh::rendezvous::launcher::{self, Place};
+use devicemesh::rendezvous::store::frame::SERVER_KEY;
+use devicemesh::rendezvous::store::{Secret, Store, TcpStore};
+use devicemesh::wait::Wait;
+use rustix::fs::{Access, access};
+use serde::Serialize;
+
+use crate::endpoint::endpoint;
+use crate::failure::Failure;
+use crate::library::for_cuda;
+use crate::stdio::print;
+use crate::style::{Style, When};
+
+/// What `--help` and the manual page end with.
+pub const HELP: &str = "\
+Exit codes:
+  0  printed, whatever is missing
+  2  wrong command line
+  1  the output cannot be written";
+
+/// How long the store may take to answer.
+const SHORT: Duration = Duration::from_secs(2);
+/// What the library itself goes by, beside the launchers' variables.
+const OWN: [&str; 3] = ["DM_CCL_LIBRARY", "DM_STORE_SECRET", "CUDA_VISIBLE_DEVICES"];
+
+/// What is asked of `devicemesh info`.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// A communicator library to look at, by path or SONAME, as dm_world_options.ccl_library
+    #[arg(long, value_name = "LIBRARY")]
+    library: Option<String>,
+    /// A store to reach, instead of the one that the launcher names: tcp://host:port or file:///path
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// One line of JSON
+    #[arg(long)]
+    json: bool,
+    /// Colours; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    color: When,
+}
+
+/// Something that is there, or why not.
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Answer {
+    Found(String),
+    Missing(String),
+    /// Neither is wrong.
+    Unneeded(String),
+}
+
+#[derive(Serialize)]
+struct Report {
+    devicemesh: &'static str,
+    cpu: Answer,
+    cuda: Answer,
+    devices: Answer,
+    launcher: Answer,
+    rank: Option<usize>,
+    world_size: Option<usize>,
+    local_rank: Option<usize>,
+    /// The launcher's variables that count, as they are set; of secrets only that they are.
+    variables: Vec<(String, String)>,
+    store: Answer,
+}
+
+/// Prints it; nothing that is missing is a failure.
+pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
+    let looked_up = RefCell::new(Vec::new());
+    let get = |name: &str| {
+        let value = std::env::var(name).ok().filter(|value| !value.is_empty());
+        let mut known = looked_up.borrow_mut();
+        if let Some(value) = value.as_ref().filter(|_| !known.iter().any(|(other, _)| other == name)) {
+            known.push((name.to_owned(), shown(name, value)));
+        }
+        value
+    };
+    let place = launcher::detect(&get);
+    OWN.iter().for_each(|name| drop(get(name)));
+    let place_ok = place.as_ref().ok();
+    let report = Report {
+        devicemesh: env!("CARGO_PKG_VERSION"),
+        cpu: library(ccl::for_device("cpu").map(|library| describe(&library))),
+        cuda: library(for_cuda(options.library.as_deref()).map(|library| describe(&library))),
+        devices: match ccl::devices() {
+            Ok((count, release)) => Answer::Found(format!("{count}, driver for CUDA {release}")),
+            Err(error) => Answer::Missing(error.message().to_owned()),
+        },
+        rank: place_ok.map(|place| place.rank),
+        world_size: place_ok.map(|place| place.size),
+        local_rank: place_ok.map(|place| place.local_rank),
+        store: store(options, place_ok),
+        launcher: match &place {
+            Ok(Place { launcher, rank, size, local_rank, address, .. }) => {
+                let address =
+                    address.as_ref().map_or(String::new(), |(host, port)| format!(", meeting at {host}:{port}"));
+                Answer::Found(format!("{launcher}: rank {rank} of {size}, local rank {local_rank}{address}"))
+            }
+            Err(error) => Answer::Missing(error.message().to_owned()),
+        },
+        variables: looked_up.borrow().clone(),
+    };
+    let text = match options.json {
+        true => serde_json::to_string(&report)
+            .map(|text| text + "\n")
+            .map_err(|error| Failure::new(1, error.to_string()))?,
+        false => report.text(Style::new(options.color, &io::stdout())),
+    };
+    print(text)?;
+    Ok(0)
+}
+
+impl Report {
+    fn text(&self, style: Style) -> String {
+        let mut text = format!("{}{}\n", style.bold(&format!("{:<12}", "devicemesh")), self.devicemesh);
+        let mut line = |what: &str, found: &Answer, missing: &str| {
+            let said = match found {
+                Answer::Found(said) => printable(said).into_owned(),
+                Answer::Unneeded(said) => format!("none: {}", printable(said)),
+                Answer::Missing(said) => style.wrong(&format!("{missing}{}", printable(said))),
+            };
+            let _ = writeln!(text, "{}{said}", style.bold(&format!("{what:<12}")));
+        };
+        line("cpu", &self.cpu, "none: ");
+        line("cuda", &self.cuda, "none: ");
+        line("devices", &self.devices, "none: ");
+        line("launcher", &self.launcher, "");
+        let variables: Vec<String> = self.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let variables = if variables.is_empty() { "none".to_owned() } else { variables.join(" ") };
+        line("variables", &Answer::Found(variables), "");
+        line("store", &self.store, "not reached: ");
+        text
+    }
+}
+
+/// A variable's value; not of one that is a secret.
+fn shown(name: &str, value: &str) -> String {
+    let secret = ["SECRET", "TOKEN", "PASSWORD", "CREDENTIAL"].iter().any(|part| name.contains(part));
+    match secret {
+        true => "(set, not shown)".to_owned(),
+        false => value.to_owned(),
+    }
+}
+
+/// The store that is named, or the one that the launcher says the ranks meet in.
+fn store(options: &Options, place: Option<&Place>) -> Answer {
+    if let Some(url) = &options.store {
+        return match (url.strip_prefix("file://"), url.strip_prefix("tcp://")) {
+            (Some(path), _) => folder(url, path),
+            (None, address) => match endpoint(address.unwrap_or(url)) {
+                Ok((host, port)) => server(&host, port, ""),
+                Err(why) => Answer::Missing(format!("{url}: {why}")),
+            },
+        };
+    }
+    match place {
+        None => Answer::Unneeded("the launcher's variables do not fit together".to_owned()),
+        Some(place) => match &place.address {
+            Some((host, port)) if place.agent || place.rank > 0 => server(host, *port, ""),
+            Some((host, port)) => server(host, *port, "; rank 0, which this is, will serve it when it joins"),
+            None if place.size == 1 => Answer::Unneeded("one rank alone needs none".to_owned()),
+            None => Answer::Missing(format!("nobody says where: {}", place.advice)),
+        },
+    }
+}
+
+fn server(host: &str, port: u16, hint: &str) -> Answer {
+    let (began, wait) = (Instant::now(), Wait::after(SHORT));
+    let reached =
+        Secret::from_environment().and_then(|secret| TcpStore::connect_with_secret(host, port, secret, &wait));
+    let asked = reached.and_then(|store| {
+        let key = String::from_utf8_lossy(SERVER_KEY).trim_start_matches('/').to_owned();
+        let ours = store.present(&[key], &wait)?.first() == Some(&true);
+        Ok((store.name().to_owned(), ours))
+    });
+    match asked {
+        Ok((name, ours)) => {
+            let who = if ours { "libdevicemesh" } else { "PyTorch, or another TCPStore" };
+            Answer::Found(format!("{name}, served by {who}, reached in {} ms", began.elapsed().as_millis()))
+        }
+        Err(error) => Answer::Missing(format!("{}{hint}", error.message())),
+    }
+}
+
+/// Of a shared folder, the part that is there already must be one to write in. Nothing is made.
+fn folder(url: &str, path: &str) -> Answer {
+    if !path.starts_with('/') {
+        return Answer::Missing(format!("{url}: the path is not absolute; it is file:///path"));
+    }
+    let parent = Path::new(path).ancestors().skip(1).find(|parent| parent.exists()).unwrap_or(Path::new("/"));
+    match access(parent, Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) => Answer::Found(format!("{url}, in {}, which can be written", parent.display())),
+        Err(error) => {
+            let error = io::Error::from(error);
+            Answer::Missing(format!("{url}: cannot write in {}: {error}", parent.display()))
+        }
+    }
+}
+
+fn describe(library: &Library) -> String {
+    let version = library.version();
+    format!("{}, NCCL {}.{}.{}", library.name(), version / 10_000, version / 100 % 100, version % 100)
+}
+
+fn library(found: devicemesh::error::Result<String>) -> Answer {
+    found.map_or_else(|error| Answer::Missing(error.message().to_owned()), Answer::Found)
+}

@@ -1,0 +1,85 @@
+//! `devicemesh completions` and `devicemesh man`, both made from the command line's own description.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::failure::Failure;
+use crate::stdio::print;
+
+#[derive(Args)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    shell: Shell,
+}
+
+#[derive(Args)]
+pub struct Manual {
+    /// Write all pages into this folder, devicemesh.1, devicemesh-run.1 and so on, instead of the first to standard output
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// Prints the completions for a shell.
+pub fn completions(options: &Completions, mut tool: Command) -> Result<u8, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(options.shell, &mut tool, "devicemesh", &mut script);
+    print(&script)?;
+    Ok(0)
+}
+
+/// Prints or writes the manual pages.
+pub fn manual(options: &Manual, tool: Command) -> Result<u8, Failure> {
+    let Some(folder) = &options.dir else {
+        print(page(tool)?)?;
+        return Ok(0);
+    };
+    let cannot = |path: &Path, error: io::Error| Failure::new(1, format!("cannot write {}: {error}", path.display()));
+    std::fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
+    let mut tool = tool.disable_help_subcommand(true);
+    tool.build();
+    let commands: Vec<Command> = tool.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
+    for command in commands.into_iter().chain([tool]) {
+        // Built, they are called devicemesh-run and so on.
+        let name = command.get_display_name().unwrap_or(command.get_name());
+        let path = folder.join(format!("{name}.1"));
+        std::fs::write(&path, page(command)?).map_err(|error| cannot(&path, error))?;
+    }
+    Ok(0)
+}
+
+/// What the long help ends with, "Exit codes: ..." and more, gets headings of its own.
+fn page(command: Command) -> Result<Vec<u8>, Failure> {
+    let after = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+    let subcommands = command.has_subcommands();
+    let man = Man::new(command);
+    let mut out = Vec::new();
+    let mut write = || -> io::Result<()> {
+        man.render_title(&mut out)?;
+        man.render_name_section(&mut out)?;
+        man.render_synopsis_section(&mut out)?;
+        man.render_description_section(&mut out)?;
+        man.render_options_section(&mut out)?;
+        if subcommands {
+            man.render_subcommands_section(&mut out)?;
+        }
+        for part in after.split("\n\n").filter(|part| !part.is_empty()) {
+            let (heading, lines) = part.split_once(":\n").unwrap_or(("Notes", part));
+            writeln!(out, ".SH \"{}\"\n.nf", heading.to_uppercase())?;
+            for line in lines.lines() {
+                let line = line.strip_prefix("  ").unwrap_or(line).replace('\\', "\\e").replace('-', "\\-");
+                // A line that begins with a dot or a quote would be a request.
+                let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
+                writeln!(out, "{guard}{line}")?;
+            }
+            writeln!(out, ".fi")?;
+        }
+        Ok(())
+    };
+    write().map_err(|error| Failure::new(1, error.to_string()))?;
+    Ok(out)
+}

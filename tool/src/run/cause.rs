@@ -1,0 +1,139 @@
+//! How ranks end, and why a job does.
+
+use std::fmt;
+
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+
+/// A rank that has ended.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Ended {
+    /// Its rank in the world.
+    pub rank: u32,
+    /// Its process id on its own host, by which users find it in logs.
+    pub pid: i32,
+    pub how: How,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    /// It exited with this code.
+    Exited(i32),
+    /// This signal killed it.
+    Signalled(i32),
+}
+
+impl Ended {
+    pub fn failed(&self) -> bool {
+        self.how != How::Exited(0)
+    }
+
+    /// The exit code that a shell would give for it.
+    pub fn code(&self) -> u8 {
+        match self.how {
+            How::Exited(code) => code as u8,
+            How::Signalled(signal) => 128 + signal as u8,
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} (pid {}) {}", self.rank, self.pid, self.how)
+    }
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            How::Exited(code) => write!(f, "exited with code {code}"),
+            How::Signalled(signal) => write!(f, "was killed by signal {signal} ({})", signal_name(*signal)),
+        }
+    }
+}
+
+/// The name of a signal, for messages.
+pub fn signal_name(signal: i32) -> &'static str {
+    match Signal::from_named_raw(signal) {
+        Some(Signal::KILL) => "SIGKILL",
+        Some(Signal::SEGV) => "SIGSEGV",
+        Some(Signal::ABORT) => "SIGABRT",
+        Some(Signal::TERM) => "SIGTERM",
+        Some(Signal::INT) => "SIGINT",
+        Some(Signal::BUS) => "SIGBUS",
+        Some(Signal::FPE) => "SIGFPE",
+        Some(Signal::ILL) => "SIGILL",
+        Some(Signal::HUP) => "SIGHUP",
+        Some(Signal::PIPE) => "SIGPIPE",
+        Some(Signal::QUIT) => "SIGQUIT",
+        Some(Signal::ALARM) => "SIGALRM",
+        Some(Signal::USR1) => "SIGUSR1",
+        Some(Signal::USR2) => "SIGUSR2",
+        _ => "see kill -l",
+    }
+}
+
+/// Why a job ends. In a job of several nodes all of them report the same cause. `node` is the node that reported it first, as "node 1 (beta)". It is `None` in a
+/// job of one node.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// All ranks ended well.
+    Done,
+    /// A rank failed first. `host` is its host, in a job of several nodes. `output` holds the last lines of its standard error, or nothing where they did not go
+    /// through the tool. `log` is the file with all of its output.
+    Rank { ended: Ended, host: Option<String>, output: String, log: Option<String> },
+    /// The program could not be started.
+    Start { code: u8, message: String, node: Option<String> },
+    /// The tool got a signal.
+    Signal { signal: i32, node: Option<String> },
+    /// `--timeout` passed.
+    Timeout { seconds: f64, node: Option<String> },
+    /// The tool of another node has ended without a report.
+    Gone { node: String },
+    /// The nodes do not fit together, or some did not come.
+    Refused { message: String },
+    /// The store is out of reach, so this node knows nothing of the others.
+    Lost { message: String },
+}
+
+/// The exit code when `--timeout` has passed. It is timeout(1)'s.
+const TIMED_OUT: u8 = 124;
+
+impl Cause {
+    /// The tool's exit code.
+    pub fn code(&self) -> u8 {
+        match self {
+            Cause::Done => 0,
+            Cause::Rank { ended, .. } => ended.code(),
+            Cause::Start { code, .. } => *code,
+            Cause::Signal { signal, .. } => 128 + *signal as u8,
+            Cause::Timeout { .. } => TIMED_OUT,
+            Cause::Gone { .. } | Cause::Refused { .. } | Cause::Lost { .. } => 1,
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reporter = |node: &Option<String>| node.as_ref().map_or(String::new(), |node| format!("{node}: "));
+        match self {
+            Cause::Done => f.write_str("all ranks ended well"),
+            Cause::Rank { ended, host: None, .. } => ended.fmt(f),
+            Cause::Rank { ended: Ended { rank, pid, how }, host: Some(host), .. } => {
+                write!(f, "rank {rank} (pid {pid}) on {host} {how}")
+            }
+            Cause::Start { message, node, .. } => write!(f, "{}{message}", reporter(node)),
+            Cause::Signal { signal, node } => {
+                write!(f, "{}got signal {signal} ({})", reporter(node), signal_name(*signal))
+            }
+            Cause::Timeout { seconds, node } => write!(f, "{}not done after {seconds} s (--timeout)", reporter(node)),
+            Cause::Gone { node } => {
+                write!(f, "{node} has gone: its devicemesh run was killed, or its host is down or out of reach")
+            }
+            Cause::Refused { message } | Cause::Lost { message } => f.write_str(message),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The nodes of a job, each with a `devicemesh run` of its own. They meet in the store that the ranks use too. There they agree on the number of each node, on the
+//! one cause for which the job ends, and on when all are done.
+//!
+//! Keys in the store:
+//!
+//! | key | value |
+//! |---|---|
+//! | `run/nodes` | how many nodes have arrived |
+//! | `run/node/<n>` | the n-th node to arrive, in its own words ([`entry::Entry`]) |
+//! | `run/served` | set where a `devicemesh run` for several nodes serves the store |
+//! | `run/finished/<n>` | set when the ranks of that node have ended well |
+//! | `run/gone/<k>` | the arrival number of the k-th tool to go. The server writes it when the tool's connections end |
+//! | `run/over` | the cause for which the job ends. It is written once |
+//!
+//! Every wait also waits for the cause.
+
+mod entry;
+mod join;
+mod keys;
+mod peer;
+mod shared;
+mod watch;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+
+use self::join::join;
+pub use self::shared::News;
+use self::shared::Shared;
+use self::watch::watch;
+use super::cause::Cause;
+use super::rendezvous::Rendezvous;
+use crate::failure::Failure;
+
+/// The other nodes of the job, for the tool's main thread. A thread of its own waits for them in the store.
+pub struct Nodes {
+    /// What both threads use.
+    shared: Arc<Shared>,
+    /// What the thread has found out.
+    news: Receiver<News>,
+    /// `None` while this is dropped.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Nodes {
+    /// Begins to meet the other nodes. The outcome comes as news.
+    pub fn meet(rendezvous: Rendezvous) -> Result<Nodes, Failure> {
+        let cannot = |what: &str, error: io::Error| Failure::new(1, format!("cannot {what}: {error}"));
+        let (sender, news) = channel();
+        let shared = Shared::new(rendezvous.nodes, sender).map_err(|error| cannot("make an event", error))?;
+        let shared = Arc::new(shared);
+        let theirs = Arc::clone(&shared);
+        let work = move || {
+            let joined = join(&theirs, &rendezvous);
+            let over = joined.is_err();
+            theirs.tell(joined.map_or_else(News::Over, News::Joined));
+            watch(&theirs, over);
+        };
+        let thread = std::thread::Builder::new().name("dm-nodes".to_owned()).spawn(work);
+        let thread = thread.map_err(|error| cannot("start a thread", error))?;
+        Ok(Nodes { shared, news, thread: Some(thread) })
+    }
+
+    /// The news since the last time.
+    pub fn news(&self) -> Vec<News> {
+        self.shared.clear_bell();
+        self.news.try_iter().collect()
+    }
+
+    /// Ends the job of all nodes for this cause, or for the one that another node reported earlier. Returns the cause that stands.
+    pub fn end(&self, cause: Cause) -> Cause {
+        self.shared.end(cause)
+    }
+
+    /// Tells the other nodes that the ranks of this node have ended well.
+    pub fn finished(&self) {
+        self.shared.finished();
+    }
+
+    /// Whether this node serves the store, which the other nodes need to the end.
+    pub fn serves(&self) -> bool {
+        self.shared.serves()
+    }
+}
+
+impl AsFd for Nodes {
+    /// A descriptor that is readable when there is news.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.bell()
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        self.shared.cancel();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What the tool's main thread and the thread that waits in the store both use.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use devicemesh::error::{Error, Status};
+use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use devicemesh::wait::{Cancel, Wait};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use super::keys::{self, OVER};
+use super::peer::read_cause;
+use crate::run::assignment::Assignment;
+use crate::run::cause::Cause;
+
+/// How long one question to the store may take when the job ends.
+pub const TELL: Duration = Duration::from_secs(3);
+
+/// What the waiting thread finds out while the main thread watches the ranks.
+pub enum News {
+    /// All nodes have arrived.
+    Joined(Assignment),
+    /// The job is over on every node for this cause.
+    Over(Cause),
+    /// No other node needs the store any more that this node serves.
+    StoreUnused,
+}
+
+/// The state of this node among the others.
+pub struct Shared {
+    /// The number of nodes in the job.
+    pub nodes: u32,
+    /// Raised to end the waiting thread.
+    cancel: Cancel,
+    /// An eventfd that is readable when there is news.
+    bell: OwnedFd,
+    /// Takes the news to the main thread.
+    sender: Sender<News>,
+    /// The store, once it is reached.
+    pub reached: OnceLock<Reached>,
+    /// This node's arrival number: 1 for the node that came first.
+    pub arrival: OnceLock<u32>,
+    /// The name of the node that serves the store, once that is known.
+    pub serving: OnceLock<String>,
+}
+
+/// The job's store.
+pub struct Reached {
+    pub store: TcpStore,
+    /// Its server, where this node serves it.
+    pub server: Option<Server>,
+}
+
+impl Shared {
+    pub fn new(nodes: u32, sender: Sender<News>) -> io::Result<Shared> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (reached, arrival, serving) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Ok(Shared { nodes, cancel: Cancel::new(), bell, sender, reached, arrival, serving })
+    }
+
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Makes the bell silent until there is more news.
+    pub fn clear_bell(&self) {
+        // Where nothing has rung, the read fails, and that is well.
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+    }
+
+    /// Gives news to the main thread and rings the bell.
+    pub fn tell(&self, news: News) {
+        let _ = self.sender.send(news);
+        // The write fails where the counter is full, and then the bell is readable already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Ends the waits of the waiting thread.
+    pub fn cancel(&self) {
+        self.cancel.raise();
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.is_raised()
+    }
+
+    /// A wait that ends by that time, or when the tool has no more use for it.
+    pub fn wait(&self, timeout: Duration) -> Wait {
+        Wait { cancel: self.cancel.clone(), ..Wait::after(timeout) }
+    }
+
+    pub fn serves(&self) -> bool {
+        self.reached.get().is_some_and(|reached| reached.server.is_some())
+    }
+
+    /// Writes the cause for which the job ends, unless one stands. Returns the one that stands.
+    pub fn end(&self, cause: Cause) -> Cause {
+        let Some(reached) = self.reached.get() else { return cause };
+        let Ok(text) = serde_json::to_vec(&cause) else { return cause };
+        reached.store.set_once(OVER, &text, &Wait::after(TELL)).map_or(cause, |text| read_cause(&text))
+    }
+
+    /// Notes that the ranks of this node have ended well.
+    pub fn finished(&self) {
+        let (Some(reached), Some(arrival)) = (self.reached.get(), self.arrival.get()) else { return };
+        // Where this cannot be told, the waiting thread finds the store out of reach.
+        let told = reached.store.set(&keys::finished(*arrival), b"1", &Wait::after(TELL));
+        if told.is_ok() {
+            self.end_if_all_have_finished();
+        }
+    }
+
+    /// Ends the job well when every node has finished. The last node to finish does this. Where that node went at once, a node that sees it go does.
+    pub fn end_if_all_have_finished(&self) {
+        let Some(Reached { store, .. }) = self.reached.get() else { return };
+        let keys: Vec<String> = (1..=self.nodes).map(keys::finished).collect();
+        if store.present(&keys, &Wait::after(TELL)).is_ok_and(|finished| finished.iter().all(|finished| *finished)) {
+            self.end(Cause::Done);
+        }
+    }
+
+    /// The message for a store that does not answer any more.
+    pub fn store_lost(&self, error: &Error) -> String {
+        let who = self.serving.get().map_or("the node that serves the store", String::as_str);
+        let name = self.reached.get().map_or("", |reached| reached.store.name());
+        let timed_out = error.status() == Status::Timeout || error.os_error() == Errno::TIMEDOUT.raw_os_error();
+        let what = if timed_out { "is out of reach" } else { "has gone" };
+        format!(
+            "{who} {what}, and with it the store at {name}: its devicemesh run was killed, or its host or the network is down"
+        )
+    }
+}

@@ -1,0 +1,71 @@
+//! Waits in the store for the end of the job, and where this node serves the store, for the other nodes to leave.
+
+use std::time::Duration;
+
+use devicemesh::rendezvous::store::{Store, TcpStore};
+use devicemesh::wait::Wait;
+
+use super::entry::name;
+use super::keys::{self, NODES, OVER};
+use super::peer::read_cause;
+use super::shared::{News, Reached, Shared, TELL};
+use crate::run::cause::Cause;
+
+/// Longer than any job lasts.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// Returns when this node has nothing more to wait for. `over` tells whether the job has ended already.
+pub fn watch(shared: &Shared, mut over: bool) {
+    let Some(Reached { store, server }) = shared.reached.get() else { return };
+    // How many tools have gone, this one aside.
+    let mut gone = 0;
+    let wait = shared.wait(FOREVER);
+    loop {
+        if over && server.is_none() {
+            return;
+        }
+        if over && gone + 1 >= arrived(store) {
+            return shared.tell(News::StoreUnused);
+        }
+        let next = keys::gone(gone + 1);
+        let wanted = [OVER, &next];
+        match store.get_any(if over { &wanted[1..] } else { &wanted }, &wait) {
+            Ok((0, text)) if !over => {
+                over = true;
+                shared.tell(News::Over(read_cause(&text)));
+            }
+            Ok((_, arrival)) => {
+                gone += 1;
+                if !over {
+                    tool_has_gone(shared, store, &arrival);
+                }
+            }
+            Err(_) if over || shared.is_cancelled() => return,
+            Err(error) => {
+                let message = shared.store_lost(&error);
+                return shared.tell(News::Over(Cause::Lost { message }));
+            }
+        }
+    }
+}
+
+/// Ends the job where the tool that has gone had not finished.
+fn tool_has_gone(shared: &Shared, store: &TcpStore, arrival: &[u8]) {
+    let Ok(arrival) = String::from_utf8_lossy(arrival).parse::<u32>() else { return };
+    // A node that arrived when all were there was never part of the job.
+    if arrival > shared.nodes {
+        return;
+    }
+    match store.try_get(&keys::finished(arrival), &Wait::after(TELL)) {
+        Ok(Some(_)) => shared.end_if_all_have_finished(),
+        Ok(None) => drop(shared.end(Cause::Gone { node: name(store, shared.nodes, arrival, TELL) })),
+        // The store has gone too, which the next wait finds.
+        Err(_) => {}
+    }
+}
+
+/// How many nodes have arrived so far.
+fn arrived(store: &TcpStore) -> usize {
+    let count = store.try_get(NODES, &Wait::after(TELL)).ok().flatten();
+    count.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()).unwrap_or(1)
+}

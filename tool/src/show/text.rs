@@ -1,0 +1,106 @@
+//! The table and the grid of ranks for a terminal, in colour or without.
+
+use super::blocks::blocks;
+use super::view::{Axis, MAX_DRAWN, View, list};
+use crate::columns::Columns;
+use crate::style::Style;
+
+/// Characters that a line may have where it can be helped.
+pub const WIDTH: usize = 100;
+/// Ranks of a group that are listed.
+pub const MEMBERS: usize = 8;
+/// Characters of a name.
+const NAME: usize = 32;
+/// Everything; the grid is coloured by the groups along `axis`.
+pub fn text(view: &View, axis: Option<&Axis>, style: Style) -> String {
+    let mut out = format!("{}\n{}\n", style.bold(&view.describe), view.summary());
+    out.extend(view.plan_text().map(|text| text + "\n"));
+    out += &table(view, style);
+    if view.grid.ranks.len() <= MAX_DRAWN {
+        out += &blocks(view, axis, style);
+    }
+    out
+}
+
+/// One group as "{0, 4}".
+pub fn group_text(view: &View, axis: &Axis, group: usize) -> String {
+    format!("{{{}}}", list(view.members(axis, group), MEMBERS, ", "))
+}
+
+/// What the groups of a dimension cross: "no", "2 of 4".
+pub fn crossing_text(view: &View, axis: &Axis) -> Option<String> {
+    view.crossing(axis).map(|crossing| match crossing {
+        0 => "no".to_owned(),
+        crossing => format!("{crossing} of {}", view.groups(axis)),
+    })
+}
+
+/// A name, cut with "…" where it is long.
+pub fn short(name: &str, most: usize) -> String {
+    match name.chars().count() <= most {
+        true => name.to_owned(),
+        false => name.chars().take(most - 1).chain(['…']).collect(),
+    }
+}
+
+fn table(view: &View, style: Style) -> String {
+    if view.axes.is_empty() {
+        return String::new();
+    }
+    let mut heads = vec!["dimension", "size", "stride", "groups"];
+    if view.hosts.is_some() {
+        heads.push("across hosts");
+    }
+    let row = |axis: &Axis| {
+        let mut row =
+            vec![short(&axis.name, NAME), axis.size.to_string(), axis.stride(), view.groups(axis).to_string()];
+        row.extend(crossing_text(view, axis));
+        row
+    };
+    let rows: Vec<Vec<String>> = view.axes.iter().map(row).collect();
+    let columns = Columns::new(&heads, &rows, |column| column == 0);
+    let mut out = format!("\n{}\n", style.dim(&(columns.line(&heads) + "ranks of the groups")));
+    for (axis, row) in view.axes.iter().zip(&rows) {
+        let left = WIDTH.saturating_sub(columns.width());
+        out += &format!("{}{}\n", columns.line(row), groups(view, axis, left, style));
+    }
+    if view.chosen.is_some() {
+        out += &style.dim(&format!("* the groups of rank {}", view.rank));
+        out.push('\n');
+    }
+    out
+}
+
+/// As many groups as fit, and always that of the chosen rank.
+fn groups(view: &View, axis: &Axis, width: usize, style: Style) -> String {
+    let (all, chosen) = (view.groups(axis), view.chosen_group(axis));
+    let mut parts = Vec::new();
+    let (mut used, mut shown) = (0, 0);
+    let add = |group: usize| {
+        let mark = if chosen == Some(group) { "*" } else { "" };
+        let text = group_text(view, axis, group);
+        let length = text.len() + mark.len() + 1;
+        (length, format!("{mark}{}", style.group(group, &text)))
+    };
+    for group in 0..all {
+        let (length, text) = add(group);
+        if group > 0 && used + length > width {
+            break;
+        }
+        used += length;
+        shown = group + 1;
+        parts.push(text);
+    }
+    let mut left = all - shown;
+    if let Some(chosen) = chosen.filter(|chosen| *chosen >= shown) {
+        if chosen > shown {
+            parts.push("...".to_owned());
+        }
+        parts.push(add(chosen).1);
+        left -= 1;
+    }
+    if left > 0 {
+        parts.push(format!("... {left} more"));
+    }
+    parts.join(" ")
+}

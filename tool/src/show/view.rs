@@ -1,0 +1,346 @@
+//! What is shown: a view of a mesh with the groups of its dimensions, worked out once for the table, the picture and the page.
+
+use devicemesh::error::{Error, Status};
+use devicemesh::layout::{Dim, Pair};
+use devicemesh::mesh::{Mesh, MeshSpec};
+use devicemesh::topology::{Plan, plan};
+
+use super::Options;
+use super::arguments::{HostSizes, Operation};
+use crate::failure::Failure;
+
+/// Larger meshes are refused: a list of their ranks alone would take much memory and time.
+pub const MAX_RANKS: usize = 1 << 24;
+/// Up to so many ranks are listed and drawn; above there is a summary.
+pub const MAX_DRAWN: usize = 256;
+
+/// Ranks in rows: a mesh or a view of one.
+pub struct Ranks {
+    pub names: Vec<String>,
+    pub sizes: Vec<usize>,
+    /// World ranks, row-major.
+    pub ranks: Vec<i32>,
+}
+
+/// A dimension of the view, or a flattened one that the view holds.
+pub struct Axis {
+    pub name: String,
+    pub size: usize,
+    /// Over the positions of the root.
+    pub pairs: Vec<Pair>,
+    /// Along the dimension, over the row-major indices of the view.
+    walk: Dim,
+    /// From group to group, over the same.
+    rest: Dim,
+}
+
+/// On which host a rank runs.
+pub struct Hosts {
+    pub sizes: HostSizes,
+    pub cyclic: bool,
+}
+
+pub struct View {
+    pub describe: String,
+    pub device_type: String,
+    pub hash: u64,
+    pub grid: Ranks,
+    /// The root's ranks, where the view has fewer.
+    pub root: Option<Ranks>,
+    /// The view's dimensions, then flattened ones that it holds.
+    pub axes: Vec<Axis>,
+    /// How many such views there are side by side over the same ranks.
+    parallel: usize,
+    /// The rank whose view it is.
+    pub rank: i32,
+    /// The row-major index of the chosen rank, where it is in the view.
+    pub chosen: Option<usize>,
+    /// A rank was chosen that a range has left out.
+    rank_is_outside: bool,
+    pub hosts: Option<Hosts>,
+    pub plan: Option<Plan>,
+}
+
+impl View {
+    /// Makes the mesh and does what was asked with it.
+    pub fn new(options: &Options) -> Result<View, Failure> {
+        let shape = &options.sizes.0;
+        let size = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+        let size = match size.filter(|size| *size <= MAX_RANKS) {
+            Some(size) => size,
+            None => {
+                let size = size.map_or("more than 2^64".to_owned(), |size| size.to_string());
+                return Err(wrong(format!("the mesh has {size} ranks; show goes up to {MAX_RANKS}")));
+            }
+        };
+        let hosts = options.hosts.map(|sizes| Hosts { sizes, cyclic: options.cyclic });
+        let world_size = match &hosts {
+            Some(hosts) => hosts.room_for(size)?,
+            None => options
+                .ranks
+                .iter()
+                .flat_map(|ranks| &ranks.0)
+                .fold(size, |most, rank| most.max((*rank).max(0) as usize + 1))
+                .min(i32::MAX as usize),
+        };
+        let plan = match &hosts {
+            Some(hosts) if options.plan => {
+                let places: Vec<String> = (0..world_size).map(|rank| hosts.of(rank as i32).to_string()).collect();
+                let places: Vec<&str> = places.iter().map(String::as_str).collect();
+                Some(plan(&places, shape, options.traffic.as_ref().map(|weights| &*weights.0)).map_err(refused)?)
+            }
+            _ => None,
+        };
+        let ranks = plan.as_ref().map(|plan| &plan.ranks).or(options.ranks.as_ref().map(|ranks| &ranks.0));
+        let rank =
+            options.rank.unwrap_or_else(|| ranks.and_then(|ranks| ranks.first().copied()).unwrap_or(0).max(0) as usize);
+        let names: Option<Vec<&str>> = options.names.as_ref().map(|names| names.0.iter().map(String::as_str).collect());
+        let mut spec = MeshSpec::new(&options.device_type, shape, world_size, rank);
+        spec.names = names.as_deref();
+        spec.ranks = ranks.map(Vec::as_slice);
+        let root = Mesh::new(&spec).map_err(refused)?;
+        if !root.is_member() {
+            let there = list(root.root_ranks().iter(), 8, ", ");
+            return Err(wrong(format!("rank {rank} is not in the mesh; its ranks are {there}")));
+        }
+        let (mesh, flattened) = operate(root, &options.operations.0)?;
+        let mut view = View::of(&mesh, options.rank.is_some())?;
+        view.add_flattened(&mesh, &flattened)?;
+        view.rank_is_outside = options.rank.is_some() && !mesh.is_member();
+        (view.hosts, view.plan) = (hosts, plan);
+        Ok(view)
+    }
+
+    fn of(mesh: &Mesh, rank_is_chosen: bool) -> Result<View, Failure> {
+        let (grid, root) = (Ranks::of(mesh), mesh.root());
+        let chosen = grid.ranks.iter().position(|rank| *rank == mesh.rank());
+        let axes = (0..mesh.ndim())
+            .map(|index| Axis::new(mesh.dim_name(index), mesh.dim_layout(index).pairs(), &[index], &grid.sizes));
+        Ok(View {
+            describe: mesh.describe(),
+            device_type: mesh.device_type().to_owned(),
+            hash: mesh.hash(),
+            axes: axes.collect::<Result<_, _>>()?,
+            root: (mesh.size() < root.size()).then(|| Ranks::of(&root)),
+            parallel: mesh.root_size() / mesh.size(),
+            rank: mesh.rank(),
+            chosen: chosen.filter(|_| rank_is_chosen),
+            rank_is_outside: false,
+            grid,
+            hosts: None,
+            plan: None,
+        })
+    }
+
+    /// Adds the flattened dimensions whose parts are all dimensions of this view.
+    fn add_flattened(&mut self, mesh: &Mesh, flattened: &[Flattened]) -> Result<(), Failure> {
+        let names = mesh.dim_names();
+        for Flattened { name, .. } in flattened.iter().filter(|flat| !names.contains(&flat.name.as_str())) {
+            let (Some(dims), Ok(flat)) = (parts(name, &names, flattened), mesh.slice(&[name])) else { continue };
+            self.axes.push(Axis::new(name, flat.dim_layout(0).pairs(), &dims, &self.grid.sizes)?);
+        }
+        Ok(())
+    }
+
+    /// The world ranks of one group, in the order of their coordinates.
+    pub fn members<'a>(&'a self, axis: &'a Axis, group: usize) -> impl ExactSizeIterator<Item = i32> + 'a {
+        let first = axis.rest.offset(group);
+        (0..axis.size).map(move |index| self.grid.ranks[first + axis.walk.offset(index)])
+    }
+
+    /// Number of groups along a dimension.
+    pub fn groups(&self, axis: &Axis) -> usize {
+        self.grid.ranks.len() / axis.size
+    }
+
+    /// How many of its groups have ranks on several hosts; `None` without hosts.
+    pub fn crossing(&self, axis: &Axis) -> Option<usize> {
+        let hosts = self.hosts.as_ref()?;
+        let crosses = |group: &usize| {
+            let mut places = self.members(axis, *group).map(|rank| hosts.of(rank));
+            let first = places.next();
+            places.any(|place| Some(place) != first)
+        };
+        Some((0..self.groups(axis)).filter(crosses).count())
+    }
+
+    /// The group of the chosen rank.
+    pub fn chosen_group(&self, axis: &Axis) -> Option<usize> {
+        self.chosen.map(|index| axis.group(index))
+    }
+
+    /// "8 ranks on 2 hosts of 4; rank 3 is at (dp=0, cp=1, tp=1)", and what the view is of its root where it has fewer ranks.
+    pub fn summary(&self) -> String {
+        let mut ranks = count(self.grid.ranks.len(), "rank");
+        if let Some(root) = &self.root {
+            ranks = format!("{} of {}", self.grid.ranks.len(), count(root.ranks.len(), "rank"));
+        }
+        if let Some(hosts) = &self.hosts {
+            let HostSizes { hosts: n, each } = hosts.sizes;
+            let dealt = if hosts.cyclic { ", dealt out in turn" } else { "" };
+            ranks += &format!(" on {} of {each}{dealt}", count(n, "host"));
+        }
+        let mut parts = vec![ranks];
+        if self.parallel > 1 {
+            parts.push(format!("the view of rank {}, one of {} parallel ones", self.rank, self.parallel));
+        }
+        match self.chosen {
+            Some(index) => parts.push(format!("rank {} is at {}", self.rank, self.grid.coordinate(index))),
+            None if self.rank_is_outside => parts.push(format!("rank {} is not among them", self.rank)),
+            None => {}
+        }
+        parts.join("; ")
+    }
+
+    /// What the plan saves.
+    pub fn plan_text(&self) -> Option<String> {
+        let plan = self.plan.as_ref()?;
+        Some(format!("planned for these hosts: cost {}, in the order of the ranks {}", plan.cost(), plan.identity_cost))
+    }
+}
+
+impl Ranks {
+    fn of(mesh: &Mesh) -> Ranks {
+        let names = mesh.dim_names().into_iter().map(str::to_owned).collect();
+        Ranks { names, sizes: mesh.shape(), ranks: mesh.ranks() }
+    }
+
+    /// The coordinates of a row-major index.
+    pub fn place(&self, index: usize) -> Vec<usize> {
+        let mut rest = self.ranks.len();
+        let along = |size: &usize| {
+            rest /= size;
+            index / rest % size
+        };
+        self.sizes.iter().map(along).collect()
+    }
+
+    /// "(dp=0, cp=1)" of a row-major index.
+    pub fn coordinate(&self, index: usize) -> String {
+        let part = |(name, at): (&String, usize)| format!("{name}={at}");
+        let parts: Vec<String> = self.names.iter().zip(self.place(index)).map(part).collect();
+        format!("({})", parts.join(", "))
+    }
+}
+
+impl Axis {
+    /// `dims` are those of the view, of these sizes, that make up this one.
+    fn new(name: &str, pairs: &[Pair], dims: &[usize], sizes: &[usize]) -> Result<Axis, Failure> {
+        let step = |dim: usize| (sizes[dim], sizes[dim + 1..].iter().product());
+        let walk: Vec<Pair> = dims.iter().map(|dim| step(*dim)).collect();
+        let rest: Vec<Pair> = (0..sizes.len()).filter(|dim| !dims.contains(dim)).map(step).collect();
+        let walk = Dim::new(&walk).map_err(refused)?;
+        let rest = Dim::new(&rest).map_err(refused)?;
+        Ok(Axis { name: name.to_owned(), size: walk.size(), pairs: pairs.to_vec(), walk, rest })
+    }
+
+    /// The group that holds a row-major index of the view.
+    pub fn group(&self, index: usize) -> usize {
+        self.rest.coordinate(index)
+    }
+
+    /// "4", "(4, 1)" for several steps, "-" for a dimension of size 1.
+    pub fn stride(&self) -> String {
+        match &self.pairs[..] {
+            [] => "-".to_owned(),
+            [(_, stride)] => stride.to_string(),
+            pairs => format!("({})", pairs.iter().map(|(_, stride)| stride.to_string()).collect::<Vec<_>>().join(", ")),
+        }
+    }
+}
+
+impl Hosts {
+    /// The host of a rank: so many after each other on each, or dealt out in turn.
+    pub fn of(&self, rank: i32) -> usize {
+        match self.cyclic {
+            true => rank as usize % self.sizes.hosts,
+            false => rank as usize / self.sizes.each,
+        }
+    }
+
+    /// The ranks of all hosts, where a mesh of that size fits.
+    fn room_for(&self, size: usize) -> Result<usize, Failure> {
+        let HostSizes { hosts, each } = self.sizes;
+        match hosts * each {
+            room if room > MAX_RANKS => {
+                Err(wrong(format!("--hosts {hosts}x{each} has {room} ranks; show goes up to {MAX_RANKS}")))
+            }
+            room if room < size => Err(wrong(format!(
+                "the mesh has {size} ranks, --hosts {hosts}x{each} has {room}: give --hosts {}x{each}",
+                size.div_ceil(each)
+            ))),
+            room => Ok(room),
+        }
+    }
+}
+
+/// A flattened dimension and the names of its parts.
+struct Flattened {
+    name: String,
+    dims: Vec<String>,
+}
+
+/// The view that the operations lead to, and what was flattened on the way.
+fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<Flattened>), Failure> {
+    fn borrowed(names: &[String]) -> Vec<&str> {
+        names.iter().map(String::as_str).collect()
+    }
+    let (mut mesh, mut flattened) = (root, Vec::new());
+    for operation in operations {
+        mesh = match operation {
+            Operation::Slice(names) => mesh.slice(&borrowed(names)).map_err(refused)?,
+            Operation::Unflatten { dim, sizes, names } => {
+                mesh.unflatten(dim, sizes, &borrowed(names)).map_err(refused)?
+            }
+            Operation::Range { dim, start, len, step } => {
+                mesh.slice_range(dim, *start, *len, *step).map_err(refused)?
+            }
+            Operation::Reshape { sizes, names } => mesh.reshape(sizes, &borrowed(names)).map_err(refused)?,
+            Operation::Flatten { dims, name } => {
+                let part = mesh.slice(&borrowed(dims)).map_err(refused)?;
+                let flat = part.flatten(name.as_deref()).map_err(refused)?;
+                flat.publish().map_err(refused)?;
+                flattened.push(Flattened { name: flat.dim_name(0).to_owned(), dims: dims.clone() });
+                mesh
+            }
+        };
+    }
+    Ok((mesh, flattened))
+}
+
+/// The dimensions, by index, that a name stands for: one of these names, or a flattened one whose parts are.
+fn parts(name: &str, names: &[&str], flattened: &[Flattened]) -> Option<Vec<usize>> {
+    if let Some(index) = names.iter().position(|known| *known == name) {
+        return Some(vec![index]);
+    }
+    let flat = flattened.iter().find(|flat| flat.name == name && !flat.dims.contains(&flat.name))?;
+    let dims: Vec<Vec<usize>> = flat.dims.iter().map(|dim| parts(dim, names, flattened)).collect::<Option<_>>()?;
+    Some(dims.concat())
+}
+
+/// "1 rank", "2 ranks".
+pub fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// Up to `most` values, else the first ones and the last.
+pub fn list<T: ToString>(mut values: impl ExactSizeIterator<Item = T>, most: usize, separator: &str) -> String {
+    let count = values.len();
+    if count <= most {
+        return values.map(|value| value.to_string()).collect::<Vec<_>>().join(separator);
+    }
+    let mut text: Vec<String> =
+        values.by_ref().take(most.saturating_sub(2).max(1)).map(|value| value.to_string()).collect();
+    text.push(format!("... {}", values.last().map(|value| value.to_string()).unwrap_or_default()));
+    text.join(separator)
+}
+
+/// A command line that asks for what cannot be.
+pub fn wrong(message: String) -> Failure {
+    Failure::new(2, message)
+}
+
+fn refused(error: Error) -> Failure {
+    let next = if error.status() == Status::NotMember { "; choose a rank of it with --rank" } else { "" };
+    wrong(format!("{}{next}", error.message()))
+}

@@ -1,0 +1,288 @@
+//! `devicemesh run`, with the real binary and shell programs.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use devicemesh::error::Status;
+use devicemesh::rendezvous::{JoinOptions, World};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+
+fn tool(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
+    command.arg("run").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs `script` in each of `ranks` ranks.
+fn run(options: &[&str], ranks: &str, script: &str) -> Output {
+    let arguments: Vec<&str> = options.iter().copied().chain(["-n", ranks, "--", "/bin/sh", "-c", script]).collect();
+    tool(&arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn sorted(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// Waits until the process is gone (reaped by whoever has it).
+fn gone(pid: &str) -> bool {
+    let until = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < until {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        if !Path::new(&format!("/proc/{pid}")).exists() || state == Some('Z') {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+/// The first `count` lines that a running tool prints.
+fn lines(child: &mut Child, count: usize) -> Vec<String> {
+    let mut reader = BufReader::new(child.stdout.as_mut().unwrap());
+    (0..count)
+        .map(|_| {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            line.trim().to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn ranks_have_torchruns_environment() {
+    let output = run(
+        &[],
+        "3",
+        "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_USE_AGENT_STORE; test $MASTER_PORT -gt 0",
+    );
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let expected: Vec<String> = (0..3).map(|rank| format!("{rank} {rank} 3 3 0 127.0.0.1 0 True")).collect();
+    assert_eq!(sorted(&output.stdout), expected);
+}
+
+#[test]
+fn the_first_failure_is_named_and_its_code_passed_on() {
+    let output = run(&["--grace-period", "0.1"], "3", "if [ $RANK = 1 ]; then exit 41; fi; exec sleep 1000");
+    assert_eq!(output.status.code(), Some(41));
+    let said = text(&output.stderr);
+    assert!(said.contains("rank 1 (pid ") && said.contains("exited with code 41; ending the other 2 ranks"), "{said}");
+}
+
+#[test]
+fn a_rank_that_a_signal_killed_is_named_with_the_signal() {
+    let output = run(&["--grace-period", "0.1"], "2", "if [ $RANK = 0 ]; then kill -9 $$; fi; exec sleep 1000");
+    assert_eq!(output.status.code(), Some(137));
+    assert!(text(&output.stderr).contains("was killed by signal 9 (SIGKILL)"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_others_may_end_by_themselves_in_the_grace_period() {
+    let output =
+        run(&["--grace-period", "60"], "2", "if [ $RANK = 0 ]; then exit 3; fi; sleep 0.3; echo survivor saw it");
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), "survivor saw it\n"));
+}
+
+#[test]
+fn ranks_that_ignore_sigterm_are_killed() {
+    let began = Instant::now();
+    let output = run(
+        &["--grace-period", "0.1"],
+        "2",
+        "if [ $RANK = 0 ]; then exit 7; fi; trap '' TERM; while :; do sleep 0.1; done",
+    );
+    assert_eq!(output.status.code(), Some(7));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[test]
+fn lines_carry_their_rank_where_asked() {
+    let output = run(&["--prefix"], "2", "printf 'a%s\\nb%s' $RANK $RANK; echo err$RANK >&2");
+    assert!(output.status.success());
+    assert_eq!(sorted(&output.stdout), ["[rank 0] a0", "[rank 0] b0", "[rank 1] a1", "[rank 1] b1"]);
+    assert_eq!(sorted(&output.stderr), ["[rank 0] err0", "[rank 1] err1"]);
+    let much = run(&["--prefix"], "2", "i=0; while [ $i -lt 3000 ]; do echo line $i of rank $RANK; i=$((i+1)); done");
+    assert_eq!(sorted(&much.stdout).len(), 6000, "nothing is lost");
+}
+
+#[test]
+fn signals_reach_the_ranks() {
+    let mut child = tool(&[
+        "-n",
+        "2",
+        "--",
+        "/bin/sh",
+        "-c",
+        "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.05; done",
+    ])
+    .spawn()
+    .unwrap();
+    assert_eq!(lines(&mut child, 2), ["ready", "ready"]);
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "got it\ngot it\n");
+}
+
+#[test]
+fn sigterm_ends_the_job() {
+    let mut child = tool(&["-n", "2", "--", "/bin/sh", "-c", "echo $$; exec sleep 1000"]).spawn().unwrap();
+    let pids = lines(&mut child, 2);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(pids.iter().all(|pid| gone(pid)));
+}
+
+#[test]
+fn no_rank_outlives_a_killed_tool() {
+    let mut child = tool(&["-n", "2", "--", "/bin/sh", "-c", "echo $$; exec sleep 1000"]).spawn().unwrap();
+    let pids = lines(&mut child, 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(pids.iter().all(|pid| gone(pid)), "{pids:?}");
+}
+
+#[test]
+fn what_a_rank_started_ends_with_it() {
+    let output = run(&[], "2", "sleep 1000 & echo $!");
+    assert!(output.status.success());
+    let pids = sorted(&output.stdout);
+    assert_eq!(pids.len(), 2);
+    assert!(pids.iter().all(|pid| gone(pid)), "{pids:?}");
+}
+
+#[test]
+fn what_a_rank_started_in_a_session_of_its_own_ends_with_the_job() {
+    // Each rank leaves a daemon behind that has a child, holds the rank's pipes and does not listen to SIGTERM; the last rank fails.
+    let script = r#"setsid -f /bin/sh -c 'trap "" TERM HUP; sleep 60 & echo $! $$ >"$NOTE"; wait' & until [ -s "$NOTE" ]; do sleep 0.01; done; exit $((RANK * 9))"#;
+    for options in [&["--prefix"][..], &[]] {
+        let notes = [0, 1].map(|rank| format!("{}/daemon-{}-{rank}", env!("CARGO_TARGET_TMPDIR"), options.len()));
+        notes.iter().for_each(|note| drop(std::fs::remove_file(note)));
+        let began = Instant::now();
+        let note = notes[0].trim_end_matches('0');
+        let output = run(options, "2", &format!("export NOTE={note}$RANK; {script}"));
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        assert_eq!(output.status.code(), Some(9), "{}", text(&output.stderr));
+        let pids: String = notes.iter().map(|note| std::fs::read_to_string(note).unwrap()).collect();
+        assert_eq!(pids.split_whitespace().count(), 4, "{pids}");
+        let alive = |pid: &&str| Path::new(&format!("/proc/{pid}")).exists();
+        assert_eq!(pids.split_whitespace().find(alive), None, "outlives the tool");
+    }
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_named() {
+    let missing = tool(&["-n", "2", "--", "/nonexistent/program"]).output().unwrap();
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(text(&missing.stderr).contains("/nonexistent/program"), "{}", text(&missing.stderr));
+    let folder = tool(&["-n", "1", "--", "/tmp"]).output().unwrap();
+    assert_eq!(folder.status.code(), Some(126));
+    for wrong in [&["-n", "0", "--", "true"][..], &["-n", "2"], &["--", "true"]] {
+        assert_eq!(tool(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
+fn the_whole_job_can_have_a_limit() {
+    let output = run(&["--timeout", "0.3", "--grace-period", "0.1"], "2", "exec sleep 1000");
+    assert_eq!(output.status.code(), Some(124));
+    assert!(text(&output.stderr).contains("not done after 0.3 s"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_rank_0_elsewhere_is_told_that_the_port_is_taken() {
+    // The job's store has the port for longer than rank 0 of another job waits for a server that may just be going.
+    let mut child = tool(&["-n", "1", "--", "/bin/sh", "-c", "echo $MASTER_PORT; exec sleep 60"]).spawn().unwrap();
+    let port = lines(&mut child, 1).remove(0);
+    let method = format!("tcp://127.0.0.1:{port}");
+    let options = JoinOptions::ranked(0, 2).init_method(&method).timeout(Duration::from_secs(5));
+    let error = World::join("cpu", &options).map(drop).unwrap_err();
+    Command::new("kill").arg(child.id().to_string()).status().unwrap();
+    child.wait().unwrap();
+    assert_eq!((error.status(), error.os_error()), (Status::Store, Errno::ADDRINUSE.raw_os_error()), "{error}");
+    assert!(error.message().contains(&port), "{error}");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let script = ["-n", "2", "--", "/bin/sh", "-c", "echo out; exit 0"];
+    let prefixed = tool(&[&["--prefix"], &script[..]].concat()).stdout(full()).output().unwrap();
+    let said = text(&prefixed.stderr);
+    assert_eq!(prefixed.status.code(), Some(1), "{said}");
+    assert_eq!(said.matches("cannot write to standard output: No space left on device").count(), 1, "{said}");
+    // Without a prefix the ranks write to it themselves, and a rank that looks at what its writes return fails.
+    let shared = tool(&["-n", "2", "--", "/bin/echo", "out"]).stdout(full()).output().unwrap();
+    assert_eq!(shared.status.code(), Some(1), "{}", text(&shared.stderr));
+    // The message about it has no other place to go.
+    let mute = run_with_stderr(full(), &["-n", "2", "--", "/bin/sh", "-c", "echo err >&2; exit 0"]);
+    assert_eq!(mute.status.code(), Some(1));
+    let failed = run_with_stderr(full(), &["-n", "1", "--", "/bin/sh", "-c", "exit 7"]);
+    assert_eq!(failed.status.code(), Some(7), "the job's own code stands");
+    // A log is written by the tool where it is shown as well.
+    let logs = format!("{}/full-logs", env!("CARGO_TARGET_TMPDIR"));
+    let _ = std::fs::remove_dir_all(&logs);
+    std::fs::create_dir_all(&logs).unwrap();
+    std::os::unix::fs::symlink("/dev/full", format!("{logs}/rank-0.log")).unwrap();
+    let logged = tool(&["--log-dir", &logs, "--tee", "-n", "1", "--", "/bin/echo", "out"]).output().unwrap();
+    assert_eq!((logged.status.code(), text(&logged.stdout).as_str()), (Some(1), "out\n"));
+    assert!(text(&logged.stderr).contains("rank-0.log: No space left on device"), "{}", text(&logged.stderr));
+    // Help and pages, too.
+    for arguments in [&["--help"][..], &["run", "--help"], &["--version"], &["man"], &["completions", "bash"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
+        assert_eq!(command.args(arguments).stdout(full()).status().unwrap().code(), Some(1), "{arguments:?}");
+    }
+}
+
+fn run_with_stderr(stderr: std::fs::File, arguments: &[&str]) -> Output {
+    tool(arguments).stderr(stderr).output().unwrap()
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_error() {
+    let mut child =
+        tool(&["--prefix", "-n", "1", "--", "/bin/sh", "-c", "sleep 0.2; echo out; echo more"]).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+}
+
+/// Runs a command under that limit on open files.
+fn limited(hard: u32, soft: u32, arguments: &[&str]) -> Output {
+    let script = format!("ulimit -Sn {soft}; ulimit -Hn {hard}; exec \"$0\" run \"$@\"");
+    let mut shell = Command::new("/bin/sh");
+    shell.arg("-c").arg(script).arg(env!("CARGO_BIN_EXE_devicemesh")).args(arguments);
+    shell.stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn a_low_limit_on_open_files_is_told_with_what_is_needed() {
+    let refused = limited(60, 60, &["-n", "64", "--prefix", "--", "/bin/sh", "-c", "ulimit -n"]);
+    let said = text(&refused.stderr);
+    assert_eq!((refused.status.code(), text(&refused.stdout).as_str()), (Some(1), ""), "{said}");
+    assert!(
+        said.contains("64 ranks on this host need ") && said.contains("and the limit is 60: raise it with `ulimit -n "),
+        "{said}"
+    );
+    // The number that it names is enough, as a hard limit. The ranks have the soft limit that the tool had.
+    let needed = said.split("`ulimit -n ").nth(1).and_then(|rest| rest.split('`').next()).unwrap();
+    let enough = limited(needed.parse().unwrap(), 60, &["-n", "64", "--prefix", "--", "/bin/sh", "-c", "ulimit -Sn"]);
+    assert!(enough.status.success(), "{}", text(&enough.stderr));
+    assert_eq!(sorted(&enough.stdout).iter().filter(|line| line.ends_with("] 60")).count(), 64, "{enough:?}");
+}
+
+#[test]
+fn a_signal_that_is_ignored_stays_so() {
+    let script = "trap '' HUP; exec \"$0\" run -n 1 -- /bin/sh -c 'kill -HUP $PPID $$; sleep 0.2; echo lives'";
+    let output = Command::new("/bin/sh").args(["-c", script, env!("CARGO_BIN_EXE_devicemesh")]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "lives\n");
+}
