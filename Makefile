@@ -113,19 +113,23 @@ instructions:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/test_instructions.py $(ARGS)
 
-# libFuzzer on what takes foreign bytes: FUZZ=frame (the store's frame decoder) or mesh_text; SECONDS=60. Needs no nightly toolchain.
-# What is found on the way goes into target/, not into the corpus that the tests replay.
+# libFuzzer for SECONDS on one target: FUZZ=frame (the store's frame decoder) or FUZZ=mesh_text.
+# It starts from fuzz/corpus/TARGET.hex, and what widens its search stays in target/fuzz.
+# `fuzz/corpus.py add TARGET FILE` keeps an input that the tests replay from then on.
 SECONDS ?= 60
 FUZZ ?= frame
+FUZZ_RUN = PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz
 fuzz: target/tools/bin/cargo-fuzz
 	@mkdir -p target/fuzz/corpus-$(FUZZ)
-	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none $(FUZZ) target/fuzz/corpus-$(FUZZ) fuzz/corpus/$(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
+	@$(PYTHON) fuzz/corpus.py unpack $(FUZZ) target/fuzz/seeds-$(FUZZ)
+	$(FUZZ_RUN) -s none $(FUZZ) target/fuzz/corpus-$(FUZZ) target/fuzz/seeds-$(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
 
-# libFuzzer on sequences of C calls, under AddressSanitizer and LeakSanitizer. -Zsanitizer is for nightly compilers: RUSTC_BOOTSTRAP=1 lets the stable
-# one take it, for this build alone.
+# libFuzzer on sequences of C calls, under AddressSanitizer. RUSTC_BOOTSTRAP=1 lets the stable
+# compiler take -Zsanitizer, which is for nightly compilers, for this build alone.
 fuzz-abi: target/tools/bin/cargo-fuzz
 	@mkdir -p target/fuzz/corpus-abi
-	RUSTC_BOOTSTRAP=1 PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s address abi target/fuzz/corpus-abi fuzz/corpus/abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
+	@$(PYTHON) fuzz/corpus.py unpack abi target/fuzz/seeds-abi
+	RUSTC_BOOTSTRAP=1 $(FUZZ_RUN) -s address abi target/fuzz/corpus-abi target/fuzz/seeds-abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
 
 # The three targets, one after the other.
 fuzz-all:
