@@ -2,17 +2,17 @@
 """Runs every test of the project; `make test` calls this. Python 3.9 and its standard library.
 
 Steps: the Rust tests; the C and C++ tests of tests/c and tests/cpp (each C file as C11 and as C++17, each C++ file as it is and with sanitizers),
-with as many ranks as the file's first comment says; the scripts tests/test_*.py; the examples; what is exported; the headers, alone and beside
+with as many ranks as the file's first comment says; the Python tests; the examples; what is exported; the headers, alone and beside
 a real nccl.h; tests/cpp with each compiler and standard; and at the end that nothing was left in /dev/shm or in the process
 list. To add a test, add a file.
 
 A C file may begin with comments:  /* ranks: 1 4 8 */  runs it under `devicemesh run -n N` for each N (absent: one process without a launcher);
 /* static */  also links it to libdevicemesh.a;  /* flags: -fno-exceptions */  adds to the compiler's. A C++ file may, too.
 
-A script that fails beside others is run once more with nothing beside it, for many of their promises are about seconds and the machine may be busy; both
-outcomes are printed, and the last line counts it. One that fails again, or that cannot run the second time, has failed.
+The Python tests, tests/test_*.py, are run by pytest, which is installed into target/pytest-venv (tests/requirements.txt). Those that judge seconds (marked `alone`) run
+after the others, one at a time. No test is tried twice.
 
-The last line is "N passed, N failed" ("N passed, N at the second try, N failed" where there were any; ", N skipped" may follow).
+The last line is "N passed, N failed" (", N skipped" may follow) and counts each case of pytest.
 """
 
 import argparse
@@ -27,6 +27,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from xml.etree import ElementTree
+
+from support.pinned import Unavailable as Skip
+from support.pinned import cuda_headers, nccl_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "target"
@@ -39,18 +43,10 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 LINK = [f"-L{RELEASE}", "-ldevicemesh", f"-Wl,-rpath,{RELEASE}", "-pthread"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 STATIC = [str(RELEASE / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
-# Each pinned. Of NCCL the header and the library are taken, of the others headers.
-CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105", "nvidia-cuda-cccl-cu12==12.9.27"]
-NCCL_WHEEL = "nvidia-nccl-cu12==2.18.3"
-CMAKE_WHEEL = "cmake==3.31.6"
 DEADLINE = 180
-# A script of many jobs, on two slow cores that do other work.
-SCRIPT_DEADLINE = 1800
+# A part of many cases, each of which has a limit of its own.
+PART_DEADLINE = 1800
 SKIPPED = 77
-
-
-class Skip(Exception):
-    pass
 
 
 class Failure(Exception):
@@ -64,21 +60,18 @@ class Runner:
         self.options = options
         self.passed, self.failed, self.skipped = 0, 0, 0
         self.lock = threading.Lock()
-        self.cases, self.again, self.second_tries = [], [], []
+        self.cases = []
 
-    def add(self, name, body, has_another=False):
+    def add(self, name, body):
         if not self.options.k or any(part in name for part in self.options.k):
-            self.cases.append((name, body, has_another))
+            self.cases.append((name, body))
 
     def run(self):
         with ThreadPoolExecutor(self.options.jobs) as pool:
             list(pool.map(lambda case: self.one(*case), self.cases))
-        again, self.cases, self.again = self.again, [], []
-        for name, body in again:
-            self.one(name, body, is_second=True)
+        self.cases = []
 
-    def one(self, name, body, has_another=False, is_second=False):
-        """One try; of two the first `has_another`."""
+    def one(self, name, body):
         began = time.monotonic()
         try:
             count = body() or 1
@@ -92,24 +85,15 @@ class Runner:
         with self.lock:
             if verdict == "ok  ":
                 self.passed += count
-                self.second_tries += [name] * is_second
-            elif verdict == "skip" and not is_second:
+            elif verdict == "skip":
                 self.skipped += count
-            elif has_another:
-                self.again.append((name, body))
-                verdict = "once more"
             else:
                 self.failed += count
-                verdict = "FAIL"
             print(f"{verdict} {name} ({time.monotonic() - began:.1f} s){text}", flush=True)
 
     def close(self):
         """The last line."""
-        second = ""
-        if self.second_tries:
-            print(f"failed beside others, passed alone: {', '.join(self.second_tries)}")
-            second = f", {len(self.second_tries)} at the second try"
-        print(f"{self.passed} passed{second}, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else ""))
+        print(f"{self.passed} passed, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else ""))
 
 
 def run(command, timeout=DEADLINE, env=None, code=0, cwd=ROOT):
@@ -136,14 +120,62 @@ def run(command, timeout=DEADLINE, env=None, code=0, cwd=ROOT):
 
 
 def script(path):
-    """One of tests/test_*.py. Exit code 77: it could not run here, or not all of it; its last line says why."""
+    """One of tests/test_*.py that pytest does not run yet. Exit code 77: it could not run here; its last line says why."""
     environment = {"DM_ROOT": str(ROOT), "DM_LIB_DIR": str(RELEASE), "DM_TMP": str(SCRATCH), "CC": CC, "CXX": CXX}
     try:
-        run([sys.executable, path], env=environment, timeout=SCRIPT_DEADLINE)
+        run([sys.executable, path], env=environment, timeout=PART_DEADLINE)
     except Failure as failure:
         if failure.code != SKIPPED:
             raise
         raise Skip(failure.output.strip().splitlines()[-1]) from None
+
+
+def is_script(path):
+    return '__name__ == "__main__"' in path.read_text()
+
+
+def pytest_python():
+    """The interpreter of target/pytest-venv, where what tests/requirements.txt pins is installed once."""
+    folder = TARGET / "pytest-venv"
+    wanted = (ROOT / "tests/requirements.txt").read_text()
+    complete = folder / "requirements.txt"
+    with open(TARGET / "pytest-venv.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists() or complete.read_text() != wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+            run([sys.executable, "-m", "venv", folder])
+            run([folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", "tests/requirements.txt"], timeout=600)
+            complete.write_text(wanted)
+    return folder / "bin/python"
+
+
+def pytest_command(options):
+    """pytest on the Python tests, by the names that the runner's -k selects."""
+    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py")) if not is_script(path)]
+    names = [f"--name={name}" for name in options.k or []]
+    return [str(pytest_python()), "-m", "pytest", *names, *files]
+
+
+def python_tests(runner, options):
+    """Runs the Python tests, those marked `alone` after the others, and counts their cases."""
+    environment = {**os.environ, "DM_LIB_DIR": str(RELEASE), "CC": CC, "CXX": CXX}
+    for what, arguments in (("beside each other", ["-m", "not alone", "-n", str(options.pytest_jobs), "--dist", "worksteal"]), ("alone", ["-m", "alone"])):
+        print(f"---- tests/test_*.py, {what}", flush=True)
+        report = SCRATCH / f"pytest-{os.getpid()}.xml"
+        # As a part of this group, so that Ctrl-C reaches it.
+        done = subprocess.run([*pytest_command(options), "-v", "--durations=10", "--durations-min=5", f"--junitxml={report}", *arguments], cwd=ROOT, env=environment)
+        if not report.exists():
+            print(f"FAIL pytest, {what}: exit code {done.returncode}, and no report", flush=True)
+            runner.failed += 1
+            continue
+        for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+            failed, skipped = int(suite.get("failures")) + int(suite.get("errors")), int(suite.get("skipped"))
+            runner.failed += failed
+            runner.skipped += skipped
+            runner.passed += max(int(suite.get("tests")) - failed - skipped, 0)
+        # 5: none was selected. Anything but failures is told by the exit code alone.
+        runner.failed += done.returncode not in (0, 1, 5)
+        report.unlink()
 
 
 def rust_tests(kind):
@@ -282,78 +314,6 @@ def cpp_builds(runner):
             compiles(compiler, standard)
 
 
-WHEEL_LOCK = threading.Lock()
-
-
-def pip():
-    """A pip that can be used here: of a virtual environment under target/, else the interpreter's own."""
-    environment = TARGET / "venv"
-    python = environment / "bin/python"
-    # Scripts of the tests come here too, at the same time.
-    with open(TARGET / "venv.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not python.exists():
-            made = subprocess.run([sys.executable, "-m", "venv", str(environment)], capture_output=True)
-            if made.returncode != 0:
-                shutil.rmtree(environment, ignore_errors=True)
-                if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
-                    raise Skip("neither venv nor pip works here (Debian: apt-get install python3-venv)")
-                return [sys.executable, "-m", "pip"]
-    return [str(python), "-m", "pip"]
-
-
-def wheels(pins, wanted):
-    """The folder with those files of pinned wheels whose names match, fetched once, also when several processes want them."""
-    folder = TARGET / "wheels" / "-".join(pins).replace("==", "-")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with WHEEL_LOCK, open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            import zipfile
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            platforms = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_18_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
-            command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", *(f"--platform={platform}" for platform in platforms),
-                       "--dest", str(folder), *pins]
-            for attempt in (1, 2, 3):
-                fetched = subprocess.run(command, capture_output=True, text=True, timeout=900)
-                if fetched.returncode == 0:
-                    break
-            else:
-                raise Failure(f"$ {' '.join(command)}\n{fetched.stdout}{fetched.stderr}")
-            for wheel in folder.glob("*.whl"):
-                with zipfile.ZipFile(wheel) as archive:
-                    archive.extractall(folder, [name for name in archive.namelist() if re.search(wanted, name)])
-                wheel.unlink()
-            (folder / "complete").touch()
-    return folder
-
-
-def nccl_wheel(pin=NCCL_WHEEL):
-    """A release of NVIDIA's NCCL: include/nccl.h and lib/libnccl.so.2 in this folder."""
-    return wheels([pin], r"/include/nccl\.h$|/lib/libnccl\.so\.2$") / "nvidia/nccl"
-
-
-def cuda_headers():
-    return sorted(path for path in wheels(CUDA_WHEELS, "/include/").glob("nvidia/*/include"))
-
-
-def cmake():
-    """A cmake: the machine's, else a pinned one of the virtual environment, so that nothing outside target/ changes."""
-    found = shutil.which("cmake")
-    if found:
-        return found
-    own = TARGET / "venv/bin/cmake"
-    with WHEEL_LOCK, open(TARGET / "cmake.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not own.exists():
-            command = [*pip(), "install", "--quiet", CMAKE_WHEEL]
-            if not command[0].startswith(str(TARGET)):
-                raise Skip("no cmake, and no virtual environment to install it into")
-            run(command, timeout=600)
-    return str(own)
-
-
 def mine():
     """Processes whose program lies in this tree's target folder, by pid."""
     found = {}
@@ -386,6 +346,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-k", action="append", metavar="TEXT", help="only tests whose name contains this")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--pytest-jobs", type=int, default=3, help="how many Python tests at a time; most of them wait")
     parser.add_argument("--list", action="store_true", help="name the tests and stop")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -407,15 +368,17 @@ def main():
         for path in sorted((ROOT / "tests" / folder).glob(pattern)):
             c_cases(runner, path, is_c)
     for path in sorted((ROOT / "tests").glob("test_*.py")):
-        runner.add(f"tests/{path.name}", lambda path=path: script(path), has_another=True)
+        if is_script(path):
+            runner.add(f"tests/{path.name}", lambda path=path: script(path))
     examples(runner)
     runner.add("build exports and SONAME", exports)
     compile_headers(runner)
     cpp_builds(runner)
     if options.list:
-        print("\n".join(name for name, *_ in runner.cases))
-        return 0
+        print("\n".join(name for name, _ in runner.cases), flush=True)
+        return subprocess.run([*pytest_command(options), "--collect-only", "-q"], cwd=ROOT).returncode
     runner.run()
+    python_tests(runner, options)
     if not options.k:
         runner.one("nothing left behind", leftovers(shm_before))
     runner.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import run as suite
+from support import pinned
 from run import CC, CXX, RELEASE, ROOT, TARGET, Failure, Skip
 
 SCRATCH = suite.SCRATCH / "install"
@@ -35,7 +36,7 @@ def check(holds, message):
 
 
 def cmake(*arguments, **how):
-    return run(suite.cmake(), *arguments, **how)
+    return run(pinned.cmake(), *arguments, **how)
 
 
 def fresh(name):

@@ -20,6 +20,9 @@ SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests")) / "nccl-wheels"
 RELEASES = ["nvidia-nccl-cu12==2.18.3", "nvidia-nccl-cu12==2.22.3", "nvidia-nccl-cu12==2.27.7", "nvidia-nccl-cu13==2.32.3"]
 CC = [os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
 
+sys.path.insert(1, str(Path(__file__).resolve().parent))
+from support import pinned  # noqa: E402
+
 specification = importlib.util.spec_from_file_location("suite", ROOT / "tests/run.py")
 suite = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(suite)
@@ -66,7 +69,7 @@ def main():
     failed, left_out = [], []
     for pin in RELEASES:
         there = (suite.TARGET / "wheels" / pin.replace("==", "-") / "complete").exists()
-        if not (there or fetch or pin == suite.NCCL_WHEEL):
+        if not (there or fetch or pin == pinned.NCCL_WHEEL):
             left_out.append(pin)
             continue
         try:

@@ -26,6 +26,8 @@ from slurm import PROGRAMS, Slurm, free_ports
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+# tests/run.py imports the package tests/support.
+sys.path.insert(1, str(ROOT / "tests"))
 specification = importlib.util.spec_from_file_location("suite", ROOT / "tests/run.py")
 suite = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(suite)
