@@ -152,7 +152,7 @@ bare-root:
 RUNS ?= 600
 soak:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/soak/run.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
+	$(PYTHON) tests/soak.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
 
 pictures:
 	$(CARGO) build --release --quiet
