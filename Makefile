@@ -111,7 +111,7 @@ bench-mesh:
 # Instructions per call, under valgrind, against tests/instructions.json; `make test` does it too.
 instructions:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/test_instructions.py $(ARGS)
+	$(PYTHON) tests/instructions.py $(ARGS)
 
 # libFuzzer on what takes foreign bytes: FUZZ=frame (the store's frame decoder) or mesh_text; SECONDS=60. Needs no nightly toolchain.
 # What is found on the way goes into target/, not into the corpus that the tests replay.
@@ -156,7 +156,7 @@ soak:
 
 pictures:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/test_mesh_page.py --update
+	$(PYTHON) tests/mesh_page.py
 
 # Warnings are errors in both. doxygen is fetched once, pinned (docs/reference/build.py).
 docs:
