@@ -111,7 +111,7 @@ bench-mesh:
 # Instructions per call, under valgrind, against tests/instructions.json; `make test` does it too.
 instructions:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/test_instructions.py $(ARGS)
+	$(PYTHON) tests/instructions.py $(ARGS)
 
 # libFuzzer for SECONDS on one target: FUZZ=frame (the store's frame decoder) or FUZZ=mesh_text.
 # It starts from fuzz/corpus/TARGET.hex, and what widens its search stays in target/fuzz.
@@ -156,11 +156,11 @@ bare-root:
 RUNS ?= 600
 soak:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/soak/run.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
+	$(PYTHON) tests/soak.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
 
 pictures:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/test_mesh_page.py --update
+	$(PYTHON) tests/mesh_page.py
 
 # Warnings are errors in both. doxygen is fetched once, pinned (docs/reference/build.py).
 docs:

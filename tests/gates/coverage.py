@@ -14,7 +14,7 @@ TOOLS = SYSROOT / "lib/rustlib" / HOST / "bin"
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
 # What is not ours, and what tests others.
 OUTSIDE = r"/registry/|/rustc/|/rustlib/|/tests/|/tests\.rs$|/benches/|/examples/|build\.rs$"
-SCRIPTS = ["test_nccl.py", "test_mesh_page.py", "test_show_pictures.py"]
+TESTS = ["tests/test_nccl.py", "tests/test_mesh_page.py", "tests/test_show_pictures.py"]
 # A floor, well below the figure: that a change leaves much untested is noticed, a line more or less is not.
 LEAST = 85.0
 

@@ -73,10 +73,10 @@ def launch(ranks, *command, options=(), **how):
     return run(TOOL, "run", "-n", ranks, *options, "--", *command, **how)
 
 
-def marked(mark):
-    """The processes that carry this value of MARK, by pid."""
+def marked(mark, variable=MARK):
+    """The processes whose environment has this value of the variable, by pid."""
     found = {}
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{variable}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:

@@ -34,5 +34,5 @@ class Programs:
     def cpp(self, source, *flags, name=None, link=LINK):
         """A program from a C++ file of this tree, compiled as C++17 with these flags."""
         source = ROOT / source
-        command = [CXX, "-std=c++17", "-O1", "-g", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", *flags, source]
+        command = [CXX, "-std=c++17", "-O1", f"-I{ROOT}/include", f"-I{ROOT}/tests/c", *flags, source]
         return self.once(name or source.stem, lambda path: run(*command, *link, "-o", path))

@@ -3,45 +3,13 @@
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import time
-from pathlib import Path
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parents[2]))
-LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
-SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests"))
-TOOL = LIBRARY / "devicemesh"
-TAG = "DM_SOAK_JOB"
+from support.processes import environment
 
-
-def build(name="phases"):
-    """A program of tests/c/programs."""
-    SCRATCH.mkdir(parents=True, exist_ok=True)
-    program = SCRATCH / f"soak-{name}"
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-I", ROOT / "include", ROOT / f"tests/c/programs/{name}.c",
-                    f"-L{LIBRARY}", "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-pthread", "-o", program], check=True)
-    return program
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def marked(tag):
-    """Processes that carry a job's mark, by pid."""
-    found = {}
-    mark = f"{TAG}={tag}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found[int(entry.name)] = (entry / "comm").read_text().strip()
-            except OSError:
-                continue
-    return found
+# The variable by which the processes of one job are found.
+MARK = "LIBDEVICEMESH_JOB"
 
 
 class Rank:
@@ -50,10 +18,10 @@ class Rank:
     def __init__(self, number, process):
         self.number, self.process = number, process
         self.text, self.open = b"", True
-        self.phases = []          # (name, seconds)
-        self.dying = None         # seconds
-        self.error = None         # (status, seconds, message)
-        self.done = False
+        self.phases = []          # the phases that it announced: (name, moment in seconds)
+        self.dying = None         # the moment when it said that it dies
+        self.error = None         # (status, moment in seconds, message)
+        self.done = False         # whether it said that it came to the end
         self.other = []           # whatever else it wrote: each line is a failure
 
     def take(self, data):
@@ -76,7 +44,7 @@ class Rank:
             self.other.append(line)
 
     def phase(self, at=None):
-        """The last phase announced (before that moment), and when."""
+        """The last phase that the rank announced (until the moment `at`), and when."""
         known = [entry for entry in self.phases if at is None or entry[1] <= at]
         return known[-1] if known else ("start", 0.0)
 
@@ -85,17 +53,18 @@ class Rank:
 
 
 class Job:
-    """Ranks of one job. Leaves none behind when used as a context manager."""
+    """Ranks of one job. As a context manager it leaves none behind.
+
+    `held` are ranks that are not started yet; `die` is the value of DM_DIE, which phases.c explains."""
 
     def __init__(self, program, size, port, timeout_ms, rounds=0, die=None, held=(), file=None):
-        self.tag = f"{os.getpid()}-{time.monotonic_ns()}-{port}"
+        self.mark = f"{os.getpid()}-{time.monotonic_ns()}-{port}"
         self.program, self.size, self.port = program, size, port
-        self.environment = {TAG: self.tag, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                            "DM_ROUNDS": str(rounds), "DM_TIMEOUT_MS": str(timeout_ms)}
+        self.variables = {MARK: self.mark, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "DM_ROUNDS": rounds, "DM_TIMEOUT_MS": timeout_ms}
         if die:
-            self.environment["DM_DIE"] = die
+            self.variables["DM_DIE"] = die
         if file:
-            self.environment["DM_INIT"] = f"file://{file}"
+            self.variables["DM_INIT"] = f"file://{file}"
         self.selector = selectors.DefaultSelector()
         self.ranks = {}
         self.started = time.monotonic()
@@ -104,13 +73,13 @@ class Job:
                 self.start(number)
 
     def start(self, number):
-        environment = {**os.environ, **self.environment, "RANK": str(number), "LOCAL_RANK": str(number)}
-        process = subprocess.Popen([self.program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen([self.program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   env=environment(**self.variables, RANK=number, LOCAL_RANK=number))
         self.ranks[number] = Rank(number, process)
         self.selector.register(process.stdout, selectors.EVENT_READ, self.ranks[number])
 
     def pump(self, condition, until):
-        """Reads until the condition holds; False when the moment came first."""
+        """Reads what the ranks say until the condition holds. False when the moment `until` comes first."""
         while not condition():
             left = until - time.monotonic()
             if left <= 0:
@@ -125,7 +94,7 @@ class Job:
         return True
 
     def stacks(self, number):
-        """Where a rank hangs."""
+        """The stacks of a rank's threads, which show where it hangs."""
         pid = self.ranks[number].process.pid
         try:
             shown = subprocess.run(["gdb", "-p", str(pid), "-batch", "-nx", "-ex", "thread apply all bt 12"], capture_output=True, text=True, timeout=60).stdout

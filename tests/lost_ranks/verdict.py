@@ -4,7 +4,7 @@ import re
 
 # From the death to the error of each survivor.
 NOTICE = 2.0
-# A stopped rank still exists: only the deadline tells. A call may take its timeout, 10 % and 250 ms; the rest is for a machine whose processors others use.
+# A stopped rank still exists, so only the deadline tells. A call may take its timeout, 10 % and 250 ms. STARVATION is for a machine whose processors others use.
 STOP_SHARE, STOP_EXTRA, STARVATION = 1.1, 0.25, 0.5
 # From its error to the end of a survivor that aborts and frees what it has.
 LEAVE = 2.0
@@ -37,7 +37,7 @@ ALLOWED = {
 
 
 def named(message):
-    """The world ranks that a message blames: not the one that reports, and not the numbers inside a communicator."""
+    """The world ranks that a message blames. The rank that reports is not among them, nor are the numbers inside a communicator."""
     message = re.sub(r"^(rank \d+ failed in dm_\w+\(.*?\): )+", "", message)
     message = re.sub(r"\(rank \d+ of .*", "", message)
     ranks = set()
@@ -50,7 +50,7 @@ def named(message):
 
 
 def judge(job, death, moment, absent):
-    """Complaints about the survivors of a job, and the slowest notice in seconds. absent: the lost rank may not have reached the store."""
+    """Complaints about the survivors of a job, and the slowest notice in seconds. `absent`: whether the lost rank may not have reached the store."""
     complaints, slowest, victim = [], 0.0, death.victim
     timeout = death.timeout_ms() / 1000
     lost = STOPPED if death.how == "stop" else ENDED

@@ -6,10 +6,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job import SCRATCH, Job, free_port, marked
-from verdict import LEAVE, NOTICE, STARVATION, STOP_EXTRA, STOP_SHARE, judge
+from support.processes import marked
 
-# For jobs in which nothing may depend on the deadline, and for those in which only the deadline can tell.
+from .job import MARK, Job
+from .verdict import LEAVE, NOTICE, STARVATION, STOP_EXTRA, STOP_SHARE, judge
+
+# The timeout of a job in which nothing may depend on it, and of one in which only the deadline can tell.
 LONG_MS, SHORT_MS = 30_000, 3_000
 # How long a healthy job may take for one step here, on a busy machine.
 PATIENCE = 30.0
@@ -18,16 +20,16 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 @dataclass
 class Death:
-    size: int
-    victim: int
-    how: str                      # kill, stop, exit
-    phase: str                    # that the victim has announced
-    delay: float = -1.0           # seconds after that; negative: before the phase's first call
-    outside: bool = False         # the signal comes from outside
-    occurrence: int = 1           # of the phase, when it comes from outside
-    absent: int = -1              # this rank is never started; the victim waits for it when it dies
-    file: bool = False            # the ranks meet in a file; else rank 0 serves the store
-    short_ms: int = SHORT_MS
+    size: int                     # how many ranks the job has
+    victim: int                   # the rank that is lost
+    how: str                      # kill (SIGKILL), stop (SIGSTOP) or exit
+    phase: str                    # the phase of phases.c in which it is lost
+    delay: float = -1.0           # seconds after the rank has announced the phase; negative: before the phase's first call
+    outside: bool = False         # whether another process sends the signal
+    occurrence: int = 1           # how often the phase is announced before that, when the signal comes from outside
+    absent: int = -1              # a rank that is never started; the victim waits for it when it is lost
+    file: bool = False            # whether the ranks meet in a file; otherwise rank 0 serves the store
+    short_ms: int = SHORT_MS      # the timeout where only the deadline can tell
 
     def timeout_ms(self):
         waits_for_deadline = self.how == "stop" or (self.phase == "join" and self.absent < 0)
@@ -44,10 +46,10 @@ class Death:
 @dataclass
 class Outcome:
     complaints: list = field(default_factory=list)
-    notice: float = 0.0           # the slowest survivor's, seconds from the death or from its own call
-    phase: str = ""               # the last that the victim announced
+    notice: float = 0.0           # seconds from the death, or from a survivor's own later call, to the last survivor's error
+    phase: str = ""               # the last phase that the victim announced
     again: float = 0.0            # seconds that the next job on the same port took
-    survivors: int = 0
+    survivors: int = 0            # how many ranks had to notice the death
 
 
 def waits_in_the_store(job, number):
@@ -65,7 +67,7 @@ def waits_in_the_store(job, number):
 
 
 def strike(job, death):
-    """Brings the death about; gives its moment, or None with a complaint."""
+    """Lets the rank be lost. Gives the moment, or None and a complaint."""
     victim = job.ranks[death.victim]
     others = [rank for rank in job.ranks.values() if rank is not victim]
     until = time.monotonic() + PATIENCE
@@ -125,7 +127,7 @@ def watch(job, death, moment, outcome):
 
 
 def start_again(program, death, port, file, outcome):
-    """A new job on the same port (or with the file that the lost one has left), all phases."""
+    """A new job goes through all phases on the same port, or with the file that the lost job has left."""
     began = time.monotonic()
     with Job(program, death.size, port, LONG_MS, rounds=1, file=file) as job:
         job.pump(lambda: not any(rank.open for rank in job.ranks.values()), began + PATIENCE)
@@ -139,17 +141,15 @@ def start_again(program, death, port, file, outcome):
     outcome.again = time.monotonic() - began
 
 
-def suffer(program, death, again=True):
-    """Runs one death and judges everything about it."""
+def suffer(program, death, port, folder, again=True):
+    """Runs one death and judges everything about it. `again`: whether a new job follows."""
     outcome = Outcome()
-    shm = set(os.listdir("/dev/shm"))
-    port = free_port()
     inside = None
     if not death.outside:
         inside = f"{death.victim}:{death.phase}:{death.how}" + (f":{int(1e6 * death.delay)}" if death.delay >= 0 else "")
     rounds = 1 if death.phase == "free" else 0
     held = [death.absent] if death.absent >= 0 else []
-    file = SCRATCH / f"store-{os.getpid()}-{port}" if death.file else None
+    file = folder / "store" if death.file else None
     with Job(program, death.size, port, death.timeout_ms(), rounds=rounds, die=inside, held=held, file=file) as job:
         moment, complaint = strike(job, death)
         if moment is None:
@@ -163,23 +163,14 @@ def suffer(program, death, again=True):
         victim = job.ranks[death.victim]
         outcome.phase = victim.phase(moment)[0]
         outcome.survivors = len(job.ranks) - 1
-        if still:
-            for number in still:
-                del job.ranks[number]  # said already
+        for number in still:
+            del job.ranks[number]  # `watch` has complained about it
         maybe_absent = death.absent < 0 and outcome.phase in ("start", "join")
         complaints, outcome.notice = judge(job, death, moment, maybe_absent)
         outcome.complaints += complaints
-        left = marked(job.tag)
+        left = marked(job.mark, MARK)
     if left:
         outcome.complaints.append(f"still running: {left}")
-    until = time.monotonic() + 1
-    while set(os.listdir("/dev/shm")) - shm:
-        if time.monotonic() > until:
-            outcome.complaints.append(f"left in /dev/shm: {sorted(set(os.listdir('/dev/shm')) - shm)}")
-            break
-        time.sleep(0.05)
     if again:
         start_again(program, death, port, file, outcome)
-    if file:
-        file.unlink(missing_ok=True)
     return outcome
