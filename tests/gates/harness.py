@@ -1,4 +1,4 @@
-"""What the gates share: tests/run.py's way to run a command and read a test's first comments, and the C and C++ tests run in another way than there."""
+"""What the gates share: components of the toolchain, planted defects, and a run of the programs in tests/c and tests/cpp."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from run import CC, CXX, ROOT, SKIPPED, STRICT, TARGET, Failure, Skip, comments, run  # noqa: E402,F401
+from parts.base import CC, CXX, ROOT, STRICT, TARGET, Failure, Skip, comments, run  # noqa: E402,F401
 
 PLANTED = ROOT / "tests/gates/planted"
 HOST = next(line.split()[1] for line in subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout.splitlines()

@@ -9,7 +9,6 @@ deadline. The last line is "N passed, N failed, N skipped"; a run of all cases w
 import argparse
 import contextlib
 import datetime
-import importlib.util
 import os
 import platform
 import re
@@ -26,11 +25,9 @@ from slurm import PROGRAMS, Slurm, free_ports
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-# tests/run.py imports the package tests/support.
 sys.path.insert(1, str(ROOT / "tests"))
-specification = importlib.util.spec_from_file_location("suite", ROOT / "tests/run.py")
-suite = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(suite)
+from parts import base as suite  # noqa: E402
+
 Failure, Skip, run = suite.Failure, suite.Skip, suite.run
 
 SCRATCH = ROOT / "target/interop"
