@@ -17,33 +17,12 @@ DATADIR    ?= $(PREFIX)/share
 MANDIR     ?= $(DATADIR)/man
 
 help:
-	@echo "make demo    build everything and train the example on eight processes"
-	@echo "make test    run every test (ARGS='-k name' for some)"
-	@echo "make test-nccl  four releases of the real NCCL through the loader (fetches 1.1 GB)"
-	@echo "make gates   sanitizers, valgrind, coverage and fuzzing (ARGS='asan tsan' for some; minutes each)"
-	@echo "make bare-root  README's commands in a bare Debian 13 (root, debootstrap; ARGS='--tests \"-k name\"' for some tests)"
-	@echo "make deny    cargo-deny: advisories (needs RustSec's database), licences, sources (DENY='licenses bans sources' for what needs no network)"
-	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
-	@echo "make build   the libraries, the tool and the examples"
-	@echo "make install   libraries, headers, tool, CMake package and .pc files into PREFIX (/usr/local); make uninstall removes them"
-	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
-	@echo "make check   formatting, lints, header drift, C and C++ builds"
-	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
-	@echo "make jax     the XLA handlers of the JAX package (fetches jaxlib's headers once)"
-	@echo "make pictures  draw docs/pictures and the outputs in docs/mesh.md anew"
-	@echo "make docs    the Rust documentation and the C and C++ reference, in target/doc"
-	@echo "make guide   the programs of docs/guide"
-	@echo "make header  regenerate include/devicemesh.h from src/ffi"
-	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
-	@echo "make bench   our start and collectives beside Gloo, MPICH, Open MPI and PyTorch, in turn (ARGS='--case collectives --ranks 2,8 --sizes 4,64M')"
-	@echo "make bench-peers  fetch what make bench compares with: by apt as root, PyTorch by pip under target/"
-	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
-	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
-	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
-	@echo "make fuzz-abi fuzz the C ABI, under AddressSanitizer (SECONDS=60)"
-	@echo "make abi-record  record the C ABI as that of a release (tests/compatibility/records)"
-	@echo "make fuzz-all  every fuzz target (SECONDS=60 each)"
-	@echo "make clean   remove target/"
+	@echo "make demo      build everything and train the example on eight processes"
+	@echo "make test      every part once, in some minutes (ARGS='-k name' for some tests)"
+	@echo "make test-all  every test"
+	@echo "make check     formatting, lints, documentation, drift of the header, imports"
+	@echo "make install   the library, headers and tool into PREFIX (/usr/local)"
+	@echo "CONTRIBUTING.md has the others: benchmarks, sanitizers, fuzzing, bindings, pages."
 
 build: examples
 	$(CARGO) build --release --quiet
@@ -51,8 +30,13 @@ build: examples
 demo: build
 	$(RELEASE)/devicemesh run -n 8 -- $(EXAMPLES)/hsdp_tp --check
 
+# `make test-rest` is what `make test-all` has beyond `make test`.
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+test-all:
+	$(PYTHON) tests/run.py --all $(ARGS)
+test-rest:
+	$(PYTHON) tests/run.py --rest $(ARGS)
 
 # One script for both, so that what is installed is what is removed. Installing builds only what is not built yet: `make build`, then `sudo make install`.
 install: $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh
@@ -88,7 +72,7 @@ check:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 	$(CARGO) test --quiet --test header
-	$(PYTHON) tests/run.py -k build
+	$(if $(wildcard tests/imports.py),$(PYTHON) tests/imports.py)
 
 # Ours and the peers in turn; cases start, idle, collectives, mesh, store (benches/peers/bench.py --help).
 bench:
@@ -142,13 +126,22 @@ target/tools/bin/cargo-fuzz:
 gates:
 	$(PYTHON) tests/gates/run.py --seconds $(SECONDS) $(ARGS)
 
-# Two to ten minutes to build cargo-deny, once. Its advisories are fetched from GitHub (deny.toml's db-urls names another place).
+# What Cargo.lock holds: deny.toml says what may be there, and cargo-machete finds what no source uses.
+# The two tools are those on the PATH, or are built once in target/tools, unoptimised, which takes
+# some minutes. Advisories come from GitHub; DENY='licenses bans sources' needs no GitHub.
 DENY ?= advisories licenses bans sources
-deny: target/tools/bin/cargo-deny
-	target/tools/bin/cargo-deny --locked check $(DENY)
+DENY_TOOL = $(or $(shell command -v cargo-deny),target/tools/bin/cargo-deny)
+MACHETE = $(or $(shell command -v cargo-machete),target/tools/bin/cargo-machete)
+TOOL_INSTALL = CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --debug --locked --root target/tools
+deny: $(DENY_TOOL) $(MACHETE)
+	$(DENY_TOOL) --locked check $(DENY)
+	$(MACHETE) --skip-target-dir
 
 target/tools/bin/cargo-deny:
-	$(CARGO) install --quiet --root target/tools --version 0.18.3 --locked cargo-deny
+	$(TOOL_INSTALL) --version 0.18.3 --no-default-features cargo-deny
+
+target/tools/bin/cargo-machete:
+	$(TOOL_INSTALL) --version 0.7.0 cargo-machete
 
 bare-root:
 	$(PYTHON) tests/bare_root.py $(ARGS)
@@ -208,4 +201,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root
+.PHONY: help build docs guide demo test test-all test-rest test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root

@@ -127,6 +127,13 @@ def pytest_command(options):
     return [str(pytest_python()), "-m", "pytest", *names, *files]
 
 
+def fetch_ahead(options):
+    """Starts fetching what the Python tests need, while cargo builds. A test that needs it waits for it, by a lock."""
+    if not options.k:
+        python = pytest_python()
+        subprocess.Popen([python, "-m", "support.jax"], cwd=ROOT / "tests", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def python_tests(runner, options):
     """Runs the Python tests, those marked `alone` after the others, and counts their cases."""
     level = {"quick": " and not long", "rest": " and long", "all": ""}[runner.level]
@@ -206,6 +213,7 @@ def main():
         return subprocess.run([*pytest_command(options), "--collect-only", "-q"], cwd=ROOT).returncode
 
     print("building", flush=True)
+    fetch_ahead(options)
     subprocess.run(["cargo", "build", "--release", "--quiet"], check=True)
     if has_rust:
         runner.one("build the Rust tests", build_rust)
