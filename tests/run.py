@@ -23,9 +23,7 @@ each case of pytest.
 """
 
 import argparse
-import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -35,7 +33,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from parts import headers, programs, rust
-from parts.base import CC, CXX, RELEASE, ROOT, SCRATCH, STRICT, TARGET, Failure, Skip, comments, run  # noqa: F401
+from parts.base import CC, CXX, RELEASE, ROOT, SCRATCH, TARGET, Failure, Skip, run
+from parts.python import pytest_python
 
 # Seconds for a part of many cases, each of which has a limit of its own.
 PART_DEADLINE = 1800
@@ -105,21 +104,6 @@ def is_script(path):
     return '__name__ == "__main__"' in path.read_text()
 
 
-def pytest_python():
-    """The interpreter of target/pytest-venv, where what tests/requirements.txt pins is installed once."""
-    folder = TARGET / "pytest-venv"
-    wanted = (ROOT / "tests/requirements.txt").read_text()
-    complete = folder / "requirements.txt"
-    with open(TARGET / "pytest-venv.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not complete.exists() or complete.read_text() != wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-            run([sys.executable, "-m", "venv", folder])
-            run([folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", "tests/requirements.txt"], timeout=600)
-            complete.write_text(wanted)
-    return folder / "bin/python"
-
-
 def pytest_command(options):
     """pytest on the Python tests, by the names that the runner's -k selects."""
     files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py")) if not is_script(path)]
@@ -138,7 +122,7 @@ def python_tests(runner, options):
     """Runs the Python tests, those marked `alone` after the others, and counts their cases."""
     level = {"quick": " and not long", "rest": " and long", "all": ""}[runner.level]
     environment = {**os.environ, "DM_LIB_DIR": str(RELEASE), "CC": CC, "CXX": CXX}
-    for what, arguments in (("beside each other", ["-m", f"not alone{level}", "-n", str(options.pytest_jobs), "--dist", "worksteal"]), ("alone", ["-m", f"alone{level}"])):
+    for what, arguments in (("beside each other", ["-m", f"not alone{level}", "-n", str(options.pytest_jobs), "--dist", "loadgroup"]), ("alone", ["-m", f"alone{level}"])):
         print(f"---- tests/test_*.py, {what}", flush=True)
         report = SCRATCH / f"pytest-{os.getpid()}.xml"
         # As a part of this group, so that Ctrl-C reaches it.

