@@ -20,7 +20,7 @@ from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
 PACKAGE = ROOT / "bindings/go"
 FOLDER = TARGET / "go"
 GO = "1.27.3"
-# The toolchain compiles Go's own library once, and a third time for the race detector.
+# The toolchain compiles Go's own library once, and once more for the race detector.
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -67,17 +67,20 @@ def go():
 
 
 @pytest.fixture(scope="session")
-def race(go, tmp_path_factory):
+def race(go, programs):
     """-race where the detector can be linked and started here (it wants its usual address space), else nothing."""
-    probe = tmp_path_factory.mktemp("probe")
-    (probe / "go.mod").write_text("module probe\n\ngo 1.24\n")
-    (probe / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
-    try:
-        run(go, "run", "-race", ".", cwd=probe)
-    except AssertionError as refused:
-        print(f"without the race detector:\n{refused}")
-        return []
-    return ["-race"]
+    def probe(answer):
+        folder = programs.folder / "race-probe"
+        folder.mkdir()
+        (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
+        (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
+        try:
+            run(go, "run", "-race", ".", cwd=folder)
+            answer.write_text("-race")
+        except AssertionError as refused:
+            print(f"without the race detector:\n{refused}")
+            answer.write_text("")
+    return programs.once("race", probe).read_text().split()
 
 
 def test_style(go):
@@ -87,11 +90,9 @@ def test_style(go):
 
 
 @pytest.fixture(scope="session")
-def tests(go, race, tmp_path_factory):
+def tests(go, race, programs):
     """The package's tests as a program."""
-    program = tmp_path_factory.mktemp("go") / "devicemesh.test"
-    run(go, "test", *race, "-c", "-o", program, ".")
-    return program
+    return programs.once("devicemesh.test", lambda path: run(go, "test", *race, "-c", "-o", path, "."))
 
 
 def library():
