@@ -60,9 +60,8 @@ target/jax/libdevicemesh_jax.so: bindings/jax/src/handlers.cpp bindings/jax/buil
 
 # NVIDIA's own NCCL, four releases (1.1 GB, fetched once), and the recorder in its place.
 test-nccl:
-	$(CARGO) build --release --quiet
-	$(PYTHON) tests/test_nccl.py
-	$(PYTHON) tests/test_nccl_wheels.py --fetch
+	$(PYTHON) tests/nccl_wheels.py --fetch
+	$(PYTHON) tests/run.py -k tests/test_nccl
 
 interop:
 	$(PYTHON) tests/interop/run.py $(ARGS)

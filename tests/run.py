@@ -122,7 +122,7 @@ def python_tests(runner, options):
     """Runs the Python tests, those marked `alone` after the others, and counts their cases."""
     level = {"quick": " and not long", "rest": " and long", "all": ""}[runner.level]
     environment = {**os.environ, "DM_LIB_DIR": str(RELEASE), "CC": CC, "CXX": CXX}
-    for what, arguments in (("beside each other", ["-m", f"not alone{level}", "-n", str(options.pytest_jobs), "--dist", "loadgroup"]), ("alone", ["-m", f"alone{level}"])):
+    for what, arguments in (("beside each other", ["-m", f"not alone{level}", "-n", str(options.pytest_jobs), "--dist", "worksteal"]), ("alone", ["-m", f"alone{level}"])):
         print(f"---- tests/test_*.py, {what}", flush=True)
         report = SCRATCH / f"pytest-{os.getpid()}.xml"
         # As a part of this group, so that Ctrl-C reaches it.

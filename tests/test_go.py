@@ -20,8 +20,8 @@ from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
 PACKAGE = ROOT / "bindings/go"
 FOLDER = TARGET / "go"
 GO = "1.27.3"
-# Go compiles its own library first, once in one process (xdist_group).
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("go")]
+# The toolchain compiles Go's own library once, and once more for the race detector.
+pytestmark = pytest.mark.timeout(900)
 
 
 def run(*command, cwd=PACKAGE, timeout=600, **variables):
@@ -73,15 +73,13 @@ def test_style(go):
 
 
 @pytest.fixture(scope="session")
-def tests(go, tmp_path_factory):
+def tests(go, programs):
     """The package's tests as a program."""
-    program = tmp_path_factory.mktemp("go") / "devicemesh.test"
-    run(go, "test", "-c", "-o", program, ".")
-    return program
+    return programs.once("devicemesh.test", lambda path: run(go, "test", "-c", "-o", path, "."))
 
 
 @pytest.fixture(scope="session")
-def tests_with_race(go, tmp_path_factory):
+def tests_with_race(go, programs, tmp_path_factory):
     """The same program with the race detector, where that can be linked and started: it wants its usual address space."""
     folder = tmp_path_factory.mktemp("race")
     (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
@@ -90,8 +88,7 @@ def tests_with_race(go, tmp_path_factory):
         run(go, "run", "-race", ".", cwd=folder)
     except AssertionError as refused:
         pytest.skip(f"no race detector here: {refused}")
-    run(go, "test", "-race", "-c", "-o", folder / "devicemesh.test", ".")
-    return folder / "devicemesh.test"
+    return programs.once("devicemesh-race.test", lambda path: run(go, "test", "-race", "-c", "-o", path, "."))
 
 
 def library():

@@ -21,7 +21,6 @@ ONE_OF_EACH = ["all_reduce", "all_gather tiled", "reduce_scatter", "all_to_all t
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 # A busy machine compiles a hundred programs.
 LIMIT = 900
-pytestmark = pytest.mark.xdist_group("jax")
 
 
 @pytest.fixture(scope="session")
