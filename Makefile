@@ -1,14 +1,16 @@
-# libdevicemesh: what people type. Needs cargo, cc, c++, make and python3; everything else is fetched under target/.
+# The commands of libdevicemesh. They need cargo, cc, c++, make and python3, and fetch everything else
+# into target/.
 CARGO  ?= cargo
 PYTHON ?= python3
 CXX    ?= c++
-# Where cargo puts what it builds: CARGO_TARGET_DIR and CARGO_BUILD_TARGET are its own variables.
+# The folder where cargo puts what it builds. CARGO_TARGET_DIR and CARGO_BUILD_TARGET are cargo's own
+# variables.
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 RELEASE = $(TARGET)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
 EXAMPLES = $(TARGET)/examples
 LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$(abspath $(RELEASE))'
 
-# `make install`: GNU's variables, in capitals. DESTDIR goes before all of them.
+# The folders of `make install` are GNU's variables, in capitals. DESTDIR goes before all of them.
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
@@ -38,27 +40,29 @@ test-all:
 test-rest:
 	$(PYTHON) tests/run.py --rest $(ARGS)
 
-# One script for both, so that what is installed is what is removed. Installing builds only what is not built yet: `make build`, then `sudo make install`.
+# One script serves both, so `make uninstall` removes exactly what `make install` installed. Installing
+# builds only what is not built yet, so `make build` and then `sudo make install` builds nothing as root.
 install: $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh
 install uninstall:
 	@RELEASE='$(RELEASE)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' INCLUDEDIR='$(INCLUDEDIR)' BINDIR='$(BINDIR)' \
 		DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' sh packaging/install.sh $@
 
-# The ABI that later versions are held to; for a release (CONTRIBUTING.md). Needs abidw (Debian: apt-get install abigail-tools).
+# Records the C ABI of a release, which later versions must keep (CONTRIBUTING.md). It needs abidw
+# (Debian: apt-get install abigail-tools).
 abi-record:
 	$(PYTHON) tests/compatibility/record.py
 
-# A wheel for every Python 3; its tag says the oldest glibc that it runs on.
+# The wheel is for every Python 3. Its tag says the oldest glibc that it runs on.
 wheel:
 	@mkdir -p target/wheelhouse
 	$(PYTHON) bindings/python/build_wheel.py target/wheelhouse
 
-# The handlers of bindings/jax, against the FFI headers of an old jaxlib; needs pip.
+# The handlers of bindings/jax are built against the FFI headers of an old jaxlib, which pip fetches.
 jax: target/jax/libdevicemesh_jax.so
 target/jax/libdevicemesh_jax.so: bindings/jax/src/handlers.cpp bindings/jax/build_handlers.py include/devicemesh.h
 	$(PYTHON) bindings/jax/build_handlers.py $@
 
-# NVIDIA's own NCCL, four releases (1.1 GB, fetched once), and the recorder in its place.
+# Tests with a recorder in NCCL's place, and with four releases of NVIDIA's own (1.1 GB, fetched once).
 test-nccl:
 	$(PYTHON) tests/nccl_wheels.py --fetch
 	$(PYTHON) tests/run.py -k tests/test_nccl
@@ -73,25 +77,28 @@ check:
 	$(CARGO) test --quiet --test header
 	$(if $(wildcard tests/imports.py),$(PYTHON) tests/imports.py)
 
-# Ours and the peers in turn; cases start, idle, collectives, mesh, store (benches/peers/bench.py --help).
+# Measures ours and the peers in turn (benches/peers/bench.py --help names the cases).
 bench:
 	$(CARGO) build --release --quiet
 	$(PYTHON) benches/peers/bench.py $(ARGS)
 
-# PyTorch is that of `make interop`, or DM_BENCH_PYTHON names an interpreter that has it.
+# The peers are fetched. PyTorch is that of `make interop`, unless DM_BENCH_PYTHON names an
+# interpreter that has it.
 bench-peers:
 	apt-get install -y --no-install-recommends libgloo-dev mpich libmpich-dev openmpi-bin libopenmpi-dev
 	cd benches && $(PYTHON) -c 'import sys, common; sys.exit(common.interpreter() is None)'
 
-# A simulated start of 1,000 and 10,000 ranks on our store and PyTorch's, in turn.
+# Simulates a start of 1,000 and 10,000 ranks on our store and on PyTorch's, in turn.
 bench-store:
 	$(PYTHON) benches/store_start.py $(ARGS)
 
-# A mesh's calls through the C ABI and PyTorch's, in turn (DM_BENCH_PYTHON names an interpreter that has it).
+# Measures a mesh's calls through the C ABI and PyTorch's, in turn (DM_BENCH_PYTHON names an
+# interpreter that has PyTorch).
 bench-mesh:
 	$(PYTHON) benches/mesh.py $(ARGS)
 
-# Instructions per call, under valgrind, against tests/instructions.json; `make test` does it too.
+# Counts instructions per call under valgrind and compares them with tests/instructions.json, as
+# `make test` does.
 instructions:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/instructions.py $(ARGS)
@@ -114,14 +121,14 @@ fuzz-abi: target/tools/bin/cargo-fuzz
 	@$(PYTHON) fuzz/corpus.py unpack abi target/fuzz/seeds-abi
 	RUSTC_BOOTSTRAP=1 $(FUZZ_RUN) -s address abi target/fuzz/corpus-abi target/fuzz/seeds-abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
 
-# The three targets, one after the other.
+# Runs the three fuzz targets, one after the other.
 fuzz-all:
 	$(PYTHON) tests/gates/run.py fuzz --seconds $(SECONDS)
 
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
 
-# Each looks at the same library in another way, and proves first that it finds what is planted; tests/gates/run.py --help names them.
+# Sanitizers, valgrind, coverage and fuzzing (tests/gates/run.py --help).
 gates:
 	$(PYTHON) tests/gates/run.py --seconds $(SECONDS) $(ARGS)
 
@@ -140,7 +147,7 @@ target/tools/bin/cargo-deny:
 	$(TOOL_INSTALL) --version 0.18.3 --no-default-features cargo-deny
 
 target/tools/bin/cargo-machete:
-	$(TOOL_INSTALL) --version 0.7.0 cargo-machete
+	$(TOOL_INSTALL) --version 0.9.2 cargo-machete
 
 bare-root:
 	$(PYTHON) tests/bare_root.py $(ARGS)
@@ -154,7 +161,8 @@ pictures:
 	$(CARGO) build --release --quiet
 	$(PYTHON) tests/mesh_page.py
 
-# Warnings are errors in both. doxygen is fetched once, pinned (docs/reference/build.py).
+# The Rust documentation, and the C and C++ reference by doxygen, which is fetched once, pinned
+# (docs/reference/build.py). Warnings are errors in both.
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 	@echo $(CURDIR)/target/doc/devicemesh/index.html
@@ -165,7 +173,8 @@ header:
 
 examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
 
-# cargo decides what is built anew; its files are not touched, as it goes by their times.
+# make only decides whether to call cargo, and cargo decides what to build. No rule touches cargo's
+# files, because cargo goes by their times.
 CORE = $(shell find src hostccl/src -name '*.rs' -not -path 'src/bin/*') Cargo.toml build.rs
 $(RELEASE)/libdevicemesh.so: $(CORE)
 $(RELEASE)/libhostccl.so: $(shell find hostccl -name '*.rs') Cargo.toml
@@ -184,7 +193,7 @@ $(EXAMPLES)/guide/%: examples/guide/%.c $(wildcard include/*.h) $(RELEASE)/libde
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 -Wall -Wextra $< $(LINK) -o $@
 
-# For a GPU; building it needs nothing of CUDA (examples/device_cuda.h).
+# The example for a GPU. Building it needs nothing of CUDA (examples/device_cuda.h).
 $(EXAMPLES)/hsdp_tp_cuda: examples/hsdp_tp.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
 	@mkdir -p $(EXAMPLES)
 	$(CXX) -std=c++17 -O3 -Wall -Wextra -DDM_EXAMPLE_CUDA -DDM_EXAMPLE_DATA='"$(CURDIR)/examples/data/digits.csv"' $< $(LINK) -ldl -o $@
