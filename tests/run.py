@@ -174,7 +174,7 @@ def main():
     parser.add_argument("-k", action="append", metavar="TEXT", help="only tests whose name contains this")
     parser.add_argument("--all", action="store_true", help="the long cases too")
     parser.add_argument("--rest", action="store_true", help="only the long cases")
-    parser.add_argument("--jobs", type=int, default=3, help="how many cases at a time; many of them wait")
+    parser.add_argument("--jobs", type=int, default=4, help="how many cases at a time; most of them wait")
     parser.add_argument("--pytest-jobs", type=int, default=3, help="how many Python tests at a time; most of them wait")
     parser.add_argument("--list", action="store_true", help="name the tests and stop")
     options = parser.parse_args()
