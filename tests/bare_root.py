@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs README's commands on this commit in a bare Debian 13 (`make bare-root`). It needs root, debootstrap and a network.
+"""Runs README's commands on this commit in a bare Debian 13 (`make bare-root`). It needs root,
+debootstrap and a network.
 
 debootstrap makes the root file system, with the packages that README names and no others. Debian 13
 has Rust 1.85, the oldest that is promised, so this also shows that the project builds with it.
@@ -23,8 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "target/bare-root"
-# README names cargo (Rust 1.85 or later), a C and C++ compiler, make and Python 3. A minimal root lacks
-# certificates too.
+# README names cargo (Rust 1.85 or later), a C and C++ compiler, make and Python 3. A minimal root
+# lacks certificates too.
 PACKAGES = ["cargo", "gcc", "g++", "make", "python3", "ca-certificates"]
 # Tests that need these are skipped where they are missing.
 WISHED = ["python3-venv"]
@@ -53,7 +54,8 @@ def pristine(suite):
 
 
 def settings():
-    """The variables by which programs reach the network from here: proxies, and a certificate authority."""
+    """The variables by which programs reach the network from here: proxies, and a certificate
+    authority."""
     names = {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "CARGO_HTTP_CAINFO"}
     return {name: value for name, value in os.environ.items() if name.upper() in names}
 
@@ -93,7 +95,8 @@ def in_root(options):
 
 
 def in_clone(options, why):
-    """Runs the commands in a clone, with an empty home and an environment that names only the toolchain."""
+    """Runs the commands in a clone, with an empty home and an environment that names only the
+    toolchain."""
     work = FOLDER / "clone"
     shutil.rmtree(work, ignore_errors=True)
     (work / "home").mkdir(parents=True)

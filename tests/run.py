@@ -54,7 +54,8 @@ class Runner:
         self.cases = []
 
     def add(self, name, body, is_long=False):
-        """Adds a case if the command line selects it. `body()` raises Failure or Skip, or returns how many tests it ran (None: one)."""
+        """Adds a case if the command line selects it. `body()` raises Failure or Skip, or returns
+        how many tests it ran (None: one)."""
         selected = any(part in name for part in self.options.k) if self.options.k else self.level in ("all", "rest" if is_long else "quick")
         if selected:
             self.cases.append((name, body))
@@ -90,7 +91,8 @@ class Runner:
 
 
 def script(path):
-    """One of tests/test_*.py that pytest does not run yet. Exit code 77: it could not run here; its last line says why."""
+    """One of tests/test_*.py that pytest does not run yet. Exit code 77: it could not run here; its
+    last line says why."""
     environment = {"DM_ROOT": str(ROOT), "DM_LIB_DIR": str(RELEASE), "DM_TMP": str(SCRATCH), "CC": CC, "CXX": CXX}
     try:
         run([sys.executable, path], env=environment, timeout=PART_DEADLINE)
@@ -112,7 +114,8 @@ def pytest_command(options):
 
 
 def fetch_ahead(options):
-    """Starts fetching what the Python tests need, while cargo builds. A test that needs it waits for it, by a lock."""
+    """Starts fetching what the Python tests need, while cargo builds. A test that needs it waits
+    for it, by a lock."""
     if not options.k:
         python = pytest_python()
         subprocess.Popen([python, "-m", "support.jax"], cwd=ROOT / "tests", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

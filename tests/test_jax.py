@@ -43,7 +43,8 @@ def on_ranks(count, *command, **more):
 
 
 def unit_tests(python, ranks, names, folder):
-    """Runs the tests of these names on every rank, all in one process, and returns how many there were."""
+    """Runs the tests of these names on every rank, all in one process, and returns how many there
+    were."""
     output = on_ranks(ranks, python, "-m", "unittest", *(f"-k={name}" for name in names), *MODULES, **compiled_in(folder))
     counts = [int(count) for count in re.findall(r"^\[rank \d+\] Ran (\d+) tests", output, re.M)]
     assert len(counts) == ranks and len(set(counts)) == 1, output
@@ -93,10 +94,12 @@ def test_types():
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT)
 def test_the_wheel_trains_the_example(tmp_path):
-    """The wheel, unpacked elsewhere, finds its handlers, for any Python of this platform; examples/jax_dp.py trains with it."""
+    """The wheel, unpacked elsewhere, finds its handlers, for any Python of this platform;
+    examples/jax_dp.py trains with it."""
     python = prepared(tools=True)
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    # The build backend is in the environment, which saves fetching it; the headers are those that were fetched.
+    # The build backend is in the environment, which saves fetching it; the headers are those that
+    # were fetched.
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, PACKAGE, cwd=tmp_path, timeout=LIMIT)
     (made,) = tmp_path.glob("*.whl")
     machine = re.sub(r"[-.]", "_", sysconfig.get_platform())

@@ -1,4 +1,5 @@
-"""Runs every fuzz target for some time from its corpus. The target `abi` runs under AddressSanitizer (see the Makefile)."""
+"""Runs every fuzz target for some time from its corpus. The target `abi` runs under
+AddressSanitizer (see the Makefile)."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""What the gates share: components of the toolchain, planted defects, and a run of the programs in tests/c and tests/cpp."""
+"""What the gates share: components of the toolchain, planted defects, and a run of the programs in
+tests/c and tests/cpp."""
 
 import os
 import subprocess
@@ -16,7 +17,8 @@ SYSROOT = Path(subprocess.run(["rustc", "--print", "sysroot"], check=True, captu
 
 
 def component(name, proof):
-    """Has rustup add a component of this toolchain, unless the path `proof` below the sysroot shows that it is there. Raises Skip where rustup cannot."""
+    """Has rustup add a component of this toolchain, unless the path `proof` below the sysroot shows
+    that it is there. Raises Skip where rustup cannot."""
     if not any(SYSROOT.glob(proof)):
         try:
             run(["rustup", "component", "add", name], timeout=600)
@@ -27,7 +29,8 @@ def component(name, proof):
 
 
 def fails_with(command, expected, env=None):
-    """Checks that `command` fails and reports the planted defect with all of the `expected` words."""
+    """Checks that `command` fails and reports the planted defect with all of the `expected`
+    words."""
     done = subprocess.run([str(part) for part in command], env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     missing = [text for text in expected if text not in done.stdout]

@@ -10,8 +10,8 @@ from harness import CC, CXX, PLANTED, STRICT, TARGET, Failure, Skip, fails_with,
 
 FOLDER = TARGET / "memcheck"
 RELEASE = TARGET / "release"
-# Only blocks to which no pointer is left are errors. The library keeps some blocks (worlds, counters)
-# until the process ends, and those stay reachable.
+# Only blocks to which no pointer is left are errors. The library keeps some blocks (worlds,
+# counters) until the process ends, and those stay reachable.
 VALGRIND = ["valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite",
             "--num-callers=30"]
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
@@ -23,7 +23,8 @@ def build(compiler, source, program):
 
 
 def wanted(source, count):
-    """Whether a C file runs here on this number of ranks. A rank takes twenty times its time, and all ranks share the machine, so there are at most four."""
+    """Whether a C file runs here on this number of ranks. A rank takes twenty times its time, and
+    all ranks share the machine, so there are at most four."""
     return source.suffix == ".c" and count <= 4
 
 

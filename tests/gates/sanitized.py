@@ -1,5 +1,6 @@
-"""Runs the library, the tool and the C and C++ tests under AddressSanitizer (with LeakSanitizer, and
-with UndefinedBehaviorSanitizer for C and C++), and under ThreadSanitizer.
+"""Runs the library, the tool and the C and C++ tests under AddressSanitizer and under ThreadSanitizer.
+
+AddressSanitizer comes with LeakSanitizer, and for C and C++ with UndefinedBehaviorSanitizer.
 
 The C compiler instruments the programs, and they are linked to the runtime that rustc brings, because
 a process can have only one runtime. -Zsanitizer is for nightly compilers; RUSTC_BOOTSTRAP=1 lets the
@@ -21,7 +22,8 @@ FLAGS = {"asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 
 
 
 def cargo(kind, command, *arguments, timeout=1800):
-    """Runs cargo with everything instrumented. Little is optimised, which is quicker to build and leaves stacks that can be read."""
+    """Runs cargo with everything instrumented. Little is optimised, which is quicker to build and
+    leaves stacks that can be read."""
     flags = [f"-Zsanitizer={SANITIZERS[kind]}", "-Cforce-frame-pointers=yes"]
     if kind == "asan":
         # Debug assertions check what unsafe code promises to the standard library, and overflows.
@@ -37,7 +39,8 @@ def build(kind):
 
 
 def linker(kind, library):
-    """Returns a function that compiles a program and returns the command that links it, with rustc's runtime in place of the compiler's."""
+    """Returns a function that compiles a program and returns the command that links it, with
+    rustc's runtime in place of the compiler's."""
     (runtime,) = (SYSROOT / "lib/rustlib" / HOST / "lib").glob(f"librustc*_rt.{kind}.a")
 
     def command(compiler, source, program):
@@ -48,13 +51,15 @@ def linker(kind, library):
     return command
 
 
-# rustc's runtime lacks the part of UndefinedBehaviorSanitizer that knows C++'s classes. The sanitized
-# cases of tests/parts/programs.py have that part, because they use the compiler's own runtime.
+# rustc's runtime lacks the part of UndefinedBehaviorSanitizer that knows C++'s classes. The
+# sanitized cases of tests/parts/programs.py have that part, because they use the compiler's own
+# runtime.
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17", "-fno-sanitize=vptr"]}
 
 
 def proved(kind, library, expected):
-    """Checks that each planted defect is reported. Where the library makes the bad access, the report must name the library's function."""
+    """Checks that each planted defect is reported. Where the library makes the bad access, the
+    report must name the library's function."""
     folder = FOLDER[kind] / "planted"
     folder.mkdir(parents=True, exist_ok=True)
     link = linker(kind, library)
@@ -89,8 +94,8 @@ def thread():
     library = build("tsan")
     proved("tsan", library, {"race": ["data race", " dm_rank /"]})
     passed = on_everything("tsan", library, 40)
-    # In these Rust tests the ranks are threads of one process. store_bounds is not among them, because
-    # it asks for much within some seconds.
+    # In these Rust tests the ranks are threads of one process. store_bounds is not among them,
+    # because it asks for much within some seconds.
     tests = ["--lib", *(part for name in THREADED for part in ("--test", name))]
     output = cargo("tsan", "test", "--package", "devicemesh", "--package", "hostccl", *tests, "--", f"--skip={MEASURED}")
     return passed + sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))

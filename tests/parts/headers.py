@@ -36,7 +36,8 @@ def exports():
 
 
 def add_headers(runner):
-    """The headers in every order; `make test-all` also puts them beside NVIDIA's own, which are fetched once."""
+    """The headers in every order; `make test-all` also puts them beside NVIDIA's own, which are
+    fetched once."""
     def compiles(name, text, with_nvidia=False):
         def body():
             languages = {"c++": [CXX, "-std=c++17"]} if "devicemesh.hpp" in text else {"c": [CC, "-std=c11"], "c++": [CXX, "-std=c++17"]}
@@ -61,7 +62,8 @@ def add_headers(runner):
 
 
 def add_compilers(runner):
-    """tests/c as C++17; tests/cpp, which uses all of devicemesh.hpp, with each compiler and standard (`make test-all`)."""
+    """tests/c as C++17; tests/cpp, which uses all of devicemesh.hpp, with each compiler and
+    standard (`make test-all`)."""
     def as_cxx():
         for path in sorted((ROOT / "tests/c").glob("*.c")):
             run([CXX, "-std=c++17", "-x", "c++", "-fsyntax-only", *STRICT, *comments(path)[2], "-Iinclude", "-Itests/c", path])

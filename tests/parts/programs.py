@@ -1,4 +1,5 @@
-"""The programs of tests/c and tests/cpp, and the examples: built against the library, and run on as many ranks as they ask for."""
+"""The programs of tests/c and tests/cpp, and the examples: built against the library, and run on as
+many ranks as they ask for."""
 
 import re
 import threading
@@ -20,7 +21,8 @@ class Program:
         self.lock, self.is_built = threading.Lock(), False
 
     def run(self, ranks, *arguments, options=()):
-        """Builds it if it is not built yet, and runs it on that many ranks, or without the launcher for 0."""
+        """Builds it if it is not built yet, and runs it on that many ranks, or without the launcher
+        for 0."""
         with self.lock:
             if not self.is_built:
                 run(self.command)
@@ -30,7 +32,8 @@ class Program:
 
 
 def add_tests(runner):
-    """Each C file as C11, each C++ file as C++17; `make test-all` also runs C files that were built as C++17, and C++ with sanitizers."""
+    """Each C file as C11, each C++ file as C++17; `make test-all` also runs C files that were built
+    as C++17, and C++ with sanitizers."""
     c, cxx = [CC, "-std=c11", "-D_GNU_SOURCE"], [CXX, "-std=c++17"]
     for path in sorted((ROOT / "tests/c").glob("*.c")):
         for name, compiler, is_long in (("c11", c, False), ("c++17", [*cxx, "-x", "c++"], True)):

@@ -8,7 +8,8 @@ from .base import ROOT, TARGET, run
 
 
 def pytest_python():
-    """The interpreter of target/pytest-venv, where what tests/requirements.txt pins is installed once."""
+    """The interpreter of target/pytest-venv, where what tests/requirements.txt pins is installed
+    once."""
     folder = TARGET / "pytest-venv"
     wanted = (ROOT / "tests/requirements.txt").read_text()
     complete = folder / "requirements.txt"

@@ -1,4 +1,5 @@
-"""The Rust tests: each test program is a case, so that those that wait run beside those that compute.
+"""The Rust tests: each test program is a case, so that those that wait run beside those that
+compute.
 
 `cargo test` builds the programs, once for all of them, and runs the documentation's examples."""
 

@@ -26,7 +26,8 @@ BYTECODE = {"PYTHONPYCACHEPREFIX": str(FOLDER / f"bytecode-{JAX}")}
 
 
 def install(folder, pins, name):
-    """Installs pinned packages into the virtual environment `folder` once; `name` marks that it was done."""
+    """Installs pinned packages into the virtual environment `folder` once; `name` marks that it was
+    done."""
     complete = folder / f"{name}.txt"
     if complete.exists() and complete.read_text() == "\n".join(pins):
         return
@@ -63,7 +64,8 @@ def build_handlers(python):
 
 
 def prepared(tools=False):
-    """The interpreter, with the handlers built; `tools` adds TOOLS. One process at a time makes them."""
+    """The interpreter, with the handlers built; `tools` adds TOOLS. One process at a time makes
+    them."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with open(FOLDER / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,5 @@
-"""Ranks that are lost while the others are inside a jitted program. First rank 0 and rank 1 abort the mesh; then the process of rank 1 ends.
+"""Ranks that are lost while the others are inside a jitted program. First rank 0 and rank 1 abort
+the mesh; then the process of rank 1 ends.
 
 Each of the others prints what it was told, and "goes on" when collectives on a mesh that works succeed again."""
 
@@ -25,7 +26,8 @@ def lose(how):
     program = jax.jit(lambda x: [dmj.all_reduce(x * index, mesh, "dp") for index in range(8)])
     jax.block_until_ready(program(ONES))
     if RANK == 1:
-        # The others are inside by then. Were they not, they would get the same error when they arrive.
+        # The others are inside by then. Were they not, they would get the same error when they
+        # arrive.
         time.sleep(1)
         if how == "died":
             os._exit(0)
