@@ -5,9 +5,8 @@ target/coverage/html has the lines."""
 
 import json
 import shutil
-import sys
 
-from harness import CC, CXX, HOST, ROOT, STRICT, SYSROOT, TARGET, Failure, component, programs, run
+from harness import CC, CXX, HOST, ROOT, STRICT, SYSROOT, TARGET, Failure, component, programs, pytest_python, run
 
 FOLDER = TARGET / "coverage"
 TOOLS = SYSROOT / "lib/rustlib" / HOST / "bin"
@@ -55,9 +54,7 @@ def gate():
         launcher = [library / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
         return [*launcher, program], {**environment(), "DM_TMP": str(FOLDER / "programs")}
     programs(FOLDER / "programs", COMPILERS, build, start, 10)
-    for name in SCRIPTS:
-        run([sys.executable, ROOT / "tests" / name], env={**environment(), "DM_ROOT": str(ROOT), "DM_LIB_DIR": str(library)}, timeout=900)
-        print(f"     ok   tests/{name}", flush=True)
+    run([pytest_python(), "-m", "pytest", "-q", *TESTS], env={**environment(), "DM_LIB_DIR": str(library)}, timeout=1800)
     # Programs that tests start without an environment write where they are.
     for stray in [path for place in (ROOT, ROOT / "hostccl", ROOT / "hostccl/capi") for path in place.glob("default_*.profraw")]:
         shutil.move(stray, FOLDER / "raw" / stray.name)

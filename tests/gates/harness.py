@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from run import CC, CXX, ROOT, SKIPPED, STRICT, TARGET, Failure, Skip, comments, run  # noqa: E402,F401
+from run import CC, CXX, ROOT, SKIPPED, STRICT, TARGET, Failure, Skip, comments, pytest_python, run  # noqa: E402,F401
 
 PLANTED = ROOT / "tests/gates/planted"
 HOST = next(line.split()[1] for line in subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout.splitlines()
