@@ -36,10 +36,6 @@ from parts import headers, programs, rust
 from parts.base import CC, CXX, RELEASE, ROOT, SCRATCH, TARGET, Failure, Skip, run
 from parts.python import pytest_python
 
-# Seconds for a part of many cases, each of which has a limit of its own.
-PART_DEADLINE = 1800
-SKIPPED = 77
-
 
 class Runner:
     """The cases that were added, and how many of those that ran passed, failed and were skipped."""
@@ -90,27 +86,10 @@ class Runner:
         print(f"{self.passed} passed, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else ""))
 
 
-def script(path):
-    """One of tests/test_*.py that pytest does not run yet. Exit code 77: it could not run here; its
-    last line says why."""
-    environment = {"DM_ROOT": str(ROOT), "DM_LIB_DIR": str(RELEASE), "DM_TMP": str(SCRATCH), "CC": CC, "CXX": CXX}
-    try:
-        run([sys.executable, path], env=environment, timeout=PART_DEADLINE)
-    except Failure as failure:
-        if failure.code != SKIPPED:
-            raise
-        raise Skip(failure.output.strip().splitlines()[-1]) from None
-
-
-def is_script(path):
-    return '__name__ == "__main__"' in path.read_text()
-
-
 def pytest_command(options):
     """pytest on the Python tests, by the names that the runner's -k selects."""
-    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py")) if not is_script(path)]
     names = [f"--name={name}" for name in options.k or []]
-    return [str(pytest_python()), "-m", "pytest", *names, *files]
+    return [str(pytest_python()), "-m", "pytest", *names, "tests"]
 
 
 def fetch_ahead(options):
@@ -192,9 +171,6 @@ def main():
     runner.add("build exports and SONAME", headers.exports)
     headers.add_headers(runner)
     headers.add_compilers(runner)
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
-        if is_script(path):
-            runner.add(f"tests/{path.name}", lambda path=path: script(path))
     if options.list:
         print("\n".join(name for name, _ in runner.cases), flush=True)
         return subprocess.run([*pytest_command(options), "--collect-only", "-q"], cwd=ROOT).returncode

@@ -256,7 +256,6 @@ def test_a_rank_that_dies_is_named(job, victim, speaker):
 
 
 def test_a_rank_that_hangs_ends_the_check_in_time(job):
-    """Takes 24 s, which is the check's own deadline."""
     ranks = job(4, "2,2", "dp,tp", *LONG[:-1], "24", "--json")
     ranks.until(0, "] measuring dp")
     ranks.ranks[3].send_signal(signal.SIGSTOP)

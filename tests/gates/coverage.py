@@ -58,9 +58,7 @@ def gate():
         launcher = [library / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
         return [*launcher, program], {**environment(), "DM_TMP": str(FOLDER / "programs")}
     programs(FOLDER / "programs", COMPILERS, build, start, 10)
-    for name in TESTS:
-        run([pytest_python(), "-m", "pytest", ROOT / name], env={**environment(), "DM_LIB_DIR": str(library)}, timeout=900)
-        print(f"     ok   {name}", flush=True)
+    run([pytest_python(), "-m", "pytest", "-q", *TESTS], env={**environment(), "DM_LIB_DIR": str(library)}, timeout=1800)
     # Programs that tests start with an empty environment write into the current folder.
     for stray in [path for place in (ROOT, ROOT / "hostccl", ROOT / "hostccl/capi") for path in place.glob("default_*.profraw")]:
         shutil.move(stray, FOLDER / "raw" / stray.name)
