@@ -59,7 +59,7 @@ def python():
             shutil.rmtree(folder, ignore_errors=True)
             made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True)
             if made.returncode == 0:
-                made = subprocess.run([python, "-m", "pip", "install", "--quiet", *PINNED], capture_output=True, text=True, timeout=850)
+                made = subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", *PINNED], capture_output=True, text=True, timeout=850)
             if made.returncode != 0:
                 pytest.skip(f"no environment with {'; '.join(PINNED)} could be made: {(made.stdout + made.stderr).strip()[-300:]}")
             complete.write_text("\n".join(PINNED))
@@ -76,12 +76,13 @@ def test_on_one_process(python):
     assert count_of(r"^Ran (\d+) tests", output) > 10, output
 
 
-@pytest.mark.parametrize("ranks", [1, 4, 8])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(8, marks=pytest.mark.long)])
 def test_on_ranks(python, ranks):
     output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", "tests/test_groups.py", **OURS, DM_ROOT=ROOT)
     assert count_of(r"^\[rank 0\] Ran (\d+) tests", output) > 10, output
 
 
+@pytest.mark.long
 def test_types(python):
     # One after the other, because both use the cache.
     for what in ("devicemesh", "tests/typed_user.py"):
@@ -148,6 +149,8 @@ def test_nobody_serves(python):
 CLEAN = {"DM_LIBRARY": "", "PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
+# test_readme.py has pip install the package into a fresh environment, too.
+@pytest.mark.long
 def test_package_in_a_fresh_environment(tmp_path):
     """pip install ./bindings/python, used from elsewhere."""
     fresh = tmp_path / "fresh"
@@ -165,6 +168,7 @@ def test_package_in_a_fresh_environment(tmp_path):
         assert output.count("fine") == 8, output
 
 
+@pytest.mark.long
 def test_tag_of_the_wheel(python, tmp_path):
     run(python, PACKAGE / "build_wheel.py", tmp_path, cwd=tmp_path, timeout=580)
     (made,) = tmp_path.glob("*.whl")
