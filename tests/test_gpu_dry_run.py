@@ -22,7 +22,8 @@ CANNOT = {"torch", "adopt_torch", "multirank", "sanitizer"}
 
 
 # The programs train and wait for their own deadlines, up to eight at a time on two cores.
-pytestmark = pytest.mark.timeout(400)
+# `make test-all` only: tests/gpu has what a GPU shows, and compiling its programs takes most of the time.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def environment(build):

@@ -12,7 +12,8 @@ from support.pinned import NCCL_WHEEL, cuda_headers, nccl_wheel
 from support.processes import environment, run
 
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
-pytestmark = pytest.mark.timeout(900)  # fetches the headers of NCCL and CUDA once
+# Fetches the headers of NCCL and CUDA once.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def layout():
