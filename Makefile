@@ -1,14 +1,16 @@
-# libdevicemesh: what people type. Needs cargo, cc, c++, make and python3; everything else is fetched under target/.
+# The commands of libdevicemesh. They need cargo, cc, c++, make and python3, and fetch everything else
+# into target/.
 CARGO  ?= cargo
 PYTHON ?= python3
 CXX    ?= c++
-# Where cargo puts what it builds: CARGO_TARGET_DIR and CARGO_BUILD_TARGET are its own variables.
+# The folder where cargo puts what it builds. CARGO_TARGET_DIR and CARGO_BUILD_TARGET are cargo's own
+# variables.
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 RELEASE = $(TARGET)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
 EXAMPLES = $(TARGET)/examples
 LINK = -Iinclude -L$(RELEASE) -ldevicemesh -Wl,-rpath,'$(abspath $(RELEASE))'
 
-# `make install`: GNU's variables, in capitals. DESTDIR goes before all of them.
+# The folders of `make install` are GNU's variables, in capitals. DESTDIR goes before all of them.
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
@@ -17,33 +19,12 @@ DATADIR    ?= $(PREFIX)/share
 MANDIR     ?= $(DATADIR)/man
 
 help:
-	@echo "make demo    build everything and train the example on eight processes"
-	@echo "make test    run every test (ARGS='-k name' for some)"
-	@echo "make test-nccl  four releases of the real NCCL through the loader (fetches 1.1 GB)"
-	@echo "make gates   sanitizers, valgrind, coverage and fuzzing (ARGS='asan tsan' for some; minutes each)"
-	@echo "make bare-root  README's commands in a bare Debian 13 (root, debootstrap; ARGS='--tests \"-k name\"' for some tests)"
-	@echo "make deny    cargo-deny: advisories (needs RustSec's database), licences, sources (DENY='licenses bans sources' for what needs no network)"
-	@echo "make soak    end random ranks at random points, 600 times (RUNS=, SEED=)"
-	@echo "make build   the libraries, the tool and the examples"
-	@echo "make install   libraries, headers, tool, CMake package and .pc files into PREFIX (/usr/local); make uninstall removes them"
-	@echo "make wheel   the Python package with the library and the tool in it, in target/wheelhouse"
-	@echo "make check   formatting, lints, header drift, C and C++ builds"
-	@echo "make interop real launchers and real PyTorch (fetches them; ARGS='-k name' for some)"
-	@echo "make jax     the XLA handlers of the JAX package (fetches jaxlib's headers once)"
-	@echo "make pictures  draw docs/pictures and the outputs in docs/mesh.md anew"
-	@echo "make docs    the Rust documentation and the C and C++ reference, in target/doc"
-	@echo "make guide   the programs of docs/guide"
-	@echo "make header  regenerate include/devicemesh.h from src/ffi"
-	@echo "make bench-store  a start of 10,000 ranks on our store and on PyTorch's"
-	@echo "make bench   our start and collectives beside Gloo, MPICH, Open MPI and PyTorch, in turn (ARGS='--case collectives --ranks 2,8 --sizes 4,64M')"
-	@echo "make bench-peers  fetch what make bench compares with: by apt as root, PyTorch by pip under target/"
-	@echo "make fuzz    fuzz the store's frame decoder, or with FUZZ=mesh_text the parser of meshes as text (SECONDS=60)"
-	@echo "make bench-mesh   a mesh's calls at up to 1,048,576 ranks, and PyTorch's"
-	@echo "make instructions count the quick functions' instructions (ARGS=--record)"
-	@echo "make fuzz-abi fuzz the C ABI, under AddressSanitizer (SECONDS=60)"
-	@echo "make abi-record  record the C ABI as that of a release (tests/compatibility/records)"
-	@echo "make fuzz-all  every fuzz target (SECONDS=60 each)"
-	@echo "make clean   remove target/"
+	@echo "make demo      build everything and train the example on eight processes"
+	@echo "make test      every part once, in some minutes (ARGS='-k name' for some tests)"
+	@echo "make test-all  every test"
+	@echo "make check     formatting, lints, documentation, drift of the header, imports"
+	@echo "make install   the library, headers and tool into PREFIX (/usr/local)"
+	@echo "CONTRIBUTING.md has the others: benchmarks, sanitizers, fuzzing, bindings, pages."
 
 build: examples
 	$(CARGO) build --release --quiet
@@ -51,34 +32,40 @@ build: examples
 demo: build
 	$(RELEASE)/devicemesh run -n 8 -- $(EXAMPLES)/hsdp_tp --check
 
+# `make test-rest` is what `make test-all` has beyond `make test`.
 test:
 	$(PYTHON) tests/run.py $(ARGS)
+test-all:
+	$(PYTHON) tests/run.py --all $(ARGS)
+test-rest:
+	$(PYTHON) tests/run.py --rest $(ARGS)
 
-# One script for both, so that what is installed is what is removed. Installing builds only what is not built yet: `make build`, then `sudo make install`.
+# One script serves both, so `make uninstall` removes exactly what `make install` installed. Installing
+# builds only what is not built yet, so `make build` and then `sudo make install` builds nothing as root.
 install: $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh
 install uninstall:
 	@RELEASE='$(RELEASE)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' INCLUDEDIR='$(INCLUDEDIR)' BINDIR='$(BINDIR)' \
 		DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' sh packaging/install.sh $@
 
-# The ABI that later versions are held to; for a release (CONTRIBUTING.md). Needs abidw (Debian: apt-get install abigail-tools).
+# Records the C ABI of a release, which later versions must keep (CONTRIBUTING.md). It needs abidw
+# (Debian: apt-get install abigail-tools).
 abi-record:
 	$(PYTHON) tests/compatibility/record.py
 
-# A wheel for every Python 3; its tag says the oldest glibc that it runs on.
+# The wheel is for every Python 3. Its tag says the oldest glibc that it runs on.
 wheel:
 	@mkdir -p target/wheelhouse
 	$(PYTHON) bindings/python/build_wheel.py target/wheelhouse
 
-# The handlers of bindings/jax, against the FFI headers of an old jaxlib; needs pip.
+# The handlers of bindings/jax are built against the FFI headers of an old jaxlib, which pip fetches.
 jax: target/jax/libdevicemesh_jax.so
 target/jax/libdevicemesh_jax.so: bindings/jax/src/handlers.cpp bindings/jax/build_handlers.py include/devicemesh.h
 	$(PYTHON) bindings/jax/build_handlers.py $@
 
-# NVIDIA's own NCCL, four releases (1.1 GB, fetched once), and the recorder in its place.
+# Tests with a recorder in NCCL's place, and with four releases of NVIDIA's own (1.1 GB, fetched once).
 test-nccl:
-	$(CARGO) build --release --quiet
-	$(PYTHON) tests/test_nccl.py
-	$(PYTHON) tests/test_nccl_wheels.py --fetch
+	$(PYTHON) tests/nccl_wheels.py --fetch
+	$(PYTHON) tests/run.py -k tests/test_nccl
 
 interop:
 	$(PYTHON) tests/interop/run.py $(ARGS)
@@ -88,63 +75,79 @@ check:
 	$(CARGO) clippy --workspace --all-targets --features cudarc --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --features cudarc --no-deps --quiet
 	$(CARGO) test --quiet --test header
-	$(PYTHON) tests/run.py -k build
+	$(if $(wildcard tests/imports.py),$(PYTHON) tests/imports.py)
 
-# Ours and the peers in turn; cases start, idle, collectives, mesh, store (benches/peers/bench.py --help).
+# Measures ours and the peers in turn (benches/peers/bench.py --help names the cases).
 bench:
 	$(CARGO) build --release --quiet
 	$(PYTHON) benches/peers/bench.py $(ARGS)
 
-# PyTorch is that of `make interop`, or DM_BENCH_PYTHON names an interpreter that has it.
+# The peers are fetched. PyTorch is that of `make interop`, unless DM_BENCH_PYTHON names an
+# interpreter that has it.
 bench-peers:
 	apt-get install -y --no-install-recommends libgloo-dev mpich libmpich-dev openmpi-bin libopenmpi-dev
 	cd benches && $(PYTHON) -c 'import sys, common; sys.exit(common.interpreter() is None)'
 
-# A simulated start of 1,000 and 10,000 ranks on our store and PyTorch's, in turn.
+# Simulates a start of 1,000 and 10,000 ranks on our store and on PyTorch's, in turn.
 bench-store:
 	$(PYTHON) benches/store_start.py $(ARGS)
 
-# A mesh's calls through the C ABI and PyTorch's, in turn (DM_BENCH_PYTHON names an interpreter that has it).
+# Measures a mesh's calls through the C ABI and PyTorch's, in turn (DM_BENCH_PYTHON names an
+# interpreter that has PyTorch).
 bench-mesh:
 	$(PYTHON) benches/mesh.py $(ARGS)
 
-# Instructions per call, under valgrind, against tests/instructions.json; `make test` does it too.
+# Counts instructions per call under valgrind and compares them with tests/instructions.json, as
+# `make test` does.
 instructions:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/test_instructions.py $(ARGS)
+	$(PYTHON) tests/instructions.py $(ARGS)
 
-# libFuzzer on what takes foreign bytes: FUZZ=frame (the store's frame decoder) or mesh_text; SECONDS=60. Needs no nightly toolchain.
-# What is found on the way goes into target/, not into the corpus that the tests replay.
+# libFuzzer for SECONDS on one target: FUZZ=frame (the store's frame decoder) or FUZZ=mesh_text.
+# It starts from fuzz/corpus/TARGET.hex, and what widens its search stays in target/fuzz.
+# `fuzz/corpus.py add TARGET FILE` keeps an input that the tests replay from then on.
 SECONDS ?= 60
 FUZZ ?= frame
+FUZZ_RUN = PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz
 fuzz: target/tools/bin/cargo-fuzz
 	@mkdir -p target/fuzz/corpus-$(FUZZ)
-	PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s none $(FUZZ) target/fuzz/corpus-$(FUZZ) fuzz/corpus/$(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
+	@$(PYTHON) fuzz/corpus.py unpack $(FUZZ) target/fuzz/seeds-$(FUZZ)
+	$(FUZZ_RUN) -s none $(FUZZ) target/fuzz/corpus-$(FUZZ) target/fuzz/seeds-$(FUZZ) -- -max_total_time=$(SECONDS) -max_len=4096
 
-# libFuzzer on sequences of C calls, under AddressSanitizer and LeakSanitizer. -Zsanitizer is for nightly compilers: RUSTC_BOOTSTRAP=1 lets the stable
-# one take it, for this build alone.
+# libFuzzer on sequences of C calls, under AddressSanitizer. RUSTC_BOOTSTRAP=1 lets the stable
+# compiler take -Zsanitizer, which is for nightly compilers, for this build alone.
 fuzz-abi: target/tools/bin/cargo-fuzz
 	@mkdir -p target/fuzz/corpus-abi
-	RUSTC_BOOTSTRAP=1 PATH="$(CURDIR)/target/tools/bin:$$PATH" $(CARGO) fuzz run --target-dir target/fuzz -s address abi target/fuzz/corpus-abi fuzz/corpus/abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
+	@$(PYTHON) fuzz/corpus.py unpack abi target/fuzz/seeds-abi
+	RUSTC_BOOTSTRAP=1 $(FUZZ_RUN) -s address abi target/fuzz/corpus-abi target/fuzz/seeds-abi -- -max_total_time=$(SECONDS) -max_len=1024 -len_control=0
 
-# The three targets, one after the other.
+# Runs the three fuzz targets, one after the other.
 fuzz-all:
 	$(PYTHON) tests/gates/run.py fuzz --seconds $(SECONDS)
 
 target/tools/bin/cargo-fuzz:
 	$(CARGO) install --quiet --root target/tools --version 0.13.2 cargo-fuzz
 
-# Each looks at the same library in another way, and proves first that it finds what is planted; tests/gates/run.py --help names them.
+# Sanitizers, valgrind, coverage and fuzzing (tests/gates/run.py --help).
 gates:
 	$(PYTHON) tests/gates/run.py --seconds $(SECONDS) $(ARGS)
 
-# Two to ten minutes to build cargo-deny, once. Its advisories are fetched from GitHub (deny.toml's db-urls names another place).
+# What Cargo.lock holds: deny.toml says what may be there, and cargo-machete finds what no source uses.
+# The two tools are those on the PATH, or are built once in target/tools, unoptimised, which takes
+# some minutes. Advisories come from GitHub; DENY='licenses bans sources' needs no GitHub.
 DENY ?= advisories licenses bans sources
-deny: target/tools/bin/cargo-deny
-	target/tools/bin/cargo-deny --locked check $(DENY)
+DENY_TOOL = $(or $(shell command -v cargo-deny),target/tools/bin/cargo-deny)
+MACHETE = $(or $(shell command -v cargo-machete),target/tools/bin/cargo-machete)
+TOOL_INSTALL = CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install --quiet --debug --locked --root target/tools
+deny: $(DENY_TOOL) $(MACHETE)
+	$(DENY_TOOL) --locked check $(DENY)
+	$(MACHETE) --skip-target-dir
 
 target/tools/bin/cargo-deny:
-	$(CARGO) install --quiet --root target/tools --version 0.18.3 --locked cargo-deny
+	$(TOOL_INSTALL) --version 0.18.3 --no-default-features cargo-deny
+
+target/tools/bin/cargo-machete:
+	$(TOOL_INSTALL) --version 0.9.2 cargo-machete
 
 bare-root:
 	$(PYTHON) tests/bare_root.py $(ARGS)
@@ -152,13 +155,14 @@ bare-root:
 RUNS ?= 600
 soak:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/soak/run.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
+	$(PYTHON) tests/soak.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) --report
 
 pictures:
 	$(CARGO) build --release --quiet
-	$(PYTHON) tests/test_mesh_page.py --update
+	$(PYTHON) tests/mesh_page.py
 
-# Warnings are errors in both. doxygen is fetched once, pinned (docs/reference/build.py).
+# The Rust documentation, and the C and C++ reference by doxygen, which is fetched once, pinned
+# (docs/reference/build.py). Warnings are errors in both.
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --features cudarc --no-deps --quiet
 	@echo $(CURDIR)/target/doc/devicemesh/index.html
@@ -169,7 +173,8 @@ header:
 
 examples: $(EXAMPLES)/hsdp_tp $(EXAMPLES)/hsdp_tp_cuda $(EXAMPLES)/shards $(EXAMPLES)/hello_mesh
 
-# cargo decides what is built anew; its files are not touched, as it goes by their times.
+# make only decides whether to call cargo, and cargo decides what to build. No rule touches cargo's
+# files, because cargo goes by their times.
 CORE = $(shell find src hostccl/src -name '*.rs') Cargo.toml build.rs
 $(RELEASE)/libdevicemesh.so: $(CORE)
 $(RELEASE)/libhostccl.so: $(shell find hostccl -name '*.rs') Cargo.toml
@@ -188,7 +193,7 @@ $(EXAMPLES)/guide/%: examples/guide/%.c $(wildcard include/*.h) $(RELEASE)/libde
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 -Wall -Wextra $< $(LINK) -o $@
 
-# For a GPU; building it needs nothing of CUDA (examples/device_cuda.h).
+# The example for a GPU. Building it needs nothing of CUDA (examples/device_cuda.h).
 $(EXAMPLES)/hsdp_tp_cuda: examples/hsdp_tp.cpp $(wildcard examples/*.h include/*.h) $(RELEASE)/libdevicemesh.so
 	@mkdir -p $(EXAMPLES)
 	$(CXX) -std=c++17 -O3 -Wall -Wextra -DDM_EXAMPLE_CUDA -DDM_EXAMPLE_DATA='"$(CURDIR)/examples/data/digits.csv"' $< $(LINK) -ldl -o $@
@@ -204,4 +209,4 @@ $(EXAMPLES)/%: examples/%.c $(wildcard include/*.h) $(RELEASE)/libdevicemesh.so
 clean:
 	$(CARGO) clean
 
-.PHONY: help build docs guide demo test test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root
+.PHONY: help build docs guide demo test test-all test-rest test-nccl soak jax interop check header examples fuzz clean bench-store bench-mesh instructions pictures fuzz-abi wheel bench bench-peers install uninstall abi-record gates fuzz-all deny bare-root

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""README's commands in a bare Debian 13: a root made by debootstrap, with the packages that README names and nothing else, and this commit, cloned.
-Debian 13 has Rust 1.85, the oldest that is promised, so this is also the proof of that. `make bare-root`; needs root, debootstrap and a network.
+"""Runs README's commands on this commit in a bare Debian 13 (`make bare-root`). It needs root,
+debootstrap and a network.
+
+debootstrap makes the root file system, with the packages that README names and no others. Debian 13
+has Rust 1.85, the oldest that is promised, so this also shows that the project builds with it.
 
     bare_root.py [--suite trixie] [--tests "-k NAME"] [--keep]
 
-Nothing of the machine's comes along but the certificates, the name servers and pip's settings of its network. `--tests` narrows `make test`; without it
-all run. The root lies in target/bare-root: what debootstrap made is kept and used again, what ran in it is not (`--keep` leaves it to look at).
+Only the certificates, the name servers and pip's settings are copied from this machine. `--tests`
+passes arguments to `make test`. target/bare-root keeps what debootstrap made for the next time, and
+drops the copy in which the commands ran (`--keep` keeps it too).
 
-Where no root can be made (no debootstrap, or no rights) the same commands run in a clone with an empty environment and an empty home, which the last lines say."""
+Without debootstrap, or without root, the same commands run in a clone with an empty environment and
+an empty home. The last line says which of the two it was."""
 
 import argparse
 import os
@@ -19,9 +24,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "target/bare-root"
-# README: "cargo (Rust 1.85 or later), a C and C++ compiler, make and Python 3". A minimal root has no certificates either.
+# README names cargo (Rust 1.85 or later), a C and C++ compiler, make and Python 3. A minimal root
+# lacks certificates too.
 PACKAGES = ["cargo", "gcc", "g++", "make", "python3", "ca-certificates"]
-# What the tests use where it is there, and say so where not.
+# Tests that need these are skipped where they are missing.
 WISHED = ["python3-venv"]
 MIRROR = "http://deb.debian.org/debian"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -37,7 +43,7 @@ def run(*command, **options):
 
 
 def pristine(suite):
-    """What debootstrap made, once for each suite."""
+    """The root that debootstrap makes, once for each suite."""
     base = FOLDER / suite
     if not (base / "complete").exists():
         shutil.rmtree(base, ignore_errors=True)
@@ -48,7 +54,8 @@ def pristine(suite):
 
 
 def settings():
-    """The variables with which a program of this network finds its way out: proxies, and a certificate authority of its own."""
+    """The variables by which programs reach the network from here: proxies, and a certificate
+    authority."""
     names = {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "CARGO_HTTP_CAINFO"}
     return {name: value for name, value in os.environ.items() if name.upper() in names}
 
@@ -74,7 +81,7 @@ def in_root(options):
     copy_settings(work)
     run("git", "clone", "--quiet", "--no-hardlinks", ROOT, work / "root/libdevicemesh")
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", **settings()}
-    # Namespaces of its own: what is mounted and started in it ends with it.
+    # Each command has namespaces of its own, so its mounts and processes end with it.
     inside = "mount -t proc proc /proc && mount -t sysfs -o ro sys /sys && mount -t tmpfs shm /dev/shm && cd /root/libdevicemesh && cargo --version && cc --version | head -1 && "
     prepare = f"mount --rbind /dev {work}/dev && mount --make-rslave {work}/dev && "
     try:
@@ -88,7 +95,8 @@ def in_root(options):
 
 
 def in_clone(options, why):
-    """No root to be had: a clone, a home and an environment with nothing in them but where the toolchain is."""
+    """Runs the commands in a clone, with an empty home and an environment that names only the
+    toolchain."""
     work = FOLDER / "clone"
     shutil.rmtree(work, ignore_errors=True)
     (work / "home").mkdir(parents=True)

@@ -1,5 +1,6 @@
 //! Meshes as text: what was written is read again, by us and by a reader that knows only the format; and texts that nobody wrote do no harm.
 
+mod corpus;
 #[path = "texts/memory.rs"]
 mod memory;
 mod texts;
@@ -232,14 +233,12 @@ proptest! {
 
 #[test]
 fn what_the_fuzzer_found_stays_mended() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/mesh_text");
-    let mut files = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-        if let Ok(text) = std::str::from_utf8(&bytes) {
+    let inputs = corpus::inputs("mesh_text");
+    for (place, bytes) in &inputs {
+        println!("{place}");
+        if let Ok(text) = std::str::from_utf8(bytes) {
             texts::check_any_text(text, 64, 5);
         }
-        files += 1;
     }
-    assert!(files >= 10, "{files} files in {folder}");
+    assert!(inputs.len() >= 10, "{} inputs", inputs.len());
 }

@@ -19,6 +19,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from support.pinned import Unavailable
+
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFINDEX = 0x8916, 0x891C, 0x8913, 0x8914, 0x8933
@@ -26,10 +28,6 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_UP = 0x400454CA, 1, 0x1000, 1
 PR_SET_PDEATHSIG = 1
 DEVICE = "net0"
 LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class Unavailable(Exception):
-    """This machine does not let us make hosts."""
 
 
 def check(result, what):

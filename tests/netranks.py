@@ -5,38 +5,25 @@ import re
 import select
 import subprocess
 import time
-from pathlib import Path
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
-LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
-SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests")) / "hosts"
-MEET = SCRATCH / "meet"
-# A process that should run now may have to wait for one of two busy cores: what is allowed for that beyond the promised 10 % + 250 ms.
+from support.paths import LIBRARY
+from support.processes import environment
+
+# A process that should run now may have to wait for one of two busy cores. So many seconds are allowed for that beyond the promised 10 % + 250 ms.
 STARVED = 0.25
 PATIENCE = 50
-
-
-def wait_until(condition, what):
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < until, f"not so after {PATIENCE} s: {what}"
-        time.sleep(0.005)
 
 
 class Rank:
     """A running tests/c/programs/meet.c."""
 
-    all = []
-
-    def __init__(self, lab, host, rank, size, method, timeout, device="cuda", variables=None):
+    def __init__(self, program, lab, host, rank, size, method, timeout, device="cuda", variables=None):
         self.rank, self.timeout, self.unread = rank, timeout, b""
-        command = [MEET, device, method, rank, size, int(1000 * timeout), LIBRARY / "libhostccl.so"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK"))}
-        self.process = lab.spawn(host, list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                 env={**environment, **(variables or {})})
-        Rank.all.append(self)
+        command = [program, device, method, rank, size, int(1000 * timeout), LIBRARY / "libhostccl.so"]
+        self.process = lab.spawn(host, list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(**(variables or {})))
 
     def rest(self):
+        """What the rank has said that nobody has read."""
         os.set_blocking(self.process.stdout.fileno(), False)
         return self.unread + (self.process.stdout.read() or b"")
 

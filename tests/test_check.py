@@ -1,9 +1,5 @@
-#!/usr/bin/env python3
 """`devicemesh check` with real ranks: what is good, wrong command lines, a library that gives wrong data, ranks that die, stop or are slow, terminals, and the
-GPU's way with a stand-in for the CUDA driver. Every rank's exit code is looked at.
-
-    tests/test_check.py [NAME...]   only cases whose name contains one of these
-"""
+GPU's way with a stand-in for the CUDA driver. Every rank's exit code is looked at."""
 
 import json
 import os
@@ -13,49 +9,34 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
-LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
-SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests")) / "check"
-TOOL = str(LIBRARY / "devicemesh")
-LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "TORCHELASTIC_", "OMPI_", "PMI", "PALS_", "SLURM_", "JOB_COMPLETION_INDEX", "NO_COLOR",
-             "DM_")
+import pytest
+
+from support import processes
+from support.paths import CC, CXX, LIBRARY, ROOT, TOOL
+
 HOST = socket.gethostname()
 QUICK = ("--sizes", "4B,4KiB", "--iterations", "5", "--repeats", "2", "--timeout", "120")
-CASES = []
-
-
-def case(body):
-    CASES.append((body.__name__.replace("_", " "), body))
-    return body
+# Measuring takes as long as the processors are busy with other work; each wait has a deadline of its own.
+pytestmark = pytest.mark.timeout(400)
 
 
 def clean(**more):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return {**kept, "TERM": "xterm", **more}
+    return processes.environment(without=["NO_COLOR", "DM_"], **{"TERM": "xterm", **more})
 
 
 def torch_like(rank, size, port):
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 class Job:
     """Ranks that no launcher ends, so that each one's exit code is its own."""
 
-    def __init__(self, size, *arguments, variables=None, **environment):
-        port = free_port()
-        variables = variables or (lambda rank: torch_like(rank, size, port))
-        self.ranks = [subprocess.Popen([TOOL, "check", *arguments], env=clean(**environment, **variables(rank)), text=True, stdin=subprocess.DEVNULL,
+    def __init__(self, size, arguments, variables):
+        """`arguments` and `variables` are functions of the rank."""
+        self.ranks = [subprocess.Popen([TOOL, "check", *arguments(rank)], env=clean(**variables(rank)), text=True, stdin=subprocess.DEVNULL,
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(size)]
         self.errors = [""] * size
         self.outputs = [""] * size
@@ -84,26 +65,42 @@ class Job:
                     raise AssertionError(f"rank {rank} has not ended after {patience} s\n{self}") from None
         return [None if rank in but else process.returncode for rank, process in enumerate(self.ranks)]
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def end(self):
         for process in self.ranks:
             if process.poll() is None:
                 process.kill()
             process.wait()
         for reader in self.readers:
             reader.join(timeout=10)
+        for process in self.ranks:
+            process.stdout.close()
+            process.stderr.close()
 
     def __str__(self):
         return "\n".join(f"rank {rank}:\n{out}{error}" for rank, (out, error) in enumerate(zip(self.outputs, self.errors)))
 
 
+@pytest.fixture
+def job(free_port):
+    """Starts ranks, by default with torchrun's variables; they end with the test."""
+    started = []
+
+    def start(size, *arguments, world=None, place=None, more=None, of_each=None, **environment):
+        """`world` is the size that the ranks are told. The others are functions of the rank: `place` gives the launcher's variables, `more` adds to them, and
+        `of_each` gives further arguments."""
+        port = free_port()
+        place = place or (lambda rank: torch_like(rank, world or size, port))
+        nothing = lambda rank: {}
+        started.append(Job(size, lambda rank: [*arguments, *(of_each or nothing)(rank)], lambda rank: {**environment, **place(rank), **(more or nothing)(rank)}))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
 def run(size, *arguments, code=0, **environment):
-    command = [TOOL, "run", "-n", str(size), "--grace-period", "20", "--", TOOL, "check", *arguments]
-    done = subprocess.run(command, env=clean(**environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
-    assert done.returncode == code, f"{arguments}: exit code {done.returncode} instead of {code}\n{done.stdout}{done.stderr}"
-    return done
+    return processes.run(TOOL, "run", "-n", size, "--grace-period", "20", "--", TOOL, "check", *arguments, env=clean(**environment), code=code, timeout=180)
 
 
 def report(text):
@@ -111,8 +108,7 @@ def report(text):
     return json.loads(text)
 
 
-@case
-def good_meshes_are_good():
+def test_report_of_a_good_mesh():
     told = report(run(8, "2,-1,2", "dp,cp,tp", "--flatten", "dp,cp=dpcp", "--json", *QUICK).stdout)
     assert told["schema"] == "devicemesh.check/1" and told["verdict"] in ("good", "slow"), told
     assert (told["world_size"], told["device_type"], told["dtype"], told["wrong"]) == (8, "cpu", "float32", []), told
@@ -130,59 +126,54 @@ def good_meshes_are_good():
             assert abs(measured["busbw_gbps"] - wanted) <= 1e-9 * wanted, measured
             assert len(measured["slowest_group"]) == dimension["size"], measured
 
+
+def test_one_rank_alone():
     alone = run(1)
     assert "DeviceMesh((1,), 'cpu'" in alone.stdout and "every element is right" in alone.stdout and "verdict: good" in alone.stdout, alone.stdout
+
+
+def test_some_collectives_of_four_ranks():
     four = run(4, "2,2", "dp,tp", "--op", "all_reduce,all_gather", *QUICK)
     assert re.search(r"^dp +2 +2 +all_reduce .*\n +all_gather ", four.stdout, re.M) and "reduce_scatter" not in four.stdout, four.stdout
     # Not a terminal: a line for each phase, and nothing to control one with.
     assert "] verifying dp\n" in four.stderr and "] measuring tp\n" in four.stderr and "\x1b" not in four.stdout + four.stderr, four.stderr
 
 
-@case
-def small_and_large_types_are_verified():
-    for dtype in ("int8", "uint8", "int64", "float16", "bfloat16"):
-        told = report(run(3, "--dtype", dtype, "--no-measure", "--json", "--quiet").stdout)
-        assert (told["verdict"], told["dtype"]) == ("good", dtype), told
-        assert told["dimensions"][0]["measurements"] == [], told
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "float16", "bfloat16"])
+def test_type_of_elements(dtype):
+    told = report(run(3, "--dtype", dtype, "--no-measure", "--json", "--quiet").stdout)
+    assert (told["verdict"], told["dtype"]) == ("good", dtype), told
+    assert told["dimensions"][0]["measurements"] == [], told
 
 
-@case
-def wrong_command_lines_exit_with_2():
-    for arguments, said in (
-        (("2,2", "dp,tp"), "the shape 2,2 has 4 ranks, but the world has 3: start 4"),
-        (("2,-1",), "the shape 2,-1 has 2 ranks times what -1 stands for, but the world has 3"),
-        (("3", "dp,tp"), "name"),
-        (("--flatten", "dp=x"), "dp"),
-        (("--expect", "tp=3"), "tp"),
-        (("--no-such-option",), "no such option"),
-        (("2,2,2", "dp,cp,tp", "--nothing"), "--nothing"),
-        (("--op", "all_scatter"), "all_reduce"),
-        (("--sizes", "4Q"), "KiB"),
-        (("--slow-factor", "1"), "above 1"),
-        (("--dtype", "float8"), "bfloat16"),
-    ):
-        with Job(3, *arguments) as job:
-            assert job.codes() == [2, 2, 2], f"{arguments}: {job.codes()}\n{job}"
-        assert said in job.errors[0] and not any(job.outputs), f"{arguments}:\n{job}"
+@pytest.mark.parametrize("arguments, said", [
+    (("2,2", "dp,tp"), "the shape 2,2 has 4 ranks, but the world has 3: start 4"),
+    (("2,-1",), "the shape 2,-1 has 2 ranks times what -1 stands for, but the world has 3"),
+    (("3", "dp,tp"), "name"),
+    (("--flatten", "dp=x"), "dp"),
+    (("--expect", "tp=3"), "tp"),
+    (("--no-such-option",), "no such option"),
+    (("2,2,2", "dp,cp,tp", "--nothing"), "--nothing"),
+    (("--op", "all_scatter"), "all_reduce"),
+    (("--sizes", "4Q"), "KiB"),
+    (("--slow-factor", "1"), "above 1"),
+    (("--dtype", "float8"), "bfloat16"),
+], ids=" ".join)
+def test_wrong_command_line(job, arguments, said):
+    ranks = job(3, *arguments)
+    assert ranks.codes() == [2, 2, 2], ranks
+    assert said in ranks.errors[0] and not any(ranks.outputs), ranks
 
 
-@case
-def options_that_differ_are_named():
-    port = free_port()
-    with Job(2, "--quiet", variables=lambda rank: torch_like(rank, 2, port)) as job:
-        assert job.codes() == [0, 0], job
-    port = free_port()
-    first = subprocess.Popen([TOOL, "check", *QUICK], env=clean(**torch_like(0, 2, port)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    other = subprocess.Popen([TOOL, "check", *QUICK, "--warmup", "7"], env=clean(**torch_like(1, 2, port)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        said = first.communicate(timeout=120)[1]
-        other.communicate(timeout=120)
-        assert (first.returncode, other.returncode) == (3, 3) and "warmup=7" in said and "same command line" in said, said
-    finally:
-        for process in (first, other):
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+def test_quiet(job):
+    ranks = job(2, "--quiet")
+    assert ranks.codes() == [0, 0], ranks
+
+
+def test_options_that_differ_are_named(job):
+    ranks = job(2, *QUICK, of_each=lambda rank: ["--warmup", "7"] if rank == 1 else [])
+    assert ranks.codes() == [3, 3], ranks
+    assert "warmup=7" in ranks.errors[0] and "same command line" in ranks.errors[0], ranks
 
 
 FAULTY = """
@@ -213,73 +204,72 @@ int ncclAllGather(const void *send, void *recv, size_t count, int type, void *co
 """
 
 
-def faulty():
-    SCRATCH.mkdir(parents=True, exist_ok=True)
-    library, real = SCRATCH / "libfaulty.so", SCRATCH / "libhostccl.so.0.1"
-    # Under its SONAME.
-    real.unlink(missing_ok=True)
-    real.symlink_to(LIBRARY / "libhostccl.so")
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed", real,
-                    f"-Wl,-rpath,{SCRATCH}", "-ldl", "-o", library], input=FAULTY, text=True, check=True)
-    return str(library)
+@pytest.fixture
+def faulty(tmp_path):
+    """The engine behind a library that gives wrong data on one rank."""
+    real = tmp_path / "libhostccl.so.0.1"
+    real.symlink_to(LIBRARY / "libhostccl.so")  # under its SONAME
+    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed", real, f"-Wl,-rpath,{tmp_path}", "-ldl",
+                  "-o", tmp_path / "libfaulty.so", input=FAULTY)
+    return str(tmp_path / "libfaulty.so")
 
 
-@case
-def wrong_data_is_named():
-    library = faulty()
-    with Job(4, "2,2", "dp,tp", "--json", *QUICK, DM_CCL_LIBRARY=library, FAULTY_RANK="3", FAULTY_SUM="1") as job:
-        assert job.codes() == [1, 1, 1, 1], f"{job.codes()}\n{job}"
-    told = report(job.outputs[0])
-    assert told["verdict"] == "wrong" and not any(job.outputs[1:]), told
+def test_a_wrong_sum_is_named(job, faulty):
+    ranks = job(4, "2,2", "dp,tp", "--json", *QUICK, DM_CCL_LIBRARY=faulty, FAULTY_RANK="3", FAULTY_SUM="1")
+    assert ranks.codes() == [1, 1, 1, 1], ranks
+    told = report(ranks.outputs[0])
+    assert told["verdict"] == "wrong" and not any(ranks.outputs[1:]), told
     assert {(w["dimension"], w["collective"], w["rank"], w["index"], w["count"]) for w in told["wrong"]} == {
         ("dp", "all_reduce", 3, 700, 1021), ("tp", "all_reduce", 3, 700, 1021)}, told["wrong"]
     first = told["wrong"][0]
     assert first["group"] == [1, 3] and first["host"] == told["hosts"][0]["name"] and first["expected"] != first["got"], first
     assert (first["elements"], first["of"]) == (1, 1021) and all(d["measurements"] == [] for d in told["dimensions"]), told
 
-    with Job(4, "2,2", "dp,tp", "--op", "all_gather", DM_CCL_LIBRARY=library, FAULTY_RANK="2", FAULTY_ORDER="1") as job:
-        assert job.codes() == [1, 1, 1, 1], f"{job.codes()}\n{job}"
-    host = told["hosts"][0]["name"]
-    pattern = rf"^wrong: all_gather along dp \{{0, 2\}}, 1 elements, on rank 2 on {re.escape(host)}: element 0 \(of rank 0\) is -?\d+, not -?\d+; 2 of 2 are wrong$"
-    assert re.search(pattern, job.outputs[0], re.M) and "verdict: wrong" in job.outputs[0] and "; next: " in job.outputs[0], job.outputs[0]
-    # The same library without the fault is good.
-    assert "verdict: " in run(2, "--no-measure", DM_CCL_LIBRARY=library, FAULTY_RANK="-1").stdout
+
+def test_a_wrong_order_is_named(job, faulty):
+    ranks = job(4, "2,2", "dp,tp", "--op", "all_gather", DM_CCL_LIBRARY=faulty, FAULTY_RANK="2", FAULTY_ORDER="1")
+    assert ranks.codes() == [1, 1, 1, 1], ranks
+    said = ranks.outputs[0]
+    pattern = rf"^wrong: all_gather along dp \{{0, 2\}}, 1 elements, on rank 2 on {re.escape(HOST)}: element 0 \(of rank 0\) is -?\d+, not -?\d+; 2 of 2 are wrong$"
+    assert re.search(pattern, said, re.M) and "verdict: wrong" in said and "; next: " in said, said
+
+
+def test_the_library_without_the_fault_is_good(faulty):
+    assert "verdict: " in run(2, "--no-measure", DM_CCL_LIBRARY=faulty, FAULTY_RANK="-1").stdout
 
 
 LONG = ("--sizes", "4B,64KiB", "--iterations", "1000000", "--repeats", "1000", "--timeout", "300")
 
 
-@case
-def a_rank_that_dies_is_named():
-    for victim, speaker in ((2, 0), (0, 1)):
-        with Job(4, "2,2", "dp,tp", *LONG) as job:
-            job.until(0, "] measuring dp")
-            killed = time.monotonic()
-            job.ranks[victim].kill()
-            codes = job.codes(but=(victim,), patience=60)
-            late = time.monotonic() - killed
-            assert codes == [None if rank == victim else 3 for rank in range(4)], f"{codes}\n{job}"
-        said = job.errors[speaker].splitlines()[-1]
-        assert f"rank {victim}" in said and "; next: " in said, f"{victim}: {said}\n{job}"
-        assert late < 30, f"the last rank knew after {late:.1f} s"
+@pytest.mark.parametrize("victim, speaker", [(2, 0), (0, 1)])
+def test_a_rank_that_dies_is_named(job, victim, speaker):
+    ranks = job(4, "2,2", "dp,tp", *LONG)
+    ranks.until(0, "] measuring dp")
+    killed = time.monotonic()
+    ranks.ranks[victim].kill()
+    codes = ranks.codes(but=(victim,), patience=60)
+    late = time.monotonic() - killed
+    assert codes == [None if rank == victim else 3 for rank in range(4)], ranks
+    said = ranks.errors[speaker].splitlines()[-1]
+    assert f"rank {victim}" in said and "; next: " in said, ranks
+    assert late < 30, f"the last rank knew after {late:.1f} s"
 
 
-@case
-def a_rank_that_hangs_ends_the_check_in_time():
-    with Job(4, "2,2", "dp,tp", *LONG[:-1], "24", "--json") as job:
-        job.until(0, "] measuring dp")
-        job.ranks[3].send_signal(signal.SIGSTOP)
-        stopped = time.monotonic()
-        codes = job.codes(but=(3,), patience=60)
-        late = time.monotonic() - stopped
-    assert codes[:3] == [3, 3, 3], f"{codes}\n{job}"
-    told = report(job.outputs[0])
+def test_a_rank_that_hangs_ends_the_check_in_time(job):
+    ranks = job(4, "2,2", "dp,tp", *LONG[:-1], "24", "--json")
+    ranks.until(0, "] measuring dp")
+    ranks.ranks[3].send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert ranks.codes(but=(3,), patience=60)[:3] == [3, 3, 3], ranks
+    late = time.monotonic() - stopped
+    told = report(ranks.outputs[0])
     assert told["verdict"] == "error" and "rank 3" in told["error"]["message"], told
     assert late < 35, f"{late:.1f} s with --timeout 24"
 
-    # Where the others wait for one that never came.
-    with Job(1, "2,2", "--timeout", "3", variables=lambda _: torch_like(0, 4, free_port())) as job:
-        assert job.codes(patience=60) == [3] and "rank" in job.errors[0], job
+
+def test_a_rank_that_never_comes(job):
+    ranks = job(1, "2,2", "--timeout", "3", world=4)
+    assert ranks.codes(patience=60) == [3] and "rank" in ranks.errors[0], ranks
 
 
 SLOW = """
@@ -307,30 +297,21 @@ __attribute__((constructor)) static void prepare(void)
 """
 
 
-@case
-def a_slow_rank_is_found():
-    SCRATCH.mkdir(parents=True, exist_ok=True)
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-o", SCRATCH / "slow.so"], input=SLOW,
-                   text=True, check=True)
-    port = free_port()
-
-    def variables(rank):
-        return {**torch_like(rank, 4, port), **({"LD_PRELOAD": str(SCRATCH / "slow.so")} if rank == 2 else {})}
-
-    arguments = ("2,2", "dp,tp", "--op", "all_reduce", "--sizes", "4B", "--repeats", "3", "--timeout", "240", "--json", "--fail-slow")
-    with Job(4, *arguments, variables=variables) as job:
-        job.until(0, "] measuring dp")
-        job.ranks[2].send_signal(signal.SIGUSR1)
-        codes = job.codes(patience=240)
-    told = report(job.outputs[0])
+def test_a_slow_rank_is_found(job, tmp_path):
+    processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-o", tmp_path / "slow.so", input=SLOW)
+    ranks = job(4, "2,2", "dp,tp", "--op", "all_reduce", "--sizes", "4B", "--repeats", "3", "--timeout", "240", "--json", "--fail-slow",
+                more=lambda rank: {"LD_PRELOAD": tmp_path / "slow.so"} if rank == 2 else {})
+    ranks.until(0, "] measuring dp")
+    ranks.ranks[2].send_signal(signal.SIGUSR1)
+    codes = ranks.codes(patience=240)
+    told = report(ranks.outputs[0])
     found = {slow["rank"]: slow for slow in told["slow_ranks"]}
     assert 2 in found and found[2]["evidence"] == "copy" and found[2]["times"] > 1.5, f"{told['slow_ranks']}\n{told['ranks']}"
     assert found[2]["times"] == max(slow["times"] or 0 for slow in found.values()) and found[2]["host"] == told["hosts"][0]["name"], found
     assert codes == [4] * 4 and told["verdict"] == "slow", (codes, told)
 
 
-@case
-def bandwidths_can_be_expected():
+def test_bandwidths_can_be_expected():
     done = run(2, "2", "dp", "--op", "all_reduce", "--expect", "dp=1000000", "--fail-slow", *QUICK, code=4)
     assert re.search(r"^slow: dp as a whole: [\d.]+ GB/s of bus bandwidth for all_reduce of 4 KiB, expected 1000000$", done.stdout, re.M), done.stdout
     assert "verdict: slow" in done.stdout, done.stdout
@@ -361,46 +342,34 @@ def on_terminal(*arguments, **environment):
     return [text.decode() for text in told.values()]
 
 
-@case
-def terminals_have_colours_and_a_line_of_progress():
+def test_a_terminal_has_colours_and_a_line_of_progress():
     out, error = on_terminal("--no-measure")
     assert "\x1b[1m" in out and "\r\x1b[K[" in error and "verifying dim_0: all_reduce" in error and error.endswith("\r\x1b[K"), (out, error)
+
+
+def test_a_terminal_without_colours():
     out, error = on_terminal("--no-measure", NO_COLOR="1")
     assert "\x1b" not in out and not re.search(r"\x1b\[[\d;]*m", error), (out, error)
+
+
+def test_a_terminal_that_can_do_nothing():
     out, error = on_terminal("--no-measure", "--quiet", TERM="dumb")
     assert "\x1b" not in out and error == "", (out, error)
 
 
-@case
-def under_mpich_too():
-    variables = lambda rank: {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
-    with Job(2, "-1,2", "dp,tp", *QUICK, variables=variables) as job:
-        assert job.codes() == [0, 0], f"{job.codes()}\n{job}"
-    assert "started by PMI" in job.outputs[0] and job.outputs[1] == "", job
+def test_under_mpich(job):
+    ranks = job(2, "-1,2", "dp,tp", *QUICK, place=lambda rank: {"PMI_RANK": rank, "PMI_SIZE": 2, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": 2, "PMI_FD": 9})
+    assert ranks.codes() == [0, 0], ranks
+    assert "started by PMI" in ranks.outputs[0] and ranks.outputs[1] == "", ranks
 
 
-@case
-def by_the_way_of_a_gpu():
-    folder = SCRATCH / "standin"
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", ROOT / "tests/gpu/standin.cpp",
-                    "-o", folder / "libcuda.so.1"], check=True)
-    told = report(run(2, "2", "dp", "--device", "cuda", "--json", *QUICK, DM_CCL_LIBRARY=str(LIBRARY / "libhostccl.so"), LD_LIBRARY_PATH=str(folder)).stdout)
+def test_by_the_way_of_a_gpu(tmp_path):
+    processes.run(CXX, "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", ROOT / "tests/gpu/standin.cpp", "-o", tmp_path / "libcuda.so.1")
+    told = report(run(2, "2", "dp", "--device", "cuda", "--json", *QUICK, DM_CCL_LIBRARY=LIBRARY / "libhostccl.so", LD_LIBRARY_PATH=tmp_path).stdout)
     assert told["device_type"] == "cuda" and told["wrong"] == [] and told["ranks"][0]["device"] == "no GPU: the stand-in driver", told
     assert told["dimensions"][0]["measurements"] and told["ranks"][1]["copy_gbps"] > 0, told
-    # Where there is none, that is said.
+
+
+def test_no_gpu_is_said():
     none = run(1, "--device", "cuda", code=3)
     assert "next" in none.stderr or "devicemesh info" in none.stderr or "install" in none.stderr, none.stderr
-
-
-def main():
-    chosen = [(name, body) for name, body in CASES if not sys.argv[1:] or any(part in name for part in sys.argv[1:])]
-    for name, body in chosen:
-        began = time.monotonic()
-        body()
-        print(f"ok {name} ({time.monotonic() - began:.1f} s)", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

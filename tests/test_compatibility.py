@@ -1,73 +1,71 @@
-#!/usr/bin/env python3
-"""The C ABI beside what was recorded of it (tests/compatibility/records, by `make abi-record`): layouts, exported names, abidiff; that each of these refuses headers
-that break programs and takes those that add to it; and programs compiled against an earlier header, and against one of the future, on this library."""
+"""The C ABI beside what was recorded of it (tests/compatibility/records, by `make abi-record`): layouts, exported names, abidiff. Each of these refuses headers
+that break programs and takes those that add to it. Programs compiled against an earlier header, and against one of the future, run on this library."""
 
-import os
 import re
 import shutil
-import subprocess
 import sys
-import time
-from pathlib import Path
 
-sys.dont_write_bytecode = True
-ROOT = Path(__file__).resolve().parent.parent
+import pytest
+
+from support.paths import LIBRARY, ROOT
+
 sys.path.insert(0, str(ROOT / "tests/compatibility"))
-import c_abi
-import record
+import c_abi  # noqa: E402
+import record  # noqa: E402
 
-RELEASE = ROOT / "target/release"
-SCRATCH = ROOT / "target/tests/abi"
 SONAME = f"libdevicemesh.so.{record.series()}"
 HEADER = (ROOT / "include/devicemesh.h").read_text()
-NO_ABIDIFF = "no abidiff here, so functions' types were not compared (Debian: apt-get install abigail-tools)"
-
-
-class Failure(Exception):
-    pass
-
-
-def check(holds, message):
-    if not holds:
-        raise Failure(message)
+RECORD = record.RECORDS / record.series()
+needs_abidiff = pytest.mark.skipif(not shutil.which("abidiff"), reason="no abidiff here (Debian: apt-get install abigail-tools), so functions' types are not compared")
+METHODS = ["layout", pytest.param("abidiff", marks=needs_abidiff)]
+released = pytest.mark.skipif(not RECORD.exists(), reason=f"{SONAME} has not been released: nothing to hold it to")
 
 
 class Baseline:
     """What a header is held to: a record, or today's header for the cases that show what would be refused."""
 
-    def __init__(self, name, header, layout, abi):
-        self.name, self.header, self.layout, self.abi = name, header, layout, abi
+    def __init__(self, header, layout, abi, folder):
+        self.header, self.layout, self.abi, self.folder = header, layout, abi, folder
 
     def hold(self, header, how):
-        """Refuses a header that breaks what was compiled against this one; None when nothing does."""
-        folder = SCRATCH / f"{self.name}-{how}"
+        """Why the header breaks what was compiled against this one; None when nothing does."""
         try:
             if how == "layout":
-                c_abi.compare_layouts(self.layout, c_abi.layout(header, folder), c_abi.sized(header))
+                c_abi.compare_layouts(self.layout, c_abi.layout(header, self.folder), c_abi.sized(header))
             else:
-                c_abi.abidiff(self.abi, c_abi.stub(header, folder, SONAME), c_abi.sized(header))
+                c_abi.abidiff(self.abi, c_abi.stub(header, self.folder, SONAME), c_abi.sized(header))
         except c_abi.Refused as refused:
             return str(refused)
         return None
 
 
-def methods():
-    return ["layout", "abidiff"] if shutil.which("abidiff") else ["layout"]
+@pytest.fixture
+def recorded(tmp_path):
+    """The last release of this SONAME."""
+    return Baseline((RECORD / "devicemesh.h").read_text(), (RECORD / "layout.txt").read_text(), RECORD / "devicemesh.abi", tmp_path)
 
 
-def released():
-    """Today's header holds what the last release of this SONAME promised, and the library exports it."""
-    folder = record.RECORDS / record.series()
-    if not folder.exists():
-        return f"{SONAME} has not been released: nothing to hold it to"
-    baseline = Baseline("released", (folder / "devicemesh.h").read_text(), (folder / "layout.txt").read_text(), folder / "devicemesh.abi")
-    for how in methods():
-        refused = baseline.hold(HEADER, how)
-        check(refused is None, f"include/devicemesh.h breaks programs compiled against {folder.name} ({how}): {refused}\nbelow 1.0 that needs a new minor version")
-    exported = {line.split()[-1] for line in c_abi.run("nm", "-D", "--defined-only", RELEASE / "libdevicemesh.so").splitlines()}
-    gone = set(c_abi.functions(baseline.header)) - exported
-    check(not gone, f"{SONAME} exported {sorted(gone)}")
-    return f"{len(c_abi.functions(baseline.header))} functions, {len(baseline.layout.splitlines())} lines of layout"
+@pytest.fixture
+def today(tmp_path):
+    """Today's header, as if it had been released."""
+    folder = tmp_path / "today"
+    layout, abi = c_abi.layout(HEADER, folder), folder / "devicemesh.abi"
+    if shutil.which("abidiff"):
+        abi.write_text(c_abi.abidw(c_abi.stub(HEADER, folder, SONAME)))
+    return Baseline(HEADER, layout, abi, tmp_path / "held")
+
+
+@released
+@pytest.mark.parametrize("how", METHODS)
+def test_header_keeps_what_was_released(recorded, how):
+    refused = recorded.hold(HEADER, how)
+    assert refused is None, f"include/devicemesh.h breaks programs compiled against {RECORD.name}: {refused}\nbelow 1.0 that needs a new minor version"
+
+
+@released
+def test_library_exports_what_was_released(recorded):
+    exported = {line.split()[-1] for line in c_abi.run("nm", "-D", "--defined-only", LIBRARY / "libdevicemesh.so").splitlines()}
+    assert set(c_abi.functions(recorded.header)) <= exported
 
 
 # What is done to today's header, and which comparisons refuse it.
@@ -87,75 +85,49 @@ MUTATIONS = [
 ]
 
 
-def mutations():
-    """Each comparison sees what it is there for, and lets additions pass."""
-    folder = SCRATCH / "today"
-    layout, abi = c_abi.layout(HEADER, folder), folder / "devicemesh.abi"
-    if "abidiff" in methods():
-        abi.write_text(c_abi.abidw(c_abi.stub(HEADER, folder, SONAME)))
-    today = Baseline("today", HEADER, layout, abi)
-    for name, old, new, refusing in MUTATIONS:
-        # Comments stand between the last field and the end of a struct in the header as it is.
-        text = c_abi.bare(HEADER)
-        text = re.sub(r"\n\s*\n", "\n", text)
-        check(old in text, f"{name}: no {old!r} in the header")
-        text = text.replace(old, new, 1)
-        for how in methods():
-            refused = today.hold(text, how)
-            check((refused is not None) == (how in refusing), f"{name}: {how} {f'refuses it: {refused}' if refused else 'lets it pass'}")
-    return f"{len(MUTATIONS)} headers"
+@pytest.mark.parametrize("how", METHODS)
+@pytest.mark.parametrize("name, old, new, refusing", MUTATIONS, ids=[name for name, *_ in MUTATIONS])
+def test_changed_header(today, name, old, new, refusing, how):
+    """Each comparison refuses what it is there for, and lets additions pass."""
+    # Comments stand between the last field and the end of a struct in the header as it is.
+    text = re.sub(r"\n\s*\n", "\n", c_abi.bare(HEADER))
+    assert old in text, f"no {old!r} in the header"
+    refused = today.hold(text.replace(old, new, 1), how)
+    assert (refused is not None) == (how in refusing), f"{how} {f'refuses it: {refused}' if refused else 'lets it pass'}"
 
 
-def compile_and_run(source, program, header, *flags, ranks=0):
-    folder = SCRATCH / program
-    folder.mkdir(parents=True, exist_ok=True)
+def compile_and_run(folder, source, header, *flags, ranks=0):
+    """What a program of tests/compatibility writes that is compiled against a header."""
     (folder / "devicemesh.h").write_text(header)
-    c_abi.run(c_abi.CC, "-std=c11", "-Wall", *flags, "-I", folder, ROOT / "tests/compatibility" / source, "-L", RELEASE, "-ldevicemesh", f"-Wl,-rpath,{RELEASE}",
-              "-o", folder / program)
-    return c_abi.run(*([RELEASE / "devicemesh", "run", "-n", ranks, "--"] if ranks else []), folder / program)
+    c_abi.run(c_abi.CC, "-std=c11", "-Wall", *flags, "-I", folder, ROOT / "tests/compatibility" / source, "-L", LIBRARY, "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}",
+              "-o", folder / "program")
+    return c_abi.run(*([LIBRARY / "devicemesh", "run", "-n", ranks, "--"] if ranks else []), folder / "program")
 
 
-def least_sizes():
+@pytest.mark.skipif(not (RECORD / "least_sizes.txt").exists(), reason=f"{SONAME} has not been released")
+def test_least_sizes_of_structs(tmp_path):
     """The least struct sizes that were recorded are the library's."""
-    recorded = record.RECORDS / record.series() / "least_sizes.txt"
-    if not recorded.exists():
-        return f"{SONAME} has not been released"
-    sizes = {what.split()[1]: size[0] for what, size in c_abi.parse(recorded.read_text()).items()}
+    sizes = {what.split()[1]: size[0] for what, size in c_abi.parse((RECORD / "least_sizes.txt").read_text()).items()}
     text = (ROOT / "tests/compatibility/least_sizes.c").read_text()
     missing = [name for name in sizes if f"LEAST_{name}" not in text]
-    check(not missing, f"tests/compatibility/least_sizes.c does not try {missing}")
-    compile_and_run("least_sizes.c", "least_sizes", HEADER, *(f"-DLEAST_{name}=((size_t){size})" for name, size in sizes.items()))
-    return f"{len(sizes)} structs"
+    assert not missing, f"tests/compatibility/least_sizes.c does not try {missing}"
+    compile_and_run(tmp_path, "least_sizes.c", HEADER, *(f"-DLEAST_{name}=((size_t){size})" for name, size in sizes.items()))
 
 
-def other_headers():
-    """A program of two ranks against each earlier header, today's, and one whose structs have grown."""
-    earlier = sorted((ROOT / "tests/compatibility/headers").glob("*/devicemesh.h")) + sorted(record.RECORDS.glob("*/devicemesh.h"))
-    check(earlier, "there is no earlier header")
-    future = re.sub(r"\} (\w+);", lambda end: f"  int64_t later;\n{end.group(0)}" if end.group(1) in c_abi.sized(HEADER) else end.group(0), HEADER)
-    check(future.count("int64_t later;") == len(c_abi.sized(HEADER)), "the header of the future is not one")
-    for name, header, flags in [*((path.parent.name, path.read_text(), []) for path in earlier), ("today", HEADER, []), ("future", future, ["-DFUTURE"])]:
-        output = compile_and_run("earlier.c", f"program-{name}", header, *flags, ranks=2)
-        check(output.count("sum 1") == 2, f"compiled against {name}:\n{output}")
-    return ", ".join([*(path.parent.name for path in earlier), "today, future"])
+def future():
+    """A header whose structs have grown."""
+    grown = re.sub(r"\} (\w+);", lambda end: f"  int64_t later;\n{end.group(0)}" if end.group(1) in c_abi.sized(HEADER) else end.group(0), HEADER)
+    assert grown.count("int64_t later;") == len(c_abi.sized(HEADER)), "the header of the future is not one"
+    return grown
 
 
-def main():
-    shutil.rmtree(SCRATCH, ignore_errors=True)
-    for case in (released, mutations, least_sizes, other_headers):
-        began = time.monotonic()
-        try:
-            said = case()
-        except (Failure, RuntimeError, subprocess.TimeoutExpired) as failure:
-            print(f"{case.__name__}: {failure}")
-            return 1
-        print(f"{case.__name__}: {said} ({time.monotonic() - began:.1f} s)")
-    if "abidiff" not in methods():
-        print(NO_ABIDIFF)
-        return 77
-    return 0
+EARLIER = sorted((ROOT / "tests/compatibility/headers").glob("*/devicemesh.h")) + sorted(record.RECORDS.glob("*/devicemesh.h"))
+HEADERS = {**{f"{path.parent.parent.name}-{path.parent.name}": path.read_text for path in EARLIER}, "today": lambda: HEADER, "future": future}
 
 
-if __name__ == "__main__":
-    os.chdir(ROOT)
-    sys.exit(main())
+@pytest.mark.parametrize("name", HEADERS)
+def test_program_of_another_header(tmp_path, name):
+    """A program of two ranks, compiled against an earlier header, today's, and one of the future, on this library."""
+    assert EARLIER, "there is no earlier header"
+    output = compile_and_run(tmp_path, "earlier.c", HEADERS[name](), *(["-DFUTURE"] if name == "future" else []), ranks=2)
+    assert output.count("sum 1") == 2, output

@@ -1,29 +1,26 @@
-#!/usr/bin/env python3
 """What devicemesh.hpp promises as a header: all of the C header is in it, all of it is documented, no macro leaks, misuse does not compile,
 files of several standards, with and without exceptions, make one program, and the examples of bindings/README.md run."""
 
-import os
 import re
-import subprocess
-from pathlib import Path
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
-LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
-SCRATCH = Path(os.environ.get("DM_TMP", ROOT / "target/tests"))
-CXX = os.environ.get("CXX", "c++")
-STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+import pytest
+
+from support.paths import CXX, LINK, ROOT, STRICT
+from support.processes import launch, run
+
 HEADER = ROOT / "include/devicemesh.hpp"
 
 
-def compile(*arguments, source=None):
-    return subprocess.run([CXX, *map(str, arguments)], input=source, capture_output=True, text=True, timeout=300)
+def compile(*arguments, source=None, code=0):
+    """The compiler's outcome; None as `code` takes any."""
+    return run(CXX, *arguments, input=source, code=code, timeout=170)
 
 
 def without_comments(text):
     return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
 
 
-def complete():
+def test_complete():
     """Every function is called, every constant used, every field of an options struct set or read."""
     c = without_comments((ROOT / "include/devicemesh.h").read_text())
     cpp = without_comments(HEADER.read_text())
@@ -39,7 +36,6 @@ def complete():
     assert len(wanted) > 100 and fields > 20, f"only {len(wanted)} names were found in devicemesh.h"
     missing = sorted(name for pattern, name in wanted.items() if not re.search(pattern, cpp))
     assert not missing, f"devicemesh.hpp does not have {missing}"
-    return len(wanted)
 
 
 # Declarations that need no words of their own: specialisations, aliases that a standard interface demands, and the class that is documented before.
@@ -47,7 +43,7 @@ SELF_EVIDENT = ("using value_type", "using error_type", "using Calls", "template
                 "inline namespace", "static constexpr Dtype value")
 
 
-def documented():
+def test_documented():
     """Above each public class, function, alias and enumeration stands a /// comment."""
     begins = re.compile(r"(template <|\[\[nodiscard\]\]|static |explicit |virtual |constexpr |inline |class |struct |enum |using |Returns<|[A-Z]\w*\()")
     undocumented, found, public = [], 0, True
@@ -70,21 +66,18 @@ def documented():
             undocumented.append(f"{at + 1}: {text}")
     assert found > 100, f"only {found} declarations were found"
     assert not undocumented, "without a comment:\n" + "\n".join(undocumented)
-    return found
 
 
-def macros():
+@pytest.mark.parametrize("flags, expected", [((), {"DEVICEMESH_HPP"}), (("-fno-exceptions",), {"DEVICEMESH_HPP", "DM_NO_EXCEPTIONS"})])
+def test_macros(flags, expected):
     """What the header defines beyond the C header and the standard ones."""
     includes = "\n".join(re.findall(r"#include <\w+>", HEADER.read_text()))
 
-    def defined(source, *flags):
+    def defined(source):
         done = compile("-std=c++17", *flags, "-I", ROOT / "include", "-dM", "-E", "-x", "c++", "-", source=source)
-        assert done.returncode == 0, done.stderr
         return {line.split()[1].split("(")[0] for line in done.stdout.splitlines()}
 
-    for flags, expected in (((), {"DEVICEMESH_HPP"}), (("-fno-exceptions",), {"DEVICEMESH_HPP", "DM_NO_EXCEPTIONS"})):
-        ours = defined("#include <devicemesh.hpp>", *flags) - defined(f"{includes}\n#include <devicemesh.h>", *flags)
-        assert ours == expected, f"{flags}: the header defines {sorted(ours)}"
+    assert defined("#include <devicemesh.hpp>") - defined(f"{includes}\n#include <devicemesh.h>") == expected
 
 
 # A body, and what the compiler says of it; the first lines compile, so that an error is about what it should be.
@@ -116,7 +109,7 @@ MISUSES = [
     ("std::vector<std::int16_t> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
     ("float table[2][2]; mesh.all_reduce(nullptr, table);", "specialise dm::DtypeOf"),
 ]
-# Types whose DtypeOf is wrong: 32 bytes that would go as one, 2 bytes that would go as 4, and one that owns memory.
+# These types have a wrong DtypeOf: 32 bytes that would go as one, 2 bytes that would go as 4, and one that owns memory.
 BEFORE = """#include <devicemesh.hpp>
 #include <array>
 #include <complex>
@@ -130,60 +123,48 @@ template <> struct dm::DtypeOf<Owner> { static constexpr dm::Dtype value = dm::D
 """
 
 
-def misuse():
-    def built(body):
-        source = f"{BEFORE}void use(dm::Mesh &mesh)\n{{\n  mesh.check();\n  {body}\n}}\n"
-        return compile("-std=c++17", *STRICT, "-I", ROOT / "include", "-fsyntax-only", "-x", "c++", "-", source=source)
-
-    for right in ("std::vector<float> values; mesh.all_reduce(nullptr, values, dm::Op::max);",
-                  # Views do not own what they show, so they may be temporaries; and so may what is only read.
-                  "float values[4]; mesh.all_reduce(nullptr, dm::Span<float>(values, 2)); mesh.send(nullptr, std::vector<float>(4), 0);"):
-        done = built(right)
-        assert done.returncode == 0, done.stderr
-    for body, says in MISUSES:
-        done = built(body)
-        assert done.returncode != 0, f"compiles: {body}"
-        assert re.search(says, done.stderr), f"{body}\ngives no error with {says!r}:\n{done.stderr}"
+def compiled(body):
+    source = f"{BEFORE}void use(dm::Mesh &mesh)\n{{\n  mesh.check();\n  {body}\n}}\n"
+    return compile("-std=c++17", *STRICT, "-I", ROOT / "include", "-fsyntax-only", "-x", "c++", "-", source=source, code=None)
 
 
-def examples():
-    """The examples of bindings/README.md on four ranks: the first with exceptions, the second without."""
-    found = re.findall(r"```cpp\n(.*?)```", (ROOT / "bindings/README.md").read_text(), re.S)
-    assert len(found) == 2, f"bindings/README.md has {len(found)} examples in C++"
-    for source, flags, says in zip(found, ([], ["-fno-exceptions"]), ("6", "1")):
-        program = SCRATCH / f"cpp_readme_{says}"
-        done = compile("-std=c++17", *flags, *STRICT, "-I", ROOT / "include", "-x", "c++", "-", "-x", "none", "-L", LIBRARY, "-ldevicemesh",
-                       f"-Wl,-rpath,{LIBRARY}", "-o", program, source=source)
-        assert done.returncode == 0, done.stderr
-        run(program, 4, says)
+@pytest.mark.parametrize("body", [
+    "std::vector<float> values; mesh.all_reduce(nullptr, values, dm::Op::max);",
+    # Views do not own what they show, so they may be temporaries; and so may what is only read.
+    "float values[4]; mesh.all_reduce(nullptr, dm::Span<float>(values, 2)); mesh.send(nullptr, std::vector<float>(4), 0);",
+])
+def test_right_use(body):
+    done = compiled(body)
+    assert done.returncode == 0, done.stderr
 
 
-def run(program, ranks, says):
-    done = subprocess.run([LIBRARY / "devicemesh", "run", "-n", str(ranks), "--", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.split() == [says] * ranks, done.stdout + done.stderr
+@pytest.mark.long
+@pytest.mark.parametrize("body, says", MISUSES, ids=[body for body, _ in MISUSES])
+def test_misuse(body, says):
+    done = compiled(body)
+    assert done.returncode != 0, "it compiles"
+    assert re.search(says, done.stderr), f"no error with {says!r}:\n{done.stderr}"
 
 
-def program():
-    folder = SCRATCH / "cpp_program"
-    folder.mkdir(parents=True, exist_ok=True)
+def under_the_tool(program, ranks, says):
+    assert launch(ranks, program).stdout.split() == [says] * ranks
+
+
+EXAMPLES = re.findall(r"```cpp\n(.*?)```", (ROOT / "bindings/README.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize("number, flags, says", [(0, [], "6"), (1, ["-fno-exceptions"], "1")], ids=["exceptions", "no exceptions"])
+def test_example_of_the_bindings_page(tmp_path, number, flags, says):
+    assert len(EXAMPLES) == 2, f"bindings/README.md has {len(EXAMPLES)} examples in C++"
+    compile("-std=c++17", *flags, *STRICT, "-I", ROOT / "include", "-x", "c++", "-", "-x", "none", *LINK, "-o", tmp_path / "example", source=EXAMPLES[number])
+    under_the_tool(tmp_path / "example", 4, says)
+
+
+def test_program_of_several_standards(tmp_path):
+    """Files of several standards, with and without exceptions, make one program."""
     objects = []
     for name, flags in (("main", ["-std=c++17"]), ("modern", ["-std=c++20"]), ("quiet", ["-std=c++17", "-fno-exceptions"])):
-        objects.append(folder / f"{name}.o")
-        done = compile(*flags, "-O1", *STRICT, "-I", ROOT / "include", "-c", ROOT / f"tests/cpp/program/{name}.cpp", "-o", objects[-1])
-        assert done.returncode == 0, done.stderr
-    done = compile(*objects, "-L", LIBRARY, "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}", "-o", folder / "program")
-    assert done.returncode == 0, done.stderr
-    run(folder / "program", 2, "fine")
-
-
-def main():
-    names, declarations = complete(), documented()
-    macros()
-    misuse()
-    program()
-    examples()
-    print(f"{names} names of the C header, {declarations} documented declarations")
-
-
-if __name__ == "__main__":
-    main()
+        objects.append(tmp_path / f"{name}.o")
+        compile(*flags, "-O1", *STRICT, "-I", ROOT / "include", "-c", ROOT / f"tests/cpp/program/{name}.cpp", "-o", objects[-1])
+    compile(*objects, *LINK, "-o", tmp_path / "program")
+    under_the_tool(tmp_path / "program", 2, "fine")

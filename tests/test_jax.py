@@ -1,130 +1,113 @@
-#!/usr/bin/env python3
-"""The JAX package on 4 ranks, against real JAX: every collective, order, errors, ranks that are lost, beside jax.distributed. test_jax_8_ranks.py does the rest.
+"""The JAX package against real JAX, on several ranks.
 
-DM_JAX_VERSION is another JAX than the pinned one, for example 0.7.2, the oldest that is supported: the handlers are the same.
-"""
+Most of the time goes to XLA, which compiles each program. Rank 0 compiles, and the other ranks find
+the program in the cache of the session (`compiled` in bindings/jax/tests/ranks.py). `make test` has
+four ranks and one case of each collective; `make test-all` adds all cases, on eight ranks."""
 
-import fcntl
-import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
+import sysconfig
 from pathlib import Path
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
-LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
-PACKAGE = ROOT / "bindings/jax"
-TOOL = LIBRARY / "devicemesh"
-# The last JAX for Python 3.11.
-JAX = os.environ.get("DM_JAX_VERSION") or "0.10.2"
-PINNED = [f"jax=={JAX}", f"jaxlib=={JAX}", "numpy==2.4.6", "scipy==1.17.1", "ml_dtypes==0.5.4", "opt_einsum==3.4.0", "setuptools==80.9.0", "mypy==1.18.2"]
-# What XLA has compiled, for the next run: on a machine that has run these tests before they take about half the processor's time. What a handler is asked
-# is decided when a program runs, so one that was loaded is no lesser test.
-COMPILED = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / f"target/jax/compiled-{JAX}"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-HANDLERS = ROOT / "target/jax/libdevicemesh_jax.so"
+import pytest
+
+from support.jax import BYTECODE, FOLDER, HANDLERS, PACKAGE, prepared
+from support.paths import LIBRARY, ROOT
+from support.processes import environment, launch, run
+
+TESTS = PACKAGE / "tests"
+MODULES = ["test_collectives", "test_errors", "test_order", "test_finite_differences"]
+# One case of each kind. The other cases vary axes, roots and operators, and eight ranks run them.
+ONE_OF_EACH = ["all_reduce", "all_gather tiled", "reduce_scatter", "all_to_all tiled", "shift", "pipeline", "broadcast", "reduce"]
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-SKIPPED = 77
+# A busy machine compiles a hundred programs.
+LIMIT = 900
 
 
-def skip(why):
-    print(why)
-    sys.exit(SKIPPED)
+@pytest.fixture(scope="session")
+def python():
+    return prepared()
 
 
-def run(*command, cwd=PACKAGE / "tests", timeout=500, **environment):
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment}, timeout=timeout,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, f"$ {' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}"
-    return done.stdout
+def variables(**more):
+    """The environment in which the packages of the source tree are found."""
+    return environment(PYTHONPATH=f"{ROOT / 'bindings/python'}:{PACKAGE}", DM_LIBRARY=LIBRARY / "libdevicemesh.so", DM_JAX_LIBRARY=HANDLERS, **BYTECODE, **more)
 
 
-def environment():
-    """An interpreter with JAX, fetched once (150 MB)."""
-    if sys.version_info < (3, 11):
-        skip(f"JAX {JAX} needs Python 3.11, this is {sys.version.split()[0]}")
-    folder = ROOT / f"target/jax/venv-{JAX}"
-    python, complete = folder / "bin/python", folder / "complete"
-    if not complete.exists() or complete.read_text() != "\n".join(PINNED):
-        shutil.rmtree(folder, ignore_errors=True)
-        made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, text=True)
-        if made.returncode == 0:
-            made = subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PINNED], capture_output=True, text=True, timeout=400)
-        if made.returncode != 0:
-            print(made.stdout + made.stderr)
-            skip(f"no environment with JAX could be made (nothing is cached in {folder}): {'; '.join(PINNED)}")
-        complete.write_text("\n".join(PINNED))
-    return python
+def compiled_in(folder):
+    """Variables that make JAX keep every compiled program in `folder`."""
+    return {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
 
-def handlers(python):
-    """The library of handlers needs nothing of XLA or Python, and exports only what is ours."""
-    headers = ROOT / "target/jax/headers-0.7.2/xla"
-    fetched = subprocess.run([python, PACKAGE / "build_handlers.py", HANDLERS], capture_output=True, text=True, timeout=400)
-    if fetched.returncode != 0 and not headers.exists():
-        print(fetched.stdout + fetched.stderr)
-        skip("the headers of jaxlib 0.7.2 could not be fetched")
-    assert fetched.returncode == 0, fetched.stdout + fetched.stderr
-    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-d", HANDLERS)))
+def on_ranks(count, *command, **more):
+    return launch(count, *command, options=["--prefix"], env=variables(**more), cwd=TESTS, timeout=LIMIT - 60, merged=True).stdout
+
+
+def unit_tests(python, ranks, names, folder):
+    """Runs the tests of these names on every rank, all in one process, and returns how many there
+    were."""
+    output = on_ranks(ranks, python, "-m", "unittest", *(f"-k={name}" for name in names), *MODULES, **compiled_in(folder))
+    counts = [int(count) for count in re.findall(r"^\[rank \d+\] Ran (\d+) tests", output, re.M)]
+    assert len(counts) == ranks and len(set(counts)) == 1, output
+    return counts[0]
+
+
+def test_the_handlers_need_nothing_of_xla_and_export_what_is_ours(python):
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-d", HANDLERS).stdout))
     assert needed <= SYSTEM, f"{HANDLERS.name} needs {sorted(needed)}"
-    exported = {line.split()[-1] for line in run("nm", "-D", "--defined-only", HANDLERS).splitlines() if " T " in line}
-    source = (PACKAGE / "src/handlers.cpp").read_text()
-    ours = {f"devicemesh_{name}" for name in re.findall(r"^HANDLER\((\w+),", source, re.M)} | {"devicemesh_jax_connect", "devicemesh_jax_group"}
+    exported = {line.split()[-1] for line in run("nm", "-D", "--defined-only", HANDLERS).stdout.splitlines() if " T " in line}
+    named = re.findall(r"^HANDLER\((\w+),", (PACKAGE / "src/handlers.cpp").read_text(), re.M)
+    ours = {f"devicemesh_{name}" for name in named} | {"devicemesh_jax_connect", "devicemesh_jax_group"}
     assert exported == ours and len(ours) == 9, exported ^ ours
 
 
-def on_ranks(python, count, *arguments, **environment):
-    paths = f"{ROOT / 'bindings/python'}:{PACKAGE}"
-    return run(TOOL, "run", "-n", count, "--prefix", "--", python, *arguments, PYTHONPATH=paths,
-               DM_LIBRARY=str(LIBRARY / "libdevicemesh.so"), DM_JAX_LIBRARY=str(HANDLERS), **environment)
+@pytest.mark.timeout(LIMIT)
+def test_four_ranks(python, tmp_path):
+    cases = [f"test {name} along all" for name in ONE_OF_EACH]
+    assert unit_tests(python, 4, [*cases, "Values", "Errors", "Order", "FiniteDifferences"], tmp_path) > 45
 
 
-def unit_tests(python, ranks, *selected):
-    # One start for all, as JAX is imported by every rank; and not every test runs on 8.
-    chosen = [f"-k={name}" for name in (*selected, "Order", "FiniteDifferences")]
-    output = on_ranks(python, ranks, "-m", "unittest", *chosen, "test_collectives", "test_errors", "test_order", "test_finite_differences", **COMPILED)
-    (count,) = re.findall(r"^\[rank 0\] Ran (\d+) tests", output, re.M)
-    assert int(count) > 25, output
-    print(f"{count} tests on {ranks} ranks", flush=True)
+def test_lost_ranks(python):
+    """A rank aborts a mesh, and later its process ends; the others are inside jitted programs."""
+    output = on_ranks(4, python, "lost.py")
+    assert (output.count("goes on after aborted"), output.count("goes on after died")) == (4, 3), output
+    assert "Traceback" not in output, f"the end of the processes is quiet\n{output}"
 
 
-def lost(python):
-    for how, leaves in (("died", 3), ("aborted", 4)):
-        output = on_ranks(python, 4, "lost.py", how, timeout=120)
-        assert output.count("goes on") == leaves, output
-        assert "Traceback" not in output, f"the end of the processes is quiet\n{output}"
-        first = max(float(number) for number in re.findall(r"after (\d+\.\d+) s", output))
-        print(f"a rank that {how if how == 'died' else 'is aborted'}: no other hangs, the last error after {first:.2f} s", flush=True)
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT)
+def test_eight_ranks(python, tmp_path):
+    assert unit_tests(python, 8, ["along", "Values", "FiniteDifferences"], tmp_path) > 40
 
 
-def distributed(python):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    output = on_ranks(python, 4, "distributed.py", JAX_COORDINATOR=address, timeout=200)
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT)
+def test_beside_jax_distributed(python, free_port):
+    output = on_ranks(4, python, "distributed.py", JAX_COORDINATOR=f"127.0.0.1:{free_port()}")
     assert output.count("fine") == 4, output
-    print("jax.distributed: XLA's collectives and ours agree on mesh_to_jax(mesh)", flush=True)
 
 
-def prepared():
-    """The interpreter, with the handlers built; one process at a time makes them."""
-    (ROOT / "target/jax").mkdir(parents=True, exist_ok=True)
-    with open(ROOT / "target/jax/lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        python = environment()
-        handlers(python)
-    return python
+@pytest.mark.long
+def test_types():
+    run(prepared(tools=True), "-m", "mypy", "--cache-dir", FOLDER / "mypy", cwd=PACKAGE, env=environment(MYPYPATH=ROOT / "bindings/python"), timeout=LIMIT)
 
 
-def main():
-    python = prepared()
-    lost(python)
-    distributed(python)
-    unit_tests(python, 4, "along all", "Values", "Errors")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT)
+def test_the_wheel_trains_the_example(tmp_path):
+    """The wheel, unpacked elsewhere, finds its handlers, for any Python of this platform;
+    examples/jax_dp.py trains with it."""
+    python = prepared(tools=True)
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    # The build backend is in the environment, which saves fetching it; the headers are those that
+    # were fetched.
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, PACKAGE, cwd=tmp_path, timeout=LIMIT)
+    (made,) = tmp_path.glob("*.whl")
+    machine = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    assert re.fullmatch(rf"devicemesh_jax-\d+\.\d+\.\d+-py3-none-{machine}\.whl", made.name), made.name
+    run(*pip, "install", "--no-deps", "--target", tmp_path / "site", made, cwd=tmp_path, timeout=LIMIT)
+    clean = environment(PYTHONPATH=f"{ROOT / 'bindings/python'}:{tmp_path}/site", DM_LIBRARY=LIBRARY / "libdevicemesh.so", **BYTECODE)
+    where = run(python, "-c", "import devicemesh_jax._native as n; print(n.library._name)", cwd=tmp_path, env=clean).stdout.strip()
+    assert Path(where) == tmp_path / "site/devicemesh_jax/_native/libdevicemesh_jax.so", where
+    output = launch(4, python, ROOT / "examples/jax_dp.py", "--check", "--epochs", 20, cwd=tmp_path, env=clean, timeout=LIMIT, merged=True).stdout
+    assert re.search(r"check: one process gets the same losses up to \S+ relative", output), output
+    assert re.search(r"test accuracy (9[0-9]|100)\.\d+ %", output), output

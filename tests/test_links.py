@@ -1,21 +1,18 @@
-#!/usr/bin/env python3
 """Every link of every page of the repository leads to a file, and to a heading that is there; docs/README.md leads to every page of docs; docs/launchers.md has
 every variable that the launchers' detection reads. Addresses on the network are not looked up."""
 
-import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 from urllib.parse import unquote
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
+from support.paths import ROOT
+
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^)<>\s]+)>?(?:\s+\"[^\"]*\")?\)")
 CODE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
 
 def pages():
-    """What git knows or could add; without git, everything outside target."""
+    """The pages that git knows or could add; without git, all pages outside target."""
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard", "*.md"], capture_output=True, text=True)
     if listed.returncode == 0 and listed.stdout:
         return sorted({ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()})
@@ -23,7 +20,7 @@ def pages():
 
 
 def anchors(text):
-    """As GitHub makes them: lower case, without punctuation, spaces as hyphens; repeated ones are numbered."""
+    """The anchors that GitHub makes of a page's headings: lower case, without punctuation, spaces as hyphens; repeated ones are numbered."""
     found = set()
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", CODE.sub("", text), re.M):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -51,32 +48,25 @@ def problem(path, target):
     return None
 
 
-def unreachable():
-    """Pages of docs that docs/README.md and the guide's index do not lead to."""
+def test_links_lead_somewhere():
+    found = [(path, target) for path in pages() for target in links(path)]
+    assert len(found) > 50, f"only {len(found)} links found"
+    problems = [text for text in (problem(*link) for link in found) if text]
+    assert not problems, "\n".join(problems)
+
+
+def test_docs_readme_leads_to_every_page():
+    """Directly, or through the guide's index."""
     reached = {(index.parent / target.partition("#")[0]).resolve()
                for index in (ROOT / "docs/README.md", ROOT / "docs/guide/README.md") for target in links(index)}
     wanted = {path.resolve() for path in (ROOT / "docs").rglob("*.md") if path.relative_to(ROOT / "docs").parts[0] != "reference"}
-    return [f"docs/README.md does not lead to {path.relative_to(ROOT.resolve())}" for path in sorted(wanted - reached) if path != (ROOT / "docs/README.md").resolve()]
+    assert wanted - reached <= {(ROOT / "docs/README.md").resolve()}
 
 
-def unsaid():
-    """Variables of src/rendezvous/launcher that docs/launchers.md does not have."""
+def test_launchers_page_has_every_variable():
+    """Those that src/rendezvous/launcher reads."""
     source = "".join((ROOT / f"src/rendezvous/launcher/{name}.rs").read_text() for name in ("mod", "meeting", "variables"))
     read = set(re.findall(r"\"((?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(?:MASTER|TORCHELASTIC|OMPI|PMIX?|PALS|MPI|SLURM|JOB)_\w+))\"", source))
     assert len(read) > 25, f"only {sorted(read)} found in src/rendezvous/launcher"
     page = (ROOT / "docs/launchers.md").read_text()
-    return [f"docs/launchers.md does not say what {name} is" for name in sorted(read) if not re.search(rf"\b{name}\b", page)]
-
-
-def main():
-    found = [(path, target) for path in pages() for target in links(path)]
-    assert len(found) > 50, f"only {len(found)} links found"
-    problems = [text for text in (problem(*link) for link in found) if text] + unreachable() + unsaid()
-    for text in problems:
-        print(text)
-    print(f"{len(found)} links of {len(pages())} pages, {len(problems)} problems")
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    assert not [name for name in sorted(read) if not re.search(rf"\b{name}\b", page)]

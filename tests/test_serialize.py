@@ -1,15 +1,13 @@
-#!/usr/bin/env python3
 """Another language reads and writes the text of a mesh from the format's description alone: Python's json, against dm_ranks and dm_equal."""
 
 import ctypes
 import itertools
 import json
-import os
-import sys
-from pathlib import Path
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
-LIBRARY = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release"))
+import pytest
+
+from support.paths import LIBRARY
+
 OFFLINE = 1
 
 lib = ctypes.CDLL(str(LIBRARY / "libdevicemesh.so"))
@@ -95,36 +93,38 @@ def write(shape, names, ranks):
                        "shape": shape, "names": names, "device_type": "cuda", "devicemesh": 1}, indent=2)
 
 
-def main():
+SHAPE, NAMES = (2, 3, 4), ["dp", "cp", "tp"]
+DEALT = [(7 * index + 3) % 29 for index in range(24)]
+# Views of a mesh of that shape, by name.
+VIEWS = {
+    "mesh": lambda mesh: mesh,
+    "turned": lambda mesh: sliced(mesh, "tp", "dp"),
+    "flat": lambda mesh: view(lib.dm_flatten, sliced(mesh, "tp", "dp"), b"flat", None),
+    "halves": lambda mesh: view(lib.dm_unflatten, VIEWS["flat"](mesh), b"flat", (ctypes.c_size_t * 2)(2, 4), names_of(["far", "near"]), ctypes.c_size_t(2), None),
+    "copy": lambda mesh: view(lib.dm_submesh, mesh, names_of(["cp"]), ctypes.c_size_t(1), ctypes.c_size_t(5)),
+    "one dimension": lambda mesh: sliced(mesh, "cp"),
+    "no dimension": lambda mesh: sliced(mesh),
+}
+
+
+@pytest.mark.parametrize("ranks", [None, DEALT], ids=["row-major", "dealt"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_view_through_json(name, ranks):
     options = world_options(30, 17)
-    shape, names = (2, 3, 4), ["dp", "cp", "tp"]
-    dealt = [(7 * index + 3) % 29 for index in range(24)]
-    assert 17 in dealt
-    views = []
-    for ranks in (None, dealt):
-        mesh = mesh_of(options, shape, names, ranks)
-        turned = sliced(mesh, "tp", "dp")
-        flat = view(lib.dm_flatten, turned, b"flat", None)
-        halves = view(lib.dm_unflatten, flat, b"flat", (ctypes.c_size_t * 2)(2, 4), names_of(["far", "near"]), ctypes.c_size_t(2), None)
-        copy = view(lib.dm_submesh, mesh, names_of(["cp"]), ctypes.c_size_t(1), ctypes.c_size_t(5))
-        views += [mesh, turned, flat, halves, copy, sliced(mesh, "cp"), sliced(mesh)]
-    for mesh in views:
-        text, ranks = text_of(mesh), ranks_of(mesh)
-        assert read(text) == ranks, (text, ranks)
-        said = json.loads(text)
-        ours = write(said["shape"], said["names"], ranks)
-        for text in (text, ours):
-            again = ctypes.c_void_p()
-            check(lib.dm_deserialize(text.encode(), ctypes.byref(options), ctypes.byref(again)))
-            equal = ctypes.c_bool()
-            check(lib.dm_equal(mesh, again, ctypes.byref(equal)))
-            assert equal.value, text
-            assert read(text_of(again)) == ranks
+    assert 17 in DEALT
+    mesh = VIEWS[name](mesh_of(options, SHAPE, NAMES, ranks))
+    text, ranks = text_of(mesh), ranks_of(mesh)
+    assert read(text) == ranks, text
+    said = json.loads(text)
+    for text in (text, write(said["shape"], said["names"], ranks)):
+        again = ctypes.c_void_p()
+        check(lib.dm_deserialize(text.encode(), ctypes.byref(options), ctypes.byref(again)))
+        equal = ctypes.c_bool()
+        check(lib.dm_equal(mesh, again, ctypes.byref(equal)))
+        assert equal.value, text
+        assert read(text_of(again)) == ranks
+
+
+def test_a_million_ranks_are_a_short_text():
     million = text_of(mesh_of(world_options(1 << 20, 777777), (64, 32, 64, 8), ["pp", "dp", "cp", "tp"]))
     assert len(million) < 200 and read(million) == list(range(1 << 20)), million
-    print(f"{len(views)} views through json")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

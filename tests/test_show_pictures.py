@@ -1,19 +1,17 @@
-#!/usr/bin/env python3
 """Pictures of many meshes: well-formed, the same each time, every rank once, no cell on another, everything inside the picture, no script and nothing
 from elsewhere, and hosts boxed so that exactly their ranks are inside."""
 
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
-ROOT = Path(os.environ.get("DM_ROOT", Path(__file__).resolve().parent.parent))
-TOOL = Path(os.environ.get("DM_LIB_DIR", ROOT / "target/release")) / "devicemesh"
+import pytest
+
+from support.paths import TOOL
+from support.processes import run
+
 SVG = "{http://www.w3.org/2000/svg}"
 
-# Options, panels.
+# (the options of `devicemesh show`, how many panels the picture has)
 CASES = [
     ("1", 1), ("1,1 a,b", 1), ("2", 1), ("17", 1), ("256", 1), ("251", 1), ("2,4 replicate,shard", 2), ("2,128 a,b", 1), ("128,2 a,b", 1), ("3,40 a,b", 1),
     ("40,3 a,b", 1), ("2,2,2 dp,cp,tp --rank 3 --hosts 2x4", 3), ("2,2,2 dp,cp,tp --rank 3 --hosts 1x8", 3),
@@ -31,7 +29,7 @@ def box(rect):
 
 
 def corners(path):
-    """Of a host's line: its points lie on straight lines between rounded corners."""
+    """The corners of a host's line, whose points lie on straight lines between rounded corners."""
     return [(int(x), int(y)) for x, y in re.findall(r"Q(-?\d+) (-?\d+)", path)]
 
 
@@ -45,7 +43,7 @@ def inside(point, polygon):
 
 
 def panels(picture):
-    """Heading and body are two groups each."""
+    """The bodies of the panels. A panel's heading and body are one group each."""
     groups = picture.findall(f"{SVG}g")
     assert len(groups) % 2 == 0
     return groups[1::2]
@@ -82,29 +80,19 @@ def check_panel(group, width, height):
     return len(cells)
 
 
-def main():
-    ranks = 0
-    for case, expected in CASES:
-        def draw(form):
-            command = [TOOL, "show", *case.split(), form]
-            return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout.decode()
+@pytest.mark.parametrize("options, count", CASES, ids=[options for options, _ in CASES])
+def test_picture(options, count):
+    def draw(form):
+        return run(TOOL, "show", *options.split(), form, timeout=60).stdout
 
-        text = draw("--svg")
-        assert text == draw("--svg"), f"{case}: not the same each time"
-        try:
-            picture = ElementTree.fromstring(text)
-            width, height = (float(n) for n in picture.get("viewBox").split()[2:])
-            assert not re.search(r"<script|href|@import|url\((?!#)", text)
-            drawn = panels(picture)
-            assert len(drawn) == expected, f"{len(drawn)} panels, expected {expected}"
-            ranks += sum(check_panel(panel, width, height) for panel in drawn)
-            page = draw("--html")
-            assert text in page and not re.search(r"<script|href|@import|src=", page)
-        except AssertionError as error:
-            raise AssertionError(f"{case}: {error}") from None
-    print(f"{len(CASES)} meshes, {ranks} cells")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    text = draw("--svg")
+    assert text == draw("--svg"), "not the same each time"
+    picture = ElementTree.fromstring(text)
+    width, height = (float(n) for n in picture.get("viewBox").split()[2:])
+    assert not re.search(r"<script|href|@import|url\((?!#)", text)
+    drawn = panels(picture)
+    assert len(drawn) == count
+    for panel in drawn:
+        assert check_panel(panel, width, height) > 0
+    page = draw("--html")
+    assert text in page and not re.search(r"<script|href|@import|src=", page)

@@ -1,6 +1,8 @@
-//! The C ABI on any sequence of calls: no memory error, no panic, no leak, and the contract of the header after each call.
+//! Calls the C ABI in any sequence. No call panics, leaks or breaks memory, and after each call
+//! the contract of the header holds.
 //!
-//! `make fuzz-abi` (SECONDS=60), with AddressSanitizer. What it finds goes into fuzz/corpus/abi, which `cargo test --test abi_corpus` replays.
+//! `make fuzz-abi` runs it for SECONDS=60. AddressSanitizer runs beside it. `fuzz/corpus.py add abi FILE` keeps an
+//! input that it found, and `cargo test --test abi_corpus` replays what is kept.
 
 #![no_main]
 

@@ -1,6 +1,8 @@
-//! The store's frame decoder on any bytes: no panic, no length taken on trust, and bytes that come in pieces measure as the whole.
+//! Gives the store's frame decoder any bytes. It does not panic, it trusts no length, and bytes
+//! that arrive in pieces measure as the whole.
 //!
-//! `make fuzz` (SECONDS=60). What it finds goes into fuzz/corpus/frame, which `cargo test --test store_frames` replays.
+//! `make fuzz` runs it for SECONDS=60. `fuzz/corpus.py add frame FILE` keeps an
+//! input that it found, and `cargo test --test store_frames` replays what is kept.
 
 #![no_main]
 

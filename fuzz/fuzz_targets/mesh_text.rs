@@ -1,6 +1,8 @@
-//! The parser of meshes as text on any text: no panic, no length taken on trust, and what is accepted means what it says.
+//! Gives the parser of meshes as text any text. It does not panic, it trusts no length, and what it
+//! accepts means what the text says.
 //!
-//! `make fuzz FUZZ=mesh_text` (SECONDS=60). What it finds goes into fuzz/corpus/mesh_text, which `cargo test --test mesh_text_random` replays.
+//! `make fuzz FUZZ=mesh_text` runs it for SECONDS=60. `fuzz/corpus.py add mesh_text FILE` keeps an
+//! input that it found, and `cargo test --test mesh_text_random` replays what is kept.
 
 #![no_main]
 

@@ -1,26 +1,29 @@
-"""How much of the library, the tool and the host engine the Rust tests and the programs of tests/c and tests/cpp run, by LLVM's own counters
-(-C instrument-coverage; llvm-profdata and llvm-cov are rustup's llvm-tools, which read this compiler's format), and what NCCL's path and the pictures need
-the scripts of tests/ for. What the other scripts add (launchers, Python, JAX), and ranks that are killed, which write nothing, is not in the figure.
-target/coverage/html has the lines."""
+"""Measures which lines of the library, the tool and the host engine run in the Rust tests, in the
+programs of tests/c and tests/cpp, and in the Python tests that TESTS names.
+
+LLVM counts (-C instrument-coverage). rustup's llvm-tools read the counters, because their format is
+that of this compiler. The other Python tests (launchers, JAX) are not counted, and neither are ranks
+that are killed, because they write no counters. target/coverage/html shows each line."""
 
 import json
 import shutil
-import sys
 
 from harness import CC, CXX, HOST, ROOT, STRICT, SYSROOT, TARGET, Failure, component, programs, run
+from parts.python import pytest_python
 
 FOLDER = TARGET / "coverage"
 TOOLS = SYSROOT / "lib/rustlib" / HOST / "bin"
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
-# What is not ours, and what tests others.
+# Files that are not ours, and files that are tests.
 OUTSIDE = r"/registry/|/rustc/|/rustlib/|/tests/|/tests\.rs$|/benches/|/examples/|build\.rs$"
-SCRIPTS = ["test_nccl.py", "test_mesh_page.py", "test_show_pictures.py"]
-# A floor, well below the figure: that a change leaves much untested is noticed, a line more or less is not.
+TESTS = ["tests/test_nccl.py", "tests/test_mesh_page.py", "tests/test_show_pictures.py"]
+# The gate fails below this. It is well below today's figure, so only a change that leaves much
+# untested fails.
 LEAST = 85.0
 
 
 def environment():
-    # One file for each program and core, which processes add to.
+    # Each program has one file for each core, and its processes add to that file.
     return {"RUSTFLAGS": "-Cinstrument-coverage", "LLVM_PROFILE_FILE": str(FOLDER / "raw/%4m.profraw"), "CARGO_PROFILE_DEV_OPT_LEVEL": "1"}
 
 
@@ -55,10 +58,8 @@ def gate():
         launcher = [library / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
         return [*launcher, program], {**environment(), "DM_TMP": str(FOLDER / "programs")}
     programs(FOLDER / "programs", COMPILERS, build, start, 10)
-    for name in SCRIPTS:
-        run([sys.executable, ROOT / "tests" / name], env={**environment(), "DM_ROOT": str(ROOT), "DM_LIB_DIR": str(library)}, timeout=900)
-        print(f"     ok   tests/{name}", flush=True)
-    # Programs that tests start without an environment write where they are.
+    run([pytest_python(), "-m", "pytest", "-q", *TESTS], env={**environment(), "DM_LIB_DIR": str(library)}, timeout=1800)
+    # Programs that tests start with an empty environment write into the current folder.
     for stray in [path for place in (ROOT, ROOT / "hostccl", ROOT / "hostccl/capi") for path in place.glob("default_*.profraw")]:
         shutil.move(stray, FOLDER / "raw" / stray.name)
     return figures([*objects, str(library / "libdevicemesh.so"), str(library / "devicemesh")])
@@ -70,7 +71,7 @@ def figures(objects):
     named = [objects[0], *(f"--object={path}" for path in objects[1:])]
     shared = [f"--instr-profile={merged}", f"--ignore-filename-regex={OUTSIDE}", *named]
     exported = run([TOOLS / "llvm-cov", "export", "--summary-only", *shared], timeout=600)
-    # Warnings come first: functions that are not quite the same in two programs.
+    # llvm-cov first warns of functions that differ between two programs.
     totals = json.loads(exported[exported.index("\n{") + 1 if not exported.startswith("{") else 0:])["data"][0]
     run([TOOLS / "llvm-cov", "show", "--format=html", f"--output-dir={FOLDER}/html", *shared], timeout=600)
     table = sorted((entry["summary"]["lines"]["percent"], entry["filename"]) for entry in totals["files"])

@@ -1,4 +1,5 @@
-"""Every fuzz target for a while from its corpus; the abi one under AddressSanitizer (Makefile has how)."""
+"""Runs every fuzz target for some time from its corpus. The target `abi` runs under
+AddressSanitizer (see the Makefile)."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""What the gates share: tests/run.py's way to run a command and read a test's first comments, and the C and C++ tests run in another way than there."""
+"""What the gates share: components of the toolchain, planted defects, and a run of the programs in
+tests/c and tests/cpp."""
 
 import os
 import subprocess
@@ -7,7 +8,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from run import CC, CXX, ROOT, SKIPPED, STRICT, TARGET, Failure, Skip, comments, run  # noqa: E402,F401
+from parts.base import CC, CXX, ROOT, STRICT, TARGET, Failure, Skip, comments, run  # noqa: E402,F401
 
 PLANTED = ROOT / "tests/gates/planted"
 HOST = next(line.split()[1] for line in subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout.splitlines()
@@ -16,7 +17,8 @@ SYSROOT = Path(subprocess.run(["rustc", "--print", "sysroot"], check=True, captu
 
 
 def component(name, proof):
-    """A component of this toolchain, whose presence the path `proof` below the sysroot shows; rustup fetches it when it is not there."""
+    """Has rustup add a component of this toolchain, unless the path `proof` below the sysroot shows
+    that it is there. Raises Skip where rustup cannot."""
     if not any(SYSROOT.glob(proof)):
         try:
             run(["rustup", "component", "add", name], timeout=600)
@@ -27,7 +29,8 @@ def component(name, proof):
 
 
 def fails_with(command, expected, env=None):
-    """That a planted defect is reported in these words; `command` must fail."""
+    """Checks that `command` fails and reports the planted defect with all of the `expected`
+    words."""
     done = subprocess.run([str(part) for part in command], env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     missing = [text for text in expected if text not in done.stdout]
@@ -36,9 +39,12 @@ def fails_with(command, expected, env=None):
 
 
 def programs(folder, compilers, build, start, slow, only=None):
-    """Builds tests/c and tests/cpp by `build(compiler, source, program)` and runs each on as many ranks as it says by the command `start(program, ranks)`,
-    with bounds on time that are `slow` times as long.
-    Gives how many runs passed; every failure is told, the first few whole."""
+    """Builds and runs the programs of tests/c and tests/cpp, and returns how many runs passed.
+
+    `build(compiler, source, program)` returns the command that builds a program, and
+    `start(program, ranks)` the command that runs it and its environment. Each program runs on the
+    numbers of ranks that its first comment names, those for which `only(source, ranks)` holds. Bounds on
+    time are `slow` times as long. Every failure is printed, the first five of them whole."""
     folder.mkdir(parents=True, exist_ok=True)
     passed, failures = 0, []
     for source in sorted([*(ROOT / "tests/c").glob("*.c"), *(ROOT / "tests/cpp").glob("*.cpp")]):

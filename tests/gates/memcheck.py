@@ -1,5 +1,7 @@
-"""tests/c under valgrind's memcheck: reads of what was never written, which AddressSanitizer does not see, and blocks that nobody knows any more. The
-library is the one that is shipped."""
+"""Runs tests/c under valgrind's memcheck, with the library as it is shipped.
+
+memcheck sees reads of memory that was never written, which AddressSanitizer does not see, and
+blocks to which no pointer is left."""
 
 import re
 import shutil
@@ -8,7 +10,8 @@ from harness import CC, CXX, PLANTED, STRICT, TARGET, Failure, Skip, fails_with,
 
 FOLDER = TARGET / "memcheck"
 RELEASE = TARGET / "release"
-# Nothing but what is lost for good: what the library keeps until the process ends (worlds, counters) is reachable.
+# Only blocks to which no pointer is left are errors. The library keeps some blocks (worlds,
+# counters) until the process ends, and those stay reachable.
 VALGRIND = ["valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite",
             "--num-callers=30"]
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
@@ -20,7 +23,8 @@ def build(compiler, source, program):
 
 
 def wanted(source, count):
-    """One process, or few: each rank takes twenty times its time, and all share the machine."""
+    """Whether a C file runs here on this number of ranks. A rank takes twenty times its time, and
+    all ranks share the machine, so there are at most four."""
     return source.suffix == ".c" and count <= 4
 
 
@@ -35,7 +39,7 @@ def gate():
         fails_with([*VALGRIND, folder / name], words)
 
     def start(program, count):
-        # The ranks, not the tool that starts them.
+        # valgrind runs the ranks. The tool that starts them runs without it.
         launcher = [RELEASE / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
         return [*launcher, *VALGRIND, program], {"DM_TMP": str(FOLDER / "programs")}
     try:

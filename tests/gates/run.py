@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The gates beside the tests: each looks at the same library in another way. `make gates` runs them all, ARGS="asan fuzz" some.
+"""The gates look at the library in other ways than the tests. `make gates` runs all of them; with
+ARGS="asan fuzz" it runs these two.
 
-A gate proves first that it can find something: a defect is planted, and must be reported. One that cannot run here says why ("skip"), and only what it
-names is needed for it to run. The last line is "gates: N passed, N failed, N skipped"."""
+A gate first plants a defect, which it must report. A gate that cannot run on this machine says what
+is missing and counts as skipped. The last line is "gates: N passed, N failed, N skipped"."""
 
 import argparse
 import os

@@ -1,9 +1,12 @@
-"""The library itself, the tool and the C and C++ tests under AddressSanitizer (with LeakSanitizer and, for C and C++, UndefinedBehaviorSanitizer) and
-under ThreadSanitizer.
+"""Runs the library, the tool and the C and C++ tests under AddressSanitizer and under ThreadSanitizer.
 
-The programs are instrumented by the C compiler and linked to the runtime that rustc brings, since one process can have but one. -Zsanitizer is for
-nightly compilers: RUSTC_BOOTSTRAP=1 lets the stable one take it, for these builds alone. ThreadSanitizer must see how the standard library's locks and
-channels work, so there std is built as well, from its source (rustup's rust-src); then nothing needs to be suppressed."""
+AddressSanitizer comes with LeakSanitizer, and for C and C++ with UndefinedBehaviorSanitizer.
+
+The C compiler instruments the programs, and they are linked to the runtime that rustc brings, because
+a process can have only one runtime. -Zsanitizer is for nightly compilers; RUSTC_BOOTSTRAP=1 lets the
+stable compiler take it, for these builds alone. ThreadSanitizer must see how the locks and channels
+of Rust's standard library work. So std is built too, from rustup's rust-src, and no report needs to
+be suppressed."""
 
 import os
 
@@ -19,10 +22,11 @@ FLAGS = {"asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], 
 
 
 def cargo(kind, command, *arguments, timeout=1800):
-    """cargo with everything instrumented. Little optimised: quicker to build, and stacks that can be read."""
+    """Runs cargo with everything instrumented. Little is optimised, which is quicker to build and
+    leaves stacks that can be read."""
     flags = [f"-Zsanitizer={SANITIZERS[kind]}", "-Cforce-frame-pointers=yes"]
     if kind == "asan":
-        # The standard library's checks of what unsafe code promises, and overflows.
+        # Debug assertions check what unsafe code promises to the standard library, and overflows.
         flags.append("-Cdebug-assertions=yes")
     environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(flags), "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", **OPTIONS[kind]}
     std = ["-Zbuild-std"] if kind == "tsan" else []
@@ -35,7 +39,8 @@ def build(kind):
 
 
 def linker(kind, library):
-    """A command that compiles and links a program, given the compiler: instrumented, with rustc's own runtime in place of the compiler's."""
+    """Returns a function that compiles a program and returns the command that links it, with
+    rustc's runtime in place of the compiler's."""
     (runtime,) = (SYSROOT / "lib/rustlib" / HOST / "lib").glob(f"librustc*_rt.{kind}.a")
 
     def command(compiler, source, program):
@@ -46,12 +51,15 @@ def linker(kind, library):
     return command
 
 
-# rustc's runtime lacks the part of UndefinedBehaviorSanitizer that knows C++'s classes; tests/run.py has it, with the compiler's own runtime.
+# rustc's runtime lacks the part of UndefinedBehaviorSanitizer that knows C++'s classes. The
+# sanitized cases of tests/parts/programs.py have that part, because they use the compiler's own
+# runtime.
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17", "-fno-sanitize=vptr"]}
 
 
 def proved(kind, library, expected):
-    """Each planted defect is found. Where the library does the deed, the report must name the library's function as the one that did it."""
+    """Checks that each planted defect is reported. Where the library makes the bad access, the
+    report must name the library's function."""
     folder = FOLDER[kind] / "planted"
     folder.mkdir(parents=True, exist_ok=True)
     link = linker(kind, library)
@@ -86,12 +94,13 @@ def thread():
     library = build("tsan")
     proved("tsan", library, {"race": ["data race", " dm_rank /"]})
     passed = on_everything("tsan", library, 40)
-    # The store's server and clients (not store_bounds, which asks for much within a time), agreement, the world, the host engine's groups: ranks as threads of one process.
+    # In these Rust tests the ranks are threads of one process. store_bounds is not among them,
+    # because it asks for much within some seconds.
     tests = ["--lib", *(part for name in THREADED for part in ("--test", name))]
     output = cargo("tsan", "test", "--package", "devicemesh", "--package", "hostccl", *tests, "--", f"--skip={MEASURED}")
     return passed + sum(int(line.split()[3]) for line in output.splitlines() if line.startswith("test result: ok."))
 
 
-# Of this process's memory, of which ThreadSanitizer takes several times as much.
+# This test measures the memory of the process, and ThreadSanitizer takes several times as much.
 MEASURED = "a_client_that_never_reads_is_not_listened_to"
 THREADED = ["world", "store_contract", "store_hostile", "store_wire", "communicators", "groups"]

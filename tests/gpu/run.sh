@@ -46,13 +46,13 @@ done
 
 [[ -x $build/probe ]] || "$here/pack.sh" || exit 1
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
-log=$out/log.txt figures=$(mktemp) table=$(mktemp) running=
+log=$out/log.txt figures=$(mktemp) table=$(mktemp) output=$(mktemp) running=
 : >"$log"
 # What is ended early takes what it started with it: the tool ends its ranks when it is told to end.
 # shellcheck disable=SC2329  # called by the trap
 stop() {
   [[ -z $running ]] || kill -TERM "$running" 2>/dev/null
-  rm -f "$figures" "$table"
+  rm -f "$figures" "$table" "$output"
 }
 trap stop EXIT
 trap 'exit 130' INT TERM
@@ -155,13 +155,12 @@ wanted() { [[ -z ${only+x} || ${#only[@]} -eq 0 || " ${only[*]} " == *" $1 "* ]]
 # Runs one case: CASE RANKS SECONDS COMMAND... Variables that the caller may set: settings (more of the environment), launch (what goes before the
 # command), expect (the exit code), grace (how long the others may go on after the first failure), lines (so many lines like `pattern` must have come).
 check() {
-  local case=$1 count=$2 limit=$3 label="$1 x$2" left=$((budget - SECONDS + began_all)) began ended code=0 text='' output
+  local case=$1 count=$2 limit=$3 label="$1 x$2" left=$((budget - SECONDS + began_all)) began ended code=0 text=''
   shift 3
   wanted "$case" || return 0
   if [[ -n $why ]]; then verdict skip "$label" 0 "$why" && return; fi
   if ((budget > 0 && left <= 0)); then verdict skip "$label" 0 "the budget of $budget s is used up" && return; fi
   ((budget == 0 || limit <= left)) || limit=$left
-  output=$(mktemp)
   began=$(date +%s.%N)
   # The tool's own time-out ends the ranks in order; the outer one is for the tool itself.
   env "${nccl_settings[@]}" ${settings[@]+"${settings[@]}"} timeout --kill-after=15 $((limit + 30)) \
@@ -180,7 +179,6 @@ check() {
   grep '^FIGURE|' "$output" | sed "s/^FIGURE|\(.*\)|\(.*\)|\(.*\)$/| x$count | \1 | \2 \3 |/" >>"$figures"
   torch_version=$(sed -n 's/^TORCH=//p' "$output" | head -n 1)
   [[ -z $torch_version ]] || torch=$torch_version
-  rm -f "$output"
   if ((code == 77)); then verdict skip "$label" "$ended" "$text"
   elif [[ -n $text ]]; then verdict FAIL "$label" "$ended" "$text"
   else verdict ok "$label" "$ended"; fi

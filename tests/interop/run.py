@@ -9,7 +9,6 @@ deadline. The last line is "N passed, N failed, N skipped"; a run of all cases w
 import argparse
 import contextlib
 import datetime
-import importlib.util
 import os
 import platform
 import re
@@ -26,9 +25,9 @@ from slurm import PROGRAMS, Slurm, free_ports
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-specification = importlib.util.spec_from_file_location("suite", ROOT / "tests/run.py")
-suite = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(suite)
+sys.path.insert(1, str(ROOT / "tests"))
+from parts import base as suite  # noqa: E402
+
 Failure, Skip, run = suite.Failure, suite.Skip, suite.run
 
 SCRATCH = ROOT / "target/interop"
@@ -256,12 +255,11 @@ def adopted():
 
 @case("torchrun --no-python, examples/jax_dp.py with real JAX in each of 4 ranks")
 def jax_example():
-    sys.path.insert(0, str(ROOT / "tests"))
-    import test_jax
+    from support import jax
     # JAX has an interpreter of its own here, so PyTorch is only the launcher and the store.
-    command = [torch(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4, "--no-python", test_jax.prepared(), ROOT / "examples/jax_dp.py",
+    command = [torch(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4, "--no-python", jax.prepared(), ROOT / "examples/jax_dp.py",
                "--check", "--epochs", 3]
-    environment = {**torch_environment(), **test_jax.COMPILED, "PYTHONPATH": f"{ROOT / 'bindings/python'}:{ROOT / 'bindings/jax'}"}
+    environment = {**torch_environment(), **jax.BYTECODE, "PYTHONPATH": f"{ROOT / 'bindings/python'}:{ROOT / 'bindings/jax'}"}
     output = run(command, env=environment, timeout=400)
     if not re.search(r"^check: one process gets the same losses up to \S+ relative$", output, re.M):
         raise Failure(f"no check of the losses in:\n{output}")

@@ -15,12 +15,11 @@ child must not use a mesh or world of its parent (the communicators are the pare
 from . import errors
 from ._library import last_error, status_name
 from ._library import version as _version
-from .communicator import Communicator
 from .constants import DType, ReduceOp
 from .current import get_current_mesh
 from .errors import *  # noqa: F403
 from .group import Group
-from .mesh import DeviceMesh, deserialize, init_device_mesh, lookup, unregister
+from .mesh import Communicator, DeviceMesh, deserialize, init_device_mesh, lookup, unregister
 from .options import DimOptions
 from .planning import RankPlan, plan_ranks
 from .sharding import Placement, Replicate, Shard, local_shard

@@ -1,28 +1,26 @@
-"""The communicator of one dimension, and its collectives."""
+"""The communicator of one dimension: who is in it, and its collectives. mesh.py adds the mesh that it belongs to."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import partial
-from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 from . import _interrupt as interrupt
 from ._library import check, int32, is_bool, library, listed, within
+from ._queries import MeshQueries
 from .buffers import Memory, changed, memory, stream_handle
 from .constants import DType, ReduceOp, reduction
 from .errors import InvalidArgumentError, UnsupportedError
 from .group import Queued, operation, opened
 
-if TYPE_CHECKING:
-    from .mesh import DeviceMesh
-
-__all__ = ["Communicator"]
+__all__ = ["Collectives"]
 
 # Also torch's and mpi4py's operators, which this package does not import.
 Op = Union[ReduceOp, str, int, Any]
 
 
-class Communicator:
+class Collectives:
     """This rank's group along one dimension of a mesh: ``mesh.get_group("tp")``.
 
     Buffers are anything with the buffer protocol (bytearray, array, numpy), DLPack (torch, jax, cupy) or __cuda_array_interface__, contiguous, used in
@@ -32,7 +30,7 @@ class Communicator:
     The interpreter lock is released while a call blocks, and Ctrl-C ends it (and the mesh with it).
     """
 
-    def __init__(self, mesh: "DeviceMesh", name: str) -> None:
+    def __init__(self, mesh: MeshQueries, name: str) -> None:
         self._mesh = mesh
         self._name = name
         self._dim = name.encode()
@@ -49,11 +47,6 @@ class Communicator:
     def name(self) -> str:
         """The dimension's name."""
         return self._name
-
-    @property
-    def mesh(self) -> "DeviceMesh":
-        """The mesh whose dimension this is."""
-        return self._mesh
 
     @property
     def rank(self) -> int:
@@ -258,7 +251,7 @@ class Communicator:
 
 def adopted_handle(group: Any, device_type: str) -> int:
     """The ncclComm_t of what from_group takes: an address, a Communicator, or PyTorch's ProcessGroup with an NCCL backend."""
-    if isinstance(group, Communicator):
+    if isinstance(group, Collectives):
         return group.handle
     if isinstance(group, int) and not is_bool(group):
         return within("group", group, 1, 2**64 - 1)

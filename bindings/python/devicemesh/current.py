@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, List
-
-if TYPE_CHECKING:
-    from .mesh import DeviceMesh
+from .mesh import DeviceMesh, stack
 
 __all__ = ["get_current_mesh"]
 
 
-class Stack(threading.local):
-    def __init__(self) -> None:
-        self.meshes: List["DeviceMesh"] = []
-
-
-stack = Stack()
-
-
-def get_current_mesh() -> "DeviceMesh":
+def get_current_mesh() -> DeviceMesh:
     """The mesh of the innermost ``with mesh:`` of this thread."""
     if not stack.meshes:
         raise RuntimeError("No device mesh is currently active!")

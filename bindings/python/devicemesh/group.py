@@ -6,17 +6,16 @@ import ctypes
 import functools
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple, TypeVar, cast
 
 from . import _interrupt as interrupt
 from ._beside import group_changes
 from ._library import check, library
+from ._queries import MeshQueries
 from .errors import InvalidHandleError
 
 if TYPE_CHECKING:
     from .buffers import Memory
-    from .communicator import Communicator
-    from .mesh import DeviceMesh
 
 __all__ = ["Group"]
 
@@ -33,12 +32,22 @@ class Open(threading.local):
 opened = Open()
 
 
+class Member(Protocol):
+    """A communicator, as far as a group needs it."""
+
+    _mesh: MeshQueries
+
+    @property
+    def handle(self) -> int:
+        """The raw communicator, which is made by this where the mesh is lazy."""
+
+
 class Queued:
     """An operation of a group: its communicator, the call that issues it, and the memory that it uses."""
 
     __slots__ = ("of", "issue", "kept")
 
-    def __init__(self, of: "Communicator", issue: Callable[[], int], kept: Tuple["Memory", ...]) -> None:
+    def __init__(self, of: Member, issue: Callable[[], int], kept: Tuple["Memory", ...]) -> None:
         self.of, self.issue, self.kept = of, issue, kept
 
 
@@ -49,7 +58,7 @@ class Group:
     of them runs: no exchange is half done, and the exception comes out. The other ranks, if they did not raise, wait for this one until their deadline.
     """
 
-    def __init__(self, mesh: "DeviceMesh") -> None:
+    def __init__(self, mesh: MeshQueries) -> None:
         self._mesh = mesh
         self._handle = 0
         self._queue: List[Queued] = []

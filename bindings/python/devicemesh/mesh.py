@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import threading
 import weakref
 from ctypes import byref
 from functools import partial
@@ -16,17 +17,37 @@ from ._beside import mesh_changes
 from ._library import check, flag, library, listing, optional_text, ranks, sizes, string, texts
 from ._library import text as as_text
 from ._queries import Dim, MeshQueries
-from .communicator import Communicator, adopted_handle
-from .current import stack
+from .communicator import Collectives, adopted_handle
 from .errors import DeviceMeshError, InvalidArgumentError
 from .group import Group
 from .options import DimOptions, DimOptionsLike
 from .world import World, abort_default_worlds
 
-__all__ = ["DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
+__all__ = ["Communicator", "DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
 
 # Every mesh of this process, by handle, for those that are unpickled.
 alive: "weakref.WeakValueDictionary[int, DeviceMesh]" = weakref.WeakValueDictionary()
+
+
+class Stack(threading.local):
+    """The meshes of the ``with mesh:`` that this thread is in, the outermost first."""
+
+    def __init__(self) -> None:
+        self.meshes: List[DeviceMesh] = []
+
+
+stack = Stack()
+
+
+class Communicator(Collectives):
+    __doc__ = Collectives.__doc__
+
+    _mesh: DeviceMesh
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh whose dimension this is."""
+        return self._mesh
 
 
 class DeviceMesh(MeshQueries):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional, Sequence, Tuple, Union
+from typing import Optional, Protocol, Sequence, Tuple, Union
 
 from . import _declarations as declarations
 from ._library import check, int32, library, sizes
 from .errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from ._queries import MeshQueries
 
 __all__ = ["Placement", "Replicate", "Shard", "local_shard"]
 
@@ -35,8 +32,18 @@ class Shard:
 Placement = Union[Replicate, Shard]
 
 
+class MeshHandle(Protocol):
+    """A mesh, as far as this module needs it."""
+
+    _handle: int
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+
+
 def local_shard(
-    mesh: "MeshQueries", tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
+    mesh: MeshHandle, tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
 ) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     """The shape and the offsets of one rank's block of a tensor, as PyTorch's DTensor answers. Local.
 

@@ -1,4 +1,4 @@
-/* Calls each of the quick functions N times and then 2 N times, for tests/test_instructions.py to count the processor's instructions: under
+/* Calls each of the quick functions N times and then 2 N times, for tests/instructions.py to count the processor's instructions: under
  * `valgrind --tool=callgrind --dump-before=mark` there is one dump from each mark() to the next. Prints "name N dump" a line: the counts are in
  * dump and dump + 2 (one-based). */
 #include "../check.h"

@@ -1,5 +1,5 @@
 /* Everything that ranks do together, over and over: joins a world, then rounds of meshes, communicators, collectives, messages, barriers and finalizing.
- * tests/soak ends one of its ranks somewhere on the way and reads what the others say:
+ * tests/test_lost_ranks.py ends one of its ranks somewhere on the way and reads what the others say:
  *
  *   phase <name> <seconds>              before each phase, and before each call of it that may last for its whole timeout (CLOCK_MONOTONIC)
  *   error <status> <seconds> <message>  the first error; then the rank aborts and frees what it has, and ends with code 3

@@ -1,5 +1,5 @@
 /* Ranks that end at random moments, and others that go on without them: a mesh, a range of it, collectives, until somebody is lost; then dm_shrink until it goes through,
- * while further ranks are lost. tests/soak/shrink.py reads what they say:
+ * while further ranks are lost. tests/test_lost_ranks.py reads what they say:
  *
  *   out <rank>             went with a replica of a lost rank
  *   done <rank> <ranks>    all deaths are over, and the mesh of those that are left joins the ranks that it says

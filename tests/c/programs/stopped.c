@@ -1,4 +1,4 @@
-/* One rank of four, one of which stops (SIGSTOP) in the middle of a collective call; see tests/test_stopped.py. Arguments: what happens, which rank
+/* One rank of four, one of which stops (SIGSTOP) in the middle of a collective call; see tests/test_lost_ranks.py. Arguments: what happens, which rank
  * stops. The others have an error that names it by their deadline, and nothing is left of what they made. */
 #include "blocked.h"
 

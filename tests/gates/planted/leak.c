@@ -1,4 +1,4 @@
-/* Planted: a block of which nobody knows the address any more. */
+/* Planted: the only pointer to a block is overwritten. */
 #include <devicemesh.h>
 #include <stdio.h>
 #include <stdlib.h>

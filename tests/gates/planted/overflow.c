@@ -1,4 +1,4 @@
-/* Planted: tells the library that 4 bytes are 64. What writes past them is the library, so that only a library that is checked itself is caught. */
+/* Planted: tells the library that 4 bytes are 64. The library writes past them, so the report shows that the library itself is instrumented. */
 #include <devicemesh.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Planted: two threads have the library write their rank into one place, and nothing orders them but the start of each round. */
+/* Planted: two threads have the library write their rank to one place, and only the start of each round orders them. */
 #include <devicemesh.h>
 #include <pthread.h>
 #include <stdio.h>

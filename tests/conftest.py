@@ -1,0 +1,141 @@
+"""The fixtures of the Python tests, and what holds for each of them.
+
+Every test has ports and folders of its own, so several tests can run side by side. When a test has
+ended, no process that it started may still run, its temporary folder (TMPDIR) must be empty, and
+nothing new may be in /dev/shm. A test that a machine cannot run is
+skipped with the reason; no test is tried twice."""
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT, SCRATCH
+from support.ports import Ports
+from support.processes import LAUNCHER, MARK, gone, marked
+from support.programs import Programs
+from support.ranks import Ranks
+
+# The folder of the session, which all workers of pytest-xdist share.
+SESSION = "LIBDEVICEMESH_SESSION"
+# How long the processes of a test may take to end after the test, on a busy machine.
+PATIENCE = 10.0
+
+
+def pytest_addoption(parser):
+    parser.addoption("--name", action="append", default=[], metavar="TEXT", help="only tests whose name contains this")
+    parser.addoption("--random-deaths", type=int, default=4, metavar="N", help="how many random cases of test_lost_ranks.py (tests/soak.py)")
+
+
+def is_worker():
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    for name in [name for name in os.environ if LAUNCHER.match(name)]:
+        del os.environ[name]
+    if not is_worker():
+        os.environ[SESSION] = str(new_session())
+        os.environ.setdefault("DM_SEED", str(random.randrange(1, 1 << 31)))
+    if config.option.basetemp is None:
+        config.option.basetemp = f"{os.environ[SESSION]}/tests"
+
+
+def new_session():
+    """A folder for this session; those of sessions that have ended are removed."""
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    for old in SCRATCH.glob("session-*"):
+        if not Path(f"/proc/{old.name.rpartition('-')[2]}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    folder = SCRATCH / f"session-{os.getpid()}"
+    folder.mkdir()
+    return folder
+
+
+def pytest_report_header():
+    return f"seed of this session: DM_SEED={os.environ['DM_SEED']}"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Names are as tests/run.py has them: tests/test_x.py::test_case[parameters]."""
+    wanted = config.option.name
+    if wanted:
+        chosen = [item for item in items if any(part in name_of(item) for part in wanted)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+def name_of(item):
+    return f"{item.path.relative_to(ROOT)}::{item.nodeid.partition('::')[2]}"
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Removes what the session wrote, unless somebody may want to look at a failure."""
+    if is_worker():
+        return
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        shutil.rmtree(os.environ[SESSION], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch):
+    """Fails a test whose processes, files or shared memory outlive it, and ends the processes."""
+    shared = set(os.listdir("/dev/shm"))
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=os.environ[SESSION]))
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    until = time.monotonic() + PATIENCE
+    while (marked(mark) or set(os.listdir("/dev/shm")) - shared) and time.monotonic() < until:
+        time.sleep(0.02)
+    running, shared = marked(mark), set(os.listdir("/dev/shm")) - shared
+    for pid in running:
+        if not gone(pid):
+            os.kill(pid, signal.SIGKILL)
+    files = sorted(path.name for path in temporary.iterdir())
+    shutil.rmtree(temporary, ignore_errors=True)
+    assert not running, f"still running: {running}"
+    assert not files, f"left in TMPDIR: {files}"
+    assert not shared, f"left in /dev/shm: {shared}"
+
+
+@pytest.fixture
+def free_port():
+    """A function that gives ports where nobody listens; nobody else gets them while the test runs."""
+    ports = Ports()
+    yield ports.free
+    ports.close()
+
+
+@pytest.fixture
+def start_ranks(free_port):
+    """A function that starts ranks by environment variables (support/ranks.py); they end with the test."""
+    started = []
+
+    def start(command, size, port=None, **how):
+        started.append(Ranks(command, size, port or free_port(), **how))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.end()
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """The C and C++ programs of the session (support/programs.py)."""
+    return Programs(Path(os.environ[SESSION]) / "programs")
+
+
+@pytest.fixture
+def chance(request):
+    """Random numbers that depend on the session's seed and the test's name alone."""
+    return random.Random(f"{os.environ['DM_SEED']}/{name_of(request.node)}")

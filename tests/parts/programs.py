@@ -1,0 +1,83 @@
+"""The programs of tests/c and tests/cpp, and the examples: built against the library, and run on as
+many ranks as they ask for."""
+
+import re
+import threading
+
+from .base import CC, CXX, LINK, RELEASE, ROOT, SCRATCH, STRICT, TOOL, Failure, comments, run
+
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# More warnings than users of devicemesh.hpp are likely to ask for.
+PEDANTIC = ["-Wshadow", "-Wconversion", "-Wsign-conversion"]
+STATIC = [str(RELEASE / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
+
+
+class Program:
+    """A program that several cases run. The first of them builds it."""
+
+    def __init__(self, name, *command):
+        self.path = SCRATCH / name
+        self.command = [*command, "-o", self.path]
+        self.lock, self.is_built = threading.Lock(), False
+
+    def run(self, ranks, *arguments, options=()):
+        """Builds it if it is not built yet, and runs it on that many ranks, or without the launcher
+        for 0."""
+        with self.lock:
+            if not self.is_built:
+                run(self.command)
+                self.is_built = True
+        launcher = [TOOL, "run", "-n", ranks, *options, "--"] if ranks else []
+        return run([*launcher, self.path, *arguments], env={"DM_TMP": str(SCRATCH)})
+
+
+def add_tests(runner):
+    """Each C file as C11, each C++ file as C++17; `make test-all` also runs C files that were built
+    as C++17, and C++ with sanitizers."""
+    c, cxx = [CC, "-std=c11", "-D_GNU_SOURCE"], [CXX, "-std=c++17"]
+    for path in sorted((ROOT / "tests/c").glob("*.c")):
+        for name, compiler, is_long in (("c11", c, False), ("c++17", [*cxx, "-x", "c++"], True)):
+            add_variant(runner, path, name, compiler, LINK, is_long)
+            if comments(path)[1]:
+                add_variant(runner, path, f"{name} static", compiler, STATIC, is_long)
+    for path in sorted((ROOT / "tests/cpp").glob("*.cpp")):
+        add_variant(runner, path, "c++17", [*cxx, *PEDANTIC], LINK)
+        add_variant(runner, path, "c++17 sanitized", cxx, [*LINK, *SANITIZE], is_long=True)
+
+
+def add_variant(runner, path, variant, compiler, link, is_long=False):
+    ranks, _, flags = comments(path)
+    build = [*compiler, "-O1", "-g", *STRICT, *flags, "-Iinclude", "-Itests/c", path, "-x", "none", *link]
+    program = Program(f"{path.stem}-{path.parent.name}-{variant.replace(' ', '-')}", *build)
+    for count in ranks:
+        label = f"{path.relative_to(ROOT)} {variant}" + (f" x{count}" if count else "")
+        runner.add(label, lambda count=count: program.run(count, options=("--prefix", "--grace-period", "10")) and None, is_long)
+
+
+def add_examples(runner):
+    built = {}
+
+    def example(name, ranks, compiler, *arguments, expect=()):
+        if name not in built:
+            source = next((ROOT / "examples").glob(f"{name}.c*"))
+            define = f'-DDM_EXAMPLE_DATA="{ROOT}/examples/data/digits.csv"'
+            built[name] = Program(f"example-{name}", *compiler, "-O2", *STRICT, define, "-Iinclude", source, *LINK)
+
+        def body():
+            output = built[name].run(ranks, *arguments)
+            for text in expect:
+                if not re.search(text, output, re.M):
+                    raise Failure(f"no line like {text!r} in\n{output}")
+        runner.add(" ".join([f"examples/{name} x{ranks}", *arguments]), body)
+
+    cxx, c = [CXX, "-std=c++17"], [CC, "-std=c11"]
+    accuracy = r"^test accuracy (9[5-9]|100)\.\d+ %$"
+    same = r"^check: one process gets the same losses up to \S+ relative"
+    example("hsdp_tp", 8, cxx, "--check", expect=[
+        r"^DeviceMesh\(\(replicate=2, shard=2, tp=2\), 'cpu', stride=\(4, 2, 1\)\)$",
+        r"^rank 6:  replicate \{2, 6\}  shard \{4, 6\}  tp \{6, 7\}$", r"^epoch 20  loss 0\.\d+$", accuracy, same])
+    example("hsdp_tp", 4, cxx, "--shape", "1", "2", "2", "--check", expect=[accuracy, same])
+    example("hsdp_tp", 6, cxx, "--shape", "3", "2", "1", "--check", expect=[accuracy, same])
+    example("shards", 8, cxx, "--check", expect=[
+        r"^rank 6  dp 1  fsdp 2  holds 151\.\.175$", r"^rows over fsdp, then tp:    0 1 2 3 4 5 6 7 8 9 10 11$"])
+    example("hello_mesh", 4, c, expect=[r"^rank 3 at \(dp=1, tp=1\): sum over tp 5, over dp 4$"])

@@ -1,0 +1,62 @@
+"""The Rust tests: each test program is a case, so that those that wait run beside those that
+compute.
+
+`cargo test` builds the programs, once for all of them, and runs the documentation's examples."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from .base import ROOT, Failure, run
+
+BUILD = ["cargo", "test", "--workspace", "--features", "cudarc", "--no-run", "--quiet", "--message-format=json"]
+BUILD_DEADLINE = 1800
+
+
+def sources():
+    """The first source file of each test program of the workspace, relative to ROOT."""
+    told = subprocess.run(["cargo", "metadata", "--no-deps", "--format-version", "1"], cwd=ROOT, check=True, capture_output=True, text=True)
+    targets = [target for package in json.loads(told.stdout)["packages"] for target in package["targets"]]
+    return sorted(str(Path(target["src_path"]).relative_to(ROOT)) for target in targets if target["test"] and target["kind"][0] != "bench")
+
+
+class Programs:
+    """The test programs, by source file."""
+
+    def __init__(self):
+        # source file: (executable, the folder of its package)
+        self.built = {}
+
+    def build(self):
+        """Builds all of them; with warm artifacts that takes a second."""
+        for line in run(BUILD, timeout=BUILD_DEADLINE).splitlines():
+            message = json.loads(line) if line.startswith("{") else {}
+            if message.get("reason") == "compiler-artifact" and message["executable"] and message["profile"]["test"]:
+                source = str(Path(message["target"]["src_path"]).relative_to(ROOT))
+                self.built[source] = message["executable"], Path(message["manifest_path"]).parent
+
+    def case(self, source):
+        def body():
+            if source not in self.built:
+                raise Failure(f"cargo built no test program of {source}")
+            executable, folder = self.built[source]
+            return passed(run([executable], timeout=600, cwd=folder))
+        return body
+
+
+def passed(output):
+    """How many tests passed, by the last line of each of Rust's test programs."""
+    counts = [int(count) for count in re.findall(r"^test result: ok\. (\d+) passed", output, re.M)]
+    if not counts:
+        raise Failure(f"no test ran:\n{output}")
+    return sum(counts)
+
+
+def add(runner):
+    """Adds the cases, and returns what must be called before they run: it builds the programs."""
+    programs = Programs()
+    for source in sources():
+        runner.add(f"rust {source}", programs.case(source))
+    runner.add("rust documentation", lambda: passed(run(["cargo", "test", "--workspace", "--features", "cudarc", "--doc"], timeout=BUILD_DEADLINE)))
+    return programs.build

@@ -1,0 +1,89 @@
+"""Pinned wheels that the tests fetch once, under target/. Several processes may want them at the same time."""
+
+import fcntl
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+import zipfile
+
+from .paths import TARGET
+from .processes import run
+
+# The headers of CUDA.
+CUDA_WHEELS = ["nvidia-cuda-runtime-cu12==12.1.105", "nvidia-cuda-nvcc-cu12==12.1.105", "nvidia-cuda-cccl-cu12==12.9.27"]
+# The header and the library of NCCL.
+NCCL_WHEEL = "nvidia-nccl-cu12==2.18.3"
+CMAKE_WHEEL = "cmake==3.31.6"
+
+
+class Unavailable(unittest.SkipTest):
+    """This machine cannot run a test; the message says why. pytest skips the test."""
+
+
+def pip():
+    """A pip that can be used here: of a virtual environment under target/, else the interpreter's own."""
+    environment = TARGET / "venv"
+    python = environment / "bin/python"
+    with open(TARGET / "venv.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not python.exists():
+            made = subprocess.run([sys.executable, "-m", "venv", str(environment)], capture_output=True)
+            if made.returncode != 0:
+                shutil.rmtree(environment, ignore_errors=True)
+                if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
+                    raise Unavailable("neither venv nor pip works here (Debian: apt-get install python3-venv)")
+                return [sys.executable, "-m", "pip"]
+    return [str(python), "-m", "pip"]
+
+
+def wheels(pins, wanted):
+    """The folder with those files of pinned wheels whose names match, fetched once, also when several processes want them."""
+    folder = TARGET / "wheels" / "-".join(pins).replace("==", "-")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            platforms = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_18_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
+            command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", *(f"--platform={platform}" for platform in platforms),
+                       "--dest", str(folder), *pins]
+            for attempt in (1, 2, 3):
+                fetched = subprocess.run(command, capture_output=True, text=True, timeout=900)
+                if fetched.returncode == 0:
+                    break
+            else:
+                raise AssertionError(f"$ {' '.join(command)}\n{fetched.stdout}{fetched.stderr}")
+            for wheel in folder.glob("*.whl"):
+                with zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(folder, [name for name in archive.namelist() if re.search(wanted, name)])
+                wheel.unlink()
+            (folder / "complete").touch()
+    return folder
+
+
+def nccl_wheel(pin=NCCL_WHEEL):
+    """A release of NVIDIA's NCCL: include/nccl.h and lib/libnccl.so.2 in this folder."""
+    return wheels([pin], r"/include/nccl\.h$|/lib/libnccl\.so\.2$") / "nvidia/nccl"
+
+
+def cuda_headers():
+    return sorted(path for path in wheels(CUDA_WHEELS, "/include/").glob("nvidia/*/include"))
+
+
+def cmake():
+    """A cmake: the machine's, else a pinned one of the virtual environment, so that nothing outside target/ changes."""
+    found = shutil.which("cmake")
+    if found:
+        return found
+    own = TARGET / "venv/bin/cmake"
+    with open(TARGET / "cmake.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not own.exists():
+            command = [*pip(), "install", "--quiet", CMAKE_WHEEL]
+            if not command[0].startswith(str(TARGET)):
+                raise Unavailable("no cmake, and no virtual environment to install it into")
+            run(*command, timeout=600)
+    return str(own)

@@ -1,0 +1,103 @@
+"""Running commands to their end, and finding the processes that a test has left."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from .paths import ROOT, TOOL
+
+# Variables by which launchers tell a process its rank. conftest.py removes them from the session.
+LAUNCHER = re.compile(
+    r"^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_|GROUP_RANK|TORCHELASTIC_|OMPI_|PMI|PALS_|SLURM_|JOB_COMPLETION_INDEX|MPI_LOCAL)")
+# The variable whose value tells which test started a process. All its descendants inherit it.
+MARK = "LIBDEVICEMESH_TESTED_BY"
+
+
+class Late(AssertionError):
+    """A command was not done in time."""
+
+
+def words(command):
+    return [str(part) for part in command]
+
+
+def environment(without=(), **variables):
+    """This process's variables but for those that begin with a prefix in `without`; then `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without))}
+    return {**kept, **{name: str(value) for name, value in variables.items()}}
+
+
+def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=False):
+    """Runs a command to its end and gives what it wrote (stdout, stderr, returncode).
+
+    Fails with everything that the command wrote when the exit code is not `code` (None: any will do),
+    or when the command is not done after `timeout` seconds. It and its children are ended then.
+    `env` replaces the variables; `merged` puts stderr into stdout."""
+    command = words(command)
+    process = subprocess.Popen(
+        command, cwd=cwd, env=env, text=True, errors="replace", start_new_session=True,
+        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merged else subprocess.PIPE)
+    shown = f"$ {' '.join(command)}"
+    try:
+        out, err = process.communicate(input, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        out, err = end_group(process)
+        raise Late(f"{shown}\n{out}{err or ''}\nnot done after {timeout} s") from None
+    except BaseException:
+        end_group(process)
+        raise
+    assert code is None or process.returncode == code, (
+        f"{shown}\n{out}{err or ''}\nexit code {process.returncode}, expected {code}")
+    return subprocess.CompletedProcess(command, process.returncode, out, err or "")
+
+
+def end_group(process):
+    """Ends the process group of a command and gives what it wrote. SIGTERM comes first, because the tool ends its ranks then."""
+    out = err = ""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            out, err = process.communicate(timeout=10)
+            break
+        except (subprocess.TimeoutExpired, ProcessLookupError):
+            continue
+    return out, err
+
+
+def launch(ranks, *command, options=(), **how):
+    """`run` of a command on that many ranks under `devicemesh run`."""
+    return run(TOOL, "run", "-n", ranks, *options, "--", *command, **how)
+
+
+def marked(mark, variable=MARK):
+    """The processes whose environment has this value of the variable, by pid."""
+    found = {}
+    wanted = f"{variable}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "comm").read_text().strip()
+            except OSError:
+                continue
+    return found
+
+
+def gone(pid):
+    """Whether a process has ended, also when nobody has waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_until(condition, what, patience=60):
+    """Waits for a condition; `what` says in the failure's message what should have happened."""
+    until = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < until, f"not within {patience} s: {what}"
+        time.sleep(0.01)

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Writes the outputs quoted in docs/tool.md anew. tests/test_tool_page.py checks that they are what the tool prints: process numbers, ports, folders, times and
+this host's name aside."""
+
+import os
+import re
+import socket
+import sys
+import tempfile
+
+from support.paths import LIBRARY, ROOT
+from support.ports import Ports
+from support.processes import environment, run
+
+PAGE = ROOT / "docs/tool.md"
+# What differs from run to run, and what the page has in its place.
+CHANGES = [(r"pid \d+", "pid 4711"), (r"reached in \d+ ms", "reached in 1 ms"), (r"127\.0\.0\.1:\d{3,5}", "127.0.0.1:29400"),
+           (r"\b%s\b" % re.escape(socket.gethostname()), "alpha")]
+
+
+def shell(script, folder):
+    """What a script of bash prints, and its exit code. `devicemesh` is this tree's tool."""
+    env = environment(without=["DM_STORE", "DM_CCL", "NO_COLOR", "CUDA_VIS"], PATH=f"{LIBRARY}:{os.environ['PATH']}")
+    done = run("bash", "-c", script, cwd=folder, env=env, code=None, merged=True)
+    return done.stdout, done.returncode
+
+
+def blocks(text):
+    """The console blocks of the page: the lines that begin with a command and end with its output."""
+    return re.findall(r"^```console\n(.*?)^```", text, flags=re.M | re.S)
+
+
+def commands(block):
+    """(command, quoted output) of a block."""
+    parts = [part.partition("\n") for part in re.split(r"^(?=\$ )", block, flags=re.M) if part]
+    return [(command, output.rstrip()) for command, _, output in parts]
+
+
+def printed(command, folder, free_port):
+    """What a quoted command prints here, with the page's words in place of what differs, and its exit code where it is not 0."""
+    ports = {port: free_port() for port in re.findall(r"localhost:(\d+)", command)}
+    ours = re.sub(r"localhost:(\d+)", lambda match: f"localhost:{ports[match.group(1)]}", command)
+    out, code = shell(ours.removeprefix("$ "), folder)
+    for theirs, port in ports.items():
+        out = out.replace(f"localhost:{port}", f"localhost:{theirs}")
+    for pattern, instead in CHANGES:
+        out = re.sub(pattern, instead, out)
+    return out.rstrip() + (f"\n(exit code {code})" if code else "")
+
+
+def main():
+    text, ports = PAGE.read_text(), Ports()
+    for block in blocks(text):
+        with tempfile.TemporaryDirectory() as folder:
+            anew = "".join(f"{command}\n{printed(command, folder, ports.free)}\n" for command, _ in commands(block))
+        text = text.replace(f"```console\n{block}```", f"```console\n{anew}```")
+    PAGE.write_text(text)
+    ports.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
