@@ -1,4 +1,4 @@
-//! What every wait of the library carries: a deadline, and a flag by which another thread ends it.
+//! Deadlines and cancellation, which every wait of the library carries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,33 +12,37 @@ pub const CANCEL_SLICE: Duration = Duration::from_millis(20);
 /// The longest timeout.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// A moment by which a wait ends, with the timeout it came from (for messages).
+/// A moment by which a wait ends. It knows the timeout that it was made with, for messages.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline {
+    /// The moment.
     at: Instant,
+    /// The timeout, for messages.
     timeout: Duration,
 }
 
 impl Deadline {
-    /// The moment `timeout` from now. Timeouts past 100 years count as 100 years.
+    /// Makes the moment `timeout` from now. Timeouts past 100 years count as 100 years.
     pub fn after(timeout: Duration) -> Deadline {
         let timeout = timeout.min(LONGEST);
         Deadline { at: Instant::now() + timeout, timeout }
     }
 
-    /// The moment this much later, with the same timeout for messages. More than 100 years count as 100 years, and a moment that the clock
-    /// cannot express leaves the deadline as it is.
+    /// Returns the moment that is `grace` later, with the same timeout for messages. More than 100
+    /// years count as 100 years. A moment that the clock cannot express leaves the deadline as it
+    /// is.
     #[must_use]
     pub fn extended(&self, grace: Duration) -> Deadline {
         Deadline { at: self.at.checked_add(grace.min(LONGEST)).unwrap_or(self.at), ..*self }
     }
 
-    /// Time left, zero when passed.
+    /// Returns the time left; zero when the moment has passed.
     pub fn left(&self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    /// Time left, at most [`CANCEL_SLICE`]: how long to sleep before looking around again.
+    /// Returns the time left, at most [`CANCEL_SLICE`]: how long a wait may sleep before it looks
+    /// at its flag again.
     pub fn slice(&self) -> Duration {
         self.left().min(CANCEL_SLICE)
     }
@@ -48,43 +52,45 @@ impl Deadline {
         self.left().is_zero()
     }
 
-    /// The whole timeout that this deadline was made with.
+    /// Returns the whole timeout that this deadline was made with.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 }
 
-/// A flag that ends waits: clones share it.
+/// A flag that ends waits. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel {
+    /// Whether this flag itself was raised.
     raised: Arc<AtomicBool>,
-    /// Raised together with what it belongs to: a mesh's flag with its world's.
+    /// The flag above this one: when the flag of a world is raised, the flags of its meshes count
+    /// as raised.
     above: Option<Arc<Cancel>>,
 }
 
 impl Cancel {
-    /// A flag that is not raised.
+    /// Makes a flag that is not raised.
     pub fn new() -> Cancel {
         Cancel::default()
     }
 
-    /// A flag of its own that counts as raised also when this one is.
+    /// Makes another flag, which counts as raised also when this one is.
     #[must_use]
     pub fn child(&self) -> Cancel {
         Cancel { raised: Arc::default(), above: Some(Arc::new(self.clone())) }
     }
 
-    /// Raises the flag; it stays raised.
+    /// Raises the flag. It stays raised.
     pub fn raise(&self) {
         self.raised.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it is raised.
+    /// Whether the flag is raised.
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::SeqCst) || self.above.as_ref().is_some_and(|above| above.is_raised())
     }
 
-    /// `DM_STATUS_ABORTED` when raised.
+    /// Fails with `DM_STATUS_ABORTED` when the flag is raised.
     pub fn check(&self) -> Result<()> {
         match &self.above {
             _ if !self.is_raised() => Ok(()),
@@ -94,66 +100,69 @@ impl Cancel {
     }
 }
 
-/// How often a long wait looks at what its caller watches.
+/// How often a long wait calls its watch.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Something that a long wait looks at now and then: an error ends the wait.
+/// A function that a long wait calls now and then. The wait ends with its error.
 pub type Watch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// How long a blocking call may wait and who may end it early. Cheap to clone.
+/// How long a blocking call may wait, and what may end it early. It is cheap to clone.
 #[derive(Clone)]
 pub struct Wait {
     /// When the call gives up.
     pub deadline: Deadline,
     /// Raised by another thread to end the call at once.
     pub cancel: Cancel,
-    /// What else may make the wait pointless.
+    /// A function that may find that the wait has no point any more.
     pub watch: Option<Watch>,
 }
 
 impl Wait {
-    /// A wait of at most `timeout` that nobody cancels.
+    /// Makes a wait of at most `timeout` that nobody cancels.
     pub fn after(timeout: Duration) -> Wait {
         Wait { deadline: Deadline::after(timeout), cancel: Cancel::new(), watch: None }
     }
 
-    /// The same with another deadline.
+    /// Returns this wait with another deadline.
     #[must_use]
     pub fn with_deadline(&self, deadline: Deadline) -> Wait {
         Wait { deadline, ..self.clone() }
     }
 
-    /// The outcome of a call that waited so: when it failed and was aborted meanwhile, that is why, whatever it met first (its own going
-    /// among it).
+    /// Returns the outcome of a call that had this wait. When the call failed and was aborted
+    /// meanwhile, the abort is the error, whatever the call met first.
     pub fn outcome<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| self.cancel.check().err().unwrap_or(error))
     }
 
-    /// For a wait that goes on and on: looks around now and then.
+    /// Returns what a long wait calls again and again, so that it looks at its flag and its watch
+    /// now and then.
     pub fn lookout(&self) -> Lookout<'_> {
         Lookout { wait: self, next: Deadline::after(LOOK) }
     }
 
-    /// Whether the wait has still a point.
+    /// Fails when the flag is raised, or with the error of the watch.
     pub fn look_around(&self) -> Result<()> {
         self.cancel.check()?;
         self.watch.as_ref().map_or(Ok(()), |watch| watch())
     }
 }
 
-/// When a long wait looks around next.
+/// Knows when a long wait looks at its flag and its watch next.
 pub struct Lookout<'a> {
+    /// The wait.
     wait: &'a Wait,
+    /// The moment of the next look.
     next: Deadline,
 }
 
 impl Lookout<'_> {
-    /// Whether it is time.
+    /// Whether it is time to look.
     pub fn is_due(&self) -> bool {
         self.next.passed()
     }
 
-    /// Looks around, if it is time.
+    /// Looks at the flag and the watch if it is time.
     pub fn look(&mut self) -> Result<()> {
         if self.is_due() {
             self.wait.look_around()?;

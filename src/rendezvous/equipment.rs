@@ -1,4 +1,5 @@
-//! What the ranks of a world bring for its communicators: the same version of the library, and a device of their own.
+//! Compares what the ranks of a world bring for its communicators. All ranks need the same version
+//! of the communicator library, and each rank needs a device of its own.
 
 use super::agreement::{Round, WorldKeys};
 use super::store::Store;
@@ -8,14 +9,17 @@ use crate::wait::Wait;
 /// What one rank brings.
 #[derive(Debug, Clone, Default)]
 pub struct Equipment {
-    /// The communicator library in words, the same on all ranks: NCCL refuses other versions of itself only after it has connected. Empty where
-    /// that does not matter.
+    /// The communicator library in words. It must be the same on all ranks, because NCCL refuses
+    /// other versions of itself only after it has connected. It is empty where the version does not
+    /// matter.
     pub library: String,
-    /// The device's identity, and what to call it; `None` where ranks may share one.
+    /// The identity of the device, and its name for messages; `None` where ranks may share a
+    /// device.
     pub device: Option<(String, String)>,
 }
 
-/// Everybody compares with rank 0, and puts its name to its device. A constant number of store operations per rank. `prefix` is this world's.
+/// Compares the library with that of rank 0, and claims the device for this rank. Each rank needs a
+/// constant number of store operations. The world's keys begin with `prefix`.
 pub(super) fn check(
     round: &Round,
     store: &dyn Store,

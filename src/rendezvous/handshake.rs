@@ -1,8 +1,11 @@
-//! Finding each other on a store that may hold what an earlier run left: an agent's, a folder, the caller's own.
+//! Finds the other ranks in a store that may hold what an earlier run left: the store of an agent,
+//! a folder, or the caller's own store.
 //!
-//! Rank 0 chooses a nonce, under which all keys of this run stand. Every other rank makes a token of its own, which nothing old can carry,
-//! leaves it under the next number with the nonces that it has tried in vain, and rank 0 hands it the nonce under that token. Whose token it is does not matter, so ranks that
-//! are wrong about the world's size get it too, and the agreement that follows tells them.
+//! Rank 0 chooses a nonce, and all keys of this run stand under it. Every other rank makes a token,
+//! which nothing old can contain. The rank leaves the token under the next number, with the nonces
+//! that it has tried in vain. Rank 0 answers with the nonce, under a key with that token. Rank 0
+//! does not ask whose token it is, so ranks that take the world to have another size get the nonce
+//! too, and the agreement that follows tells them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +15,12 @@ use super::store::{self, Store, refused_connections};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// Rank 0 looks for tokens, first after this time and at last this often.
+/// How long rank 0 pauses between two looks for tokens, at first and at last.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(20);
-/// Tokens that are looked for anew in one look.
+/// The most new tokens that one look expects.
 const TOKENS: i64 = 4096;
-/// After a mismatch, how long late ranks can still learn of it.
+/// How long late ranks can still learn of a mismatch.
 const STAY: Duration = Duration::from_millis(500);
 
 /// How long the store may take to say whom it refused.
@@ -31,7 +34,7 @@ pub(super) struct Session {
     pub(super) size: Option<usize>,
 }
 
-/// Raises a flag when it goes.
+/// Raises a flag when it is dropped.
 struct RaiseOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for RaiseOnDrop<'_> {
@@ -40,11 +43,15 @@ impl Drop for RaiseOnDrop<'_> {
     }
 }
 
-/// Rank 0's part.
+/// Hands out the nonce on behalf of rank 0.
 pub(super) struct NonceServer {
+    /// The store in which the ranks meet.
     store: Arc<dyn Store>,
+    /// The keys of this join begin with this prefix.
     prefix: String,
+    /// The nonce of this run.
     nonce: String,
+    /// The number of ranks, which the others are told with the nonce.
     size: usize,
 }
 
@@ -57,7 +64,7 @@ impl NonceServer {
         Session { prefix: format!("{}/{}", self.prefix, self.nonce), size: Some(self.size) }
     }
 
-    /// Hands the nonce to whoever comes while `work` lasts.
+    /// Hands out the nonce to all ranks that ask for it while `work` lasts.
     pub(super) fn while_others_come(&self, wait: &Wait, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let done = AtomicBool::new(false);
         std::thread::scope(|threads| {
@@ -66,7 +73,8 @@ impl NonceServer {
             if let Err(error) = handing {
                 return Err(Error::no_thread(&error));
             }
-            // Also where `work` unwinds, out of the caller's store for one: the scope waits for the thread, which ends when it is told so.
+            // The flag is raised also when `work` panics, for example in the caller's store,
+            // because the scope waits for the thread.
             let _telling = RaiseOnDrop(&done);
             let outcome = work();
             if outcome.as_ref().is_err_and(|error| error.status() == Status::Mismatch) {
@@ -76,15 +84,17 @@ impl NonceServer {
         })
     }
 
-    /// Trouble with the store is told by the work beside it.
+    /// Answers the tokens until `done` is raised. The work beside it reports what is wrong with the
+    /// store.
     fn hand_out(&self, done: &AtomicBool, wait: &Wait) {
         let (mut count, mut pause) = (0i64, FIRST_LOOK);
-        // Numbers whose token is still to come; of a rank that died in between it never does.
+        // The numbers whose token is not there yet. A rank that died before it left its token never
+        // leaves it.
         let mut open: Vec<i64> = Vec::new();
         while !done.load(Ordering::SeqCst) {
             let now = self.store.try_get(&format!("{}/tokens", self.prefix), wait).ok().flatten();
             let now = now.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()).unwrap_or(count);
-            // So many in one look: the number is what others say.
+            // The number is what others have written, so one look follows only so many.
             let now = now.clamp(count, count.saturating_add(TOKENS));
             open.extend(count + 1..=now);
             count = now;
@@ -99,7 +109,7 @@ impl NonceServer {
         }
     }
 
-    /// Whether the rank that drew that number has the nonce now.
+    /// Answers the token with that number. Returns whether that is done.
     fn hand_to(&self, number: i64, wait: &Wait) -> bool {
         let Ok(Some(token)) = self.store.try_get(&format!("{}/token/{number}", self.prefix), wait) else {
             return false;
@@ -108,27 +118,30 @@ impl NonceServer {
         let mut words = token.split(' ');
         let key = format!("{}/nonce/{}", self.prefix, words.next().unwrap_or_default());
         if words.any(|tried| tried == self.nonce) {
-            // It has been in this join, which failed, and waits for the next one.
+            // This rank has tried this nonce in a join that failed, and waits for the nonce of the
+            // next join.
             return true;
         }
         self.store.set(&key, said(&self.nonce, self.size).as_bytes(), wait).is_ok()
     }
 }
 
-/// Rank 0's part where it serves the store itself. No older run left anything there, but what is left of one may come back when rank 0
-/// starts again at the same address: so the keys of this run stand under a nonce here too.
+/// Publishes a nonce on behalf of rank 0, which serves the store itself. An earlier run has left
+/// nothing there, but its ranks may come back when rank 0 starts again at the same address. So the
+/// keys of this run stand under a nonce here too.
 pub(super) fn lead(store: &dyn Store, prefix: &str, size: usize, wait: &Wait) -> Result<Session> {
     let nonce = random();
     store.set(&format!("{prefix}/session"), said(&nonce, size).as_bytes(), wait)?;
     Ok(Session { prefix: format!("{prefix}/{nonce}"), size: Some(size) })
 }
 
-/// What rank 0 says to the others: the nonce, and the size of the world.
+/// Returns what rank 0 tells the others: the nonce, and the size of the world.
 fn said(nonce: &str, size: usize) -> String {
     format!("{nonce} {size}")
 }
 
-/// Every other rank's part in that. A nonce that it has `tried` before is of a join that failed, and another one comes in its place.
+/// Reads on behalf of every other rank what [`lead`] has published. A nonce that the rank has
+/// `tried` before belongs to a join that failed, so the rank waits for another nonce.
 pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<Session> {
     loop {
         let session = receive(store, prefix, "session", wait)?;
@@ -143,14 +156,15 @@ pub(super) fn follow(store: &dyn Store, prefix: &str, tried: &[String], wait: &W
     }
 }
 
-/// Every other rank's part: the prefix of this run's keys. Rank 0 of a join that this rank has `tried` before does not hand its nonce to it again.
+/// Asks rank 0 for the nonce on behalf of every other rank. Rank 0 does not answer with a nonce
+/// that this rank has `tried` before.
 pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait) -> Result<Session> {
     let token = random();
     let number = store.add(&format!("{prefix}/tokens"), 1, wait)?;
     let text = [std::slice::from_ref(&token), tried].concat().join(" ");
     store.set(&format!("{prefix}/token/{number}"), text.as_bytes(), wait)?;
     let received = receive(store, prefix, &format!("nonce/{token}"), wait);
-    // Rank 0 has handed it out, or it never will to this token.
+    // Rank 0 has answered this token, or never will.
     store.forget(vec![format!("{prefix}/token/{number}"), format!("{prefix}/nonce/{token}")], wait);
     received
 }
@@ -173,7 +187,7 @@ fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<Se
     Ok(Session { prefix: format!("{prefix}/{nonce}"), size: size.parse().ok() })
 }
 
-/// 16 hexadecimal digits that no other process or call has.
+/// Returns 16 hexadecimal digits that no other process or call has.
 pub(super) fn random() -> String {
     format!("{:016x}", store::random())
 }

@@ -16,21 +16,26 @@ use crate::wait::Wait;
 const SHORT: Duration = Duration::from_millis(200);
 /// The most notes of lost ranks that are removed. There is a bound because the number of notes is read from the store.
 const MOST_LOST: usize = 1 << 16;
-/// For how many worlds that this process has left the keys are remembered, at most. At most as many nonces of failed joins are kept.
+/// For how many worlds that this process has left the keys are remembered. It is also the most
+/// nonces of failed joins that are kept.
 const MOST: usize = 64;
 
 /// The place of a join in the store. It is given back when it is dropped before the join has succeeded, so the next try has the same
 /// number. The next try needs the same number because the other ranks may not have begun this join at all.
 pub(super) struct JoinAttempt {
+    /// The store that counts the joins.
     store: Arc<dyn Store>,
+    /// The key under which the store counts the joins of this rank of this process.
     counter: String,
     /// The keys of this join begin with this prefix.
     pub(super) prefix: String,
+    /// The rank that joins.
     rank: usize,
     /// The nonces under which this rank tried this join in vain. Rank 0 may still be handing out the nonce of such a try.
     pub(super) tried: Vec<String>,
     /// The nonce of this try, once it is known.
     nonce: Option<String>,
+    /// Whether the join has succeeded, so its number stays in use.
     done: bool,
 }
 
@@ -93,10 +98,15 @@ impl Drop for JoinAttempt {
 
 /// A world that this process has left.
 struct LeftWorld {
+    /// The name of the store.
     store: String,
+    /// This process's rank in that world.
     rank: usize,
+    /// The number of ranks of that world.
     size: usize,
+    /// The keys of that world begin with this prefix.
     prefix: String,
+    /// The keys that this rank has left there.
     keys: Vec<String>,
 }
 

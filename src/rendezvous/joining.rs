@@ -25,14 +25,16 @@ use crate::wait::{Deadline, Wait};
 const TELL: Duration = Duration::from_secs(5);
 
 impl World {
-    /// Finds out who this process is, reaches the store and agrees with the other ranks on world size, device type and library version.
-    /// **Collective over the world** unless offline.
+    /// Finds out which rank this process is, reaches the store, and agrees with the other ranks on
+    /// world size, device type and library version. **Collective over the world** unless offline.
     pub fn join(device_type: &str, options: &JoinOptions) -> Result<World> {
         World::join_with(device_type, options, |_, _| Ok(((), None))).map(|(world, ())| world)
     }
 
-    /// The same, with what this process needs for it (given its rank in the host and the world's size), which is prepared before anybody is
-    /// waited for, and what of it the other ranks must know. A rank that fails in that tells the others, so that they do not wait for it.
+    /// Does what [`World::join`] does. `prepare` makes what this process needs for the world,
+    /// before any other rank is waited for. It gets the rank in the host and the size of the world,
+    /// and returns also what the other ranks must know of it. When it fails, the other ranks are
+    /// told, so they do not wait for this one.
     #[doc(hidden)]
     pub fn join_with<T>(
         device_type: &str,
@@ -71,7 +73,7 @@ impl World {
         });
         let joined = joined.map_err(|error| explain(server.as_ref(), error));
         match (prepared, joined) {
-            // That the ranks want different things says more than that this one cannot have its own.
+            // A mismatch between the ranks says more than a failure of this rank alone.
             (Err(_), Err(error)) if error.status() == Status::Mismatch => Err(error),
             (Err(error), _) => Err(error),
             (Ok(_), Err(error)) => Err(world.with_reach(error)),
@@ -79,7 +81,8 @@ impl World {
         }
     }
 
-    /// Beside the error of a join to which others did not come: that they could not, where a name means this host alone.
+    /// Adds to the error of a join to which ranks did not come why they may have missed it: rank 0
+    /// has a world of another size, or the store's name means this host alone.
     fn with_reach(&self, error: Error) -> Error {
         let error = match self.session.as_ref().and_then(|session| session.size_there) {
             Some(there) if there != self.place.size && error.status() == Status::Timeout => Error::timeout(format!(
@@ -104,7 +107,8 @@ impl World {
         .with_os_error(error.os_error())
     }
 
-    /// Reaches the store, and agrees with rank 0 on a prefix for the keys that no earlier run has used.
+    /// Reaches the store, and agrees with rank 0 on a prefix for the keys, which no earlier run has
+    /// used.
     fn meet(
         &self,
         method: Method,
@@ -112,7 +116,8 @@ impl World {
         wait: &Wait,
     ) -> Result<(Session, JoinAttempt, Option<NonceServer>)> {
         let Place { rank, size, .. } = self.place;
-        // Also where nobody is asked for it: an empty one is a mistake that is better found in a world of one rank.
+        // This check is made also where no store asks for the secret, because a mistake is better
+        // found in a world of one rank.
         let secret = Secret::from_environment()?;
         let mut connect: Option<Box<dyn Fn() -> Result<TcpStore>>> = None;
         let (mut store, server, fresh): (Arc<dyn Store>, _, _) = match (store, method) {
@@ -155,7 +160,8 @@ impl World {
                 (false, _) => handshake::ask(&*store, &join.prefix, &join.tried, wait),
             });
             match (found, &connect) {
-                // The server of a world before this one, which rank 0 has just freed; it is still to come to this one.
+                // This was the server of an earlier world, which rank 0 has just freed. The server
+                // of this world is still to come.
                 (Err(error), Some(connect))
                     if fresh && rank > 0 && error.status() == Status::Store && !wait.deadline.passed() =>
                 {
@@ -193,7 +199,8 @@ impl World {
         Ok((session, join, host))
     }
 
-    /// `failure`: why this rank cannot take part after all.
+    /// Agrees with the other ranks on the world. `failure` says why this rank cannot take part, if
+    /// it cannot.
     fn agree_on_join(&self, failure: Option<&Error>, equipment: Option<&Equipment>, wait: &Wait) -> Result<()> {
         let session = self.session()?;
         let Place { rank, size, .. } = self.place;
@@ -241,13 +248,14 @@ impl World {
         }
         let finished = round.finish(wait);
         outcome.and(finished)?;
-        // Trouble with it is none of the join, and the next join tries again.
+        // The join has succeeded even if this fails, and the next join tries it again.
         let _ = join_attempt::clean_up(store, rank, wait);
         Ok(())
     }
 }
 
-/// The error of a wait for other ranks, with the reason where this process's own server could not take them.
+/// Returns the error of a wait for other ranks, with the reason if this process's own server could
+/// not take their connections.
 fn explain(server: Option<&Arc<Server>>, error: Error) -> Error {
     match server {
         Some(server) => server.explain(error),
@@ -259,7 +267,7 @@ pub(super) fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
     let env = |name: &str| std::env::var(name).ok();
     let mut place = match options.world_size {
         None => detect(&env)?,
-        // Only a meeting at the environment's address has to find one.
+        // An address is needed only when the ranks meet at the environment's address.
         Some(size) if size > 1 && matches!(method, Method::Env) && options.store.is_none() && !options.offline => {
             given(&env, options.rank, size, options.local_rank)?
         }
@@ -270,7 +278,7 @@ pub(super) fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
         place.agent = false;
     }
     if !matches!(method, Method::Env) || options.store.is_some() {
-        // The port, or the store, is the caller's.
+        // The caller has chosen the port or the store, so no other job is there.
         place.job = 0;
     }
     if place.size > i32::MAX as usize || place.rank >= place.size {

@@ -1,8 +1,9 @@
-//! Who listens on a TCP port of this host.
+//! Finds out who listens on a TCP port of this host.
 
 use std::fs;
 
-/// Whether this process itself listens on that TCP port: a listening socket there is among its descriptors.
+/// Whether this process itself listens on that TCP port, which is so when one of its descriptors is
+/// a listening socket there.
 pub(super) fn listens(port: u16) -> bool {
     let listening: Vec<String> = listeners(port).iter().map(|inode| format!("socket:[{inode}]")).collect();
     let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
@@ -10,12 +11,13 @@ pub(super) fn listens(port: u16) -> bool {
     links.any(|link| listening.iter().any(|socket| link.as_os_str() == socket.as_str()))
 }
 
-/// Whether any process of this host (of this network namespace) listens on that TCP port, as far as can be seen: where nothing can be seen, yes.
+/// Whether any process of this host (of this network namespace) listens on that TCP port. The
+/// answer is yes where the sockets cannot be seen.
 pub(super) fn anybody_listens(port: u16) -> bool {
     !fs::exists("/proc/self/net/tcp").unwrap_or(false) || !listeners(port).is_empty()
 }
 
-/// The inodes of the sockets that listen on that TCP port (proc_net(5): state 0A).
+/// Returns the inodes of the sockets that listen on that TCP port (proc_net(5): state 0A).
 fn listeners(port: u16) -> Vec<String> {
     let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default());
     let ends = format!(":{port:04X}");

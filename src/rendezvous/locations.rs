@@ -1,4 +1,5 @@
-//! Where the ranks of a world are: each says it, rank 0 puts it together, all read that.
+//! Collects where the ranks of a world are. Each rank says where it is, rank 0 puts this together,
+//! and all ranks read it.
 
 use std::collections::HashMap;
 
@@ -8,11 +9,13 @@ use super::world::World;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
-/// The longest location that a rank may give, in bytes: all of them travel in one value of the store.
+/// The longest location that a rank may give, in bytes. All locations travel in one value of the
+/// store.
 const LONGEST: usize = 4096;
 
 impl World {
-    /// The location of every rank: what it gave, or its host. **Collective over the world**; two store operations per rank, and one more of rank 0 for each.
+    /// Returns the location of every rank: what it gave, or its host. **Collective over the
+    /// world**. Each rank needs two store operations, and rank 0 needs one more for each rank.
     pub fn locations(&self, mine: Option<&str>, wait: &Wait) -> Result<Vec<String>> {
         if let Some(mine) = mine.filter(|mine| mine.len() > LONGEST) {
             return Err(Error::invalid(format!("the location has {} bytes; it has at most {LONGEST}", mine.len())));
@@ -53,7 +56,7 @@ impl World {
     }
 }
 
-/// What a rank says of its place.
+/// What a rank states about its place.
 enum Stated<'a> {
     Path(&'a str),
     Nothing(HostIdentity),
@@ -68,7 +71,8 @@ impl Stated<'_> {
     }
 }
 
-/// The paths that were said, and for ranks that said none the name of their host: one name for each running kernel, however its containers are called.
+/// Returns the paths that were stated. A rank that stated none gets the name of its host: one name
+/// for each running kernel, whatever its containers are called.
 fn resolve(said: &[String]) -> Vec<String> {
     let mut names: HashMap<&str, String> = HashMap::new();
     let mut taken: HashMap<&str, usize> = HashMap::new();
@@ -81,7 +85,7 @@ fn resolve(said: &[String]) -> Vec<String> {
             let name = names.entry(key).or_insert_with(|| {
                 let times = taken.entry(host).or_default();
                 *times += 1;
-                // A slash would be a level.
+                // A slash would begin a new level.
                 let host = host.replace('/', "_");
                 if *times == 1 { host } else { format!("{host}#{times}") }
             });

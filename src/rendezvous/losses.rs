@@ -1,8 +1,10 @@
-//! Which ranks of the world have gone: told by the store where it can know, else found out by those that share their host.
+//! Knows which ranks of the world are lost. The store tells it where the store can know; otherwise
+//! the ranks of the same host find it out.
 //!
-//! Under `<prefix>/lost` stands how many have gone, and under `<prefix>/lost/<k>` the k-th. A server of this library writes them when a rank's
-//! connections end. On another store each rank leaves its process number with its host's, and whoever waits for long looks whether the
-//! processes of its own host live.
+//! The key `<prefix>/lost` counts the lost ranks, and `<prefix>/lost/<k>` holds the k-th one. A
+//! server of this library writes them when the connections of a rank end. On any other store each
+//! rank leaves its process number under the name of its host, and a rank that waits for long looks
+//! whether the processes of its own host live.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,26 +20,32 @@ use crate::digest::Fnv1a;
 use crate::error::Result;
 use crate::wait::{Deadline, Wait};
 
-/// How long writing or reading such a note may take.
+/// How long it may take to write or read such a note.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// The ranks of one world that have gone, as far as this rank knows.
+/// The ranks of one world that are lost, as far as this rank knows.
 pub(super) struct Losses {
+    /// The store that has the notes.
     store: Arc<dyn Store>,
+    /// The keys of the world begin with this prefix.
     prefix: String,
+    /// What was read so far.
     known: Mutex<Known>,
+    /// The ranks of this host; `None` where the store itself knows who is lost.
     local_ranks: Option<LocalRanks>,
 }
 
 #[derive(Default)]
 struct Known {
+    /// The lost ranks, in the order in which this rank has learned of them.
     ranks: Vec<i32>,
-    /// How many of the notes in the store were read. Not all ranks are known from there.
+    /// How many of the notes in the store were read. This rank knows some losses by other ways.
     read: usize,
 }
 
 impl Losses {
-    /// Of a world whose keys begin with `prefix`; this rank's own end will be told from now on.
+    /// Begins to watch the world whose keys begin with `prefix`. From now on the others learn when
+    /// this rank ends.
     pub(super) fn begin(
         store: Arc<dyn Store>,
         prefix: &str,
@@ -52,13 +60,13 @@ impl Losses {
         Ok(Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks })
     }
 
-    /// Of a world in which nobody can be lost.
+    /// Makes the losses of a world in which no rank can be lost.
     #[cfg(test)]
     pub(super) fn none(store: Arc<dyn Store>, prefix: &str) -> Losses {
         Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks: None }
     }
 
-    /// Before all keys of the world.
+    /// The prefix of all keys of the world.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -67,34 +75,36 @@ impl Losses {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The key under which the next loss will stand, and its number.
+    /// Returns the key of the next note, and its number.
     pub(super) fn next(&self) -> (usize, String) {
         let number = self.known().read + 1;
         (number, format!("{}/lost/{number}", self.prefix))
     }
 
-    /// What stood under that key.
+    /// Notes what the key of that number held.
     pub(super) fn note(&self, number: usize, value: &[u8]) {
         let rank: Option<i32> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         let mut known = self.known();
-        // Another thread may have noted it meanwhile. What is no rank counts, so that the next one is found.
+        // Another thread may have noted it meanwhile. A value that is no rank is counted, so the
+        // next note is found.
         if known.read + 1 == number {
             known.read = number;
             known.ranks.extend(rank);
         }
     }
 
-    /// The first rank that is known to have gone and for which `is_missed` holds.
+    /// Returns the first rank that is known to be lost and for which `is_missed` holds.
     pub(super) fn first(&self, is_missed: impl Fn(i32) -> bool) -> Option<i32> {
         self.known().ranks.iter().copied().find(|rank| is_missed(*rank))
     }
 
-    /// All of those.
+    /// Returns all ranks that are known to be lost and for which `is_missed` holds.
     pub(super) fn all(&self, is_missed: impl Fn(i32) -> bool) -> HashSet<i32> {
         self.known().ranks.iter().copied().filter(|rank| is_missed(*rank)).collect()
     }
 
-    /// Looks at the processes of this host, where the store does not know; what is found out is told to all through the store.
+    /// Looks at the processes of this host, where the store does not know who is lost. What is
+    /// found is announced to all ranks.
     pub(super) fn look(&self, of_caller: &Wait) {
         let Some(local_ranks) = &self.local_ranks else { return };
         for rank in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
@@ -102,35 +112,42 @@ impl Losses {
         }
     }
 
-    /// Tells all ranks through the store that one has gone.
+    /// Announces to all ranks, through the store, that one is lost.
     pub(super) fn announce(&self, rank: i32) {
         let wait = Wait::after(SHORT);
         let number = self.store.add(&format!("{}/lost", self.prefix), 1, &wait);
         let told = number.and_then(|number| {
             self.store.set(&format!("{}/lost/{number}", self.prefix), rank.to_string().as_bytes(), &wait)
         });
-        // The store may have gone with that rank.
+        // The store may have ended with that rank.
         if told.is_err() {
             self.known().ranks.push(rank);
         }
     }
 }
 
-/// The ranks of this host, by process.
+/// The ranks of this host, with their processes.
 struct LocalRanks {
+    /// The key under which the ranks of this host are counted and listed.
     key: String,
+    /// This process's rank.
     me: i32,
+    /// The ranks that were found so far.
     found: Mutex<Vec<LocalRank>>,
 }
 
 struct LocalRank {
+    /// The rank in the world.
     rank: i32,
+    /// Its process.
     process: Arc<Process>,
+    /// Whether its end was announced, or need not be.
     told: bool,
 }
 
 impl LocalRanks {
-    /// `None` where this process cannot tell which host it is on, or cannot see the processes there.
+    /// Lists this rank among those of its host. Returns `None` where this process cannot tell which
+    /// host it is on, or cannot see the processes there.
     fn join(
         store: &dyn Store,
         prefix: &str,
@@ -156,7 +173,7 @@ impl LocalRanks {
 
     fn newly_dead(&self, store: &dyn Store, wait: &Wait) -> Vec<i32> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        // LocalRanks join in the beginning only, but not all at once.
+        // The ranks join in the beginning only, but not all at once.
         while let Ok(Some(line)) = store.try_get(&format!("{}/{}", self.key, found.len() + 1), wait) {
             let line = String::from_utf8_lossy(&line).into_owned();
             let mut numbers = line.split(' ').map(str::parse::<u64>);
@@ -165,7 +182,7 @@ impl LocalRanks {
                 break;
             };
             let process = Process::watch(ProcessId { pid: pid as u32, start });
-            // Ranks may be threads of one process, which live as long as this one.
+            // Ranks may be threads of one process. They live as long as this process.
             let told = rank as i32 == self.me || pid == u64::from(std::process::id());
             found.push(LocalRank { rank: rank as i32, process, told });
         }

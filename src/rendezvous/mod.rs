@@ -1,9 +1,10 @@
-//! Where am I, the key-value store, and the agreement between ranks.
+//! Where the ranks meet: the launcher's environment, the key-value store, and the agreement between
+//! ranks.
 //!
 //! - [`launcher`]: rank, size and the store's address from the environment of a launcher.
 //! - [`store`]: the key-value service in which the ranks meet.
 //! - [`World`]: this process's place in the job, joined once.
-//! - `Scope`, `Round`: the agreement before (and at the end of) every collective call of the library.
+//! - `Scope`, `Round`: the agreement before and at the end of every collective call of the library.
 
 mod agreement;
 mod equipment;

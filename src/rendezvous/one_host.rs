@@ -11,13 +11,15 @@ use super::store::Store;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
-/// Ranks whose hosts are looked up for the message, and hosts that it names.
+/// How many ranks' hosts are looked up for the message, and how many hosts the message names.
 const ASKED: usize = 1024;
 
 const NAMED: usize = 4;
 
-/// The host engine's ranks share memory, so they must share a machine: everybody compares with rank 0, and the first to differ says who is
-/// where. A constant number of store operations per rank, but for that one. `prefix` is this world's.
+/// Checks that all ranks share a machine, because the ranks of the host engine share memory. Every
+/// rank compares its host with that of rank 0, and the first rank that differs reports where the
+/// ranks are. Each other rank needs a constant number of store operations. The world's keys begin
+/// with `prefix`.
 pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usize, usize), wait: &Wait) -> Result<()> {
     let (rank, size) = me;
     let key = |rank: usize| format!("host/{rank}");
@@ -47,7 +49,8 @@ fn unasked(error: &io::Error) -> Error {
     Error::unsupported(message).with_os_error(error.raw_os_error().unwrap_or(0))
 }
 
-/// Who is where: "ranks 0-3 are on alpha, ranks 4-7 on beta". `lines` are those of the first ranks of so many.
+/// Says which rank is where: "ranks 0-3 are on alpha, ranks 4-7 on beta". `lines` are the hosts of
+/// the first ranks, and `size` is the number of all ranks.
 fn spread(lines: &[String], size: usize) -> String {
     let mut hosts: Vec<(&str, Vec<i32>)> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();
@@ -67,7 +70,8 @@ fn spread(lines: &[String], size: usize) -> String {
         } else {
             " are"
         };
-        // Same name: a container with processes of its own, or a second host that is called the same.
+        // A host of the same name is a container with processes of its own, or a second host that
+        // is called the same.
         let again = hosts[..at].iter().any(|(other, _)| name(other) == name(line));
         format!(
             "{}{verb} on {}{}",

@@ -6,75 +6,77 @@ use std::time::Duration;
 use super::store::Store;
 use crate::wait::{Cancel, Deadline};
 
-/// How long a wait lasts where nobody says otherwise.
+/// How long a wait lasts unless the caller says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How to join a world.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct JoinOptions {
-    /// No rendezvous: for layouts and planning only.
+    /// There is no rendezvous: the world is for layouts and planning only.
     pub offline: bool,
-    /// Number of ranks; `None`: size, rank and local rank come from the launcher's environment.
+    /// The number of ranks. When it is `None`, size, rank and local rank come from the launcher's
+    /// environment.
     pub world_size: Option<usize>,
-    /// This process's rank, when the size is given.
+    /// The rank of this process. It counts when `world_size` is given.
     pub rank: usize,
-    /// This process's device index in its host, when the size is given.
+    /// The device index of this process in its host. It counts when `world_size` is given.
     pub local_rank: usize,
-    /// How long each wait lasts; `None`: [`DEFAULT_TIMEOUT`].
+    /// How long each wait lasts; `None` means [`DEFAULT_TIMEOUT`].
     pub timeout: Option<Duration>,
-    /// When the joining itself must be done; `None`: after `timeout`.
+    /// The moment by which the joining itself must be done; `None` means `timeout` from now.
     pub deadline: Option<Deadline>,
-    /// `env://`, `tcp://host:port` or `file:///path`; `None` is `env://`.
+    /// `env://`, `tcp://host:port` or `file:///path`; `None` means `env://`.
     pub init_method: Option<String>,
-    /// The caller's store instead.
+    /// The caller's own store, in place of the one that `init_method` names.
     pub store: Option<Arc<dyn Store>>,
-    /// Ends the joining early.
+    /// A flag that ends the joining early.
     pub cancel: Cancel,
 }
 
 impl JoinOptions {
-    /// Rank `rank` of `size`, on the device of that number, whatever the launcher's environment says.
+    /// Rank `rank` of `size`, on the device of that number. The launcher's environment does not
+    /// count.
     pub fn ranked(rank: usize, size: usize) -> JoinOptions {
         JoinOptions { world_size: Some(size), rank, local_rank: rank, ..JoinOptions::default() }
     }
 
-    /// The same with another device in this process's host.
+    /// Sets the device index of this process in its host.
     #[must_use]
     pub fn local_rank(mut self, local_rank: usize) -> JoinOptions {
         self.local_rank = local_rank;
         self
     }
 
-    /// The same without a rendezvous: for layouts and planning only.
+    /// Makes a world without a rendezvous, for layouts and planning only.
     #[must_use]
     pub fn offline(mut self) -> JoinOptions {
         self.offline = true;
         self
     }
 
-    /// The same with that time for each wait.
+    /// Sets how long each wait lasts.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> JoinOptions {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The same with `env://`, `tcp://host:port` or `file:///path` for where the ranks meet.
+    /// Sets where the ranks meet: `env://`, `tcp://host:port` or `file:///path`.
     #[must_use]
     pub fn init_method(mut self, method: impl Into<String>) -> JoinOptions {
         self.init_method = Some(method.into());
         self
     }
 
-    /// The same with the caller's store for where the ranks meet.
+    /// Sets the caller's own store as the place where the ranks meet.
     #[must_use]
     pub fn store(mut self, store: Arc<dyn Store>) -> JoinOptions {
         self.store = Some(store);
         self
     }
 
-    /// The same with a flag that ends the joining early.
+    /// Sets a flag that ends the joining early.
     #[must_use]
     pub fn cancel(mut self, cancel: Cancel) -> JoinOptions {
         self.cancel = cancel;

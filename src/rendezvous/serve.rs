@@ -1,4 +1,4 @@
-//! The server of the store that rank 0 runs for the other ranks.
+//! Runs the server of the store on behalf of rank 0.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! This process's place in the job.
+//! The world that this process has joined.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,23 +14,36 @@ use crate::wait::Wait;
 
 /// A job as one of its ranks sees it.
 pub struct World {
+    /// "cuda" or "cpu".
     pub(super) device_type: String,
+    /// Which rank this process is, and where the ranks meet.
     pub(super) place: Place,
+    /// How long each wait lasts.
     pub(super) timeout: Duration,
+    /// Whether there is no rendezvous by choice.
     pub(super) offline: bool,
+    /// What the ranks share; `None` in an offline world, and until the rank has joined.
     pub(super) session: Option<Own<Session>>,
 }
 
-/// What joined ranks share; a forked child never drops it. Fields drop in order: the store's connections before the server that they may lead to.
+/// What a rank has after it has joined. A forked child never drops it. The fields are dropped in
+/// order, so the connections to the store end before the server to which they may lead.
 pub(super) struct Session {
+    /// All ranks.
     pub(super) scope: Arc<Scope>,
+    /// The ranks that are known to be lost.
     pub(super) losses: Arc<Losses>,
+    /// The keys that this rank has left in the store for the world.
     pub(super) leftovers: Arc<WorldKeys>,
+    /// The store in which the ranks meet.
     pub(super) store: Arc<dyn Store>,
+    /// The keys of the world begin with this prefix.
     pub(super) prefix: String,
-    /// How many ranks rank 0 takes the world to have, where it said so.
+    /// How many ranks rank 0 takes the world to have. It is `None` when rank 0 did not say so.
     pub(super) size_there: Option<usize>,
+    /// Whether rank 0 serves the store.
     pub(super) served: bool,
+    /// The server, if this process runs it.
     pub(super) server: Option<Arc<Server>>,
 }
 
@@ -70,12 +83,13 @@ impl World {
         self.place.launcher
     }
 
-    /// All ranks as a set that makes collective calls.
+    /// Returns all ranks as a set that makes collective calls.
     pub fn scope(&self) -> Result<&Arc<Scope>> {
         Ok(&self.session()?.scope)
     }
 
-    /// Some of the ranks, in an order of their own, as such a set; `id` is the same on all of them and used once.
+    /// Returns some of the ranks, in an order of their own, as a set that makes collective calls.
+    /// `id` is the same on all of them and is used once.
     pub fn subscope(&self, id: &str, ranks: Arc<[i32]>, position: usize) -> Result<Scope> {
         let session = self.session()?;
         let serving = session.served && self.place.rank == 0;
@@ -87,19 +101,19 @@ impl World {
         Ok(Scope::new(party, prefix))
     }
 
-    /// Tells the other ranks that this one takes no further part: to them it has gone.
+    /// Tells the other ranks that this rank takes no further part. To them it is lost from now on.
     pub fn leave(&self) {
         if let Some(session) = self.session().ok().filter(|_| self.place.size > 1) {
             session.losses.announce(self.place.rank as i32);
         }
     }
 
-    /// Returns when every rank has called it. **Collective over the world**.
+    /// Returns when every rank has called this function. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         self.barrier_by(&Wait::after(timeout.unwrap_or(self.timeout)))
     }
 
-    /// The same, where part of the wait may be over.
+    /// Does what [`World::barrier`] does, when a part of the wait may be over already.
     pub fn barrier_by(&self, wait: &Wait) -> Result<()> {
         self.scope()?.agree("dm_world_barrier()", wait)?.finish(wait)
     }

@@ -1,16 +1,18 @@
-//! The variables of each launcher.
+//! The environment variables of each launcher.
 
 use super::variables::Variables;
 use crate::error::Error;
 
-/// A launcher's variables. Of several names the first that is set counts.
+/// The environment variables of one launcher. Where there are several names, the first one that is
+/// set counts.
 pub(super) struct Family {
     pub(super) launcher: &'static str,
     pub(super) rank: &'static str,
     pub(super) size: &'static [&'static str],
     pub(super) local_rank: &'static [&'static str],
     pub(super) local_size: &'static [&'static str],
-    /// Together the same on all ranks of a job, and another job's never at the same time on one host.
+    /// Variables that are together the same on all ranks of a job. No other job has the same values
+    /// at the same time on one host.
     pub(super) job: &'static [&'static str],
     pub(super) advice: &'static str,
 }
@@ -35,7 +37,8 @@ pub(super) const MPI: [Family; 4] = [
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
         advice: "start it as mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT (rank 0's host, a free port there), or set dm_world_options.init_method",
     },
-    // No PALS is known to set PALS_SIZE (torchcomms and Aurora's users take the size from elsewhere).
+    // No PALS is known to set PALS_SIZE. torchcomms and Aurora's users take the size from
+    // elsewhere.
     Family {
         launcher: "PALS",
         rank: "PALS_RANKID",
@@ -54,7 +57,8 @@ pub(super) const MPI: [Family; 4] = [
         job: &["PMI_JOBID"],
         advice: "start it as mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT PORT (rank 0's host, a free port there), or set dm_world_options.init_method",
     },
-    // PMIx itself has no variable for the size. An Open MPI program without mpirun gives itself rank 0 of 1 in MPI_Init.
+    // PMIx itself has no variable for the size. An Open MPI program without mpirun makes itself
+    // rank 0 of 1 in MPI_Init.
     Family {
         launcher: "PMIx",
         rank: "PMIX_RANK",
@@ -66,7 +70,8 @@ pub(super) const MPI: [Family; 4] = [
     },
 ];
 
-/// SLURM_NTASKS can be the job's where the step has fewer.
+/// The step's variable comes first, because SLURM_NTASKS may be that of a job whose step has fewer
+/// tasks.
 pub(super) const SLURM: Family = Family {
     launcher: "Slurm",
     rank: "SLURM_PROCID",

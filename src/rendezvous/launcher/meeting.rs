@@ -1,7 +1,9 @@
-//! Where the ranks meet when nobody set MASTER_ADDR: a host that all of them know, and a port made from the job's identity.
+//! Finds where the ranks meet when MASTER_ADDR is not set: a host that all ranks know, and a port
+//! that is made from the job's identity.
 //!
-//! The port is 61440 + digest % 4096, so 61440 to 65535: above what Linux gives to outgoing connections (32768 to 60999). JAX takes its port
-//! from the same range, by the job's id alone; ours comes from a digest, so one job may use both.
+//! The port is 61440 + digest % 4096, so it is from 61440 to 65535. Linux gives ports from 32768 to
+//! 60999 to outgoing connections. JAX takes its port from the same range, from the job's id alone.
+//! This port comes from a digest, so one job may use both.
 
 use std::fs;
 
@@ -14,16 +16,18 @@ use crate::error::Result;
 
 const PORTS: (u64, u64) = (61_440, 4096);
 
-/// The address, and the digest of the job's identity. None where the ranks' first host or the job's identity cannot be known.
+/// Returns the address, and the digest of the job's identity; `None` when the first host of the
+/// ranks or the job's identity cannot be known.
 pub(super) fn address(env: &Variables, family: &Family, one_host: bool) -> Result<Option<((String, u16), u64)>> {
     let host = match env.text("SLURM_STEP_NODELIST") {
-        // Loopback even there: a node's name in Slurm need not be one that resolves.
+        // The address is the loopback address in Slurm too, because a node's name in Slurm need not
+        // resolve.
         _ if one_host => "127.0.0.1".to_owned(),
         Some(nodes) if family.rank == SLURM.rank => first_host(&nodes)?,
         _ => return Ok(None),
     };
     if family.rank == SLURM.rank {
-        // Nothing else names a step on all of its hosts.
+        // Only these variables name a step on all of its hosts.
         if let Some(missing) = SLURM.job.iter().find(|name| env.text(name).is_none()) {
             return Err(partial(&SLURM, SLURM.rank, missing, env));
         }
@@ -31,7 +35,8 @@ pub(super) fn address(env: &Variables, family: &Family, one_host: bool) -> Resul
     Ok(job(env, family).map(|job| ((host, (PORTS.0 + job % PORTS.1) as u16), job)))
 }
 
-/// A digest of what names the job: the launcher's variables, else the process that started the ranks of this host.
+/// Returns a digest of what names the job: the launcher's variables, or else the process that
+/// started the ranks of this host.
 fn job(env: &Variables, family: &Family) -> Option<u64> {
     let mut digest = Fnv1a::default().text(family.launcher);
     let ids: Vec<String> = family.job.iter().filter_map(|name| env.text(name)).collect();
@@ -42,8 +47,10 @@ fn job(env: &Variables, family: &Family) -> Option<u64> {
     Some(ids.iter().fold(digest, |digest, id| digest.text(id)).value())
 }
 
-/// The nearest ancestor without that variable (MPICH's proxy, say; a shell or debugger around a rank has it): pid, and start time in clock ticks after
-/// boot, because pids come again. None where an ancestor cannot be read, as in a container of each rank's own.
+/// Returns the pid of the nearest ancestor without that variable, and its start time in clock ticks
+/// after boot, because pids are used again. Such an ancestor is MPICH's proxy, for example; a shell
+/// or a debugger around a rank has the variable. Returns `None` where an ancestor cannot be read,
+/// for example when each rank has a container of its own.
 fn launcher_process(variable: &str) -> Option<(u64, u64)> {
     let wanted = format!("{variable}=").into_bytes();
     let (mut process, _) = parent_and_start("self")?;
@@ -58,7 +65,8 @@ fn launcher_process(variable: &str) -> Option<(u64, u64)> {
     None
 }
 
-/// Fields 4 and 22 of /proc/PID/stat (proc_pid_stat(5)); field 2 is in brackets and may hold spaces and brackets itself.
+/// Reads fields 4 and 22 of /proc/PID/stat (proc_pid_stat(5)). Field 2 is in brackets, and may
+/// contain spaces and brackets itself.
 fn parent_and_start(process: &str) -> Option<(u64, u64)> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -1,13 +1,17 @@
-//! Rank, size and the store's address from the environment that a launcher sets.
+//! Finds rank, size and the store's address in the environment that a launcher sets.
 //!
-//! First match: torchrun and everything that sets PyTorch's RANK, Open MPI, PALS, PMI (MPICH, Intel MPI), PMIx, a Slurm step, a Kubernetes indexed
-//! job, alone. The variables are those that torchrun, JAX (jax/_src/clusters) and torchcomms go by, checked against what Open MPI 4.1, MPICH 4.0
-//! and Slurm 22.05 really set; docs/interop.md says what was run. A Slurm batch script is no step, so it is alone: its tasks are srun's.
+//! The first match counts: torchrun and everything that sets PyTorch's RANK, Open MPI, PALS, PMI
+//! (MPICH, Intel MPI), PMIx, a Slurm step, a Kubernetes indexed job, or a process alone. The
+//! variables are those that torchrun, JAX (jax/_src/clusters) and torchcomms use, checked against
+//! what Open MPI 4.1, MPICH 4.0 and Slurm 22.05 really set; docs/interop.md says what was run. A
+//! Slurm batch script is no step, so it is a process alone: its tasks belong to srun.
 //!
-//! TORCHELASTIC_RESTART_COUNT is of no use to keep the attempts of a job apart: when one of several agents starts its ranks again, it alone counts.
+//! TORCHELASTIC_RESTART_COUNT does not tell the attempts of a job apart: when one of several agents
+//! starts its ranks again, that agent alone counts.
 //!
-//! Where the ranks meet is MASTER_ADDR and MASTER_PORT, always; else the first host of a Slurm step; else this host when all ranks are on it.
-//! The port is then 61440 to 65535, made from the job's identity.
+//! The ranks meet at MASTER_ADDR and MASTER_PORT if these are set. Otherwise they meet at the first
+//! host of a Slurm step, or at this host when all ranks are on it. The port is from 61440 to 65535
+//! then, and is made from the job's identity.
 
 mod family;
 mod meeting;
@@ -28,23 +32,26 @@ use variables::{Number, Variables};
 pub struct Place {
     /// This process's rank in the job.
     pub rank: usize,
-    /// Number of ranks.
+    /// The number of ranks.
     pub size: usize,
-    /// Rank in this host, which chooses the device. Where nobody says: the rank (modulo LOCAL_WORLD_SIZE), as PyTorch's DeviceMesh does.
+    /// The rank in this host, which chooses the device. If nothing says it, it is the rank (modulo
+    /// LOCAL_WORLD_SIZE), as in PyTorch's DeviceMesh.
     pub local_rank: usize,
-    /// Where the ranks meet: host and port.
+    /// The host and the port where the ranks meet.
     pub address: Option<(String, u16)>,
-    /// Digest of the job's identity that the port was made from, 0 where it was not: jobs whose ports collide keep their keys apart by it.
+    /// The digest of the job's identity from which the port was made, and 0 where the port is not
+    /// made. Jobs whose ports collide keep their keys apart by it.
     pub job: u64,
     /// Whether the launcher serves a store there already (torchrun's agent, `devicemesh run`).
     pub agent: bool,
-    /// Who started this process, for messages.
+    /// The launcher's name, for messages.
     pub launcher: &'static str,
-    /// What to set where there is no address, or its port is taken.
+    /// What the user can set when there is no address, or its port is taken.
     pub advice: &'static str,
 }
 
-/// The process's place by its environment variables, which `get` looks up. Contradictory or partial sets are errors that name them.
+/// Finds this process's place in its environment variables, which `get` looks up. Sets of variables
+/// that are contradictory or incomplete are errors that name them.
 pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
     let env = Variables { get };
     let Some(family) = family(&env)? else { return Ok(Place::new("alone", 0, 1, 0)) };
@@ -74,7 +81,8 @@ pub fn detect(get: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
     Ok(place)
 }
 
-/// The place of explicit options: they say who. The environment may still say where: MASTER_ADDR and MASTER_PORT, or what its launcher gives this very
+/// Makes the place of explicit options, which say which rank this is. The environment may still say
+/// where the ranks meet, by MASTER_ADDR and MASTER_PORT, or by what its launcher gives to this very
 /// rank of this very size.
 pub fn given(get: &dyn Fn(&str) -> Option<String>, rank: usize, size: usize, local_rank: usize) -> Result<Place> {
     let mut place = Place::new("dm_world_options", rank, size, local_rank);
@@ -91,13 +99,13 @@ pub fn given(get: &dyn Fn(&str) -> Option<String>, rank: usize, size: usize, loc
 }
 
 impl Place {
-    /// Rank and size, and no address.
+    /// Makes a place with a rank and a size, and no address.
     pub fn new(launcher: &'static str, rank: usize, size: usize, local_rank: usize) -> Place {
         let (address, job, agent, advice) = (None, 0, false, TORCH.advice);
         Place { rank, size, local_rank, address, job, agent, launcher, advice }
     }
 
-    /// That error of listening, with what to do about a port that nobody chose.
+    /// Adds to an error of listening what can be done about a port that nobody chose.
     pub fn taken(&self, error: Error) -> Error {
         if self.job == 0 {
             return error;
@@ -107,7 +115,7 @@ impl Place {
         Error::new(error.status(), message).with_os_error(error.os_error())
     }
 
-    /// What torchrun and people say about the meeting.
+    /// Reads the address that torchrun and users give.
     fn meet(&mut self, env: &Variables) -> Result<()> {
         self.address = env.master()?;
         self.agent = env.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
@@ -115,7 +123,7 @@ impl Place {
     }
 }
 
-/// Whose variables count.
+/// Returns the launcher whose variables count.
 fn family(env: &Variables) -> Result<Option<&'static Family>> {
     let set = |name: &&str| env.text(name).is_some();
     if set(&TORCH.rank) {
@@ -132,7 +140,8 @@ fn family(env: &Variables) -> Result<Option<&'static Family>> {
     }
 }
 
-/// Whether these are variables of srun's own PMI: they name Slurm's step (`4.0`, `slurm.pmix.4.0`), and no MPICH came in between.
+/// Whether these are variables of srun's own PMI. They are if they name Slurm's step (`4.0`,
+/// `slurm.pmix.4.0`) and no MPICH is in between.
 fn srun_speaks(env: &Variables, family: &Family) -> bool {
     let part = |name| env.text(name).unwrap_or_default();
     let step = format!("{}.{}", part("SLURM_JOB_ID"), part("SLURM_STEP_ID"));
@@ -140,7 +149,8 @@ fn srun_speaks(env: &Variables, family: &Family) -> bool {
     env.text("MPI_LOCALRANKID").is_none() && family.job.iter().any(names_it)
 }
 
-/// The rank and the number of ranks: WORLD_SIZE stands in where the launcher has no variable for it, and contradicts nothing where it has one.
+/// Returns the rank and the number of ranks. WORLD_SIZE stands in where the launcher has no
+/// variable for the size. Where it has one, WORLD_SIZE must be equal to it.
 fn rank_and_size<'a>(env: &Variables, family: &'a Family) -> Result<(Number<'a>, Number<'a>)> {
     let (size, world) = (env.first(family.size)?, env.number("WORLD_SIZE")?);
     let Some(rank) = env.number(family.rank)? else {
@@ -161,7 +171,7 @@ fn rank_and_size<'a>(env: &Variables, family: &'a Family) -> Result<(Number<'a>,
     Ok((rank, size))
 }
 
-/// How many of the ranks are on this host, where the launcher says.
+/// Returns how many of the ranks are on this host, where the launcher says so.
 fn local_size<'a>(env: &Variables, family: &'a Family, size: Number<'a>) -> Result<Option<Number<'a>>> {
     if family.rank == SLURM.rank && env.number("SLURM_STEP_NUM_NODES")?.is_some_and(|nodes| nodes.value == 1) {
         return Ok(Some(size));
@@ -172,7 +182,7 @@ fn local_size<'a>(env: &Variables, family: &'a Family, size: Number<'a>) -> Resu
     }
 }
 
-/// A rank is below its size.
+/// Checks that a rank is below its size.
 fn below(rank: Number, size: Number) -> Result<()> {
     if rank.value < size.value { Ok(()) } else { Err(contradiction(rank, size)) }
 }

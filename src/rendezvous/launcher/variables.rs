@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 
-/// Where the variables are looked up. An empty one is as good as none.
+/// Looks up environment variables. An empty variable counts as one that is not set.
 pub(super) struct Variables<'a> {
     pub(super) get: &'a dyn Fn(&str) -> Option<String>,
 }
@@ -35,12 +35,13 @@ impl Variables<'_> {
         }
     }
 
-    /// The first that is set.
+    /// Returns the first of these variables that is set.
     pub(super) fn first<'a>(&self, names: &[&'a str]) -> Result<Option<Number<'a>>> {
         names.iter().find(|name| self.text(name).is_some()).map_or(Ok(None), |name| self.number(name))
     }
 
-    /// MASTER_ADDR and MASTER_PORT: both or neither. An IPv6 address may stand in brackets.
+    /// Reads MASTER_ADDR and MASTER_PORT, which must both be set or neither. An IPv6 address may
+    /// stand in brackets.
     pub(super) fn master(&self) -> Result<Option<(String, u16)>> {
         let half = |there: &str, value: &str, missing: &str| {
             Err(Error::invalid(format!(

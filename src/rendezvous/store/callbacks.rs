@@ -14,7 +14,8 @@ use super::{Store, no_key};
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
-/// How long one call of the caller's `get` may wait; between two the cancel flag is looked at.
+/// How long one call of the caller's `get` may wait. The cancel flag is looked at between two
+/// calls.
 const SLICE: Duration = Duration::from_millis(50);
 const FIRST_CAPACITY: usize = 64 << 10;
 
@@ -32,13 +33,14 @@ pub struct Callbacks {
 
 /// A store made of the caller's functions.
 pub struct CallbackStore {
+    /// What every function gets as its first argument.
     user_data: *mut c_void,
     set: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize) -> i32,
     get: unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_void, usize, *mut usize, i64) -> i32,
     add: unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32,
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
     remove: Option<unsafe extern "C" fn(*mut c_void, *const c_char) -> i32>,
-    /// Whether a world was made with it: only then is `drop` owed.
+    /// Whether a world was made with this store. Only then does `drop` have to be called.
     kept: AtomicBool,
 }
 
@@ -48,7 +50,7 @@ unsafe impl Send for CallbackStore {}
 unsafe impl Sync for CallbackStore {}
 
 impl CallbackStore {
-    /// A store of those functions; `set`, `get` and `add` must be there.
+    /// Makes a store of these functions. `set`, `get` and `add` must be there.
     ///
     /// # Safety
     /// The functions do what `dm_store_callbacks` says for as long as the store lives.
@@ -65,12 +67,13 @@ impl CallbackStore {
         })
     }
 
-    /// From now on the caller's `drop` is called when the store goes: a world was made with it.
+    /// Has the caller's `drop` called when the store is dropped, because a world was made with the
+    /// store.
     pub fn keep(&self) {
         self.kept.store(true, Ordering::SeqCst);
     }
 
-    /// Returns when only so many hold it.
+    /// Returns when no more than `owners` references to the store exist.
     pub(crate) fn await_owners(self: &Arc<Self>, owners: usize) {
         while Arc::strong_count(self) > owners {
             std::thread::sleep(Duration::from_millis(1));
@@ -85,7 +88,8 @@ impl CallbackStore {
         Error::store(format!("dm_store_callbacks.{function} of key {key} returned {code}"))
     }
 
-    /// One call of the caller's `get`, again with a larger buffer when the value needs it. `Err` is its return code.
+    /// Calls the caller's `get` once, and again with a larger buffer when the value needs one.
+    /// `Err` is the return code.
     fn get_once(&self, key: &CString, timeout: Duration) -> Result<std::result::Result<Vec<u8>, i32>> {
         let mut value = vec![0u8; FIRST_CAPACITY];
         loop {
@@ -135,7 +139,7 @@ impl Store for CallbackStore {
                 if over { Duration::ZERO } else { wait.deadline.left().min(SLICE).max(Duration::from_millis(1)) };
             let began = Instant::now();
             for (index, key) in c_keys.iter().enumerate() {
-                // The first is waited for; whether another came is only looked at.
+                // The first key is waited for. The other keys are only looked at.
                 match self.get_once(key, if index == 0 { slice } else { Duration::ZERO })? {
                     Ok(value) => return Ok((index, value)),
                     Err(code) => last = code,
@@ -145,7 +149,8 @@ impl Store for CallbackStore {
                 let error = no_key(self, keys[0], wait);
                 return Err(Error::timeout(format!("{} (dm_store_callbacks.get returned {last})", error.message())));
             }
-            // It waited as long as it was told: the key is not there yet. A quick refusal is slowed down, and ends at the deadline.
+            // The function has waited as long as it was told, so the key is not there yet. A
+            // function that returns at once is slowed down, and the wait ends at the deadline.
             std::thread::sleep(Duration::from_millis(2).saturating_sub(began.elapsed()));
         }
     }
@@ -164,7 +169,8 @@ impl Store for CallbackStore {
         }
     }
 
-    /// Without compare-and-set: the first to add to a counter beside the key may set it.
+    /// There is no compare-and-set here, so the first rank that adds to a counter beside the key
+    /// may set the key.
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
         if self.add(&owner(key), 1, wait)? == 1 {
             if self.remove.is_some() {
@@ -196,13 +202,14 @@ impl Store for CallbackStore {
     }
 }
 
-/// The keys with a counter beside them that says who set them, where they can be removed. Whoever set one may remove it by way of another store, in its next world.
+/// The keys whose counters beside them say who set them, where keys can be removed. The rank that
+/// set a key may remove it by way of another store, in its next world.
 fn owned() -> MutexGuard<'static, HashSet<String>> {
     static OWNED: Lazy<Mutex<HashSet<String>>> = Lazy::new(Mutex::default);
     OWNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The counter beside a key that says who was first to set it.
+/// Returns the counter beside a key, which says which rank was the first to set the key.
 fn owner(key: &str) -> String {
     format!("{key}#owner")
 }

@@ -1,4 +1,5 @@
-//! Client of a TCPStore server: PyTorch's, torchrun's agent's, or ours.
+//! The client of a TCPStore server: PyTorch's, that of torchrun's agent, or the server of this
+//! library.
 
 mod operations;
 
@@ -15,36 +16,40 @@ use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// How long asking a server why it closed a connection may take.
+/// How long the question may take why a server closed a connection.
 const ASK_WHY: Duration = Duration::from_millis(500);
 
-/// Questions that are sent before the first answer is read.
+/// How many questions are sent before the first answer is read.
 const IN_FLIGHT: usize = 1024;
 
-/// A store behind a TCPStore server. Each call in progress has a connection of its own, so a waiting call holds up no other.
+/// A store behind a TCPStore server. Each call in progress has a connection of its own, so a call
+/// that waits holds up no other call.
 pub struct TcpStore {
+    /// Where the server listens, and how to greet it.
     address: Address,
+    /// Connections that no call uses now.
     idle: Mutex<Vec<Connection>>,
-    /// Out of step, so not used any more, but open: were it the last one, the server would think that this process has gone. Until another
-    /// connection is there.
+    /// Connections that are out of step and not used any more. They stay open until another
+    /// connection is there, because the server takes this process for gone when its last connection
+    /// ends.
     retired: Mutex<Vec<Connection>>,
     /// Whether the server is one of this library, which can do more than PyTorch's.
     ours: AtomicBool,
-    /// Key and word to leave on every connection.
+    /// The key and the word to leave on every connection.
     last_word: OnceCell<(Vec<u8>, Vec<u8>)>,
-    /// Keys to be removed beside the next operations.
+    /// The keys to be removed together with the next operations.
     forgotten: Mutex<Vec<String>>,
 }
 
 impl TcpStore {
-    /// Connects to the server at `host:port`, trying again until the deadline while nobody listens there yet.
-    ///
-    /// Every address that the name has is tried, IPv6 and IPv4.
+    /// Connects to the server at `host:port`. It tries again until the deadline while nobody
+    /// listens there yet. Every address that the name has is tried, IPv6 and IPv4.
     pub fn connect(host: &str, port: u16, wait: &Wait) -> Result<TcpStore> {
         TcpStore::connect_with_secret(host, port, None, wait)
     }
 
-    /// The same; with a secret the server must prove that it has it too.
+    /// Does what [`TcpStore::connect`] does. With a secret the server must prove that it has the
+    /// secret too.
     pub fn connect_with_secret(host: &str, port: u16, secret: Option<Secret>, wait: &Wait) -> Result<TcpStore> {
         let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let name = format!("tcp://{bracketed}:{port}");
@@ -62,7 +67,8 @@ impl TcpStore {
             store.idle().push(connection);
             match store.all_there(&[SERVER_KEY.to_vec()], wait) {
                 Ok(ours) => store.ours.store(ours, Ordering::SeqCst),
-                // It was just going: the server of a world that rank 0 has freed. The next one is still to come.
+                // This server was about to end, for example because rank 0 has freed its world. The
+                // next server is still to come.
                 Err(error) if error.status() == Status::Store && !wait.deadline.passed() => {
                     std::thread::sleep(wait.deadline.slice());
                     continue;
@@ -82,7 +88,7 @@ impl TcpStore {
     }
 
     fn take(&self, wait: &Wait) -> Result<Connection> {
-        // A statement of its own: the lock is not held while connecting.
+        // This is a statement of its own, so the lock is not held while connecting.
         let idle = self.idle().pop();
         if let Some(connection) = idle {
             return Ok(connection);
@@ -95,7 +101,8 @@ impl TcpStore {
         Ok(connection)
     }
 
-    /// Runs one exchange on a connection of its own. One that ended early is not used again: a late reply must not meet the next request.
+    /// Runs one exchange on a connection of its own. A connection whose exchange ended early is not
+    /// used again, because a late reply must not meet the next request.
     fn exchange<T>(
         &self,
         wait: &Wait,
@@ -124,13 +131,15 @@ impl TcpStore {
         self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests that remove some of the keys to be forgotten, and how many bytes their answers have.
+    /// Returns requests that remove some of the keys to be forgotten, and how many bytes their
+    /// answers have.
     fn removals(&self) -> Option<(Vec<u8>, usize)> {
         let mut forgotten = self.forgotten();
         if forgotten.is_empty() {
             return None;
         }
-        // So few that their answers always fit into the socket, read or not.
+        // The requests are so few that their answers always fit into the socket, even if nobody
+        // reads them.
         let rest = forgotten.len().saturating_sub(IN_FLIGHT);
         let keys = forgotten.split_off(rest);
         let answers = size_of::<i64>() * keys.len();
@@ -156,7 +165,8 @@ impl TcpStore {
         }
     }
 
-    /// That the store is full, if this is why it closed a connection: then another one finds it said under the key by which the server is known.
+    /// Returns the error that the store is full, if this is why the store closed a connection. The
+    /// store says so, on another connection, under the key by which it is known.
     fn full(&self, what: &str, wait: &Wait) -> Option<Error> {
         if !self.ours.load(Ordering::SeqCst) || wait.cancel.is_raised() {
             return None;
@@ -203,7 +213,7 @@ fn leave(connection: &mut Connection, key: &[u8], word: &[u8], wait: &Wait) -> s
     connection.byte(wait).map(drop)
 }
 
-/// PyTorch's client puts a slash before every key; with it both see the same keys.
+/// Adds the slash that PyTorch's client puts before every key, so both clients see the same keys.
 fn full(key: &str) -> Vec<u8> {
     format!("/{key}").into_bytes()
 }

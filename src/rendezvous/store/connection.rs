@@ -1,4 +1,5 @@
-//! One connection to a TCPStore server: sends and receives, to the deadline and unless cancelled.
+//! One connection to a TCPStore server, which sends and receives until the deadline or until the
+//! call is cancelled.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -17,16 +18,19 @@ pub(super) const CANCEL_ANSWER: Duration = Duration::from_millis(150);
 
 /// A stream in non-blocking mode.
 pub(super) struct Connection {
+    /// The socket, which does not block.
     pub(super) stream: Private<TcpStream>,
-    /// Requests that go out together with the next one.
+    /// Requests that are sent together with the next one.
     ahead: Vec<u8>,
-    /// Bytes of their answers that come before the next one's, and are of no interest.
+    /// How many bytes the answers to these requests have. They come before the answer to the next
+    /// request, and are skipped.
     unread: usize,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The server learns of the end also where a process made by `clone` has a copy of the socket. In a forked child it is closed already.
+        // The server learns of the end also when a process made by `clone` has a copy of the
+        // socket. In a forked child the socket is closed already.
         if !fork::is_child() {
             let _ = self.stream.shutdown(Shutdown::Both);
         }
@@ -45,7 +49,8 @@ impl Connection {
         Connection { stream, ahead: Vec::new(), unread: 0 }
     }
 
-    /// Sends those requests together with the next one, in one packet, and skips their answers, which have that many bytes together.
+    /// Sends these requests together with the next one, in one packet, and skips their answers,
+    /// which have that many bytes together.
     pub(super) fn send_ahead(&mut self, requests: Vec<u8>, answers: usize) {
         self.ahead.extend(requests);
         self.unread += answers;
@@ -95,7 +100,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sleeps until the socket is ready, the deadline passes or the call is to end for another reason.
+    /// Sleeps until the socket is ready. Fails when the deadline passes or the call is cancelled.
     fn ready(&self, events: PollFlags, wait: &Wait) -> std::result::Result<(), ExchangeError> {
         let mut lookout = wait.lookout();
         loop {
@@ -111,8 +116,9 @@ impl Connection {
         }
     }
 
-    /// Ends a WAIT that took too long and keeps the connection in step, so that looking at a key again and again does not connect again and
-    /// again. Whether the key came after all: its answer may have crossed the cancellation.
+    /// Ends a WAIT that took too long. The connection stays in step, so repeated looks at a key
+    /// need no new connections. Returns whether the key came after all, because its answer may have
+    /// crossed the cancellation.
     pub(super) fn cancel_wait(&mut self, wait: &Wait) -> std::result::Result<bool, ExchangeError> {
         self.send(&[op::CANCEL_WAIT], wait)?;
         let came = self.byte(wait)? == 0;

@@ -1,4 +1,5 @@
-//! Reaching a TCPStore server: resolve, connect, greet, and again until the deadline.
+//! Reaches a TCPStore server: resolves its name, connects and greets, and tries again until the
+//! deadline.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -20,24 +21,27 @@ use super::server::notice_silence;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// The first pause between two attempts to connect; it doubles up to the last, and each is cut short at random so that thousands of ranks
-/// do not come together.
+/// The first and the last pause between two attempts to connect. The pause doubles each time, and
+/// is cut short at random, so that thousands of ranks do not connect at the same moment.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
-/// One attempt's limit: a packet may be lost, and another attempt is soon made.
+/// The longest time of one attempt. A packet may be lost, and then another attempt is made soon.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// After so many connections that the server closed at the greeting, it is no use with a secret.
+/// A client with a secret gives up after the server has closed so many connections at the greeting.
 const CLOSED: u32 = 5;
 
-/// Where a server listens.
+/// Where a server listens, and how to greet it.
 pub(super) struct Address {
     /// `tcp://host:port`, for messages.
+    /// The host, as the caller named it.
     pub(super) name: String,
+    /// The port.
     pub(super) host: String,
+    /// The secret to prove, if there is one.
     pub(super) port: u16,
     pub(super) secret: Option<Secret>,
-    /// Which of the name's addresses it is. Later connections need no name server.
+    /// The address of the name that was reached. Later connections need no name server.
     pub(super) reached: OnceCell<SocketAddr>,
 }
 
@@ -48,7 +52,7 @@ enum Attempt {
 }
 
 impl Address {
-    /// A connection that has greeted, trying again while nobody listens there yet.
+    /// Returns a connection that has greeted. It tries again while nobody listens there yet.
     pub(super) fn reach(&self, wait: &Wait) -> Result<Connection> {
         let mut pause = FIRST_PAUSE;
         let mut known: Option<io::Error> = None;
@@ -58,14 +62,15 @@ impl Address {
             let hurried = wait.deadline.left() < LAST_PAUSE;
             let error = match self.attempt(wait) {
                 Ok(connection) => return Ok(connection),
-                // That the last attempt had no time says less than why those before it failed.
+                // If the last attempt had no time, the errors of the attempts before it say more.
                 Err(Attempt::Again(error)) => match known.take() {
                     Some(known) if hurried && error.kind() == ErrorKind::TimedOut => known,
                     _ => error,
                 },
                 Err(Attempt::Final(error)) => return Err(error),
             };
-            // A server that goes away closes once. One that closes again and again does not know what a secret is.
+            // A server that is about to end closes once. A server that closes again and again does
+            // not know what a secret is.
             closed = if error.kind() == ErrorKind::UnexpectedEof { closed + 1 } else { 0 };
             if self.secret.is_some() && closed == CLOSED {
                 return Err(Error::store_io(format!("the store at {}", self.name), &error));
@@ -91,8 +96,9 @@ impl Address {
         }
     }
 
-    /// A connection to a server that was there before, so nobody listening now means that it has gone, not that it is still to come. One
-    /// that says nothing may be busy, or packets were lost: it is tried again.
+    /// Returns a connection to a server that was there before. If nobody listens now, the server
+    /// has gone. A server that gives no answer may be busy, or packets were lost, so it is tried
+    /// again.
     pub(super) fn reach_again(&self, wait: &Wait) -> Result<Connection> {
         loop {
             wait.look_around()?;
@@ -130,7 +136,7 @@ impl Address {
         Ok(greeted)
     }
 
-    /// Resolving is the system's and knows no deadline, so it has a thread of its own.
+    /// Resolves the name on a thread of its own, because the system's resolver knows no deadline.
     fn resolve(&self, wait: &Wait) -> std::result::Result<Vec<SocketAddr>, Attempt> {
         if let Ok(address) = self.host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, self.port)]);
@@ -157,8 +163,9 @@ impl Address {
         }
     }
 
-    /// One write of VALIDATE and PING, as PyTorch's client does (its libuv server closes when they come apart); the reply shows that a
-    /// TCPStore listens there. With a secret, a challenge in place of the PING.
+    /// Sends VALIDATE and PING in one write, as PyTorch's client does, because its libuv server
+    /// closes the connection when they come apart. The reply shows that a TCPStore listens there.
+    /// With a secret, a challenge takes the place of the PING.
     fn greet(&self, mut connection: Connection, wait: &Wait) -> std::result::Result<Connection, Attempt> {
         let hello = Writer::new(op::VALIDATE).word(MAGIC);
         let greeted = match &self.secret {
@@ -167,7 +174,8 @@ impl Address {
         };
         match greeted {
             Ok(()) => Ok(connection),
-            // A server that is just going away closes; so does one that is no store. Try again until the deadline.
+            // A server that is about to end closes the connection, and so does a server that is no
+            // store. The caller tries again until the deadline.
             Err(ExchangeError::Io(error)) => Err(Attempt::Again(error)),
             Err(ExchangeError::Late) => {
                 Err(Attempt::Again(io::Error::new(ErrorKind::TimedOut, "no answer to the greeting")))
@@ -231,14 +239,15 @@ impl Address {
     }
 }
 
-/// Tries all of a name's addresses, IPv6 and IPv4, at the same time: one of them may lead nowhere.
+/// Tries all addresses of a name at the same time, IPv6 and IPv4, because one of them may lead
+/// nowhere.
 fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<Private<TcpStream>, Attempt> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
     let mut trying: Vec<(Private<Socket>, SocketAddr)> = Vec::new();
     for address in addresses {
         match start_connecting(*address) {
             Ok(socket) => trying.push((socket, *address)),
-            // That this process has no descriptor left does not pass while it waits.
+            // Waiting does not help a process that has no descriptor left.
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
                 return Err(Attempt::Final(Error::store_io("no socket to connect to the store with", &error)));
             }
@@ -262,7 +271,7 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
         trying = still;
         for (socket, address) in done {
             match socket.take_error() {
-                // A local port may have connected to itself, when it was the one that nobody listens on.
+                // When nobody listens on a local port, the socket may have connected to itself.
                 Ok(None) if socket.local_addr().ok().is_some_and(|local| local.as_socket() == Some(address)) => {
                     last = ErrorKind::ConnectionRefused.into();
                 }
@@ -277,7 +286,8 @@ fn connect_to_any(addresses: &[SocketAddr], wait: &Wait) -> std::result::Result<
 fn start_connecting(address: SocketAddr) -> io::Result<Private<Socket>> {
     let socket = Private::open(|| Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)))?;
     socket.set_nonblocking(true)?;
-    // The kernel may give this connection the port at which rank 0 is to listen soon. With this that does not keep rank 0 from it.
+    // The kernel may give this connection the port at which rank 0 is to listen soon. With this
+    // option rank 0 can listen there all the same.
     socket.set_reuse_address(true)?;
     match socket.connect(&address.into()) {
         Ok(()) => Ok(socket),

@@ -1,11 +1,13 @@
-//! A store in a folder that all ranks share: one file per key.
+//! A store in a folder that all ranks share, with one file for each key.
 //!
-//! `file:///path` names a path as PyTorch does, but what is made there is a folder, `<path>.devicemesh`: files that are renamed and linked
-//! into place need no lock to be whole, also on network file systems. Counters take an advisory lock, which the kernel gives back when a
+//! `file:///path` names a path as in PyTorch, but the store makes a folder there,
+//! `<path>.devicemesh`. Files are renamed and linked into place, so they need no lock to be whole,
+//! also on network file systems. Counters take an advisory lock, which the kernel releases when a
 //! process dies.
 //!
-//! The folder must belong to this job's user alone, and nothing in it is followed or waited for that is no regular file: a symbolic link could
-//! lead anywhere, a FIFO blocks who opens it, a device may do anything.
+//! The folder must belong to this job's user alone. Everything in it that is no regular file is
+//! refused: a symbolic link could lead anywhere, opening a FIFO blocks, and a device may do
+//! anything.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -25,15 +27,18 @@ use crate::wait::Wait;
 /// A folder as a store.
 #[derive(Debug)]
 pub struct FileStore {
+    /// `file://` and the path, for messages.
     name: String,
+    /// The folder.
     folder: PathBuf,
-    /// The user to whom the folder belongs; the files in it do too.
+    /// The user to whom the folder belongs. The files in it belong to the same user.
     owner: u32,
 }
 
 impl FileStore {
-    /// The store of `path`; its folder is made when missing, for this user alone. One that others may write to, that belongs to another user, or
-    /// that is a symbolic link is refused.
+    /// Opens the store of `path`. A missing folder is made for this user alone. A folder is refused
+    /// when others may write to it, when it belongs to another user, and when it is a symbolic
+    /// link.
     pub fn open(path: &Path) -> Result<FileStore> {
         let mut folder = path.as_os_str().to_owned();
         folder.push(".devicemesh");
@@ -56,7 +61,8 @@ impl FileStore {
         }
         let store =
             FileStore { name: format!("file://{}", path.display()), folder: folder.clone(), owner: there.uid() };
-        // What this user and a file for the user alone look like on this file system: users may be mapped, and modes unknown.
+        // A file shows what this user, and a file for this user alone, look like on this file
+        // system, which may map users and know no modes.
         let probe = store.fresh("of a probe", b"")?;
         let ours = fs::symlink_metadata(&probe);
         let _ = fs::remove_file(&probe);
@@ -74,7 +80,7 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Removes the folder with everything in it: for the last rank that leaves.
+    /// Removes the folder with everything in it. The last rank that leaves may do so.
     pub fn remove(&self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -87,7 +93,7 @@ impl FileStore {
         Error::store_io(format!("cannot {action} key {key} of {}", self.name), error)
     }
 
-    /// Refuses what is no regular file of the folder's owner.
+    /// Refuses a file that is no regular file of the folder's owner.
     fn check(&self, key: &str, file: &Metadata) -> Result<()> {
         let refused = |what: String| Error::store(format!("what stands for key {key} in {} {what}", self.name));
         if !file.is_file() {
@@ -102,7 +108,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// A file with that content under a name that nobody else has.
+    /// Makes a file with that content under a name that nobody else has.
     fn fresh(&self, key: &str, value: &[u8]) -> Result<PathBuf> {
         if value.len() > MAX_VALUE {
             let len = value.len();
@@ -110,7 +116,8 @@ impl FileStore {
         }
         loop {
             let path = self.folder.join(format!(".new-{:016x}", random()));
-            // Two containers may look alike in every other way, so the name is random, and making it decides.
+            // Two containers may be alike in every other way, so the name is random, and the file
+            // system refuses a name that exists.
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(self.broken("write", key, &error)),
@@ -130,7 +137,7 @@ impl FileStore {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => {
-                // What it is says more than that it cannot be opened.
+                // The kind of the file says more than the error of opening it.
                 if let Ok(there) = fs::symlink_metadata(self.path(key)) {
                     self.check(key, &there)?;
                 }
@@ -145,7 +152,8 @@ impl FileStore {
         }
     }
 
-    /// Opens the lock file and waits for the lock; dropping the file gives it back. A forked child has no copy.
+    /// Opens the lock file and waits for the lock. Dropping the result releases the lock. A forked
+    /// child has no copy.
     fn lock(&self, wait: &Wait) -> Result<Lock> {
         let path = self.folder.join(".lock");
         let mut options = OpenOptions::new();
@@ -231,13 +239,13 @@ impl Store for FileStore {
 
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
         let fresh = self.fresh(key, value)?;
-        // A link either makes the name with its whole content or finds it taken.
+        // A link either makes the name with its whole content, or fails because the name exists.
         let linked = fs::hard_link(&fresh, self.path(key));
         let _ = fs::remove_file(&fresh);
         match linked {
             Ok(()) => Ok(value.to_vec()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => self.get(key, wait),
-            // A file system without links: everybody who sets once takes the lock.
+            // This file system has no links, so everybody who sets once takes the lock.
             Err(_) => {
                 let _lock = self.lock(wait)?;
                 match self.read(key)? {
@@ -269,10 +277,11 @@ impl Store for FileStore {
     }
 }
 
-/// How files are opened that others may have put there: links are not followed, and nothing is waited for.
+/// How files are opened that others may have put there: links are not followed, and opening does
+/// not wait.
 const CAREFULLY: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
 
-/// What it is, for messages.
+/// The kind of a file, for messages.
 fn kind(there: &Metadata) -> &'static str {
     let kind = there.file_type();
     match () {
@@ -285,8 +294,9 @@ fn kind(there: &Metadata) -> &'static str {
     }
 }
 
-/// Letters, digits, '-' and '_' as they are, every other byte as %XX; so different keys have different names. File systems take 255 bytes:
-/// a longer name ends in a digest of the key, after a character that no other name has.
+/// Returns the file name of a key. Letters, digits, '-' and '_' stay as they are, and every other
+/// byte becomes %XX, so different keys have different names. File systems take 255 bytes, so a
+/// longer name ends in a digest of the key, after a character that no other name has.
 fn file_name(key: &str) -> String {
     const LONGEST: usize = 200;
     let mut name = String::from("k");

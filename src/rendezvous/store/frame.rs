@@ -1,7 +1,9 @@
-//! PyTorch's TCPStore protocol on the wire (torch/csrc/distributed/c10d/TCPStoreBackend.hpp, 2.0 to 2.15): little-endian, no frame
-//! header; a request is one operation byte and its payload, a string is a u64 length and the bytes.
+//! PyTorch's TCPStore protocol on the wire (torch/csrc/distributed/c10d/TCPStoreBackend.hpp, 2.0 to
+//! 2.15). Numbers are little-endian, and there is no frame header. A request is one operation byte
+//! and its payload. A string is a u64 length and the bytes.
 //!
-//! Lengths from the wire are never trusted: each has a cap, and nothing is reserved before the bytes are there.
+//! Lengths from the wire are never trusted: each has a limit, and nothing is reserved before the
+//! bytes are there.
 
 use std::borrow::Cow;
 
@@ -11,15 +13,17 @@ mod tests;
 
 pub use strings::Strings;
 
-/// The longest key the server takes, in bytes; PyTorch's libuv server has the same limit.
+/// The longest key that the server takes, in bytes. PyTorch's libuv server has the same limit.
 pub const MAX_KEY: usize = 8192;
 /// The longest value, in bytes.
 pub const MAX_VALUE: usize = 8 << 20;
 /// The most keys in one request.
 pub const MAX_KEYS: usize = 131_072;
-/// The longest request, in bytes: the limits on keys and values alone would let one client fill the memory.
+/// The longest request, in bytes. The limits on keys and values alone would let one client fill the
+/// memory.
 pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
-/// The key by which a client knows a server of this library; it is not listed or counted. Its value is empty, or says that the store is full.
+/// The key by which a client knows a server of this library. It is not listed or counted. Its value
+/// is empty, or says that the store is full.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
 /// The key under which a server of this library says how many connections it refused, because they had the wrong secret or none. It exists
 /// once there is such a connection, and is not listed or counted.
@@ -68,7 +72,8 @@ pub mod op {
     /// key, i64 world size; replies with a byte 0 once that many asked.
     pub const BARRIER: u8 = 18;
 
-    // Ours, for a server at which the key SERVER_KEY exists; PyTorch's closes the connection.
+    // The operations below are this library's own, for a server at which the key SERVER_KEY exists.
+    // PyTorch's server closes the connection.
 
     /// keys; replies with a byte 0, the i64 index of one that is there and its value, once there is one.
     pub const WAIT_ANY: u8 = 100;
@@ -81,7 +86,7 @@ pub mod op {
     pub const PROOF: u8 = 103;
 }
 
-/// The answer to PING of a server that wants a proof first.
+/// The answer to PING of a server that asks for a proof first.
 pub const DENIED: [u8; 4] = *b"DENY";
 
 /// One request of a client.
@@ -115,23 +120,24 @@ pub enum Request {
 }
 
 impl Request {
-    /// Whether it is of those that a connection begins with, and asks for nothing that is kept.
+    /// Whether a connection begins with such a request. These requests ask for nothing that is
+    /// kept.
     pub(super) fn is_greeting(&self) -> bool {
         matches!(self, Request::Validate(_) | Request::Ping(_) | Request::Challenge(_) | Request::Proof(_))
     }
 
-    /// Whether it lists keys, which are taken out of its bytes one by one.
+    /// Whether the request lists keys, which are taken out of its bytes one by one.
     pub(super) fn is_list(&self) -> bool {
         use Request::{Check, MultiGet, MultiSet, Wait, WaitAny};
         matches!(self, Check(_) | Wait(_) | WaitAny(_) | MultiGet(_) | MultiSet(_))
     }
 }
 
-/// Why bytes are no request: the client broke the protocol.
+/// Why bytes are no request. The client broke the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed(pub String);
 
-/// A part of a request.
+/// One part of a request.
 #[derive(Clone, Copy)]
 enum Field {
     Word,
@@ -140,7 +146,8 @@ enum Field {
     Value,
 }
 
-/// The parts of an operation's request, and whether a count comes first that says how often they follow.
+/// Returns the parts of an operation's request, and whether a count comes first that says how often
+/// they follow.
 fn shape(op: u8) -> Result<(&'static [Field], bool), Malformed> {
     use Field::{Key, Number, Value, Word};
     Ok(match op {
@@ -156,17 +163,22 @@ fn shape(op: u8) -> Result<(&'static [Field], bool), Malformed> {
     })
 }
 
-/// How far a request that comes in pieces has been measured: each part is looked at once, however many pieces it comes in.
+/// How far a request that comes in pieces has been measured. Each part is looked at once, however
+/// many pieces the request comes in.
 #[derive(Debug, Clone, Default)]
 pub struct Measure {
+    /// Where the next part begins, in bytes.
     at: usize,
+    /// How many parts were measured.
     done: usize,
+    /// How many parts the request has, once that is known.
     parts: Option<usize>,
 }
 
 impl Measure {
-    /// The length in bytes of the request that `bytes` begins with, or `None` while more bytes are needed. `bytes` begins with what was
-    /// given the last time. Once a length is given, the next call measures the next request.
+    /// Returns the length in bytes of the request that `bytes` begins with, or `None` while more
+    /// bytes are needed. `bytes` begins with what was given the last time. After a length is
+    /// returned, the next call measures the next request.
     pub fn length(&mut self, bytes: &[u8]) -> Result<Option<usize>, Malformed> {
         let Some(op) = bytes.first() else { return Ok(None) };
         let (fields, counted) = shape(*op)?;
@@ -217,7 +229,8 @@ impl Measure {
     }
 }
 
-/// What is at the start of `bytes`: a request and how many bytes it took, or `None` while more bytes are needed.
+/// Decodes what is at the start of `bytes`: a request, and how many bytes it took; `None` while
+/// more bytes are needed.
 ///
 /// ```
 /// use devicemesh::rendezvous::store::frame::{Request, decode};
@@ -230,7 +243,8 @@ pub fn decode(bytes: &[u8]) -> Result<Option<(Request, usize)>, Malformed> {
     Ok(request(bytes[..length].into()).map(|request| (request, length)))
 }
 
-/// The request that is exactly `bytes`, which were measured. A list of strings keeps them; where they are owned, nothing is copied.
+/// Returns the request that is exactly `bytes`, which were measured. A list of strings keeps its
+/// bytes. When the bytes are owned, nothing is copied.
 pub(super) fn request(bytes: Cow<'_, [u8]>) -> Option<Request> {
     let op = *bytes.first()?;
     if let op::CHECK | op::WAIT | op::MULTI_GET | op::WAIT_ANY | op::MULTI_SET = op {
@@ -299,7 +313,7 @@ impl Reader<'_> {
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// A request that begins with that operation.
+    /// Begins a request with that operation.
     pub fn new(op: u8) -> Writer {
         Writer(vec![op])
     }
@@ -333,7 +347,7 @@ impl Writer {
         self
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }

@@ -7,23 +7,25 @@ use super::Store;
 use crate::error::Result;
 use crate::wait::Wait;
 
-/// Clones share the content.
+/// A store in this process's memory. Clones share the content.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryStore(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// The values by key.
     values: Mutex<HashMap<String, Vec<u8>>>,
+    /// Wakes the threads that wait for a key when a value has changed.
     changed: Condvar,
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Makes an empty store.
     pub fn new() -> MemoryStore {
         MemoryStore::default()
     }
 
-    /// All keys, sorted.
+    /// Returns all keys, sorted.
     #[cfg(test)]
     pub(in crate::rendezvous) fn keys(&self) -> Vec<String> {
         let mut keys: Vec<String> = self.values().keys().cloned().collect();
@@ -56,7 +58,7 @@ impl Store for MemoryStore {
                 return Err(super::no_key(self, keys[0], wait));
             }
             if lookout.is_due() {
-                // What is watched may use this store.
+                // The watch may use this store.
                 drop(values);
                 lookout.look()?;
                 values = self.values();

@@ -29,58 +29,64 @@ use crate::wait::Wait;
 
 /// A key-value service shared by all ranks of a job.
 ///
-/// Every method may be called from several threads at once. A passed deadline is `DM_STATUS_TIMEOUT`, a raised cancel
-/// flag `DM_STATUS_ABORTED` (within about [`crate::wait::CANCEL_SLICE`]), everything else that goes wrong
-/// `DM_STATUS_STORE` with the store's [`name`](Store::name) in the message.
+/// Every method may be called from several threads at once. A deadline that has passed is
+/// `DM_STATUS_TIMEOUT`. A raised cancel flag is `DM_STATUS_ABORTED` (within about
+/// [`crate::wait::CANCEL_SLICE`]). Everything else that goes wrong is `DM_STATUS_STORE`, with the
+/// store's [`name`](Store::name) in the message.
 pub trait Store: Send + Sync {
-    /// Stores `value` under `key`, replacing what was there. May return before the store has it, but operations of one
-    /// handle take effect in order.
+    /// Stores `value` under `key`, in place of what was there. It may return before the store has
+    /// the value, but operations of one handle take effect in order.
     fn set(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()>;
 
-    /// The value under `key`; waits until there is one.
+    /// Returns the value under `key`, and waits until there is one.
     fn get(&self, key: &str, wait: &Wait) -> Result<Vec<u8>> {
         self.get_any(&[key], wait).map(|(_, value)| value)
     }
 
-    /// Waits until any of the keys is there, and returns its index and value; the first in the list where several are. Looks at the wait's
-    /// watch now and then.
+    /// Waits until any of the keys is there, and returns its index and value. Where several are
+    /// there, the first one in the list counts. It calls the wait's watch now and then.
     fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)>;
 
-    /// The value under `key` now, `None` when there is none.
+    /// Returns the value under `key` now; `None` when there is none.
     fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>>;
 
-    /// Adds to the integer under `key` (0 when there is none) and returns the sum. Atomic over all ranks.
+    /// Adds to the integer under `key` (0 when there is none) and returns the sum. This is atomic
+    /// over all ranks.
     fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64>;
 
-    /// Stores `value` under `key` unless a value stands there, and returns the value that stands there now: over all
-    /// ranks exactly one value wins, and every rank gets that one. `value` is not empty.
+    /// Stores `value` under `key` unless a value stands there, and returns the value that stands
+    /// there now. Exactly one value wins over all ranks, and every rank gets that one. `value` is
+    /// not empty.
     fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>>;
 
-    /// For each key whether it exists now; cheap when most do (few round trips).
+    /// Returns for each key whether it exists now. This is cheap when most keys do (few round
+    /// trips).
     fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>>;
 
-    /// Removes `key`; no error when it is not there.
+    /// Removes `key`. It is no error when the key is not there.
     fn delete(&self, key: &str, wait: &Wait) -> Result<()>;
 
-    /// Removes keys that nobody needs any more, soon: what goes wrong does not matter, and `wait` is not used up where the store can do it
-    /// beside the next operation.
+    /// Removes keys that nobody needs any more, soon. Errors do not matter. `wait` is not used up
+    /// where the store can remove them together with the next operation.
     fn forget(&self, keys: Vec<String>, wait: &Wait) {
         for key in keys {
             let _ = self.delete(&key, wait);
         }
     }
 
-    /// Asks the store to tell when this process has gone, or has dropped this handle: `key` then counts one more, and `word` stands under
-    /// `<key>/<count>`. `false`: this store cannot know. Once for a handle.
+    /// Asks the store to tell the others when this process has gone, or has dropped this handle.
+    /// Then `key` counts one more, and `word` stands under `<key>/<count>`. Returns `false` when
+    /// this store cannot know. It is called once for a handle.
     fn leave_last_word(&self, _key: &str, _word: &[u8], _wait: &Wait) -> Result<bool> {
         Ok(false)
     }
 
-    /// What to call this store in messages, for example `tcp://127.0.0.1:29500`.
+    /// The name of this store in messages, for example `tcp://127.0.0.1:29500`.
     fn name(&self) -> &str;
 }
 
-/// Which of the keys came first, and its value. A store of the caller's may give an index that no key has.
+/// Returns which of the keys came first, and its value. A store of the caller's may give an index
+/// that no key has, which is an error.
 pub(super) fn any_of(store: &dyn Store, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
     let (index, value) = store.get_any(keys, wait)?;
     if index >= keys.len() {
@@ -93,15 +99,15 @@ pub(super) fn any_of(store: &dyn Store, keys: &[&str], wait: &Wait) -> Result<(u
     Ok((index, value))
 }
 
-/// What a server of this library says about connections that it refused, because they had the wrong secret or none; `None` where there were
-/// none, or the store cannot say.
+/// Returns what a server of this library says about connections that it refused because they had
+/// the wrong secret or none. Returns `None` when there were none, or the store cannot say.
 pub(super) fn refused_connections(store: &dyn Store, wait: &Wait) -> Option<String> {
     let key = std::str::from_utf8(frame::REFUSED_KEY).ok()?.strip_prefix('/')?;
     let said = store.try_get(key, wait).ok()??;
     Some(String::from_utf8_lossy(&said).into_owned())
 }
 
-/// The error of a wait for a key that did not come.
+/// Returns the error of a wait for a key that did not come.
 fn no_key(store: &dyn Store, key: &str, wait: &Wait) -> Error {
     Error::timeout(format!(
         "key {key} did not come to {} within {} ms",
@@ -110,7 +116,7 @@ fn no_key(store: &dyn Store, key: &str, wait: &Wait) -> Error {
     ))
 }
 
-/// The integer that a counter holds; 0 when there is none.
+/// Returns the integer that a counter holds; 0 when there is none.
 fn parse_integer(store: &dyn Store, key: &str, value: Option<&[u8]>) -> Result<i64> {
     let Some(value) = value else { return Ok(0) };
     let text = String::from_utf8_lossy(value);
@@ -119,7 +125,8 @@ fn parse_integer(store: &dyn Store, key: &str, value: Option<&[u8]>) -> Result<i
         .map_err(|_| Error::store(format!("key {key} of {} holds {text:?}, which is no integer", store.name())))
 }
 
-/// A number that no other process or call has, and nobody can foresee: each RandomState is keyed from the system's randomness and a counter.
+/// Returns a number that no other process or call has, and that nobody can foresee. Each
+/// RandomState is keyed from the system's randomness and a counter.
 pub(super) fn random() -> u64 {
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());

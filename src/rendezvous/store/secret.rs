@@ -1,7 +1,9 @@
-//! The secret that keeps strangers out of a store: client and server prove to each other that they have it, and it never crosses the wire.
+//! The secret that keeps strangers out of a store. Client and server prove to each other that they
+//! have it, and it never crosses the wire.
 //!
-//! Each side chooses a nonce; a proof is HMAC-SHA-256 (RFC 2104) keyed with the secret over the side's name and both nonces, so
-//! that neither an earlier proof nor the other side's serves again. What follows on the connection is not encrypted.
+//! Each side chooses a nonce. A proof is HMAC-SHA-256 (RFC 2104), keyed with the secret, over the
+//! name of the side and both nonces. So neither an earlier proof nor the other side's proof can be
+//! used again. What follows on the connection is not encrypted.
 
 use hmac::{Hmac, Mac};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -9,23 +11,24 @@ use sha2::Sha256;
 
 use crate::error::{Error, Result};
 
-/// The environment variable that holds it.
+/// The environment variable that holds the secret.
 pub const VARIABLE: &str = "DM_STORE_SECRET";
 
-/// Bytes of a nonce.
+/// The number of bytes of a nonce.
 pub(super) const NONCE: usize = 16;
 
-/// What a client and a server must both have.
+/// The secret that a client and a server must both have.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// A secret of those bytes; `None` when there are none.
+    /// Makes a secret of these bytes; `None` when there are none.
     pub fn new(bytes: &[u8]) -> Option<Secret> {
         (!bytes.is_empty()).then(|| Secret(bytes.to_vec()))
     }
 
-    /// What `DM_STORE_SECRET` holds; `None` where it is not set. It is an error if it is set and empty: who sets it does not want an open store.
+    /// Returns the secret that `DM_STORE_SECRET` holds; `None` where it is not set. A variable that
+    /// is set but empty is an error, because the user does not want an open store.
     pub fn from_environment() -> Result<Option<Secret>> {
         use std::os::unix::ffi::OsStrExt;
         let Some(value) = std::env::var_os(VARIABLE) else { return Ok(None) };
@@ -36,7 +39,8 @@ impl Secret {
         })
     }
 
-    /// An error where `DM_STORE_SECRET` is set: `store` cannot ask anybody for it, and who sets it expects that somebody does.
+    /// Fails where `DM_STORE_SECRET` is set, because `store` cannot ask anybody for the secret, and
+    /// the user expects that it does.
     pub(crate) fn refuse_for(store: &str) -> Result<()> {
         match Secret::from_environment()? {
             None => Ok(()),
@@ -50,7 +54,8 @@ impl Secret {
         self.mac(side, client_nonce, server_nonce).map_or_else(Vec::new, |mac| mac.finalize().into_bytes().to_vec())
     }
 
-    /// Whether it is the other side's proof; takes as long whatever is wrong with it.
+    /// Whether this is the other side's proof. It takes equally long whatever is wrong with the
+    /// proof.
     pub(super) fn is_proof(&self, proof: &[u8], side: Side, client_nonce: &[u8], server_nonce: &[u8]) -> bool {
         self.mac(side, client_nonce, server_nonce).is_some_and(|mac| mac.verify_slice(proof).is_ok())
     }
@@ -61,7 +66,8 @@ impl Secret {
             Side::Client => b"devicemesh store client",
             Side::Server => b"devicemesh store server",
         });
-        // A server chooses its nonce's length and may see the client's before: lengths keep the two apart.
+        // A server chooses the length of its nonce and may see the client's nonce before, so the
+        // lengths are part of the text.
         for nonce in [client_nonce, server_nonce] {
             mac.update(&(nonce.len() as u64).to_le_bytes());
             mac.update(nonce);
@@ -76,14 +82,14 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Whose proof.
+/// The side that proves that it has the secret.
 #[derive(Clone, Copy)]
 pub(super) enum Side {
     Client,
     Server,
 }
 
-/// Bytes that nobody can guess.
+/// Returns bytes that nobody can guess.
 pub(super) fn nonce() -> Result<[u8; NONCE]> {
     let mut nonce = [0; NONCE];
     // So few bytes come whole or not at all.

@@ -1,10 +1,13 @@
-//! Our own TCPStore server: one thread, one epoll loop, no client can hold up another.
+//! This library's own TCPStore server: one thread and one epoll loop, in which no client can hold
+//! up another.
 //!
-//! What it does for one client before the others get their turn is bounded (server/turns.rs), and what it keeps is: a client that breaks the
-//! protocol is dropped, and one that has not greeted within [`GREETING`]. One that does not read its replies is not listened to until it
-//! has; values in replies are shared with the table. Half requests, replies, and values that only replies keep take up to [`MAX_BUFFERED`]
-//! together: beyond, the client that has most of it is dropped. How many may connect is bounded too (server/connections.rs). An idle client costs
-//! its socket and about 400 bytes.
+//! The work for one client before the others get their turn is bounded (server/turns.rs). A client
+//! that breaks the protocol is dropped, and so is one that has not greeted within `GREETING`. A
+//! client that does not read its replies is not listened to until it does. Replies share their
+//! values with the table. Half requests, replies, and values that only replies keep take up to
+//! `MAX_BUFFERED` together; beyond that, the client that has most of it is dropped. The number of
+//! connections is bounded too (server/connections.rs). An idle client costs its socket and about
+//! 400 bytes.
 
 mod accepting;
 mod client;
@@ -37,19 +40,24 @@ use shared::Shared;
 
 /// A running server; it stops when dropped.
 pub struct Server {
+    /// The first address on which it listens.
     address: SocketAddr,
+    /// Whether it listens on loopback addresses alone.
     is_local: bool,
+    /// What the server shares with its thread.
     shared: Arc<Shared>,
+    /// The thread of the loop, until it is joined.
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Listens on every address that `address` names, on no other, and serves from a thread of its own. Port 0: the kernel chooses.
+    /// Listens on every address that `address` names, on no other, and serves from a thread of its
+    /// own. For port 0 the kernel chooses a port.
     pub fn bind(address: impl ToSocketAddrs + std::fmt::Debug) -> Result<Server> {
         Server::guarded(address, None)
     }
 
-    /// The same; with a secret only for clients that have it.
+    /// Does what [`Server::bind`] does. With a secret it serves only clients that have the secret.
     pub fn guarded(address: impl ToSocketAddrs + std::fmt::Debug, secret: Option<Secret>) -> Result<Server> {
         Server::serve(listen_on_all(address).map_err(|not| not.explained(None))?, secret)
     }
@@ -80,12 +88,13 @@ impl Server {
         Ok(Server { address: bound, is_local, shared, thread: Some(thread) })
     }
 
-    /// The same on every address that `host` has according to this host, and on no other.
+    /// Listens on every address that `host` has according to this host, and on no other.
     pub fn at(host: &str, port: u16, secret: Option<Secret>) -> Result<Server> {
         Server::try_at(host, port, secret)?.map_err(|not| not.explained(None))
     }
 
-    /// What [`Server::at`] does. The inner error says that the address could not be listened on, and is not put into words yet.
+    /// Does what [`Server::at`] does. The inner error says that the server could not listen, and is
+    /// not put into words yet.
     pub(in crate::rendezvous) fn try_at(
         host: &str,
         port: u16,
@@ -103,17 +112,19 @@ impl Server {
         }
     }
 
-    /// Says how many ranks meet here: so many connections as they can need are let in, and no more. Of several worlds the largest counts.
+    /// Tells the server how many ranks meet here. It lets in as many connections as they can need,
+    /// and no more. With several worlds the largest one counts.
     pub fn expect_ranks(&self, ranks: usize) {
         self.shared.room.fetch_max(connections::for_ranks(ranks), Ordering::SeqCst);
     }
 
-    /// Where it listens: the first of its addresses.
+    /// Returns the first address on which it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// The error of a rank that waited for others in vain, with the reason where this server could not take their connections.
+    /// Adds to the error of a rank that waited for others in vain that this server could not take
+    /// their connections, if that is so.
     pub fn explain(&self, error: Error) -> Error {
         if !self.shared.starved.load(Ordering::SeqCst) || !matches!(error.status(), Status::Timeout | Status::Store) {
             return error;
@@ -124,7 +135,7 @@ impl Server {
         Error::new(error.status(), message).with_os_error(libc::EMFILE)
     }
 
-    /// Whether it listens on loopback addresses alone: no other host can reach it.
+    /// Whether it listens on loopback addresses alone, so that no other host can reach it.
     pub fn is_local(&self) -> bool {
         self.is_local
     }
@@ -138,7 +149,7 @@ impl Server {
         (take(&self.shared.small_turn), take(&self.shared.round), take(&self.shared.look))
     }
 
-    /// Clients that are connected now.
+    /// Returns how many clients are connected now.
     pub fn clients(&self) -> usize {
         self.shared.clients.load(Ordering::SeqCst)
     }
@@ -147,7 +158,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if fork::is_child() {
-            // The thread is the parent's, and is not here to be waited for.
+            // The thread belongs to the parent, so nobody waits for it here.
             return mem::forget(self.thread.take());
         }
         self.shared.stop.store(true, Ordering::SeqCst);

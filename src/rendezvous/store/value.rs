@@ -1,28 +1,31 @@
-//! A stored value: kept once, however many replies refer to it.
+//! A stored value, which exists once however many replies refer to it.
 
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The bytes of values that only replies hold any more: unread replies keep them alive after the table let go of them. Clones share the count.
+/// Counts the bytes of values that only replies hold any more. Unread replies keep such values
+/// alive after the table has dropped them. Clones share the count.
 #[derive(Clone, Default)]
 pub(super) struct DetachedBytes(Arc<AtomicUsize>);
 
 impl DetachedBytes {
-    /// How many bytes that are.
+    /// Returns how many bytes these values have.
     pub(super) fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A value. Clones share its bytes.
+/// A stored value. Clones share its bytes.
 #[derive(Clone)]
 pub(super) struct Value(Arc<Held>);
 
 struct Held {
+    /// The value itself.
     bytes: Vec<u8>,
     /// Whether the bytes are counted in `count`.
     is_loose: AtomicBool,
+    /// The count of all values whose table is the same.
     count: DetachedBytes,
 }
 
@@ -31,7 +34,8 @@ impl Value {
         Value(Arc::new(Held { bytes, is_loose: AtomicBool::new(false), count: count.clone() }))
     }
 
-    /// The table keeps this value no longer: from now on it counts as loose, until the last reply that holds it has gone.
+    /// Drops the table's reference. From now on the bytes are counted as loose, until the last
+    /// reply that holds the value has gone.
     pub(super) fn let_go(self) {
         let is_held_elsewhere = Arc::strong_count(&self.0) > 1;
         if is_held_elsewhere && !self.0.is_loose.swap(true, Ordering::Relaxed) {
@@ -39,7 +43,7 @@ impl Value {
         }
     }
 
-    /// The bytes, for appending, where nobody else holds this value.
+    /// Returns the bytes, for appending, where nobody else holds this value.
     pub(super) fn alone(&mut self) -> Option<&mut Vec<u8>> {
         Arc::get_mut(&mut self.0).map(|held| &mut held.bytes)
     }

@@ -10,14 +10,16 @@ use super::{IN_FLIGHT, TcpStore, full, leave, with_keys};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
-/// A server that cannot wait for any of several keys is asked again and again: first after, and at last every.
+/// How long it takes until a server that cannot wait for one of several keys is asked again, at
+/// first and at last.
 const FIRST_LOOK: Duration = Duration::from_millis(25);
 
 const LAST_LOOK: Duration = Duration::from_millis(400);
 
 impl TcpStore {
-    /// WAIT for one key and GET; `None` when it has not come `until` then. Only the wait for the key ends then: connecting, and the answer to
-    /// the cancellation, may take as long as `wait` lets them.
+    /// Sends WAIT for one key and GET. Returns `None` when the key has not come at `until`. Only
+    /// the wait for the key ends at that moment; connecting, and the answer to the cancellation,
+    /// may take as long as `wait` allows.
     fn wait_for(&self, key: &str, until: Deadline, wait: &Wait) -> Result<Option<Vec<u8>>> {
         let key_bytes = full(key);
         let request = with_keys(op::WAIT, std::slice::from_ref(&key_bytes));
@@ -36,7 +38,7 @@ impl TcpStore {
         self.exchange(wait, || format!("GET {key}"), talk)
     }
 
-    /// On our server: waits for any of the keys; `None` at the deadline.
+    /// Waits for any of the keys, at a server of this library; `None` at the deadline.
     fn wait_any(&self, keys: &[&str], wait: &Wait) -> Result<Option<(usize, Vec<u8>)>> {
         let full: Vec<Vec<u8>> = keys.iter().map(|key| full(key)).collect();
         let request = with_keys(op::WAIT_ANY, &full);
@@ -78,7 +80,8 @@ impl Store for TcpStore {
         self.check(key, value)?;
         let request = Writer::new(op::SET).string(&full(key)).string(value);
         let request = request.then(op::PING).word(0).finish();
-        // SET has no reply, and what this thread does next may go over another connection and overtake it: so an answer to PING is awaited.
+        // SET has no reply. The next request of this thread may use another connection and arrive
+        // earlier, so the answer to PING is awaited.
         self.exchange(
             wait,
             || format!("SET {key}"),
@@ -123,7 +126,8 @@ impl Store for TcpStore {
     fn try_get(&self, key: &str, wait: &Wait) -> Result<Option<Vec<u8>>> {
         self.check(key, &[])?;
         let (check, get) = (with_keys(op::CHECK, &[full(key)]), Writer::new(op::GET).string(&full(key)).finish());
-        // GET of a missing key is an empty value on one server and a closed connection on another, so ask first.
+        // GET of a missing key gives an empty value on one server and closes the connection on
+        // another, so CHECK comes first.
         let both = self.ours.load(Ordering::SeqCst);
         self.exchange(
             wait,
@@ -168,7 +172,7 @@ impl Store for TcpStore {
         )
     }
 
-    /// One question for each key, many of them in flight.
+    /// Sends one question for each key, many of them before the first answer is read.
     fn present(&self, keys: &[String], wait: &Wait) -> Result<Vec<bool>> {
         let talk = |connection: &mut Connection| {
             let mut there = Vec::with_capacity(keys.len());
@@ -197,7 +201,7 @@ impl Store for TcpStore {
         )
     }
 
-    /// Beside the next operation: no packet of its own.
+    /// Sends the removals together with the next operation, so they need no packet of their own.
     fn forget(&self, mut keys: Vec<String>, _wait: &Wait) {
         keys.retain(|key| self.check(key, &[]).is_ok());
         self.forgotten().append(&mut keys);
@@ -208,7 +212,8 @@ impl Store for TcpStore {
             return Ok(false);
         }
         let (key, word) = self.last_word.get_or_init(|| (full(key), word.to_vec()));
-        // Those that are open already; whoever opens another one leaves it there.
+        // These are the connections that are open already. A later connection gets the last word
+        // when it is made.
         let idle = std::mem::take(&mut *self.idle());
         for mut connection in idle {
             leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
@@ -222,7 +227,7 @@ impl Store for TcpStore {
     }
 }
 
-/// For an answer that comes at once, also where the deadline is close or has passed.
+/// Returns a wait for an answer that comes at once, also when the deadline is close or has passed.
 fn at_once(wait: &Wait) -> Wait {
     wait.with_deadline(Deadline::after(wait.deadline.left().max(CANCEL_ANSWER)))
 }

@@ -2,43 +2,47 @@
 
 use super::{Reader, Writer};
 
-/// The strings of a request that lists many. They stay in the request's bytes and are taken out one by one, so that a long request can be
-/// carried out in pieces.
+/// The strings of a request that lists many. They stay in the bytes of the request and are taken
+/// out one by one, so a long request can be carried out in pieces.
 #[derive(Debug, Clone, Default)]
 pub struct Strings {
+    /// The bytes of the request.
     bytes: Vec<u8>,
-    /// Where the first string begins, and where the next one does.
+    /// Where the first string begins.
     first: usize,
+    /// Where the next string begins.
     at: usize,
-    /// How many strings there are, and how many of them were taken.
+    /// How many strings there are.
     count: usize,
+    /// How many of them were taken.
     taken: usize,
 }
 
 impl Strings {
-    /// The strings of a measured request that begins with its operation and a count; each of the count's parts is `width` strings.
+    /// Returns the strings of a measured request that begins with its operation and a count. Each
+    /// of the counted parts is `width` strings.
     pub(super) fn of_request(bytes: Vec<u8>, width: usize) -> Option<Strings> {
         let count = Reader { bytes: bytes.get(1..)? }.number()?;
         let count = usize::try_from(count).ok()?.checked_mul(width)?;
         Some(Strings { bytes, first: 9, at: 9, count, taken: 0 })
     }
 
-    /// How many strings there are, taken or not.
+    /// Returns how many strings there are, taken or not.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// How many strings were taken.
+    /// Returns how many strings were taken.
     pub fn taken(&self) -> usize {
         self.taken
     }
 
-    /// The memory that they take, in bytes.
+    /// Returns how many bytes of memory they take.
     pub fn memory(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// Only the strings that were taken so far, to be taken again.
+    /// Returns only the strings that were taken so far, to be taken again.
     #[must_use]
     pub fn again(self) -> Strings {
         Strings { at: self.first, count: self.taken, taken: 0, ..self }
@@ -69,7 +73,7 @@ impl<S: AsRef<[u8]>> FromIterator<S> for Strings {
     }
 }
 
-/// The same strings are still to be taken.
+/// Two lists are equal when the same strings are still to be taken.
 impl PartialEq for Strings {
     fn eq(&self, other: &Strings) -> bool {
         (self.count - self.taken, self.bytes.get(self.at..)) == (other.count - other.taken, other.bytes.get(other.at..))

@@ -1,4 +1,4 @@
-//! Letting clients in.
+//! Lets clients in.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, TcpStream};
@@ -13,10 +13,11 @@ use super::client::Connection;
 use super::clients::Serving;
 use super::connections::{HESITANT, MAX_CLIENTS, accept};
 
-/// Connections that are accepted before those that are there get their turn.
+/// How many connections are accepted before the clients that are there get their turn.
 const ACCEPT_TURN: usize = 32;
 
-/// Without a descriptor for another connection, how long until the next try.
+/// How long the server waits before the next try when there is no descriptor for another
+/// connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Serving {

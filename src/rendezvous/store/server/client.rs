@@ -1,4 +1,5 @@
-//! One connection as the server sees it: what came of a request, what waits to be sent, and whether it may ask at all.
+//! One connection as the server sees it: its requests, its replies, and whether its client may ask
+//! for anything.
 
 use std::borrow::Cow;
 use std::io::{self, ErrorKind, Read};
@@ -13,22 +14,22 @@ use super::super::secret::{NONCE, Secret, Side, nonce};
 use super::super::table::Task;
 use super::outgoing::Outgoing;
 
-/// Unsent replies, in bytes, from which on a client is not listened to.
+/// A client is not listened to while its unsent replies have more bytes than this.
 const HIGH_WATER: usize = 1 << 20;
-/// Requests from this length on are carried out in the buffer they came in, if they can be.
+/// Requests of at least this many bytes are carried out in the buffer they came in, if they can be.
 const LONG: usize = 16 << 10;
-/// The longest nonce that is taken.
+/// The longest nonce that a client may send.
 const MAX_NONCE: usize = 256;
-/// A client that has taken none of its replies for so long does not read.
+/// A client that has taken none of its replies for this long does not read.
 const STALLED: Duration = Duration::from_secs(1);
 
-/// Whether a client may ask.
+/// Whether a client may ask for anything.
 pub(super) enum Authentication {
-    /// It has not said hello.
+    /// The client has not greeted.
     Stranger,
-    /// It has, and must prove that it has the secret.
+    /// The client has greeted, and must prove that it has the secret.
     Greeted,
-    /// Its nonce and ours, for its proof.
+    /// The client's nonce and the server's nonce, for the client's proof.
     Challenged(Vec<u8>, [u8; NONCE]),
     Admitted,
 }
@@ -38,26 +39,29 @@ pub(super) struct Connection {
     pub(super) address: IpAddr,
     pub(super) interest: Interest,
     pub(super) authentication: Authentication,
-    /// It gets what is unsent, and is then dropped.
+    /// Whether the connection is dropped once its replies are sent.
     pub(super) ending: bool,
-    /// It has asked for more than one turn's work: it stands in the queue for its next turn, and is not read from before.
+    /// Whether the client has asked for more than one turn's work. It stands in the queue for its
+    /// next turn, and nothing is read from it before.
     pub(super) busy: bool,
-    /// It has something new to send and stands in the queue of those.
+    /// Whether the client stands in the queue of those that have something new to send.
     pub(super) answered: bool,
-    /// It has asked for something since it was admitted.
+    /// Whether the client has asked for something since it was admitted.
     pub(super) asked: bool,
-    /// A request that is being carried out in steps; the next request waits for its end.
+    /// A request that is carried out in steps. The next request waits for its end.
     pub(super) task: Option<Box<Task>>,
-    /// When it was read from, or took a reply, the last time.
+    /// When the client was read from, or took a reply, the last time.
     pub(super) active: Instant,
+    /// The bytes that have come and are not dropped yet.
     received: Vec<u8>,
-    /// How much of `received` was carried out.
+    /// How many bytes of `received` were carried out.
     done: usize,
+    /// How far the next request was measured.
     measure: Measure,
-    /// The length of the request that comes next, once all of it is there.
+    /// The length of the next request, once all of it is there.
     measured: Option<usize>,
     pub(super) outgoing: Outgoing,
-    /// What the server counts for it.
+    /// How many bytes the server counts for this client.
     pub(super) counted: usize,
 }
 
@@ -71,7 +75,7 @@ pub(super) enum Admission {
     Refused(&'static str),
 }
 
-/// What to do after an attempt to read.
+/// What an attempt to read has found.
 pub(super) enum ReadOutcome {
     Bytes(usize),
     Nothing,
@@ -112,12 +116,12 @@ impl Connection {
         }
     }
 
-    /// Whether its requests are to wait until it reads.
+    /// Whether the client's requests must wait until it reads its replies.
     pub(super) fn is_deaf(&self) -> bool {
         self.outgoing.left() > HIGH_WATER
     }
 
-    /// Whether it has not read for a while though there is something to read.
+    /// Whether the client has not read for a while though there are replies.
     pub(super) fn is_stalled(&self) -> bool {
         self.outgoing.left() > 0 && self.active.elapsed() > STALLED
     }
@@ -127,12 +131,12 @@ impl Connection {
         self.task.is_some() || self.done < self.received.len()
     }
 
-    /// The memory that it makes the server keep, in bytes.
+    /// Returns how many bytes of memory the client makes the server keep.
     pub(super) fn buffered(&self) -> usize {
         self.received.capacity() + self.outgoing.memory() + self.task.as_ref().map_or(0, |task| task.memory())
     }
 
-    /// Adds what came.
+    /// Adds bytes that have come.
     pub(super) fn receive(&mut self, bytes: &[u8]) {
         if self.done > 0 {
             self.received.drain(..self.done);
@@ -141,11 +145,12 @@ impl Connection {
         self.received.extend_from_slice(bytes);
     }
 
-    /// The length of the next request, once all of it is there.
+    /// Returns the length of the next request, once all of it is there.
     pub(super) fn measure(&mut self) -> Result<Option<usize>, Malformed> {
         if self.measured.is_none() {
             let bytes = &self.received[self.done..];
-            // Who may not ask leaves nothing here but a greeting and a proof, and those are short.
+            // A client that may not ask leaves only a greeting and a proof here, and those are
+            // short.
             let greetings = [op::VALIDATE, op::PING, op::CHALLENGE, op::PROOF];
             if !self.is_admitted() && !bytes.first().is_none_or(|op| greetings.contains(op)) {
                 return Err(Malformed("no greeting, or no proof".to_owned()));
@@ -166,7 +171,7 @@ impl Connection {
             }
             return request;
         }
-        // What comes after it is at most what was read in one go.
+        // The bytes after the request are at most those of one read.
         let rest = self.received.split_off(end);
         let mut bytes = std::mem::replace(&mut self.received, rest);
         bytes.drain(..self.done);
@@ -178,14 +183,15 @@ impl Connection {
         matches!(self.authentication, Authentication::Admitted)
     }
 
-    /// Gives back what it makes the server keep; then it is dropped.
+    /// Frees what the client makes the server keep. The connection is dropped afterwards.
     pub(super) fn give_up(&mut self) {
         (self.received, self.done, self.measured) = (Vec::new(), 0, None);
         (self.outgoing, self.task) = (Outgoing::default(), None);
         (self.ending, self.counted) = (true, 0);
     }
 
-    /// Sends about `limit` bytes, if the socket takes them; returns how many. An error says that the client is gone.
+    /// Sends about `limit` bytes, if the socket takes them, and returns how many. An error says
+    /// that the client is gone.
     pub(super) fn flush(&mut self, limit: usize) -> io::Result<usize> {
         let sent = self.outgoing.flush(&self.stream, limit)?;
         if sent > 0 {

@@ -1,4 +1,4 @@
-//! The state of the server's loop: its clients, what they wait for, and what is owed to them.
+//! The state of the server's loop: its clients, the queues in which they stand, and the table.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,13 +15,13 @@ use super::client::Connection;
 use super::connections::Connections;
 use super::shared::{MAX_BUFFERED, Shared};
 
-/// The least work that a turn counts for. A connection that is accepted or closed counts as much.
+/// The least work that a turn counts for. A connection that is accepted or closed counts the same.
 pub(super) const LEAST: usize = 4 << 10;
 
 /// Bytes that are read from one client in one system call.
 pub(super) const MOST_READ: usize = 64 << 10;
 
-/// Bytes that are sent to one client in a small turn, and in a larger one.
+/// How many bytes are sent to one client in a small turn.
 pub(super) const SMALL_SEND: usize = 16 << 10;
 
 /// The token of the event that wakes the loop. The listeners' tokens are lower, the clients' tokens are higher.
@@ -36,7 +36,7 @@ pub(super) struct Serving {
     pub(super) clients: HashMap<Client, Connection>,
     pub(super) next: Client,
     pub(super) connections: Connections,
-    /// When the server listens again after there was no room.
+    /// When the server listens again, after there was no room for a connection.
     pub(super) paused: Option<Instant>,
     /// How many bytes the buffers of all clients hold.
     pub(super) buffered: usize,
@@ -79,7 +79,7 @@ impl Serving {
         })
     }
 
-    /// Has the loop wait for the events that may come from a client now.
+    /// Sets the events of a client for which the loop waits.
     fn look_out(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let interest = Interest {
@@ -94,7 +94,7 @@ impl Serving {
         }
     }
 
-    /// Lets the client continue in its next turn.
+    /// Puts the client into the queue for a larger turn.
     pub(super) fn put_off(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         if !connection.busy {
@@ -104,7 +104,8 @@ impl Serving {
         }
     }
 
-    /// Sends what the socket takes, up to `limit` bytes; returns how many. A client in the queue for a larger turn waits for that turn.
+    /// Sends what the socket takes, up to `limit` bytes, and returns how many. Nothing is sent to a
+    /// client in the queue for a larger turn.
     pub(super) fn flush(&mut self, client: Client, limit: usize) -> usize {
         let Some(connection) = self.clients.get_mut(&client) else { return 0 };
         let flushed = if connection.busy { Ok(0) } else { connection.flush(limit) };
@@ -169,7 +170,8 @@ impl Serving {
         handed
     }
 
-    /// Does what other clients' turns left to be done. Of the clients that these turns woke, at most `woken` are answered now.
+    /// Does what the turns of other clients have left. Of the clients that these turns woke, at
+    /// most `woken` are answered now.
     pub(super) fn settle(&mut self, woken: usize) {
         for _ in 0..woken {
             let Some(client) = self.answered.pop_front() else { break };
@@ -184,7 +186,7 @@ impl Serving {
 
     pub(super) fn leave(&mut self, client: Client) {
         let Some(connection) = self.clients.remove(&client) else { return };
-        // Closing the socket does both, unless a process made by `clone` has a copy of it.
+        // Closing the socket does both, unless a process made by `clone` has a copy of the socket.
         self.poll.remove(&*connection.stream);
         let _ = connection.stream.shutdown(Shutdown::Both);
         self.buffered -= connection.counted;

@@ -26,7 +26,7 @@ pub(super) const HESITANT: Duration = Duration::from_secs(1);
 const RESERVED: usize = 8;
 const MAX_RESERVE: usize = 1024;
 
-/// How many connections a world of that many ranks may have.
+/// Returns how many connections a world of that many ranks may have.
 pub(super) fn for_ranks(ranks: usize) -> usize {
     ranks.saturating_mul(OF_A_RANK).saturating_add(OF_OTHERS)
 }
@@ -34,12 +34,14 @@ pub(super) fn for_ranks(ranks: usize) -> usize {
 /// The connections that exist, as far as they matter for the question who is let in.
 #[derive(Default)]
 pub(super) struct Connections {
+    /// How many connections come from each address.
     by_address: HashMap<IpAddr, usize>,
-    /// Connections that are not admitted, oldest first, and when they came.
+    /// Connections that are not admitted, and when they came. The oldest one is the first.
     strangers: BTreeMap<Client, Instant>,
-    /// Connections that are admitted and have asked for nothing, oldest first, and when they were admitted.
+    /// Connections that are admitted and have asked for nothing, and when they were admitted. The
+    /// oldest one is the first.
     silent: BTreeMap<Client, Instant>,
-    /// How many descriptors we may use under the process's present limit.
+    /// How many descriptors the server may use under the present limit of the process.
     usable: usize,
     /// How many connections there were when one more connection took a descriptor that is reserved for the process.
     fits: Option<usize>,

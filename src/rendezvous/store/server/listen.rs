@@ -10,10 +10,11 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::Error;
 
-/// Bytes of replies that the kernel takes for a client beyond what is on its way to it.
+/// How many bytes of replies the kernel takes for a client beyond what is on its way to the client.
 const NOT_SENT: u32 = 256 << 10;
 
-/// Connections that the kernel keeps until they are accepted: thousands of ranks connect at once.
+/// How many connections the kernel keeps until they are accepted. Thousands of ranks connect at
+/// once.
 const BACKLOG: i32 = 4096;
 
 /// Why a server could not listen.
@@ -25,7 +26,8 @@ pub(in crate::rendezvous) struct NotListening {
 }
 
 impl NotListening {
-    /// The error in words. `holder` says who holds a port that is in use, where the caller knows more than this server.
+    /// Returns the error in words. `holder` says who holds a port that is in use, where the caller
+    /// knows more than this server.
     pub(in crate::rendezvous) fn explained(&self, holder: Option<&str>) -> Error {
         let hint = match self.cause.kind() {
             ErrorKind::AddrInUse => format!(
@@ -41,7 +43,8 @@ impl NotListening {
     }
 }
 
-/// At least one listener. An address that this host does not have (IPv6 switched off, say) is left out while there is another.
+/// Returns at least one listener. An address that this host does not have, because IPv6 is switched
+/// off, for example, is left out while there is another.
 pub(super) fn listen_on_all(
     address: impl ToSocketAddrs + std::fmt::Debug,
 ) -> std::result::Result<Vec<Private<TcpListener>>, NotListening> {
@@ -50,7 +53,7 @@ pub(super) fn listen_on_all(
     let mut listeners: Vec<Private<TcpListener>> = Vec::new();
     let mut absent = io::Error::new(ErrorKind::AddrNotAvailable, "the name has no address");
     for mut address in address.to_socket_addrs().map_err(refused)? {
-        // The first one's port, where the kernel chose it.
+        // Where the kernel chose the port, all listeners get the port of the first one.
         if let Some(Ok(first)) = listeners.first().map(|first| first.local_addr()) {
             address.set_port(first.port());
         }
@@ -79,21 +82,23 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<Private<TcpListener>> {
         // IPv4 has a listener of its own, where it is wanted.
         socket.set_only_v6(true)?;
     }
-    // A new job on the same port starts at once, while connections of the last one fade.
+    // With this option a new job can start on the same port at once, while the connections of the
+    // last job are still closing.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
-    // Accepted connections inherit these.
+    // Accepted connections inherit these options.
     socket.set_tcp_nodelay(true)?;
     notice_silence(&*socket)?;
-    // What a client does not read waits in the shared values, not in copies that the kernel makes. A system that does not know this
-    // goes without.
+    // What a client does not read waits in the shared values, not in copies that the kernel makes.
+    // The error of a system that does not know this option does not matter.
     let _ = socket.set_tcp_notsent_lowat(NOT_SENT);
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.map(TcpListener::from))
 }
 
-/// A host that vanishes says nothing; with this the kernel finds out within about half a minute, idle or in the middle of sending.
+/// Sets the probes by which the kernel finds out, within about half a minute, that a host has
+/// vanished. They work on an idle connection and in the middle of sending.
 pub(in crate::rendezvous::store) fn notice_silence(socket: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(socket);
     let probes = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));

@@ -9,9 +9,9 @@ use socket2::SockRef;
 
 use super::super::value::Value;
 
-/// A buffer of more bytes than this is given back when it is empty.
+/// A buffer of more bytes than this is freed when it is empty.
 const KEPT: usize = 4 << 10;
-/// Values of up to this many bytes are copied, because a copy costs less than a piece of their own.
+/// Values of up to this many bytes are copied, because a copy costs less than a piece of its own.
 const COPIED: usize = 4 << 10;
 /// When this many bytes of `own` were sent, they are moved out of the buffer.
 const SENT: usize = 256 << 10;
@@ -20,6 +20,7 @@ const PIECES: usize = 32;
 
 #[derive(Default)]
 pub(super) struct Outgoing {
+    /// The bytes that belong to this client alone.
     own: Vec<u8>,
     /// How many bytes of `own` were sent.
     sent: usize,
@@ -27,16 +28,17 @@ pub(super) struct Outgoing {
     shared: VecDeque<(usize, Value)>,
     /// How many bytes of the first value were sent.
     begun: usize,
+    /// How many bytes are still to be sent.
     left: usize,
 }
 
 impl Outgoing {
-    /// Bytes that are still to be sent.
+    /// Returns how many bytes are still to be sent.
     pub(super) fn left(&self) -> usize {
         self.left
     }
 
-    /// The memory that belongs to this client alone, in bytes.
+    /// Returns how many bytes of memory belong to this client alone.
     pub(super) fn memory(&self) -> usize {
         self.own.capacity()
     }
@@ -54,7 +56,8 @@ impl Outgoing {
         self.shared.push_back((self.own.len(), value));
     }
 
-    /// Sends what the socket takes, but not much more than `limit` bytes; returns how many. An error says that the client is gone.
+    /// Sends what the socket takes, but not much more than `limit` bytes, and returns how many. An
+    /// error says that the client is gone.
     pub(super) fn flush(&mut self, stream: &TcpStream, limit: usize) -> io::Result<usize> {
         let mut flushed = 0;
         while self.left > 0 && flushed < limit {
@@ -62,7 +65,8 @@ impl Outgoing {
                 let end = self.own.len().min(self.sent + limit - flushed);
                 (&*stream).write(&self.own[self.sent..end])
             } else {
-                // The process may not ignore SIGPIPE, and the standard library's writev would raise it.
+                // The process may not ignore SIGPIPE, and the standard library's writev would raise
+                // it.
                 SockRef::from(stream).send_vectored_with_flags(&self.pieces(limit - flushed), libc::MSG_NOSIGNAL)
             };
             match written {

@@ -1,8 +1,10 @@
-//! The server's loop: accepts, reads, carries out, answers.
+//! The server's loop: it accepts connections, reads and carries out requests, and sends replies.
 //!
-//! A client gets a small turn when something comes from it. What the client asks for beyond that is done in larger turns, one client after
-//! another. One round of the loop does at most [`ROUND`] of the work in larger turns. So a small request waits for the small turns of the
-//! requests that came with it and for the work of one round, however much other clients have asked for.
+//! A client gets a small turn when it has sent something. What it asks for beyond that is done in
+//! larger turns, one client after another. One round of the loop does at most [`ROUND`] of the work
+//! in larger turns. So a small request waits for the small turns of the requests that came with it,
+//! for the work of one round, and for as much work on the lists of waits. It does not matter how
+//! much the other clients have asked for.
 
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
@@ -13,26 +15,29 @@ use socket2::SockRef;
 use super::clients::{LEAST, Serving};
 use super::shared::GREETING;
 
-/// Work for one client when something comes from it, before the other clients get their turn. One unit of work is about a byte that is
-/// read, copied or sent. A key that is looked at counts 256 units.
+/// The most work for one client when it has sent something, before the other clients get their
+/// turn. One unit of work is about a byte that is read, copied or sent. A key that is looked at
+/// counts 256 units.
 const SMALL_TURN: usize = 64 << 10;
 
-/// Work of the small turns after one look at the sockets. When it is done, each further client gets a turn of [`LEAST`] before the next
-/// look, which is enough for a small request.
+/// The most work of all small turns after one look at the sockets. When it is done, each further
+/// client gets a turn of [`LEAST`] until the next look, which is enough for a small request.
 const SMALL_TURNS: usize = 256 << 10;
 
-/// Work for one client that has asked for more.
+/// The most work of one larger turn.
 const TURN: usize = 64 << 10;
 
-/// Work of one round of the loop for all clients that have asked for more.
+/// The most work of one round, which is the larger turns between two looks at the sockets.
 const ROUND: usize = 128 << 10;
 
-/// Work of one round for taking waits that are over out of the lists, beside as much as was put into the lists in the same round.
+/// How much work goes, in each round, into taking ended waits out of the lists. As much is added as
+/// was spent in the same round on putting waits into the lists.
 const TIDY: usize = 32 << 10;
 
 const SEND: usize = 128 << 10;
 
-/// How many clients that other clients' requests woke are answered after one client's turn, and how many at the end of a round.
+/// How many clients that were woken by other clients' requests are answered after one turn, and at
+/// the end of a round.
 const WOKEN_TURN: usize = 16;
 
 const WOKEN_ROUND: usize = 256;
@@ -63,7 +68,8 @@ impl Serving {
                     self.settle(WOKEN_TURN);
                 }
             }
-            // Waits are taken out of the lists no slower than they are put in, so what is over does not pile up.
+            // Ended waits are taken out of the lists no slower than waits are put in, so they do
+            // not pile up.
             let (mut tidied, most_tidied) = (0, TIDY + self.table.take_listing());
             self.table.take_work();
             untidy = true;
@@ -81,7 +87,8 @@ impl Serving {
         self.shut_down();
     }
 
-    /// Ends every socket. Closing the sockets is not enough when a process made by `clone` has copies of them.
+    /// Ends every socket. Closing the sockets is not enough when a process made by `clone` has
+    /// copies of them.
     fn shut_down(&self) {
         for listener in &self.listeners {
             let _ = SockRef::from(&**listener).shutdown(Shutdown::Both);

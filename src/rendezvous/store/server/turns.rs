@@ -6,7 +6,7 @@ use super::client::{Admission, ReadOutcome};
 use super::clients::{LEAST, MOST_READ, SMALL_SEND, Serving, WAKE};
 
 impl Serving {
-    /// Does what one event asks for, up to that much work. Returns how much work that was.
+    /// Does what one event asks for, up to that much work, and returns how much work it was.
     pub(super) fn small_turn(&mut self, event: &Ready, limit: usize) -> usize {
         match event.token {
             WAKE => 0,
@@ -17,7 +17,8 @@ impl Serving {
             }
             client => {
                 if event.write {
-                    // A client with more replies than a small turn sends gets the rest in larger turns.
+                    // The client has more replies than a small turn sends, so it gets the rest in
+                    // larger turns.
                     self.put_off(client);
                 } else if event.read {
                     return self.turn(client, limit, true);
@@ -29,8 +30,9 @@ impl Serving {
         }
     }
 
-    /// Carries out what a client has asked for, and reads more if there may be more, until its replies pile up or its turn is over.
-    /// Only a turn that is not small begins with a request of any length. Returns how much work that was.
+    /// Carries out what a client has asked for, and reads more, until its replies pile up or its
+    /// turn is over. A turn that is not small may begin with a request of any length. Returns how
+    /// much work it was.
     pub(super) fn turn(&mut self, client: Client, limit: usize, is_small: bool) -> usize {
         let (mut work, mut readable) = (0, true);
         loop {
@@ -96,7 +98,7 @@ impl Serving {
     pub(super) fn request(&mut self, client: Client, length: usize) -> Result<(), Refusal> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
         let Some(request) = connection.take_request() else { return Ok(()) };
-        // A list stays where it is, and counts when its keys are looked at.
+        // A list stays where it is, and its keys are counted when they are looked at.
         self.table.count_work(if request.is_list() { length.min(LEAST) } else { length });
         let was_admitted = connection.is_admitted();
         let admission = connection.admit(request, self.secret.as_ref())?;

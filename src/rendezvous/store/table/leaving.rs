@@ -1,4 +1,5 @@
-//! What becomes of a client that has gone, or that is dropped because there is no room for what it asks for.
+//! Ends what the server keeps for a client that has gone, or that is dropped because there is no
+//! room for its request.
 
 use std::net::IpAddr;
 
@@ -7,7 +8,8 @@ use super::limits::{MAX_WAITS, MOST_STORED, Refusal, cost_of_word};
 use super::state::{Client, Kind, Replies, Table};
 
 impl Table {
-    /// What came of a request or a step. A client that there is no room for is turned away here.
+    /// Passes on the result of a request or a step. A client whose request there is no room for is
+    /// turned away here.
     pub(super) fn done<T>(&mut self, client: Client, done: Result<T, Refusal>) -> Result<T, Refusal> {
         match &done {
             Err(Refusal::StoreFull(most)) => {
@@ -29,8 +31,9 @@ impl Table {
         done
     }
 
-    /// A client is dropped because there is no room. It has not gone by itself, so its last words are not passed on; why it was dropped, and what
-    /// to do, it finds under [`SERVER_KEY`].
+    /// Drops a client because there is no room for its request. The client has not gone by itself,
+    /// so its last words are not passed on. It finds under
+    /// [`SERVER_KEY`](super::super::frame::SERVER_KEY) why it was dropped, and what to do.
     fn turn_away(&mut self, client: Client, kind: Kind, said: String) {
         self.full.retain(|(known, _)| *known != kind);
         self.full.push((kind, Value::new(said.into_bytes(), &self.loose)));
@@ -61,7 +64,8 @@ impl Table {
             let (key, word) = of_both;
             let Ok(count) = self.integer(&key).map(|count| count.wrapping_add(1)) else { continue };
             let numbered = [&key[..], b"/", count.to_string().as_bytes()].concat();
-            // The value first: who sees the count finds it. There is room for both, because the room that the word took is free now.
+            // The value comes first, so whoever sees the count finds it. There is room for both,
+            // because the room that the word took is free now.
             for (key, value) in [(numbered, word), (key, count.to_string().into_bytes())] {
                 let value = Value::new(value, &self.loose);
                 let _ = self.put_up_to(MOST_STORED, key, value, replies);

@@ -1,8 +1,9 @@
-//! How much may be stored, by whom, and why a client is dropped.
+//! Says how much may be stored, and why a client is dropped.
 //!
-//! The program's own values may fill the store up to [`MAX_STORED`]. Beyond that there is room for small entries of this library alone, so its
-//! ranks still agree while the store is full. Beyond that again there is room for verdicts, for the notes on who has read them, for the
-//! notes on lost ranks, and for last words: all ranks learn from these when one of them was refused.
+//! The program's own values may fill the store up to [`MAX_STORED`]. Beyond that there is room for
+//! small entries of this library alone, so its ranks still agree while the store is full. Beyond
+//! that again there is room for verdicts, for notes on who has read them, for notes on lost ranks,
+//! and for last words. When a rank was refused, all ranks learn it from these.
 
 /// The most bytes of keys and values that are kept, counting [`ENTRY`] for each pair.
 pub(super) const MAX_STORED: usize = 1 << 30;
@@ -19,13 +20,15 @@ const SMALL_KEY: usize = 1 << 10;
 const SMALL_VALUE: usize = 4 << 10;
 /// The parts of a key that mark verdicts, notes on who has read a verdict, and notes on lost ranks.
 const VERDICTS: [&[u8]; 3] = [b"verdict", b"read", b"lost"];
-/// What a pair costs beside its bytes, about: also where both are tiny, and while its table grows.
+/// About how many bytes a pair costs beside its key and value. It counts also for tiny pairs, and
+/// while the table grows.
 pub(super) const ENTRY: usize = 256;
 
-/// The most bytes of waits for many keys, beside what is stored: nobody who stores something is refused for what others wait for.
+/// The most bytes of waits for many keys, beside what is stored. A client that stores something is
+/// never refused because of what others wait for.
 pub(super) const MAX_WAITS: usize = 256 << 20;
 
-/// A wait of up to so many bytes is always taken.
+/// A wait of up to this many bytes is always taken.
 pub(super) const SMALL_WAIT: usize = 64 << 10;
 
 /// Why a client is dropped.
@@ -45,7 +48,7 @@ impl From<String> for Refusal {
     }
 }
 
-/// Returns how many bytes may be stored when this key has got a value of that length.
+/// Returns how many bytes may be stored when this key gets a value of that length.
 pub(super) fn most_stored(key: &[u8], value: usize) -> usize {
     if !key.starts_with(OURS) || key.len() > SMALL_KEY || value > SMALL_VALUE {
         MAX_STORED
@@ -61,14 +64,15 @@ pub(super) fn cost(key: &[u8], value: &[u8]) -> usize {
     key.len() + value.len() + ENTRY
 }
 
-/// Returns how many bytes a last word counts for. It is kept twice, and becomes two pairs when it is passed on: one whose key has a slash and
-/// a number behind it, and one whose value is that number.
+/// Returns how many bytes a last word counts for. It is kept twice. It becomes two pairs when it is
+/// passed on: the key of one has a slash and a number behind it, and the value of the other is that
+/// number.
 pub(super) fn cost_of_word(key: &[u8], word: &[u8]) -> usize {
     const DIGITS: usize = 20;
     2 * cost(key, word) + 1 + 2 * DIGITS
 }
 
-/// Returns how many bytes are stored with this much more, if these are no more than `most`.
+/// Returns how many bytes are stored with this much more, unless these are more than `most`.
 pub(super) fn room(stored: usize, more: usize, most: usize) -> Result<usize, Refusal> {
     let stored = stored + more;
     if stored > most { Err(Refusal::StoreFull(most)) } else { Ok(stored) }

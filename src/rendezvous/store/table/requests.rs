@@ -8,16 +8,15 @@ use super::limits::{MAX_STORED, MOST_STORED, Refusal, cost, cost_of_word, room};
 use super::state::{Client, LOOK, Replies, Reply, Table, string};
 use super::task::Task;
 
-/// The most last words of one client, and the bytes of each.
+/// The most last words of one client, and the most bytes of each.
 const MAX_WORDS: usize = 16;
 
 const MAX_WORD: usize = MAX_KEY;
 
 impl Table {
-    /// Carries out one request, or gives back what is to be carried out by [`Table::advance`] before the client's next request. `Err` says why
-    /// the client is to be dropped.
-    ///
-    /// What is to be sent goes to `replies`, also beside an error: others may have been woken before it.
+    /// Carries out one request, or returns a task that [`Table::advance`] carries out before the
+    /// client's next request. `Err` says why the client is to be dropped. What is to be sent goes
+    /// to `replies`, also beside an error, because other clients may have been woken before it.
     pub(in crate::rendezvous::store) fn handle(
         &mut self,
         client: Client,
@@ -28,7 +27,8 @@ impl Table {
         self.done(client, begun)
     }
 
-    /// One step of a client's task; whether that was the last one. Small tasks are done in one step, so nothing comes between their keys.
+    /// Does one step of a client's task, and returns whether it was the last one. Small tasks are
+    /// done in one step, so nothing comes between their keys.
     pub(in crate::rendezvous::store) fn advance(
         &mut self,
         client: Client,
@@ -89,7 +89,8 @@ impl Table {
                 self.queues.entry(key.clone()).or_default().push_back(value);
                 self.wake_one(&key, replies);
             }
-            // The length as it was, and a value if there is one: clients wait with WAIT.
+            // The reply is the length as it was, and a value if there is one. Clients wait with
+            // WAIT.
             Request::QueuePop(key) => {
                 let queue = self.queues.get_mut(&key);
                 let len = queue.as_ref().map_or(0, |queue| queue.len()) as i64;
@@ -110,7 +111,8 @@ impl Table {
                 reply((self.queues.get(&key).map_or(0, VecDeque::len) as i64).to_le_bytes().to_vec());
             }
             Request::Barrier(key, world) => {
-                // As PyTorch's server: the key counts arrivals, so who comes after the last one passes at once.
+                // As in PyTorch's server, the key counts arrivals, so a client that comes after the
+                // last one passes at once.
                 let count = self.integer(&key)?.wrapping_add(1);
                 if count >= world {
                     reply(vec![0]);

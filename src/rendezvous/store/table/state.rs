@@ -6,18 +6,18 @@ use super::super::frame::{MAX_VALUE, REFUSED_KEY, SERVER_KEY, Strings, Writer};
 use super::super::value::{DetachedBytes, Value};
 use super::limits::{MAX_STORED, MAX_WAITS, Refusal};
 
-/// A client, by the server's number for it.
+/// The number that the server has given to a client.
 pub(in crate::rendezvous::store) type Client = u64;
 
 pub(super) type Key = Vec<u8>;
 
-/// The longest reply to one request, in bytes: a short request can name a large value many times.
+/// The longest reply to one request, in bytes. A short request can name a large value many times.
 pub(super) const MAX_REPLY: usize = 4 * MAX_VALUE;
 
 /// The longest text of an integer, with the white space around it.
 const MAX_INTEGER: usize = 256;
 
-/// What looking for a key counts for, beside its bytes, in the unit of [`Table::take_work`].
+/// How much work a look at a key counts for, beside its bytes, in the unit of [`Table::take_work`].
 pub(super) const LOOK: usize = 256;
 
 /// The most keys that one step looks at.
@@ -25,70 +25,88 @@ pub(super) const STEP_KEYS: usize = 256;
 
 /// The state behind the operations.
 #[derive(Default)]
+/// The values by key.
 pub(in crate::rendezvous::store) struct Table {
+    /// The queues by key.
     pub(super) values: BTreeMap<Key, Value>,
+    /// How many bytes are stored, as limits.rs counts them.
     pub(super) queues: BTreeMap<Key, VecDeque<Value>>,
     pub(super) stored: usize,
-    /// Bytes of the answer to LIST_KEYS, beside its count.
+    /// How many bytes the answer to LIST_KEYS has, beside its count.
     pub(super) listed: usize,
+    /// Counts the values that only unread replies keep.
     pub(super) loose: DetachedBytes,
-    /// What was done since [`Table::take_work`] asked the last time.
+    /// How much work was done since the last call of [`Table::take_work`].
     pub(super) work: usize,
-    /// The part of the work that listed clients for keys they wait for, since [`Table::take_listing`] asked the last time.
+    /// How much of the work put clients into the lists of keys, since the last call of
+    /// [`Table::take_listing`].
     pub(super) listing: usize,
+    /// The clients that wait at each barrier.
     pub(super) barriers: BTreeMap<Key, HashSet<Client>>,
+    /// The barrier at which a client waits.
     pub(super) at_barrier: HashMap<Client, Key>,
+    /// The keys for which a client waits.
     pub(super) waiting: HashMap<Client, Waiting>,
-    /// What the waits take, in bytes, also those that are over and not yet tidied up.
+    /// How many bytes the waits take. Waits that are over count until they are out of the lists.
     pub(super) waits: usize,
-    /// Who waits for a key, by ticket, so the first to come is first: the client, and which of the wait's keys it is. Tickets of waits that are
-    /// over may still stand here, see `over`.
+    /// The waits for each key, by ticket, so the first wait is the first one in the list: the
+    /// client, and which of the wait's keys it is. Tickets of waits that are over may still stand
+    /// here, see `over`.
     pub(super) waiters: BTreeMap<Key, BTreeMap<u64, (Client, usize)>>,
+    /// The ticket of the next wait.
     pub(super) tickets: u64,
-    /// Waits that are over and whose tickets are still to be taken out of `waiters`.
+    /// Waits that are over, and whose tickets are still to be taken out of `waiters`.
     pub(super) over: VecDeque<EndedWait>,
-    /// By key and word: how many connections left them. And by client, which it left.
+    /// How many connections have left this word for this key.
     pub(super) words: BTreeMap<(Key, Vec<u8>), usize>,
+    /// The keys and words that each client has left.
     pub(super) words_of: HashMap<Client, Vec<(Key, Vec<u8>)>>,
     /// What clients that were refused for lack of room are told under [`SERVER_KEY`], while much of what filled the room is still there. Each
     /// kind of room has one entry at most. The newest entry is the last one.
     pub(super) full: Vec<(Kind, Value)>,
-    /// How many connections had the wrong secret or none, and what [`REFUSED_KEY`] says of them.
+    /// How many connections were refused because they had the wrong secret or none, and the value
+    /// of [`REFUSED_KEY`].
     pub(super) refused: (u64, Option<Value>),
 }
 
-/// What there can be no room for.
+/// The kinds of room of which there may be none left.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Stored,
     Waits,
 }
 
-/// A client in WAIT or WAIT_ANY.
+/// A client that waits in WAIT or WAIT_ANY.
 pub(super) struct Waiting {
+    /// The place of the wait among all waits.
     pub(super) ticket: u64,
-    /// What it waits for. It is listed for those that were taken.
+    /// The keys for which the client waits. It is in the lists of those that were taken.
     pub(super) keys: Strings,
-    /// How many of the keys for which it is listed must come still.
+    /// For how many of these keys the client still waits.
     pub(super) missing: usize,
+    /// Whether one key is enough (WAIT_ANY).
     pub(super) any: bool,
-    /// What this counts for in [`Table::waits`].
+    /// How many bytes the wait counts for in [`Table::waits`].
     pub(super) bytes: usize,
 }
 
 /// A wait that is over.
 pub(super) struct EndedWait {
+    /// The place of the wait among all waits.
     pub(super) ticket: u64,
-    /// The keys for which its ticket may be listed still are those that are to be taken.
+    /// The keys in whose lists the ticket may still be are those that are to be taken.
     pub(super) keys: Strings,
+    /// How many bytes the wait counts for in [`Table::waits`].
     pub(super) bytes: usize,
 }
 
-/// What to send to whom after a request.
+/// What is to be sent to a client.
 pub(in crate::rendezvous::store) struct Reply {
+    /// The client.
     pub(in crate::rendezvous::store) to: Client,
+    /// The bytes that are sent first.
     pub(in crate::rendezvous::store) bytes: Vec<u8>,
-    /// What follows the bytes, kept once however many wait for it.
+    /// The value that follows the bytes. It exists once, however many clients wait for it.
     pub(in crate::rendezvous::store) value: Option<Value>,
 }
 
@@ -97,7 +115,7 @@ impl Reply {
         Reply { to, bytes, value: None }
     }
 
-    /// Those bytes, and the value as a string: its length comes before it.
+    /// Makes a reply of these bytes and the value as a string, whose length comes before it.
     pub(super) fn string(to: Client, mut bytes: Vec<u8>, value: &Value) -> Reply {
         bytes.extend((value.len() as u64).to_le_bytes());
         Reply { to, bytes, value: Some(value.clone()) }
@@ -107,27 +125,29 @@ impl Reply {
 pub(in crate::rendezvous::store) type Replies = Vec<Reply>;
 
 impl Table {
-    /// How much was done since this was asked the last time: about one for each byte that was looked at or written, and [`LOOK`] for each key.
+    /// Returns how much work was done since the last call. About one unit is counted for each byte
+    /// that was looked at or written, and [`LOOK`] for each key.
     pub(in crate::rendezvous::store) fn take_work(&mut self) -> usize {
         std::mem::take(&mut self.work)
     }
 
-    /// How much work went into listing clients for keys since this was asked the last time. Taking them out of the lists again is as much.
+    /// Returns how much work has put clients into the lists of keys since the last call. Taking
+    /// them out of the lists costs as much.
     pub(in crate::rendezvous::store) fn take_listing(&mut self) -> usize {
         std::mem::take(&mut self.listing)
     }
 
-    /// Adds what was done for the table elsewhere.
+    /// Adds work that was done for the table elsewhere.
     pub(in crate::rendezvous::store) fn count_work(&mut self, work: usize) {
         self.work += work;
     }
 
-    /// Bytes of values that are here no longer, but that unread replies keep.
+    /// Returns how many bytes of values only unread replies keep.
     pub(in crate::rendezvous::store) fn loose(&self) -> usize {
         self.loose.bytes()
     }
 
-    /// Whether this client waits for something, or has left a word for the time when it has gone.
+    /// Whether this client waits for something, or has left a last word.
     pub(in crate::rendezvous::store) fn has_stake(&self, client: Client) -> bool {
         self.waiting.contains_key(&client)
             || self.at_barrier.contains_key(&client)
@@ -157,10 +177,10 @@ impl Table {
         self.values.get(key)
     }
 
-    /// What a counter holds; 0 when there is none.
+    /// Returns what a counter holds; 0 when there is none.
     pub(super) fn integer(&self, key: &[u8]) -> Result<i64, Refusal> {
         let Some(value) = self.values.get(key) else { return Ok(0) };
-        // Longer ones are no number, and looking for one in megabytes would take long.
+        // A longer text is no number, and looking for one in megabytes would take long.
         let value = value.get(..).filter(|value| value.len() <= MAX_INTEGER);
         let value = value.and_then(|value| std::str::from_utf8(value).ok()).and_then(|text| text.trim().parse().ok());
         value.ok_or_else(|| "a counter was expected where a value stands that is no integer".to_owned().into())

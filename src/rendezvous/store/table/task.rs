@@ -1,4 +1,5 @@
-//! Requests that may be large, carried out step by step: between two steps the server serves the others.
+//! Requests that may be large, and are carried out step by step. The server serves the other
+//! clients between two steps.
 
 use std::ops::Bound;
 
@@ -7,15 +8,15 @@ use super::super::value::Value;
 use super::limits::Refusal;
 use super::state::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, STEP_KEYS, Table};
 
-/// Bytes from which on a step ends.
+/// A step ends when it has looked at this many bytes.
 const STEP_BYTES: usize = 64 << 10;
 
 /// What is left to do of a request.
 pub(in super::super) enum Task {
     Check(Strings),
-    /// Also of WAIT_ANY: the keys are in [`Table::waiting`].
+    /// WAIT or WAIT_ANY. The keys are in [`Table::waiting`].
     Wait,
-    /// Its keys are gone through twice: first for the length of the answer.
+    /// MULTI_GET goes through its keys twice: first for the length of the answer.
     MultiGet {
         keys: Strings,
         length: Option<usize>,
@@ -24,14 +25,14 @@ pub(in super::super) enum Task {
     List {
         /// The last key that is in `bytes`.
         last: Option<Key>,
-        /// The answer so far. What it begins with, the count, is written at last.
+        /// The answer so far. The count, with which the answer begins, is written in the end.
         bytes: Vec<u8>,
         count: i64,
     },
 }
 
 impl Task {
-    /// The memory that it takes, in bytes.
+    /// Returns how many bytes of memory the task takes.
     pub(in super::super) fn memory(&self) -> usize {
         match self {
             Task::Check(strings) | Task::MultiGet { keys: strings, .. } | Task::MultiSet(strings) => strings.memory(),
@@ -42,7 +43,7 @@ impl Task {
 }
 
 impl Table {
-    /// What [`Table::advance`] does, but for turning clients away.
+    /// Does what [`Table::advance`] does, except for turning clients away.
     pub(super) fn step(&mut self, client: Client, task: &mut Task, replies: &mut Replies) -> Result<bool, Refusal> {
         match task {
             Task::Check(keys) => Ok(self.check(client, keys, replies)),
@@ -129,7 +130,8 @@ impl Table {
         Ok(false)
     }
 
-    /// Begins a list of all keys. A key that comes or goes before its last step may be in it or not.
+    /// Begins a list of all keys. A key that is stored or removed before the last step may be in
+    /// the list or not.
     pub(super) fn list(&mut self) -> Result<Task, Refusal> {
         fits(self.listed)?;
         let mut bytes = Vec::with_capacity(8 + self.listed);

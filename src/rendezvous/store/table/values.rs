@@ -24,7 +24,7 @@ impl Table {
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         self.work += LOOK + key.len();
-        // Where there is no room, what stood there stays.
+        // When there is no room, what stood there stays.
         let without = self.stored - self.values.get(&key).map_or(0, |old| cost(&key, old));
         self.stored = room(without, cost(&key, &value), most)?;
         let wakes = self.waiters.contains_key(&key).then(|| (key.clone(), value.clone()));
@@ -58,7 +58,7 @@ impl Table {
         Ok(())
     }
 
-    /// Whether there was one.
+    /// Removes a key, and returns whether it existed.
     pub(super) fn remove(&mut self, key: &[u8]) -> bool {
         let Some(value) = self.values.remove(key) else { return false };
         self.stored -= cost(key, &value);
@@ -68,7 +68,7 @@ impl Table {
     }
 }
 
-/// What a key adds to the answer to LIST_KEYS.
+/// Returns how many bytes a key adds to the answer to LIST_KEYS.
 pub(super) fn listed(key: &[u8]) -> usize {
     8 + key.len()
 }

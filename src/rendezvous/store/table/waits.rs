@@ -1,4 +1,5 @@
-//! WAIT and WAIT_ANY. A client may wait for many keys: it is listed for them, and taken out again, step by step.
+//! Carries out WAIT and WAIT_ANY. A client may wait for many keys, so it is put into the lists of
+//! these keys, and taken out again, step by step.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ impl Table {
     /// Begins a wait.
     pub(super) fn wait(&mut self, client: Client, keys: Strings, any: bool) -> Result<(), Refusal> {
         self.forget_wait(client);
-        // The keys as they came stay as long as the wait.
+        // The bytes of the keys stay as long as the wait.
         let bytes = ENTRY + keys.memory();
         if bytes > SMALL_WAIT && self.waits + bytes > MAX_WAITS {
             return Err(Refusal::WaitsFull);
@@ -26,7 +27,8 @@ impl Table {
         Ok(())
     }
 
-    /// Lists a client for some more of the keys that it waits for; whether that were the last ones, or it waits no longer.
+    /// Puts a client into the lists of some more of the keys that it waits for. Returns whether
+    /// these were the last ones, or it waits no longer.
     pub(super) fn list_waits(&mut self, client: Client, replies: &mut Replies) -> Result<bool, Refusal> {
         let Some(mut waiting) = self.waiting.remove(&client) else { return Ok(true) };
         for _ in 0..STEP_KEYS {
@@ -68,14 +70,15 @@ impl Table {
         Ok(false)
     }
 
-    /// Wakes the clients for which this key was the last missing one; `value` is the key's.
+    /// Wakes the clients for which this key was the last missing one; `value` is the key's value.
     pub(super) fn wake(&mut self, key: &[u8], value: &Value, replies: &mut Replies) {
         for (ticket, (client, index)) in self.waiters.remove(key).unwrap_or_default() {
             replies.extend(self.came(client, ticket, index, Some(value)));
         }
     }
 
-    /// Wakes one client for which this key was the last missing one: a value in a queue is for one.
+    /// Wakes one client for which this key was the last missing one, because a value in a queue is
+    /// for one client.
     pub(super) fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
         while let Some((ticket, (client, index))) = self.waiters.get(key).and_then(BTreeMap::first_key_value) {
             let (ticket, client, index) = (*ticket, *client, *index);
@@ -87,13 +90,14 @@ impl Table {
         }
     }
 
-    /// A key came that this client waited for under that ticket. Its reply, if that was all.
+    /// Notes that a key has come for which this client waits under that ticket. Returns the
+    /// client's reply, if that was the last key.
     fn came(&mut self, client: Client, ticket: u64, index: usize, value: Option<&Value>) -> Option<Reply> {
         self.work += LOOK;
         let waiting = self.waiting.get_mut(&client).filter(|waiting| waiting.ticket == ticket)?;
         waiting.missing -= 1;
         let any = waiting.any;
-        // Who is not listed for all keys yet is answered when it is.
+        // A client that is not in the lists of all its keys yet is answered when it is.
         let listed = waiting.keys.taken() == waiting.keys.count();
         if !any && (waiting.missing > 0 || !listed) {
             return None;
@@ -121,7 +125,7 @@ impl Table {
         }
     }
 
-    /// Takes some tickets of waits that are over out of the lists; whether there are more.
+    /// Takes some tickets of waits that are over out of the lists. Returns whether there are more.
     pub(in super::super) fn tidy(&mut self) -> bool {
         if let Some(mut over) = self.over.pop_front() {
             self.unlist_some(&mut over);
@@ -157,12 +161,12 @@ fn unlist(waiters: &mut BTreeMap<Vec<u8>, BTreeMap<u64, (Client, usize)>>, key: 
     }
 }
 
-/// The answer to WAIT_ANY.
+/// Makes the answer to WAIT_ANY.
 fn found(client: Client, index: usize, value: &Value) -> Reply {
     Reply::string(client, found_at(index), value)
 }
 
-/// What begins it; the value follows.
+/// Returns how the answer begins. The value follows.
 fn found_at(index: usize) -> Vec<u8> {
     [&[0][..], &(index as i64).to_le_bytes()].concat()
 }
