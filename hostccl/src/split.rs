@@ -26,12 +26,17 @@ struct Ask {
     key: i32,
 }
 
+/// The most bytes of a reason that the first rank of a colour tells the others. The smallest slot has 64 KiB.
+const WHY_BYTES: usize = 400;
+
 /// Where the first rank of a colour has put the new segment.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Offer {
     /// `ncclSuccess`, or why there is none.
     code: ncclResult_t,
+    /// Why there is none, in words, filled up with zeros.
+    why: [u8; WHY_BYTES],
     owner: ProcessId,
     fd: i32,
     token: [u8; 16],
@@ -108,8 +113,12 @@ impl Split {
                 // SAFETY: the first of the members wrote it in the step before.
                 let offer = unsafe { self.slot::<Offer>(first, 1).read() };
                 if offer.code != ncclSuccess {
-                    let message =
-                        format!("{} could not make shared memory for the new communicator", self.parent.label(first));
+                    let why = offer.why.split(|byte| *byte == 0).next().unwrap_or_default();
+                    let message = format!(
+                        "{} could not make shared memory for the new communicator: {}",
+                        self.parent.label(first),
+                        String::from_utf8_lossy(why)
+                    );
                     return Err(Error::new(offer.code, message));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
@@ -137,9 +146,15 @@ impl Split {
             Ok((token, fd)) => {
                 let raw = fd.as_raw_fd();
                 self.offered = Some(Private::of(fd));
-                Offer { code: ncclSuccess, owner: ProcessId::current(), fd: raw, token }
+                Offer { code: ncclSuccess, why: [0; WHY_BYTES], owner: ProcessId::current(), fd: raw, token }
             }
-            Err(error) => Offer { code: error.code(), owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] },
+            Err(error) => {
+                let mut why = [0; WHY_BYTES];
+                for (to, from) in why.iter_mut().zip(error.message().bytes()) {
+                    *to = from;
+                }
+                Offer { code: error.code(), why, owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] }
+            }
         }
     }
 }
