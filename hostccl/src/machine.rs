@@ -43,10 +43,30 @@ pub fn no_thread(error: &io::Error) -> String {
     if error.raw_os_error() != Some(libc::EAGAIN) {
         return said;
     }
+    if let Err(no_memory) = room_for_stack() {
+        return format!("{said}, because there is no room for its stack: {}", explained(&no_memory));
+    }
     let limit = limit(libc::RLIMIT_NPROC as i32).map_or(String::new(), |limit| format!(", now {limit}"));
     format!(
-        "{said}; this user or this container has as many processes and threads as it may (raise `ulimit -u`{limit}, or the container's pids.max), or there is no memory for the thread's stack"
+        "{said}; this user or this container has as many processes and threads as it may (raise `ulimit -u`{limit}, or the container's pids.max)"
     )
+}
+
+/// The bytes of a thread's stack, as Rust's standard library asks for them, and a little more for what the C library adds.
+const STACK_BYTES: usize = (2 << 20) + (64 << 10);
+
+/// Fails where the system refuses the memory of a thread's stack. The C library reports both a lack of memory and a lack of threads by one
+/// code, EAGAIN, so the answer of a mapping tells which of them it was.
+fn room_for_stack() -> io::Result<()> {
+    let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    let stack = unsafe { libc::mmap(std::ptr::null_mut(), STACK_BYTES, read_write, private, -1, 0) };
+    if stack == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping just made, which nobody has used.
+    unsafe { libc::munmap(stack, STACK_BYTES) };
+    Ok(())
 }
 
 /// Returns the soft limit, or `None` where there is none.

@@ -33,12 +33,18 @@ struct ColorAndKey {
     key: i32,
 }
 
+/// The most bytes of a reason that the first rank of a colour gives the others. The reason has to fit
+/// a slot, and the smallest slot has 64 KiB.
+const WHY_BYTES: usize = 400;
+
 /// Where the first rank of a colour has put the new segment.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct NewSegment {
     /// `ncclSuccess`, or why there is no segment.
     code: ncclResult_t,
+    /// The reason in words, filled up with zeros; empty when there is a segment.
+    why: [u8; WHY_BYTES],
     /// The process that holds the segment.
     owner: ProcessId,
     /// The segment's descriptor in that process.
@@ -134,8 +140,12 @@ impl Split {
                 // SAFETY: the first member wrote it in the step before, which all have ended.
                 let made = unsafe { self.slot::<NewSegment>(first, 1).read() };
                 if made.code != ncclSuccess {
-                    let message =
-                        format!("{} could not make shared memory for the new communicator", self.parent.label(first));
+                    let why = made.why.split(|byte| *byte == 0).next().unwrap_or_default();
+                    let message = format!(
+                        "{} could not make shared memory for the new communicator: {}",
+                        self.parent.label(first),
+                        String::from_utf8_lossy(why)
+                    );
                     return Err(Error::new(made.code, message));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
@@ -164,10 +174,14 @@ impl Split {
             Ok((token, fd)) => {
                 let raw = fd.as_raw_fd();
                 self.segment = Some(Private::of(fd));
-                NewSegment { code: ncclSuccess, owner: ProcessId::current(), fd: raw, token }
+                NewSegment { code: ncclSuccess, why: [0; WHY_BYTES], owner: ProcessId::current(), fd: raw, token }
             }
             Err(error) => {
-                NewSegment { code: error.code(), owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] }
+                let mut why = [0; WHY_BYTES];
+                for (to, from) in why.iter_mut().zip(error.message().bytes()) {
+                    *to = from;
+                }
+                NewSegment { code: error.code(), why, owner: ProcessId { pid: 0, start: 0 }, fd: -1, token: [0; 16] }
             }
         }
     }

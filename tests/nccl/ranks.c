@@ -1,5 +1,5 @@
 /* One rank of a job of device type cuda over the recorder; see tests/test_nccl.py, which reads what the recorder wrote. The argument is what to do. */
-#include "check.h"
+#include "library_threads.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -304,6 +304,14 @@ static void lose(int expected)
   dm_free(mesh);
 }
 
+/* What the library has started, and with "path" also that it was all of what it starts beside NCCL on the way. */
+static int ended(int is_whole)
+{
+  check_library_threads(0);
+  if (is_whole) CHECK(has_had_thread("dm-abort") && has_had_thread("dm-beside"));
+  return finish();
+}
+
 int main(int count, char **arguments)
 {
   const char *what = count > 1 ? arguments[1] : "";
@@ -328,7 +336,9 @@ int main(int count, char **arguments)
   if (strcmp(what, "attempt") == 0) attempt();
   if (strcmp(what, "thread") == 0) {
     pthread_t thread;
+    starts_own_thread = 1;
     CHECK(pthread_create(&thread, NULL, on_a_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    starts_own_thread = 0;
   }
   if (strcmp(what, "adopt") == 0) adopt();
   if (strcmp(what, "stuck") == 0) stuck();
@@ -338,5 +348,5 @@ int main(int count, char **arguments)
   if (strcmp(what, "lose without") == 0) lose(DM_STATUS_UNSUPPORTED);
   if (strcmp(what, "chosen") == 0 || strcmp(what, "current") == 0) chosen();
   dm_world_free(world);
-  return finish();
+  return ended(strcmp(what, "path") == 0);
 }

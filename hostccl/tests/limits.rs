@@ -1,0 +1,131 @@
+//! What the machine refuses to the engine, made for real by resource limits: every rank hears which limit to raise. Each case runs in a process of its own,
+//! because the limits are a process's.
+
+mod common;
+
+use std::ffi::c_int;
+use std::process::{Command, Stdio};
+use std::ptr::null_mut;
+
+use common::{last_error, ranks, unique_id};
+use hostccl::types::*;
+use hostccl::*;
+
+/// Names the case that this process plays, when another one of these processes has started it.
+const CASE: &str = "HOSTCCL_TEST_LIMIT";
+
+/// Runs a case in a process of its own and returns what it says.
+fn said(case: &str) -> Vec<String> {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--nocapture", "--test-threads", "1"]).env(CASE, case).stdin(Stdio::null());
+    let done = command.output().unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{case}: {}\n{text}\n{}", done.status, String::from_utf8_lossy(&done.stderr));
+    text.lines().filter_map(|line| line.split_once("said: ").map(|(_, text)| text.to_owned())).collect()
+}
+
+fn limit(resource: u32, value: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a place for the limit, then a valid limit.
+    let code = unsafe {
+        libc::getrlimit(resource as _, &raw mut limit);
+        limit.rlim_cur = value;
+        libc::setrlimit(resource as _, &raw const limit)
+    };
+    assert_eq!(code, 0, "setrlimit({resource}, {value})");
+}
+
+/// The lowest descriptor that is free.
+fn next_descriptor() -> u64 {
+    // SAFETY: descriptor 2 is open; the copy is closed at once.
+    unsafe {
+        let next = libc::dup(2);
+        libc::close(next);
+        next as u64
+    }
+}
+
+/// The address space of this process in bytes.
+fn address_space() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096
+}
+
+fn say(code: ncclResult_t) {
+    println!("said: {code} {}", if code == ncclSuccess { String::new() } else { last_error() });
+}
+
+/// The part of a process that `said` has started; without one this is no test.
+#[test]
+fn child() {
+    match std::env::var(CASE).as_deref() {
+        Ok("split without files") => {
+            // The limit is set when both ranks have their first communicator.
+            let ready = std::sync::Barrier::new(2);
+            ranks(2, |comm, rank| {
+                ready.wait();
+                if rank == 0 {
+                    limit(libc::RLIMIT_NOFILE, next_descriptor());
+                }
+                ready.wait();
+                let mut child = null_mut();
+                // SAFETY: a live communicator, and a place for the new one.
+                say(unsafe { ncclCommSplit(**comm, 0, 0, &raw mut child, null_mut()) });
+            });
+        }
+        Ok("init without memory") => {
+            let id = unique_id();
+            limit(libc::RLIMIT_AS, address_space() + (1 << 20));
+            let mut comm = null_mut();
+            // SAFETY: a place for the communicator.
+            say(unsafe { ncclCommInitRank(&raw mut comm, 2, id, 0) });
+        }
+        Ok("thread without memory") => {
+            let id = unique_id();
+            let mut config = ncclConfig_t {
+                size: size_of::<ncclConfig_t>(),
+                magic: NCCL_CONFIG_MAGIC,
+                version: 22_707,
+                blocking: 0,
+                cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+                minCTAs: NCCL_CONFIG_UNDEF_INT,
+                maxCTAs: NCCL_CONFIG_UNDEF_INT,
+                netName: std::ptr::null(),
+                splitShare: NCCL_CONFIG_UNDEF_INT,
+                trafficClass: NCCL_CONFIG_UNDEF_INT,
+                commName: std::ptr::null(),
+            };
+            limit(libc::RLIMIT_AS, address_space() + (1 << 20));
+            let mut comm = null_mut();
+            // SAFETY: a place for the communicator, and a whole configuration.
+            say(unsafe { ncclCommInitRankConfig(&raw mut comm, 2 as c_int, id, 0, &raw mut config) });
+        }
+        Ok(other) => panic!("no case {other}"),
+        Err(_) => {}
+    }
+}
+
+fn expect(case: &str, count: usize, texts: &[&str]) {
+    let said = said(case);
+    assert_eq!(said.len(), count, "{said:?}");
+    for line in &said {
+        assert!(line.starts_with(&ncclSystemError.to_string()), "{case}: {line}");
+        assert!(texts.iter().all(|text| line.contains(text)), "{case}: expected {texts:?} in {line}");
+        assert!(!line.contains("ulimit -u"), "{case}: {line}");
+    }
+}
+
+#[test]
+fn a_split_without_descriptors_names_the_limit_on_every_rank() {
+    expect("split without files", 2, &["rank 0 could not make shared memory", "ulimit -n"]);
+}
+
+#[test]
+fn a_communicator_without_address_space_names_the_limit() {
+    expect("init without memory", 1, &["bytes of shared memory", "ulimit -v"]);
+}
+
+#[test]
+fn a_thread_without_address_space_names_that_limit_and_not_the_one_on_threads() {
+    expect("thread without memory", 1, &["a thread could not be started", "no room for its stack", "ulimit -v"]);
+}
