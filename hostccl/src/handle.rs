@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use crate::collective::Reduction;
 use crate::comm::Comm;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::Own;
 use crate::labels::GlobalRanks;
+use crate::operators::Operators;
 use crate::timeout;
 use crate::types::*;
 
@@ -45,33 +45,11 @@ pub(crate) struct Handle {
     error: Mutex<Option<Error>>,
     /// Notified when a call in the background ends. It goes with the lock of `error`.
     finished: Condvar,
-    /// The operators that `ncclRedOpCreatePreMulSum` made. A destroyed one leaves a free place.
-    operators: RwLock<Vec<Option<PreMulSum>>>,
+    /// The operators that `ncclRedOpCreatePreMulSum` made for the communicator.
+    pub(crate) operators: Operators,
     /// Forked children may not use the handle.
     _own: Own<()>,
 }
-
-/// An operator that `ncclRedOpCreatePreMulSum` made.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PreMulSum {
-    /// The type of the elements and of the scalar.
-    pub(crate) dtype: DataType,
-    /// The number by which this rank multiplies its elements.
-    pub(crate) scalar: Scalar,
-}
-
-/// The scalar of an operator.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Scalar {
-    /// The bytes of the scalar, padded with zeros.
-    Value([u8; 8]),
-    /// The address of the scalar, which is read when an operation uses the operator.
-    At(usize),
-}
-
-/// The number of the first operator that is made at run time. The numbers below are the built-in
-/// ones.
-const FIRST_OPERATOR: usize = ReduceOp::ALL.len();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -93,7 +71,7 @@ impl Handle {
             timeout_millis: AtomicU64::new(0),
             error: Mutex::new(None),
             finished: Condvar::new(),
-            operators: RwLock::new(Vec::new()),
+            operators: Operators::default(),
             _own: Own::new(()),
         }
     }
@@ -242,67 +220,6 @@ impl Handle {
         let error = lock(&self.error);
         let _ = self.finished.wait_timeout_while(error, longest, |_| self.in_progress());
     }
-
-    /// Adds an operator and returns its number.
-    pub(crate) fn add_operator(&self, operator: PreMulSum) -> ncclRedOp_t {
-        let mut operators = self.operators.write().unwrap_or_else(PoisonError::into_inner);
-        let free = operators.iter().position(Option::is_none).unwrap_or_else(|| {
-            operators.push(None);
-            operators.len() - 1
-        });
-        operators[free] = Some(operator);
-        (free + FIRST_OPERATOR) as ncclRedOp_t
-    }
-
-    /// Removes the operator of that number.
-    pub(crate) fn remove_operator(&self, raw: ncclRedOp_t) -> Result<()> {
-        let mut operators = self.operators.write().unwrap_or_else(PoisonError::into_inner);
-        usize::try_from(raw)
-            .ok()
-            .and_then(|raw| raw.checked_sub(FIRST_OPERATOR))
-            .and_then(|index| operators.get_mut(index)?.take())
-            .map(|_| ())
-            .ok_or_else(|| {
-                Error::argument(format!("op {raw} was not made by ncclRedOpCreatePreMulSum, or is destroyed"))
-            })
-    }
-
-    /// Returns the reduction of that number, for elements of `dtype`.
-    pub(crate) fn reduction(&self, raw: ncclRedOp_t, dtype: DataType) -> Result<Reduction> {
-        if let Some(op) = ReduceOp::from_raw(raw) {
-            return Ok(Reduction::Plain(op));
-        }
-        let operators = self.operators.read().unwrap_or_else(PoisonError::into_inner);
-        let operator = usize::try_from(raw)
-            .ok()
-            .and_then(|raw| raw.checked_sub(FIRST_OPERATOR))
-            .and_then(|index| operators.get(index).copied().flatten())
-            .ok_or_else(|| Error::argument(format!("op {raw} is none of 0..4 nor made for this communicator")))?;
-        if operator.dtype != dtype {
-            return Err(Error::argument(format!(
-                "op {raw} was made for {}, the call is for {}",
-                operator.dtype.name(),
-                dtype.name()
-            )));
-        }
-        Ok(Reduction::PreMulSum(match operator.scalar {
-            Scalar::Value(value) => value,
-            // SAFETY: the caller of ncclRedOpCreatePreMulSum promised that the scalar stays
-            // readable until the operator is destroyed.
-            Scalar::At(address) => unsafe { read_scalar(address as *const u8, dtype) },
-        }))
-    }
-}
-
-/// Reads the bytes of a scalar and pads them with zeros.
-///
-/// # Safety
-/// `at` points to a readable element of that type.
-pub(crate) unsafe fn read_scalar(at: *const u8, dtype: DataType) -> [u8; 8] {
-    let mut scalar = [0; 8];
-    // SAFETY: the caller's promise, and an element has at most eight bytes.
-    unsafe { std::ptr::copy_nonoverlapping(at, scalar.as_mut_ptr(), dtype.size()) };
-    scalar
 }
 
 /// A place for a handle.
@@ -403,21 +320,5 @@ mod tests {
             let made_up = std::ptr::without_provenance_mut(raw);
             assert_eq!(find(made_up).unwrap_err().code(), ncclInvalidArgument, "{raw:#x}");
         }
-    }
-
-    #[test]
-    fn operators_are_numbered_after_the_built_in_ones() {
-        let handle = handle();
-        let operator = PreMulSum { dtype: DataType::Int32, scalar: Scalar::Value([3, 0, 0, 0, 0, 0, 0, 0]) };
-        assert_eq!(handle.add_operator(operator), 5);
-        assert_eq!(handle.add_operator(operator), 6);
-        handle.remove_operator(5).unwrap();
-        assert!(handle.remove_operator(5).is_err());
-        assert_eq!(handle.add_operator(operator), 5);
-        assert!(handle.reduction(5, DataType::Int32).is_ok());
-        assert!(handle.reduction(5, DataType::Int64).is_err());
-        assert!(handle.reduction(7, DataType::Int32).is_err());
-        assert!(handle.reduction(-1, DataType::Int32).is_err());
-        assert!(handle.remove_operator(4).is_err());
     }
 }

@@ -60,7 +60,7 @@
 //! | taking turns | `turn` on one rank, `admission` among the ranks, `operation` (the trait of all operations) |
 //! | operations | `collective`, `message`, `join` |
 //! | driving them | `diagnosis` (why nothing moves), `spin`, `wait`, `progress` |
-//! | handles | `handle`, `setup` (init, and the making of children), `split`, `shrink`, `group` |
+//! | handles | `operators`, `handle`, `setup` (init, and the making of children), `split`, `shrink`, `group` |
 //! | the C API | `body` (checks of arguments), `functions` (the list), `api` |
 
 mod admission;
@@ -85,6 +85,7 @@ pub mod machine;
 mod message;
 pub mod nccl_config;
 mod operation;
+mod operators;
 mod peers;
 mod places;
 mod poll;

@@ -33,7 +33,8 @@ struct ColorAndKey {
     key: i32,
 }
 
-/// The most bytes of a reason that the first rank of a colour tells the others. The smallest slot has 64 KiB.
+/// The most bytes of a reason that the first rank of a colour gives the others. The reason has to fit
+/// a slot, and the smallest slot has 64 KiB.
 const WHY_BYTES: usize = 400;
 
 /// Where the first rank of a colour has put the new segment.
@@ -42,7 +43,7 @@ const WHY_BYTES: usize = 400;
 struct NewSegment {
     /// `ncclSuccess`, or why there is no segment.
     code: ncclResult_t,
-    /// Why there is no segment, in words, filled up with zeros.
+    /// The reason in words, filled up with zeros; empty when there is a segment.
     why: [u8; WHY_BYTES],
     /// The process that holds the segment.
     owner: ProcessId,

@@ -8,7 +8,8 @@ use crate::call_name::{NAME_BYTES, Name};
 use crate::error::{self, Error, Result};
 use crate::fork;
 use crate::group;
-use crate::handle::{self, PreMulSum, Scalar};
+use crate::handle;
+use crate::operators::{self, PreMulSum, Scalar};
 use crate::types::*;
 
 /// The version of NCCL whose API this one follows.
@@ -68,16 +69,16 @@ pub(crate) unsafe fn ncclRedOpCreatePreMulSum(
     let scalar = match residence {
         ncclScalarDevice => Scalar::At(scalar.expose_provenance()),
         // SAFETY: the caller's contract says that an element of that type lies there.
-        ncclScalarHostImmediate => Scalar::Value(unsafe { handle::read_scalar(scalar.cast(), dtype) }),
+        ncclScalarHostImmediate => Scalar::Value(unsafe { operators::read_scalar(scalar.cast(), dtype) }),
         _ => return Err(Error::argument(format!("residence {residence} is neither 0 (device) nor 1 (host)"))),
     };
     // SAFETY: not NULL, and valid by the caller's contract.
-    unsafe { op.write(handle.add_operator(PreMulSum { dtype, scalar })) };
+    unsafe { op.write(handle.operators.add(PreMulSum { dtype, scalar })) };
     Ok(ncclSuccess)
 }
 
 pub(crate) unsafe fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> Result<ncclResult_t> {
-    handle::find(comm)?.remove_operator(op)?;
+    handle::find(comm)?.operators.remove(op)?;
     Ok(ncclSuccess)
 }
 

@@ -42,7 +42,7 @@ impl RawCall {
             let handle = handle::find(self.comm)?;
             let comm = handle.for_operation()?.clone();
             let dtype = data_type(self.datatype)?;
-            let reduction = self.op.map(|op| handle.reduction(op, dtype)).transpose()?;
+            let reduction = self.op.map(|op| handle.operators.reduction(op, dtype)).transpose()?;
             let root = self.root.map(|root| check_root(root, comm.nranks)).transpose()?;
             check_size(self.count, comm.nranks, dtype)?;
             let is_root = root == Some(comm.rank);
