@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use devicemesh::comm::{Domain, DomainOptions, Element, MeshOptions, Operands, Operator, RootComms, View};
+use devicemesh::comm::{
+    Collective, Domain, DomainOptions, Element, Memory, MeshOptions, Operands, Operator, RootComms, View,
+};
 use devicemesh::error::{Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::ndarray::{Array, Array2, ArrayD, Axis, array, s};
@@ -377,4 +379,69 @@ fn an_index_that_no_dimension_has_is_an_error_wherever_one_can_be_given() {
             refused(mesh.without(index, &[1], 8).unwrap_err());
         }
     }
+}
+
+#[test]
+fn collectives_over_buffers_move_bytes_and_refuse_what_does_not_fit() {
+    const UINT8: i32 = 1;
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let body = |rank: usize, store: Arc<dyn Store>| {
+        let join = JoinOptions::ranked(rank, 2).timeout(Duration::from_secs(60)).store(store);
+        let world = Arc::new(Domain::join("cpu", &DomainOptions::new(join)).unwrap());
+        let mesh = View::init(&world, &[2], &["dp"]).unwrap();
+        let memory = Memory::of(&world).unwrap();
+        assert!(!memory.is_on_device() && memory.device_name().is_none());
+        let (send, recv) = (memory.buffer(4).unwrap(), memory.buffer(4).unwrap());
+        let mine = rank as u8 * 10;
+        let result = |collective: Collective, count: usize, offset: usize| {
+            send.write(0, &[mine, mine + 1, mine + 2, mine + 3]).unwrap();
+            recv.write(0, &[99; 4]).unwrap();
+            mesh.collective(0, collective, UINT8, count, send.at(0), recv.at(offset)).unwrap();
+            let mut got = [0; 4];
+            recv.read(0, &mut got).unwrap();
+            got
+        };
+        assert_eq!(result(Collective::AllReduce(Operator::Sum), 3, 1), [99, 10, 12, 14]);
+        assert_eq!(result(Collective::AllGather, 2, 0), [0, 1, 10, 11]);
+        assert_eq!(
+            result(Collective::ReduceScatter(Operator::Max), 2, 0)[..2],
+            [10 + rank as u8 * 2, 11 + rank as u8 * 2]
+        );
+        assert_eq!(result(Collective::AllToAll, 2, 0), [mine / 5, mine / 5 + 1, 10 + mine / 5, 11 + mine / 5]);
+        assert_eq!(result(Collective::Shift, 1, 0), [10 - mine, 99, 99, 99]);
+        assert_eq!(result(Collective::Broadcast { root: 1 }, 2, 0)[..2], [10, 11]);
+        let reduced = result(Collective::Reduce { op: Operator::Min, root: 0 }, 4, 0);
+        assert_eq!(reduced, if rank == 0 { [0, 1, 2, 3] } else { [99; 4] });
+        // In place, and what is not quite in place.
+        send.write(0, &[mine; 4]).unwrap();
+        mesh.collective(0, Collective::AllGather, UINT8, 2, send.at(rank * 2), send.at(0)).unwrap();
+        let mut gathered = [0; 4];
+        send.read(0, &mut gathered).unwrap();
+        assert_eq!(gathered, [0, 0, 10, 10]);
+        let (sum, other) = (Collective::AllReduce(Operator::Sum), memory.buffer(4).unwrap());
+        for (outcome, words) in [
+            (mesh.collective(0, sum, UINT8, 5, send.at(0), other.at(0)), "5 bytes from offset 0 on are not inside"),
+            (mesh.collective(0, sum, UINT8, 1, send.at(4), other.at(0)), "from offset 4 on"),
+            (mesh.collective(0, sum, UINT8, 2, send.at(0), send.at(1)), "overlap, but not as in place"),
+            (mesh.collective(0, Collective::Shift, UINT8, 2, send.at(0), send.at(0)), "never works in place"),
+            (mesh.collective(0, sum, 10, 1, send.at(0), other.at(0)), "dtype is 10"),
+            (mesh.collective(0, Collective::Broadcast { root: 2 }, UINT8, 1, send.at(0), other.at(0)), "root is 2"),
+            (mesh.collective(0, sum, UINT8, usize::MAX, send.at(0), other.at(0)), "are not inside"),
+        ] {
+            let error = outcome.unwrap_err();
+            assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+            assert!(error.message().contains(words), "{error}");
+        }
+        mesh.group_start().unwrap();
+        let error = mesh.collective(0, sum, UINT8, 1, send.at(0), other.at(0)).unwrap_err();
+        assert_eq!(error.status(), Status::Unsupported, "{error}");
+        mesh.group_end().unwrap();
+        mesh.root_comms().finalize().unwrap();
+    };
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let store = Arc::clone(&store);
+            scope.spawn(move || body(rank, store));
+        }
+    });
 }

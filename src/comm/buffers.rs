@@ -1,5 +1,6 @@
-//! Memory for collectives, and all collectives over it, without `unsafe`: host memory, or a GPU's with
-//! a stream. For programs that know the element type only when they run, such as tools and benchmarks.
+//! Memory for collectives, and all collectives over it, without `unsafe`: host memory, or a GPU's
+//! with a stream. For programs that know the element type only when they run, such as tools and
+//! benchmarks.
 
 mod cuda;
 
@@ -20,7 +21,8 @@ use crate::error::{Error, Result, Status};
 
 /// The alignment of every buffer in bytes. GPUs align what they allocate so.
 const ALIGNMENT: usize = 256;
-/// A wait for a stream asks again without a pause for this long, because most collectives are short.
+/// A wait for a stream asks again without a pause for this long, because most collectives are
+/// short.
 const EAGER: Duration = Duration::from_millis(2);
 /// The pause between two questions after that.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -65,8 +67,8 @@ enum Place {
 
 /// Some bytes of a [`Memory`]. They are zero at first on the host, and anything on a device.
 ///
-/// The memory is given back when the buffer is dropped. Where a device is still at work then, as after
-/// a collective that timed out, the memory is kept until the process ends.
+/// The memory is given back when the buffer is dropped. Where a device is still at work then, as
+/// after a collective that timed out, the memory is kept until the process ends.
 pub struct Buffer {
     place: Rc<Place>,
     /// The first byte: a pointer on the host, else an address of the device.
@@ -114,7 +116,8 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// How many times `count` elements the send and the receive buffer hold in a group of `size` ranks.
+    /// How many times `count` elements the send and the receive buffer hold in a group of `size`
+    /// ranks.
     pub fn blocks(self, size: usize) -> (usize, usize) {
         match self {
             Collective::AllGather => (1, size),
@@ -184,9 +187,9 @@ impl Memory {
         Ok(Buffer { place: Rc::clone(&self.place), address, len: bytes, capacity })
     }
 
-    /// Returns when everything on the stream is done. In host memory that is at once, because each call
-    /// is done when it returns. `check` is asked now and then whether the wait still makes sense:
-    /// [`View::check`] tells of a communicator that has failed.
+    /// Returns when everything on the stream is done. In host memory that is at once, because each
+    /// call is done when it returns. `check` is asked now and then whether the wait still makes
+    /// sense: [`View::check`] tells of a communicator that has failed.
     pub fn wait(&self, timeout: Duration, check: impl Fn() -> Result<()>) -> Result<()> {
         let Place::Device { stream, .. } = &*self.place else { return Ok(()) };
         let began = Instant::now();
@@ -231,8 +234,9 @@ impl Buffer {
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         let to = self.at(offset).checked("write", from.len())?;
         match &*self.place {
-            // SAFETY: the bytes lie inside this buffer, which `from` cannot be a part of. No call works on
-            // it, because calls on the host are done when they return, and a buffer stays on its thread.
+            // SAFETY: the bytes lie inside this buffer, which `from` cannot be a part of. No call
+            // works on it, because calls on the host are done when they return, and a buffer stays
+            // on its thread.
             Place::Host => unsafe { copy_nonoverlapping(from.as_ptr(), to, from.len()) },
             Place::Device { stream, .. } => {
                 let staged = from.to_vec();
@@ -261,8 +265,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Copies the first `bytes` of `from` to the beginning of this buffer, `times` times. Returns when
-    /// the last copy is done. A measure of the speed of the memory.
+    /// Copies the first `bytes` of `from` to the beginning of this buffer, `times` times. Returns
+    /// when the last copy is done. A measure of the speed of the memory.
     pub fn copy_from(&self, from: &Buffer, bytes: usize, times: usize) -> Result<()> {
         if !Rc::ptr_eq(&self.place, &from.place) || std::ptr::eq(self, from) {
             return Err(Error::invalid("copy_from: the buffers are not two buffers of one memory"));
@@ -270,7 +274,8 @@ impl Buffer {
         let (to, from) = (self.at(0).checked("copy_from", bytes)?, from.at(0).checked("copy_from", bytes)?);
         for _ in 0..times {
             match &*self.place {
-                // SAFETY: both hold that many bytes, two buffers never overlap, and no call works on them.
+                // SAFETY: both hold that many bytes, two buffers never overlap, and no call works
+                // on them.
                 Place::Host => unsafe { copy_nonoverlapping(from, to, bytes) },
                 Place::Device { stream, .. } => stream.copy(to, from, bytes)?,
             }
@@ -281,7 +286,8 @@ impl Buffer {
     }
 }
 
-/// Keeps the host's side of a copy until the process ends where the device may still be at work on it.
+/// Keeps the host's side of a copy until the process ends where the device may still be at work on
+/// it.
 fn keep_unless_done(staged: Vec<u8>, copied: &Result<()>) {
     if copied.is_err() {
         std::mem::forget(staged);
@@ -293,7 +299,8 @@ impl Drop for Buffer {
         match &*self.place {
             Place::Host => {
                 if let Ok(layout) = Layout::from_size_align(self.capacity, ALIGNMENT) {
-                    // SAFETY: `Memory::buffer` allocated it with this layout, and no call works on it.
+                    // SAFETY: `Memory::buffer` allocated it with this layout, and no call works on
+                    // it.
                     unsafe { dealloc(self.address, layout) }
                 }
             }
@@ -323,8 +330,8 @@ impl BufferAt<'_> {
 impl View {
     /// Makes a collective along dimension `index` with elements of type `dtype` (`ncclDataType_t`).
     /// `count` is meant as in the C function of that name. In host memory the call is done when it
-    /// returns; on a device when [`Memory::wait`] returns. `send` and `recv` may lie in one buffer where
-    /// the collective works in place. **Collective over the group.**
+    /// returns; on a device when [`Memory::wait`] returns. `send` and `recv` may lie in one buffer
+    /// where the collective works in place. **Collective over the group.**
     ///
     /// `DM_STATUS_INVALID_ARGUMENT` where the data does not fit into the buffers, and
     /// `DM_STATUS_UNSUPPORTED` inside a group that this thread has begun.
@@ -396,9 +403,9 @@ impl View {
         // As a C program would pass it: a buffer that only the root uses is NULL elsewhere.
         let at_root = |root: usize, pointer: *mut c_void| if me == root { pointer } else { null_mut() };
         self.operate(name, index, operands, &[], |library, comm| {
-            // SAFETY: `checked` has found that the buffers hold the data of this call. They lie where the
-            // library works. In host memory the call is done when it returns; on a device a buffer is not
-            // given back before the stream is idle.
+            // SAFETY: `checked` has found that the buffers hold the data of this call. They lie
+            // where the library works. In host memory the call is done when it returns; on a device
+            // a buffer is not given back before the stream is idle.
             unsafe {
                 match collective {
                     Collective::AllReduce(op) => library.all_reduce(send, recv, count, dtype, op as i32, comm, stream),

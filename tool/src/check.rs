@@ -1,10 +1,12 @@
-//! `devicemesh check`: what an operator runs before a big job. Every rank of the job makes the mesh, verifies each collective along each dimension with
-//! real data, and measures them, all groups of a dimension at the same time; rank 0 reports. docs/check.md explains the figures.
-//!
-//! Exit codes, the same on every rank: 0 all is well, 1 wrong data, 2 a wrong command line or a shape that does not fit the world, 3 the check could not be
-//! made, 4 something is slow (with `--fail-slow`), 124 not done by `--timeout`.
+//! `devicemesh check`: what an operator runs before a big job. Every rank of the job makes the mesh
+//! and verifies each collective along each dimension with real data. Then the ranks measure the
+//! collectives, all groups of a dimension at the same time. Rank 0 reports. docs/check.md explains
+//! the figures.
 
+mod assess;
+mod exit_code;
 mod measure;
+mod notes;
 mod operation;
 mod options;
 mod progress;
@@ -26,10 +28,13 @@ use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::printable::printable;
 use devicemesh::rendezvous::{JoinOptions, launcher};
 
-use self::measure::{Plan, Timed};
+use self::assess::{Measured, Subject, assess};
+use self::exit_code::{NOT_MADE, TIMED_OUT, WRONG_COMMAND};
+use self::measure::{Schedule, Timed};
+use self::notes::Notes;
 use self::options::Shape;
 use self::progress::Progress;
-use self::report::{Measured, Notes, Report, Subject};
+use self::report::Report;
 use self::team::{Clock, Team};
 use self::verify::Bench;
 use crate::failure::Failure;
@@ -38,19 +43,12 @@ use crate::stdio::{print, say};
 
 pub use self::options::Options;
 
-const WRONG_DATA: u8 = 1;
-const WRONG_COMMAND: u8 = 2;
-const NOT_MADE: u8 = 3;
-const SLOW: u8 = 4;
-/// `--timeout` passed: as timeout(1).
-const TIMED_OUT: u8 = 124;
-
-/// The check as one of its ranks; the exit code is the same on all.
+/// Runs the check as one of its ranks. The exit code is the same on all ranks.
 pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     let place = launcher::detect(&|name| std::env::var(name).ok())
         .map_err(|error| Failure::new(WRONG_COMMAND, error.message().to_owned()))?;
     let rank = place.rank;
-    // What every rank finds alike is said once.
+    // Every rank finds such a mistake, so rank 0 alone reports it.
     let alike = |message: String| match rank {
         0 => Err(Failure::new(WRONG_COMMAND, message)),
         _ => Ok(WRONG_COMMAND),
@@ -100,7 +98,8 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     }
 }
 
-/// Whether this may be an error that rank 0 cannot report, because rank 0 is what is missing. Then rank 1 reports it too.
+/// Whether this may be an error that rank 0 cannot report, because rank 0 is what is missing. Then
+/// rank 1 reports it too.
 fn may_miss_rank_0(error: &Error) -> bool {
     let is_loss = [Status::PeerLost, Status::Store, Status::Timeout].contains(&error.status());
     is_loss && (error.ranks().is_empty() || error.ranks().contains(&0))
@@ -121,8 +120,9 @@ fn plan(spec: &MeshSpec<'_>, options: &Options) -> Result<Mesh> {
     Mesh::new(spec)
 }
 
+/// Reports an error that ends the check.
 fn tell(json: bool, status: &str, message: &str) {
-    // The line of progress may be there.
+    // On a terminal the line of progress may stand there.
     let clear = if io::IsTerminal::is_terminal(&io::stderr()) { "\r\x1b[K" } else { "" };
     say(&format!("{clear}devicemesh check: {}", printable(message)));
     if json {
@@ -130,7 +130,7 @@ fn tell(json: bool, status: &str, message: &str) {
     }
 }
 
-/// The next step, where the message does not say it.
+/// What the user can do next, where the message does not say it.
 fn advice(error: &Error) -> &'static str {
     match error.status() {
         Status::PeerLost => {
@@ -146,6 +146,7 @@ fn advice(error: &Error) -> &'static str {
     }
 }
 
+/// The check after the command line has proved well. Gives the exit code.
 fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progress: Progress) -> Result<u8> {
     progress.expect(steps(options, &planned)?);
     progress.step("joining the world");
@@ -155,7 +156,9 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
     let team = Team::new(Arc::clone(&domain), clock, progress)?;
     team.step_in_detail("comparing the command lines", &options.agreed(), |_| Ok(()))?;
     team.progress.step("making the mesh");
-    // Communicators of devices take long to make, and streams are waited for here: only calls in host memory have the shorter limit by the mesh.
+    // A call in host memory waits by the limit of the mesh, which is short. On a device the mesh
+    // gets more time, because its communicators take long to make, and calls are waited for on the
+    // stream.
     let patience = team.clock.patience();
     let timeout = if device_type == "cpu" { patience } else { team.clock.limit() / 2 };
     let root = RootComms::create(&domain, planned, &MeshOptions::default().timeout(timeout))?;
@@ -167,13 +170,13 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         views.push((whole.slice(&dims)?.flatten(Some(&flat.name), DimOptions::default())?, 0));
     }
     let memory = Memory::of(&domain)?;
-    let plan = Plan {
+    let schedule = Schedule {
         sizes: options.sizes(device_type),
         iterations: options.iterations,
         warmup: options.warmup,
         repeats: options.repeats,
     };
-    let largest = plan.sizes.last().copied().unwrap_or(0).max(measure::copies(device_type == "cuda").0);
+    let largest = schedule.sizes.last().copied().unwrap_or(0).max(measure::copies(device_type == "cuda").0);
     let sizes = views.iter().map(|(view, index)| view.mesh().dim_size(*index));
     let bytes = sizes.map(|size| verify::buffer_bytes(size, options.dtype, largest)).max().unwrap_or(0);
     let buffer = || memory.buffer(bytes).map_err(smaller_sizes);
@@ -182,7 +185,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         .iter()
         .map(|(view, index)| bench(view, *index, options, &memory, (&send, &recv), patience))
         .collect::<Result<_>>()?;
-    let checked = Checked { team: &team, options, benches, plan };
+    let checked = Checked { team: &team, options, benches, schedule };
     let code = checked.all(&whole, &memory, (&send, &recv))?;
     team.progress.step("ending the mesh");
     whole.root_comms().finalize()?;
@@ -196,7 +199,7 @@ fn smaller_sizes(error: Error) -> Error {
     Error::new(error.status(), message).with_device_error(error.device_error())
 }
 
-/// How many steps there will be, if nothing goes wrong.
+/// The number of steps of a check in which nothing goes wrong.
 fn steps(options: &Options, mesh: &Mesh) -> Result<usize> {
     let mut sizes = mesh.shape();
     for flat in &options.flatten {
@@ -208,6 +211,7 @@ fn steps(options: &Options, mesh: &Mesh) -> Result<usize> {
     Ok(options.collectives().len() * (sizes.len() + measured) + around)
 }
 
+/// A dimension with what calls along it need.
 fn bench<'a>(
     view: &'a View,
     index: usize,
@@ -232,22 +236,26 @@ fn bench<'a>(
     })
 }
 
+/// A mesh that is being checked.
 struct Checked<'a> {
     team: &'a Team,
     options: &'a Options,
+    /// The dimensions of the mesh, then the flattened ones.
     benches: Vec<Bench<'a>>,
-    plan: Plan,
+    /// What is measured, and how often.
+    schedule: Schedule,
 }
 
 impl Checked<'_> {
-    /// Verifies, measures, and lets rank 0 report. Gives the exit code of all.
+    /// Verifies and measures all dimensions, and has rank 0 report. Gives the exit code, which is
+    /// the same on all ranks.
     fn all(&self, whole: &View, memory: &Memory, buffers: (&Buffer, &Buffer)) -> Result<u8> {
         let (team, options) = (self.team, self.options);
         let measured: Vec<bool> = self.benches.iter().map(|bench| bench.size() > 1 && !options.no_measure).collect();
         let collectives = options.collectives();
         let mut notes = Notes {
             device: memory.device_name().map(str::to_owned),
-            crowding: measure::crowding(team, memory),
+            ranks_per_core: measure::ranks_per_core(team, memory),
             ..Notes::default()
         };
         for bench in &self.benches {
@@ -262,19 +270,20 @@ impl Checked<'_> {
         }
         let wrong = [notes.wrong.len() as f64];
         let wrong = team.step("comparing the data", |exchange| exchange.largest(&wrong))?[0] > 0.0;
-        // Times of wrong results are of no use.
+        // Where results are wrong, times have no meaning.
         for (bench, measured) in self.benches.iter().zip(&measured) {
             notes.groups.push((bench.group[0], bench.position));
             let mut times: Vec<Vec<Timed>> = Vec::new();
             for collective in collectives.iter().filter(|_| *measured && !wrong) {
                 let step = format!("measuring {}: {}", bench.name, collective.name());
-                times.push(team.step(&step, |exchange| measure::measure(bench, *collective, &self.plan, exchange))?);
+                times
+                    .push(team.step(&step, |exchange| measure::measure(bench, *collective, &self.schedule, exchange))?);
             }
             notes.times.push(times);
         }
         if !wrong && !options.no_measure {
             notes.copies = team.step("measuring each rank alone", |exchange| {
-                measure::copy(memory, buffers, self.plan.repeats, exchange)
+                measure::copy(memory, buffers, self.schedule.repeats, exchange)
             })?;
         }
         let code = team.step("reporting", |exchange| {
@@ -290,6 +299,7 @@ impl Checked<'_> {
         Ok(code.first().copied().unwrap_or(NOT_MADE))
     }
 
+    /// The report, on rank 0.
     fn report(&self, whole: &View, all: &[Vec<u8>]) -> Result<Report> {
         let (team, options) = (self.team, self.options);
         let notes: Vec<Notes> = all.iter().map(|notes| Notes::decode(notes)).collect::<Result<_>>()?;
@@ -304,10 +314,10 @@ impl Checked<'_> {
             hosts: &team.hosts,
             dimensions: &dimensions,
             collectives: &collectives,
-            plan: &self.plan,
+            schedule: &self.schedule,
             options,
             seconds: team.clock.elapsed().as_secs_f64(),
         };
-        Ok(Report::new(&subject, &notes))
+        Ok(assess(&subject, &notes))
     }
 }

@@ -1,4 +1,4 @@
-//! `devicemesh info`: what the library finds on this machine and in this environment.
+//! `devicemesh info`: reports what the library finds on this machine and in this environment.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ use crate::library::for_cuda;
 use crate::stdio::print;
 use crate::style::{Style, When};
 
-/// What `--help` and the manual page end with.
+/// The end of `--help` and of the manual page.
 pub const HELP: &str = "\
 Exit codes:
   0  printed, whatever is missing
@@ -31,16 +31,17 @@ Exit codes:
 
 /// How long the store may take to answer.
 const SHORT: Duration = Duration::from_secs(2);
-/// What the library itself goes by, beside the launchers' variables.
+/// The variables that the library itself reads, beside those of the launchers.
 const OWN: [&str; 3] = ["DM_CCL_LIBRARY", "DM_STORE_SECRET", "CUDA_VISIBLE_DEVICES"];
 
-/// What is asked of `devicemesh info`.
+/// The options of `devicemesh info`. The comments of the fields are their help.
 #[derive(Args)]
 pub(crate) struct Options {
     /// A communicator library to look at, by path or SONAME, as dm_world_options.ccl_library
     #[arg(long, value_name = "LIBRARY")]
     library: Option<String>,
-    /// A store to reach, instead of the one that the launcher names: tcp://host:port or file:///path
+    /// A store to reach, instead of the one that the launcher names: tcp://host:port or
+    /// file:///path
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// One line of JSON
@@ -51,32 +52,43 @@ pub(crate) struct Options {
     color: When,
 }
 
-/// Something that is there, or why not.
+/// The answer to one question about this machine.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Answer {
+    /// It is there, with what can be said about it.
     Found(String),
+    /// It is not there, and why.
     Missing(String),
-    /// Neither is wrong.
+    /// It is not there, and nothing needs it, for this reason.
     Unneeded(String),
 }
 
+/// The fields of the JSON output.
 #[derive(Serialize)]
 struct Report {
+    /// The version of the tool.
     devicemesh: &'static str,
+    /// The communicator library for host memory.
     cpu: Answer,
+    /// The communicator library for GPUs.
     cuda: Answer,
+    /// The GPUs that the driver sees.
     devices: Answer,
+    /// Who started this process, and as which rank.
     launcher: Answer,
+    /// This process's rank. This and the next two are `None` where the launcher's variables do not
+    /// fit together.
     rank: Option<usize>,
     world_size: Option<usize>,
     local_rank: Option<usize>,
-    /// The launcher's variables that count, as they are set; of secrets only that they are.
+    /// The variables that were read and are set, with their values. A secret has no value here.
     variables: Vec<(String, String)>,
+    /// The store in which the ranks meet.
     store: Answer,
 }
 
-/// Prints it; nothing that is missing is a failure.
+/// Prints the report. A thing that is missing is not a failure.
 pub(crate) fn info(options: &Options) -> Result<u8, Failure> {
     let looked_up = RefCell::new(Vec::new());
     let get = |name: &str| {
@@ -145,7 +157,7 @@ impl Report {
     }
 }
 
-/// A variable's value; not of one that is a secret.
+/// The value of a variable as it may be shown. A secret is not shown.
 fn shown(name: &str, value: &str) -> String {
     let secret = ["SECRET", "TOKEN", "PASSWORD", "CREDENTIAL"].iter().any(|part| name.contains(part));
     match secret {
@@ -154,7 +166,7 @@ fn shown(name: &str, value: &str) -> String {
     }
 }
 
-/// The store that is named, or the one that the launcher says the ranks meet in.
+/// Tries to reach the store that the command line names, else the one that the launcher names.
 fn store(options: &Options, place: Option<&Place>) -> Answer {
     if let Some(url) = &options.store {
         return match (url.strip_prefix("file://"), url.strip_prefix("tcp://")) {
@@ -176,6 +188,7 @@ fn store(options: &Options, place: Option<&Place>) -> Answer {
     }
 }
 
+/// Connects to a server and finds out whose it is.
 fn server(host: &str, port: u16, hint: &str) -> Answer {
     let (began, wait) = (Instant::now(), Wait::after(SHORT));
     let reached =
@@ -194,7 +207,8 @@ fn server(host: &str, port: u16, hint: &str) -> Answer {
     }
 }
 
-/// Of a shared folder, the part that is there already must be one to write in. Nothing is made.
+/// Checks a store that is a folder. The part of the path that exists must be writable. Nothing is
+/// made.
 fn folder(url: &str, path: &str) -> Answer {
     if !path.starts_with('/') {
         return Answer::Missing(format!("{url}: the path is not absolute; it is file:///path"));

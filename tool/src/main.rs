@@ -1,4 +1,5 @@
-//! The tool `devicemesh`. Its exit codes stand at the end of each subcommand's `--help`, and in docs/tool.md.
+//! The tool `devicemesh`. Its exit codes stand at the end of each subcommand's `--help`, and in
+//! docs/tool.md.
 
 #![deny(unsafe_code)]
 
@@ -38,13 +39,16 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start the ranks of a program on this host, or on each of several, with the environment that torchrun gives, and end all when one fails
+    /// Start the ranks of a program on this host, or on each of several, with the environment that
+    /// torchrun gives, and end all when one fails
     #[command(after_long_help = run::HELP)]
     Run(run::Options),
-    /// Say which libraries, devices and launcher are found here, with their versions, what was tried where none is, and whether the store is in reach
+    /// Say which libraries, devices and launcher are found here, with their versions, what was
+    /// tried where none is, and whether the store is in reach
     #[command(after_long_help = info::HELP)]
     Info(info::Options),
-    /// Show a mesh: its ranks, the groups of each dimension and the hosts they cross, as text or as a picture
+    /// Show a mesh: its ranks, the groups of each dimension and the hosts they cross, as text or as
+    /// a picture
     #[command(after_long_help = show::HELP)]
     Show(show::Options),
     /// Check a mesh before a big job: every collective along every dimension with real data, bandwidths and latencies, and what is slow
@@ -98,7 +102,8 @@ fn main() -> ExitCode {
 fn refuse(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let lines: Vec<_> = text.lines().map(printable).collect();
-    // The text may quote an argument that would act on the terminal. Then it is printed escaped, without clap's colours.
+    // The text may quote an argument that would act on the terminal. Then it is printed escaped,
+    // without clap's colours.
     let is_plain = lines.iter().zip(text.lines()).all(|(shown, line)| shown == line);
     let printed = if is_plain { error.print() } else { writeln!(std::io::stderr(), "{}", lines.join("\n")) };
     match ignore_gone_reader(printed) {

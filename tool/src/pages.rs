@@ -1,4 +1,5 @@
-//! `devicemesh completions` and `devicemesh man`, both made from the command line's own description.
+//! `devicemesh completions` and `devicemesh man`. Both are made from clap's description of the
+//! command line.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use clap_mangen::Man;
 use crate::failure::Failure;
 use crate::stdio::print;
 
+/// The options of `devicemesh completions`.
 #[derive(Args)]
 pub struct Completions {
     /// The shell
@@ -17,9 +19,11 @@ pub struct Completions {
     shell: Shell,
 }
 
+/// The options of `devicemesh man`.
 #[derive(Args)]
 pub struct Manual {
-    /// Write all pages into this folder, devicemesh.1, devicemesh-run.1 and so on, instead of the first to standard output
+    /// Write all pages into this folder, devicemesh.1, devicemesh-run.1 and so on, instead of the
+    /// first to standard output
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -44,7 +48,7 @@ pub fn manual(options: &Manual, tool: Command) -> Result<u8, Failure> {
     tool.build();
     let commands: Vec<Command> = tool.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
     for command in commands.into_iter().chain([tool]) {
-        // Built, they are called devicemesh-run and so on.
+        // A command that is built has the name devicemesh-run and so on.
         let name = command.get_display_name().unwrap_or(command.get_name());
         let path = folder.join(format!("{name}.1"));
         std::fs::write(&path, page(command)?).map_err(|error| cannot(&path, error))?;
@@ -52,7 +56,8 @@ pub fn manual(options: &Manual, tool: Command) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What the long help ends with, "Exit codes: ..." and more, gets headings of its own.
+/// The manual page of a command. The parts at the end of the long help ("Exit codes: ...") become
+/// sections.
 fn page(command: Command) -> Result<Vec<u8>, Failure> {
     let after = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let subcommands = command.has_subcommands();
@@ -72,7 +77,7 @@ fn page(command: Command) -> Result<Vec<u8>, Failure> {
             writeln!(out, ".SH \"{}\"\n.nf", heading.to_uppercase())?;
             for line in lines.lines() {
                 let line = line.strip_prefix("  ").unwrap_or(line).replace('\\', "\\e").replace('-', "\\-");
-                // A line that begins with a dot or a quote would be a request.
+                // roff takes a line that begins with a dot or a quote for a request.
                 let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
                 writeln!(out, "{guard}{line}")?;
             }

@@ -1,7 +1,8 @@
 //! `devicemesh run`: starts this node's ranks, watches them, and leaves none behind.
 //!
-//! Like torchrun's agent it serves the store in which the ranks meet, so the port is known to be free and the store outlives every rank. On several nodes it
-//! ends the job everywhere for one cause (see [`nodes`]).
+//! Like torchrun's agent it serves the store in which the ranks meet, so the port is known to be
+//! free and the store outlives every rank. On several nodes it ends the job everywhere for one
+//! cause (see [`nodes`]).
 
 mod assignment;
 mod cause;
@@ -66,7 +67,8 @@ struct Job<'a> {
     ranks: Option<Ranks>,
     /// What this node calls itself when it reports a cause. `None` in a job of one node.
     reporter: Option<String>,
-    /// When the current phase ends by the clock: by `--timeout` while the ranks run, and by STAY when they have ended.
+    /// When the current phase ends by the clock: by `--timeout` while the ranks run, and by STAY
+    /// when they have ended.
     deadline: Option<Instant>,
     phase: Phase,
     /// Why the job ends. `None` while nothing has ended it.
@@ -142,7 +144,8 @@ impl Job<'_> {
         None
     }
 
-    /// Starts the ranks. `serves` tells whether this function's caller serves the store. Without other nodes a failure is this function's, else it ends the job.
+    /// Starts the ranks. `serves` tells whether this function's caller serves the store. Without
+    /// other nodes a failure is this function's, else it ends the job.
     fn start(&mut self, assignment: &Assignment, serves: bool) -> Result<(), Failure> {
         let serves = serves || self.nodes.as_ref().is_some_and(Nodes::serves);
         let started = open_files::make_room(assignment, self.output.route(), serves)
@@ -174,7 +177,8 @@ impl Job<'_> {
         }
         self.output.drain(Instant::now() + DRAIN);
         self.tell_loss();
-        // The other nodes read the cause in the store and then end their ranks, so this node serves the store until they have gone.
+        // The other nodes read the cause in the store and then end their ranks, so this node serves
+        // the store until they have gone.
         let limit = self.options.grace_period + TERM_TO_KILL + STAY;
         self.phase = Phase::Killed;
         self.deadline = Some(Instant::now() + limit);
@@ -183,7 +187,8 @@ impl Job<'_> {
         }
     }
 
-    /// Sleeps until something happens, and does what that asks for. Returns this node's share of the job when the nodes have met.
+    /// Sleeps until something happens, and does what that asks for. Returns this node's share of
+    /// the job when the nodes have met.
     fn step(&mut self) -> Option<Assignment> {
         self.obey_the_clock();
         let until = match self.phase {
@@ -210,7 +215,8 @@ impl Job<'_> {
         assignment
     }
 
-    /// Sleeps until a signal comes, a rank writes, there is news from the other nodes, or that moment has come. Passes on what the ranks have written.
+    /// Sleeps until a signal comes, a rank writes, there is news from the other nodes, or that
+    /// moment has come. Passes on what the ranks have written.
     fn sleep(&mut self, until: Option<Instant>) {
         let mut entries = vec![PollFd::new(&self.signals, PollFlags::IN)];
         entries.extend(self.nodes.as_ref().map(|nodes| PollFd::new(nodes, PollFlags::IN)));
@@ -271,7 +277,8 @@ impl Job<'_> {
                 if self.cause.is_none() {
                     self.end_everywhere(Cause::Signal { signal: number, node: self.reporter.clone() });
                 } else if self.running() == 0 {
-                    // The only thing left is to serve the store for the others, and the user wants no more of it.
+                    // The only thing left is to serve the store for the others, and the user wants
+                    // no more of it.
                     self.deadline = None;
                 }
             }
@@ -346,8 +353,9 @@ impl Job<'_> {
         }
     }
 
-    /// Says which rank failed first and what it wrote last. It stands at the end, because people look there. `again` tells whether messages about other ranks came
-    /// after the first one about this rank.
+    /// Says which rank failed first and what it wrote last. It stands at the end, because people
+    /// look there. `again` tells whether messages about other ranks came after the first one about
+    /// this rank.
     fn report(&self, ended: &Ended, host: Option<&str>, output: &str, log: Option<&str>, again: bool) {
         if output.is_empty() && log.is_none() && !again {
             return;

@@ -1,4 +1,5 @@
-//! Writing to standard output and standard error. A full disk is an error; a reader that has gone is none.
+//! Writing to standard output and standard error. A full disk is an error; a reader that has gone
+//! is none.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -21,7 +22,8 @@ pub fn cannot_print(error: &io::Error) -> String {
     format!("cannot write to standard output: {error}")
 }
 
-/// Prints one line to standard error. An error is ignored, because there is no other place to report it.
+/// Prints one line to standard error. An error is ignored, because there is no other place to
+/// report it.
 pub fn say(line: &str) {
     let mut stderr = io::stderr().lock();
     let _ = stderr.write_all(format!("{line}\n").as_bytes());
@@ -35,7 +37,8 @@ pub fn ignore_gone_reader(written: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Writes all bytes. Waits where the descriptor is non-blocking and full, because whoever started the tool may have made it so.
+/// Writes all bytes. Waits where the descriptor is non-blocking and full, because whoever started
+/// the tool may have made it so.
 pub fn write_all(descriptor: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match retry_on_intr(|| write(&descriptor, bytes)) {

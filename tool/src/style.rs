@@ -28,7 +28,8 @@ pub struct Style {
 }
 
 impl Style {
-    /// The style for `stream`. `When::Auto` means colour on a terminal, unless the environment asks for none (NO_COLOR, TERM=dumb).
+    /// The style for `stream`. `When::Auto` means colour on a terminal, unless the environment asks
+    /// for none (NO_COLOR, TERM=dumb).
     pub fn new(when: When, stream: &impl RawStream) -> Style {
         let colour = match when {
             When::Always => true,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::store::Server;
 
-/// The lines by their first word, in an environment of these variables alone.
+/// Runs the tool with these variables alone, and returns its lines, split after the first word.
 fn info(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<(String, String)> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
     let output = command.arg("info").args(arguments).env_clear().envs(variables.iter().copied()).output().unwrap();

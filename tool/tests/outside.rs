@@ -1,8 +1,9 @@
-//! What the tool does with text that comes from outside: a secret that would keep nobody out, and text that would move a terminal's cursor.
+//! What the tool does with text that comes from outside: a secret that would keep nobody out, and
+//! text that would move a terminal's cursor.
 
 use std::process::{Command, Output};
 
-/// The tool, without this process's place in a job.
+/// Runs the tool without this process's place in a job.
 fn tool(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
     for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DM_STORE_SECRET"] {

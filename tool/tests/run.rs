@@ -162,7 +162,8 @@ fn what_a_rank_started_ends_with_it() {
 
 #[test]
 fn what_a_rank_started_in_a_session_of_its_own_ends_with_the_job() {
-    // Each rank leaves a daemon behind that has a child, holds the rank's pipes and does not listen to SIGTERM; the last rank fails.
+    // Each rank leaves a daemon behind that has a child, holds the rank's pipes and does not listen
+    // to SIGTERM; the last rank fails.
     let script = r#"setsid -f /bin/sh -c 'trap "" TERM HUP; sleep 60 & echo $! $$ >"$NOTE"; wait' & until [ -s "$NOTE" ]; do sleep 0.01; done; exit $((RANK * 9))"#;
     for options in [&["--prefix"][..], &[]] {
         let notes = [0, 1].map(|rank| format!("{}/daemon-{}-{rank}", env!("CARGO_TARGET_TMPDIR"), options.len()));
@@ -200,7 +201,8 @@ fn the_whole_job_can_have_a_limit() {
 
 #[test]
 fn a_rank_0_elsewhere_is_told_that_the_port_is_taken() {
-    // The job's store has the port for longer than rank 0 of another job waits for a server that may just be going.
+    // The job's store has the port for longer than rank 0 of another job waits for a server that
+    // may just be going.
     let mut child = tool(&["-n", "1", "--", "/bin/sh", "-c", "echo $MASTER_PORT; exec sleep 60"]).spawn().unwrap();
     let port = lines(&mut child, 1).remove(0);
     let method = format!("tcp://127.0.0.1:{port}");
@@ -220,7 +222,8 @@ fn output_that_cannot_be_written_is_an_error() {
     let said = text(&prefixed.stderr);
     assert_eq!(prefixed.status.code(), Some(1), "{said}");
     assert_eq!(said.matches("cannot write to standard output: No space left on device").count(), 1, "{said}");
-    // Without a prefix the ranks write to it themselves, and a rank that looks at what its writes return fails.
+    // Without a prefix the ranks write to it themselves, and a rank that looks at what its writes
+    // return fails.
     let shared = tool(&["-n", "2", "--", "/bin/echo", "out"]).stdout(full()).output().unwrap();
     assert_eq!(shared.status.code(), Some(1), "{}", text(&shared.stderr));
     // The message about it has no other place to go.
@@ -236,7 +239,7 @@ fn output_that_cannot_be_written_is_an_error() {
     let logged = tool(&["--log-dir", &logs, "--tee", "-n", "1", "--", "/bin/echo", "out"]).output().unwrap();
     assert_eq!((logged.status.code(), text(&logged.stdout).as_str()), (Some(1), "out\n"));
     assert!(text(&logged.stderr).contains("rank-0.log: No space left on device"), "{}", text(&logged.stderr));
-    // Help and pages, too.
+    // The same holds for help and pages.
     for arguments in [&["--help"][..], &["run", "--help"], &["--version"], &["man"], &["completions", "bash"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
         assert_eq!(command.args(arguments).stdout(full()).status().unwrap().code(), Some(1), "{arguments:?}");
@@ -255,7 +258,7 @@ fn a_reader_that_has_gone_is_no_error() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Runs a command under that limit on open files.
+/// Runs the tool under these limits on open files.
 fn limited(hard: u32, soft: u32, arguments: &[&str]) -> Output {
     let script = format!("ulimit -Sn {soft}; ulimit -Hn {hard}; exec \"$0\" run \"$@\"");
     let mut shell = Command::new("/bin/sh");
@@ -272,7 +275,8 @@ fn a_low_limit_on_open_files_is_told_with_what_is_needed() {
         said.contains("64 ranks on this host need ") && said.contains("and the limit is 60: raise it with `ulimit -n "),
         "{said}"
     );
-    // The number that it names is enough, as a hard limit. The ranks have the soft limit that the tool had.
+    // The number that it names is enough, as a hard limit. The ranks have the soft limit that the
+    // tool had.
     let needed = said.split("`ulimit -n ").nth(1).and_then(|rest| rest.split('`').next()).unwrap();
     let enough = limited(needed.parse().unwrap(), 60, &["-n", "64", "--prefix", "--", "/bin/sh", "-c", "ulimit -Sn"]);
     assert!(enough.status.success(), "{}", text(&enough.stderr));

@@ -1,4 +1,5 @@
-//! `devicemesh show`, with the real binary. docs/mesh.md has more of its outputs (tests/test_mesh_page.py), tests/test_show_pictures.py its pictures.
+//! `devicemesh show`, with the real binary. docs/mesh.md has more of its outputs
+//! (tests/test_mesh_page.py), tests/test_show_pictures.py its pictures.
 
 use std::fs::File;
 use std::io::Read;
@@ -24,18 +25,18 @@ fn shown(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a command line that is refused says, on one line or as usage, with code 2.
+/// The message about a command line that is refused with code 2.
 fn refused(arguments: &str) -> String {
     let output = run(arguments);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments}");
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// What it writes to a terminal.
+/// The output of the tool on a terminal.
 fn on_a_terminal(command: &mut Command) -> String {
     let (mut main, mut side) = (0, 0);
     let none = std::ptr::null_mut();
-    // SAFETY: two descriptors are written; name, settings and size are not asked for.
+    // SAFETY: the call writes two descriptors. Name, settings and size are not asked for.
     let opened = unsafe { libc::openpty(&mut main, &mut side, none, none.cast(), none.cast()) };
     assert_eq!(opened, 0);
     // SAFETY: both were opened above and have no other owner.
@@ -95,7 +96,7 @@ fn operations_follow_the_order_of_the_command_line() {
 fn ranks_are_where_they_are_put() {
     let text = shown("2,2 dp,tp --ranks 7,5,3,1 --rank 3");
     assert!(text.contains("rank 3 is at (dp=1, tp=0)") && text.contains("*{7, 3} {5, 1}"), "{text}");
-    // Dealt out in turn, the last dimension is across hosts; planned, it is inside.
+    // When ranks are dealt out in turn, the last dimension crosses hosts. With a plan it does not.
     let dealt = shown("2,4 dp,tp --hosts 2x4 --cyclic");
     assert!(dealt.contains("tp            4       1       2        2 of 2  {0, 1, 2, 3}"), "{dealt}");
     let planned = shown("2,4 dp,tp --hosts 2x4 --cyclic --plan");
@@ -132,7 +133,7 @@ fn colour_is_for_terminals_that_want_it() {
     assert_eq!(on_a_terminal(tool("2,2 dp,tp --rank 1").env("NO_COLOR", "1")), plain);
     assert_eq!(on_a_terminal(tool("2,2 dp,tp --rank 1").env("TERM", "dumb")), plain);
     assert_eq!(on_a_terminal(&mut tool("2,2 dp,tp --rank 1 --color never")), plain);
-    // An empty NO_COLOR is none (no-color.org).
+    // An empty NO_COLOR does not count (no-color.org).
     assert!(on_a_terminal(tool("2,2 dp,tp --rank 1").env("NO_COLOR", "")).contains('\x1b'));
     assert!(shown("2,2 dp,tp --rank 1 --color always").contains('\x1b'));
 }
@@ -183,7 +184,7 @@ fn an_output_that_cannot_be_written_is_named() {
     assert!(said.contains("cannot write /nonexistent/mesh.svg"), "{said}");
     let full = tool("2 a").stdout(File::options().write(true).open("/dev/full").unwrap()).output().unwrap();
     assert_eq!(full.status.code(), Some(1));
-    // Who reads may go.
+    // The reader may go.
     let mut child = tool("16,16 --color always").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
@@ -197,7 +198,7 @@ fn a_million_ranks_have_a_summary_at_once() {
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed()); // well below a second, where nobody else builds
     assert!(text.contains("1048576 ranks on 131072 hosts of 8; rank 777777 is at (dp=759, pp=70, tp=1)"), "{text}");
     assert!(text.lines().count() < 10 && text.contains("... 131070 more"), "{text}");
-    // A view of it that is small is listed and drawn.
+    // A small view of it is listed and drawn.
     assert!(shown("1024,128,8 dp,pp,tp --rank 777777 --slice tp").contains("  777776 [777777] 777778"));
     assert!(shown("1024,128,8 dp,pp,tp --rank 777777 --slice pp,tp --range pp=0:4 --svg").len() > 1000);
 }

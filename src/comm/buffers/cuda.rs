@@ -1,5 +1,5 @@
-//! A stream of the CUDA driver and memory beside it, through the few functions that this takes. They
-//! are found in libcuda at run time, as in `ccl`.
+//! A stream of the CUDA driver and memory beside it, through the few functions that this takes.
+//! They are found in libcuda at run time, as in `ccl`.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -15,8 +15,9 @@ const NOT_READY: Code = 600;
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the null stream.
 const NON_BLOCKING: c_uint = 1;
 
-/// A stream of the device that was current on the thread that made it, and the driver's functions on it.
-/// An address in device memory (`CUdeviceptr`, a u64) is kept as a pointer that is never followed.
+/// A stream of the device that was current on the thread that made it, and the driver's functions
+/// on it. An address in device memory (`CUdeviceptr`, a u64) is kept as a pointer that is never
+/// followed.
 pub(super) struct Stream {
     stream: *mut c_void,
     allocate: unsafe extern "C" fn(*mut u64, usize) -> Code,
@@ -39,8 +40,8 @@ impl Stream {
             .map_err(|error| Error::new(Status::Device, format!("libcuda.so.1: {error}")))?;
         macro_rules! symbol {
             ($name:literal) => {
-                // SAFETY: this is the address of the C function of that name, whose signature cuda.h
-                // fixes and the variable or field repeats.
+                // SAFETY: this is the address of the C function of that name, whose signature
+                // cuda.h fixes and the variable or field repeats.
                 unsafe { library.get(concat!($name, "\0").as_bytes()) }.ok().map(|function| *function)
             };
             ($name:literal, core) => {

@@ -1,4 +1,5 @@
-//! How long the collectives along a dimension take, while all its groups run them at the same time; and how fast each rank copies by itself.
+//! Measures how long the collectives along a dimension take, while all its groups run them at the
+//! same time, and how fast each rank copies in its own memory.
 
 use std::time::Instant;
 
@@ -10,36 +11,49 @@ use super::operation::{Call, Collective};
 use super::team::{Exchange, Team};
 use super::verify::Bench;
 
-/// A batch takes about as long at most, in seconds, where one call does not take longer.
+/// About how long a batch takes at most, in seconds. A batch of one call may take longer.
 const BATCH: f64 = 0.05;
-/// The memory test: bytes of one copy, and copies of a batch. On a host some milliseconds at the least, so that a rank that stands still now and then has
-/// no batch without it; on a GPU more than its caches hold.
+/// The bytes of one copy, and the copies of a batch. A batch takes some milliseconds at least, so
+/// that each batch of a rank that stands still now and then has such a pause in it.
 const COPIES_OF_HOST: (usize, usize) = (4 << 20, 150);
+/// Those numbers on a GPU. A copy is larger than the GPU's caches.
 const COPIES_OF_DEVICE: (usize, usize) = (64 << 20, 40);
 
 /// What is measured, and how often.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct Schedule {
+    /// The sizes in bytes, in growing order.
     pub sizes: Vec<usize>,
+    /// The most calls of a batch.
     pub iterations: u32,
+    /// The calls before the first batch.
     pub warmup: u32,
+    /// The number of batches.
     pub repeats: u32,
 }
 
-/// One collective at one size, on this rank.
+/// The times of one collective at one size on this rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Timed {
-    /// Bytes of the larger buffer, as they really were.
+    /// The size of the larger buffer in bytes, after it was rounded to whole elements for each
+    /// rank.
     pub bytes: usize,
+    /// The calls of a batch.
     pub iterations: u32,
-    /// Seconds per call, of each batch.
+    /// The seconds per call of each batch.
     pub seconds: Vec<f64>,
 }
 
-/// Measures one collective at all sizes. Inside a step: every rank makes as many calls, so many as the slowest has time for.
-pub fn measure(bench: &Bench<'_>, collective: Collective, plan: &Plan, exchange: &Exchange<'_>) -> Result<Vec<Timed>> {
+/// Measures one collective at all sizes. This is called inside a step. Every rank makes equally
+/// many calls, as many as the slowest rank has time for.
+pub fn measure(
+    bench: &Bench<'_>,
+    collective: Collective,
+    schedule: &Schedule,
+    exchange: &Exchange<'_>,
+) -> Result<Vec<Timed>> {
     let element = bench.kind.bytes();
-    let calls: Vec<Call> = plan
+    let calls: Vec<Call> = schedule
         .sizes
         .iter()
         .map(|bytes| Call::plain(collective, collective.count(*bytes, element, bench.size())))
@@ -47,7 +61,7 @@ pub fn measure(bench: &Bench<'_>, collective: Collective, plan: &Plan, exchange:
     let mut estimates = Vec::new();
     for call in &calls {
         let mut seconds = 0.0;
-        for _ in 0..plan.warmup {
+        for _ in 0..schedule.warmup {
             seconds = batch(bench, call, 1)?;
         }
         estimates.push(seconds);
@@ -55,7 +69,7 @@ pub fn measure(bench: &Bench<'_>, collective: Collective, plan: &Plan, exchange:
     let iterations: Vec<u32> = exchange
         .largest(&estimates)?
         .iter()
-        .map(|seconds| ((BATCH / seconds.max(1e-9)) as u32).clamp(1, plan.iterations))
+        .map(|seconds| ((BATCH / seconds.max(1e-9)) as u32).clamp(1, schedule.iterations))
         .collect();
     let (send, recv) = collective.blocks(bench.size());
     let mut timed: Vec<Timed> = calls
@@ -67,8 +81,9 @@ pub fn measure(bench: &Bench<'_>, collective: Collective, plan: &Plan, exchange:
             seconds: Vec::new(),
         })
         .collect();
-    // The batches of one size lie apart in time, so that one disturbance does not spoil all.
-    for _ in 0..plan.repeats {
+    // The batches of one size lie apart in time, so that one disturbance does not spoil all of
+    // them.
+    for _ in 0..schedule.repeats {
         for (call, timed) in calls.iter().zip(&mut timed) {
             exchange.alive()?;
             timed.seconds.push(batch(bench, call, timed.iterations)?);
@@ -77,7 +92,8 @@ pub fn measure(bench: &Bench<'_>, collective: Collective, plan: &Plan, exchange:
     Ok(timed)
 }
 
-/// Seconds per call. The group begins together, as far as one call of its own can bring that about.
+/// The seconds per call of one batch. A small all_reduce before it has the ranks of the group begin
+/// at about the same time.
 fn batch(bench: &Bench<'_>, call: &Call, iterations: u32) -> Result<f64> {
     bench.run(&Call::plain(Collective::AllReduce, 1), bench.send, (0, 0))?;
     let began = Instant::now();
@@ -88,7 +104,8 @@ fn batch(bench: &Bench<'_>, call: &Call, iterations: u32) -> Result<f64> {
     Ok(began.elapsed().as_secs_f64() / f64::from(iterations))
 }
 
-/// Seconds that this rank takes to copy in its own memory, while all ranks do: no other rank or network has a part in it. Inside a step.
+/// The seconds that this rank takes for a copy in its own memory, by batch, while all ranks copy.
+/// No other rank and no network has a part in it. This is called inside a step.
 pub fn copy(
     memory: &Memory,
     (send, recv): (&Buffer, &Buffer),
@@ -107,13 +124,14 @@ pub fn copy(
         .collect()
 }
 
-/// Bytes of one copy, and how many make a batch.
+/// The bytes of one copy, and the copies of a batch.
 pub fn copies(on_device: bool) -> (usize, usize) {
     if on_device { COPIES_OF_DEVICE } else { COPIES_OF_HOST }
 }
 
-/// How many ranks of this host share one of its cores: above 1 their times are those of the scheduler. Devices do not share.
-pub fn crowding(team: &Team, memory: &Memory) -> f64 {
+/// How many ranks of this host share one of its cores. Above 1 their times are those of the
+/// scheduler. 0 on devices, which ranks do not share.
+pub fn ranks_per_core(team: &Team, memory: &Memory) -> f64 {
     let here = team.hosts.iter().filter(|host| *host == team.host()).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if memory.is_on_device() { 0.0 } else { here as f64 / cores as f64 }

@@ -1,9 +1,9 @@
-//! The collectives that are checked: their names, their buffers, their bus bandwidth, and how they are called.
+//! The collectives that are checked: their names, their buffers and their bus bandwidth.
 
 use clap::ValueEnum;
 use devicemesh::comm::{self, Operator};
 
-/// One of them, in the order in which they are checked.
+/// A collective that is checked. They are checked in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Collective {
@@ -30,12 +30,14 @@ const OPERATORS: [(&str, Operator); 5] = [
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     pub collective: Collective,
-    /// Index into [`OPERATORS`]; for those that reduce.
+    /// The operator's index in [`OPERATORS`]. It counts for collectives that reduce.
     pub operator: usize,
-    /// For those that have one.
+    /// The root's position in the group. It counts for collectives that have one.
     pub root: usize,
+    /// Whether both buffers are one.
     pub in_place: bool,
-    /// Elements, in the sense of the C function (per rank for gathers and scatters).
+    /// The number of elements, as the C function means it: those of each rank for gathers and
+    /// scatters.
     pub count: usize,
 }
 
@@ -50,7 +52,7 @@ impl Collective {
         Collective::SendRecv,
     ];
 
-    /// The C function's name without its dm_.
+    /// The name of the C function without its dm_.
     pub fn name(self) -> &'static str {
         match self {
             Collective::AllReduce => "all_reduce",
@@ -63,7 +65,7 @@ impl Collective {
         }
     }
 
-    /// Operators that are verified; none where nothing is reduced.
+    /// The operators that are verified. There is none where nothing is reduced.
     pub fn operators(self) -> &'static [usize] {
         match self {
             Collective::AllReduce => &[0, 1, 2, 3, 4],
@@ -85,14 +87,15 @@ impl Collective {
         Call::plain(self, 0).collective().blocks(size)
     }
 
-    /// The count for buffers of that many bytes, in the sense of nccl-tests: of the larger buffer. At least 1.
+    /// The count with which the larger buffer has that many bytes, as nccl-tests means it. It is at
+    /// least 1.
     pub fn count(self, bytes: usize, element: usize, size: usize) -> usize {
         let (send, recv) = self.blocks(size);
         (bytes / element / send.max(recv)).max(1)
     }
 
-    /// Bus bandwidth over algorithm bandwidth in a group of `size` ranks: nccl-tests, doc/PERFORMANCE.md (its send/receive test, which that page does not
-    /// list, takes 1: src/sendrecv.cu).
+    /// The bus bandwidth divided by the algorithm bandwidth in a group of `size` ranks. nccl-tests
+    /// defines it in doc/PERFORMANCE.md, and for send and receive in src/sendrecv.cu.
     pub fn bus_factor(self, size: usize) -> f64 {
         let size = size as f64;
         match self {
@@ -104,12 +107,12 @@ impl Collective {
 }
 
 impl Call {
-    /// A plain call for measuring: sum, root 0, out of place.
+    /// A call for measuring: a sum, with root 0, with two buffers.
     pub fn plain(collective: Collective, count: usize) -> Call {
         Call { collective, operator: 0, root: 0, in_place: false, count }
     }
 
-    /// What it is called in messages.
+    /// The call in words, for messages.
     pub fn label(&self) -> String {
         let mut label = self.collective.name().to_owned();
         if !self.collective.operators().is_empty() {

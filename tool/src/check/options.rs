@@ -1,4 +1,4 @@
-//! What `devicemesh check` is asked for: the values on its command line.
+//! The command line of `devicemesh check`.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,9 +10,11 @@ use super::operation::Collective;
 use super::values::Kind;
 use crate::show::Names;
 
+/// The options of `devicemesh check`. The comments of the fields are their help.
 #[derive(Args)]
 pub struct Options {
-    /// The sizes of the dimensions, as 2,2,2; one may be -1, what is left of the world [default: one dimension of all ranks]
+    /// The sizes of the dimensions, as 2,2,2; one may be -1, what is left of the world [default:
+    /// one dimension of all ranks]
     #[arg(value_name = "SIZES", allow_hyphen_values = true)]
     pub shape: Option<Shape>,
     /// Their names, as dp,cp,tp [default: dim_0,dim_1,...]
@@ -33,7 +35,8 @@ pub struct Options {
     /// The type of the elements
     #[arg(long, value_name = "TYPE", default_value = "float32", value_parser = kind)]
     pub dtype: Kind,
-    /// Bytes that are measured: a range as 4B:64MiB (in steps of 32 times) or a list as 4B,1MiB [default: 4B,64KiB,1MiB; on cuda 4B,1MiB,64MiB]
+    /// Bytes that are measured: a range as 4B:64MiB (in steps of 32 times) or a list as 4B,1MiB
+    /// [default: 4B,64KiB,1MiB; on cuda 4B,1MiB,64MiB]
     #[arg(long, value_name = "SIZES", value_parser = sizes)]
     pub sizes: Option<Sizes>,
     /// Calls of one timed batch, at most; fewer where they take long
@@ -48,7 +51,8 @@ pub struct Options {
     /// How many times the time of its peers a group or rank must take to be called slow
     #[arg(long, value_name = "FACTOR", default_value_t = 1.5, value_parser = factor)]
     pub slow_factor: f64,
-    /// The bus bandwidth in GB/s that a dimension must reach with the largest size, as tp=300; may be given again
+    /// The bus bandwidth in GB/s that a dimension must reach with the largest size, as tp=300; may
+    /// be given again
     #[arg(long, value_name = "NAME=GB/S", value_parser = expect, conflicts_with = "no_measure")]
     pub expect: Vec<(String, f64)>,
     /// Exit with 4 where something is slow
@@ -68,18 +72,20 @@ pub struct Options {
     pub quiet: bool,
 }
 
-/// "2,-1,2"; `None` is what is left of the world.
+/// The sizes of the dimensions, as "2,-1,2". `None` stands for what is left of the world.
 #[derive(Debug, Clone)]
 pub struct Shape(Vec<Option<usize>>);
 
-/// Bytes, in growing order.
+/// The sizes that are measured, in bytes and in growing order.
 #[derive(Debug, Clone)]
 pub struct Sizes(pub Vec<usize>);
 
-/// A dimension to flatten out of others.
+/// A dimension that is made of others.
 #[derive(Debug, Clone)]
 pub struct Flatten {
+    /// The names of the others.
     pub dims: Vec<String>,
+    /// Its own name.
     pub name: String,
 }
 
@@ -87,7 +93,7 @@ impl FromStr for Shape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Shape, String> {
-        // Because of -1, what begins with a hyphen and is no option comes here.
+        // Because sizes may be -1, clap also passes an unknown option to this function.
         if text.trim_start_matches('-').starts_with(|c: char| c.is_alphabetic()) {
             return Err("there is no such option; --help has them all".to_owned());
         }
@@ -107,7 +113,7 @@ impl FromStr for Shape {
 }
 
 impl Shape {
-    /// The sizes in a world of so many ranks, all of which they must use.
+    /// The sizes in a world of that many ranks. They must use all of them.
     pub fn of(shape: Option<&Shape>, world: usize) -> Result<Vec<usize>, String> {
         let Some(Shape(sizes)) = shape else { return Ok(vec![world]) };
         let known = sizes.iter().flatten().try_fold(1usize, |product, size| product.checked_mul(*size));
@@ -137,6 +143,7 @@ impl Options {
         Collective::ALL.into_iter().filter(asked).collect()
     }
 
+    /// The sizes that are measured.
     pub fn sizes(&self, device_type: &str) -> Vec<usize> {
         match (&self.sizes, device_type) {
             (Some(Sizes(sizes)), _) => sizes.clone(),
@@ -145,7 +152,7 @@ impl Options {
         }
     }
 
-    /// What must be the same on every rank, besides the mesh.
+    /// The options that must be equal on every rank, apart from the mesh.
     pub fn agreed(&self) -> String {
         let collectives: Vec<&str> = self.collectives().iter().map(|collective| collective.name()).collect();
         let Options { flatten, dtype, sizes, iterations, warmup, repeats, no_measure, timeout, .. } = self;
@@ -208,7 +215,7 @@ fn sizes(text: &str) -> Result<Sizes, String> {
     Ok(Sizes(sizes))
 }
 
-/// 64MiB, 64M and 67108864 are the same, as with nccl-tests.
+/// Reads a size. 64MiB, 64M and 67108864 are equal, as with nccl-tests.
 fn bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

@@ -1,20 +1,28 @@
-//! How far the check has come, on rank 0's standard error: one line that is written over on a terminal, else a line for each dimension.
+//! Tells on rank 0's standard error how far the check has come. On a terminal it is one line that
+//! is written over, else a line for each phase.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IsTerminal, Write};
 
+/// The progress of a check.
 pub struct Progress {
     form: Form,
+    /// The steps that have begun.
     done: Cell<usize>,
+    /// The steps that there will be.
     steps: Cell<usize>,
-    /// What the last plain line said.
+    /// The phase that the last plain line named.
     said: RefCell<String>,
 }
 
+/// How the progress is told.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
+    /// Not at all.
     Silent,
+    /// A line for each phase.
     Plain,
+    /// One line that is written over.
     Line,
 }
 
@@ -29,12 +37,13 @@ impl Progress {
         Progress { form, done: Cell::new(0), steps: Cell::new(0), said: RefCell::default() }
     }
 
-    /// How many steps there will be.
+    /// Sets how many steps there will be.
     pub fn expect(&self, steps: usize) {
         self.steps.set(steps);
     }
 
-    /// The next step, as "verifying tp: all_reduce"; what is before the colon is a phase.
+    /// Begins the next step, for example "verifying tp: all_reduce". The part before the colon is
+    /// the phase.
     pub fn step(&self, what: &str) {
         let done = self.done.get() + 1;
         self.done.set(done);
@@ -52,7 +61,7 @@ impl Progress {
         }
     }
 
-    /// Takes the line away, for what is written next.
+    /// Removes the line, so that something else can be written.
     pub fn clear(&self) {
         if self.form == Form::Line {
             write("\r\x1b[K");
@@ -60,7 +69,7 @@ impl Progress {
     }
 }
 
-/// Nobody may be there to read it.
+/// Writes to standard error. An error is ignored, because the check does not depend on it.
 fn write(text: &str) {
     let mut stderr = io::stderr().lock();
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());

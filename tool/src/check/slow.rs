@@ -1,37 +1,49 @@
-//! What is slow: which groups of a dimension, and which ranks, take longer than their peers, again and again.
+//! Finds the groups of a dimension, and the ranks, that take longer than their peers in every
+//! batch.
 //!
-//! A group is compared with the other groups of its dimension, which do the same at the same time; a rank with all other ranks. It is slow when in
-//! every batch it takes more than `factor` times the median of the others, and more than `floor` longer. The floor keeps out what is a large part of
-//! very little: the clock, an interrupt, and on a host with more ranks than cores the time slices that a rank has to wait for its turn.
+//! The peers of a group are the other groups of its dimension, which run the collectives at the
+//! same time. The peers of a rank are all other ranks. A group or rank is slow when in every batch
+//! it takes more than `factor` times the median of its peers, and more than `floor` longer. Without
+//! the floor a small disturbance would count in a short batch: the resolution of the clock, an
+//! interrupt, and on a host with more ranks than cores the time slices for which a rank waits.
 
-/// A difference per call that is none, in seconds: a call of few bytes varies by as much between groups that are placed alike.
+/// The difference per call in seconds that never counts. Calls of few bytes differ by as much
+/// between groups that are placed alike.
 const FLOOR: f64 = 20e-6;
-/// A time slice of a busy host's scheduler, in seconds (Linux's base slice for several cores is 3 to 4 ms).
+/// A time slice of the scheduler on a busy host, in seconds. On Linux it is 3 to 4 ms with several
+/// cores.
 const SLICE: f64 = 4e-3;
 
+/// When a group or rank is slow.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
+    /// How many times the median of its peers it must take.
     pub factor: f64,
-    /// Seconds.
+    /// How many seconds more than that median it must take.
     pub floor: f64,
 }
 
-/// One that is slow, by its place among its peers, and how many times as long as theirs its median batch takes.
+/// A group or rank that is slow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Slow {
+    /// Its index in the list of those that were compared.
     pub place: usize,
+    /// How many times as long as its peers' its median batch takes.
     pub times: f64,
 }
 
 impl Rule {
-    /// `crowding`: how many ranks share a core on the most crowded host. Where a batch has `iterations`, a call's share of what its rank waits for its turn
-    /// is as much less.
-    pub fn new(factor: f64, crowding: f64, iterations: u32) -> Rule {
-        let slices = if crowding > 1.0 { SLICE * crowding.ceil() * 2.0 / f64::from(iterations.max(1)) } else { 0.0 };
+    /// The rule for batches of that many calls. `ranks_per_core` tells how many ranks share a core
+    /// on the host where they are most. A rank then waits for its turn, and each call of a batch
+    /// has a part of that time.
+    pub fn new(factor: f64, ranks_per_core: f64, iterations: u32) -> Rule {
+        let slices =
+            if ranks_per_core > 1.0 { SLICE * ranks_per_core.ceil() * 2.0 / f64::from(iterations.max(1)) } else { 0.0 };
         Rule { factor, floor: FLOOR + slices }
     }
 
-    /// Which of the peers are slow. Each has its seconds per call in every batch, the same number of batches for all.
+    /// The slow ones among these. Each has its seconds per call for every batch, and all have
+    /// equally many batches.
     pub fn slow(&self, peers: &[&[f64]]) -> Vec<Slow> {
         let batches = peers.iter().map(|batches| batches.len()).min().unwrap_or(0);
         if peers.len() < 2 || batches == 0 {
@@ -54,13 +66,14 @@ impl Rule {
     }
 }
 
-/// The median of `count` sorted values without that at `without`.
+/// The median of `count` sorted values without the one at `without`.
 fn median_without(count: usize, without: usize, value: impl Fn(usize) -> f64) -> f64 {
     let others = count - 1;
     let at = |index: usize| value(if index < without { index } else { index + 1 });
     if others % 2 == 1 { at(others / 2) } else { (at(others / 2 - 1) + at(others / 2)) / 2.0 }
 }
 
+/// The median. 0 where there is no value.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -70,7 +83,8 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The ranks that are in a slow group along every dimension where something is slow, if those are two at least: where the lines cross.
+/// The ranks in which slow groups cross: those that are in a slow group along every dimension that
+/// has slow groups. There is none where fewer than two dimensions have slow groups.
 pub fn crossing(groups: &[Vec<Vec<i32>>]) -> Vec<i32> {
     let slow: Vec<&Vec<Vec<i32>>> = groups.iter().filter(|groups| !groups.is_empty()).collect();
     if slow.len() < 2 {
@@ -137,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_rank_is_where_the_slow_groups_of_the_dimensions_cross() {
-        // (2, 2, 2), rank 5: its groups along the three dimensions.
+        // These are the groups of rank 5 along the three dimensions of a (2, 2, 2) mesh.
         let groups = [vec![vec![1, 5]], vec![vec![5, 7]], vec![vec![4, 5]]];
         assert_eq!(crossing(&groups), [5]);
         assert_eq!(crossing(&[vec![vec![1, 5]], vec![]]), [] as [i32; 0], "one line crosses nothing");

@@ -1,15 +1,16 @@
-//! The report as a table for a terminal, in colour or without.
+//! The report as a table for a terminal, with or without colours.
 
 use super::report::{Dimension, Measurement, Report, SlowDimension, SlowGroup};
 use super::verify::Wrong;
 use crate::columns::Columns;
 use crate::style::{Style, When};
 
-/// Wrong results that are told in full, and slow groups and ranks.
+/// The most wrong results, slow groups and slow ranks that are told in full.
 const TOLD: usize = 10;
-/// Ranks of a group that are listed.
+/// The most ranks of a group that are listed.
 const MEMBERS: usize = 8;
 
+/// The whole report.
 pub fn text(report: &Report) -> String {
     let style = Style::new(When::Auto, &std::io::stdout());
     let hosts = report.hosts.len();
@@ -59,14 +60,15 @@ pub fn text(report: &Report) -> String {
     }
     out += &more(report.slow_ranks.len());
     if report.ranks_per_core > 1.0 {
-        let crowding = report.ranks_per_core;
+        let per_core = report.ranks_per_core;
         out += &style
-            .dim(&format!("up to {crowding:.1} ranks share a core: times are the scheduler's as much as the mesh's"));
+            .dim(&format!("up to {per_core:.1} ranks share a core: times are the scheduler's as much as the mesh's"));
         out.push('\n');
     }
     out + &format!("{} {} ({:.1} s){}\n", style.bold("verdict:"), report.verdict, report.seconds, next(report))
 }
 
+/// What the user can do next.
 fn next(report: &Report) -> &'static str {
     match report.verdict {
         "wrong" => {
@@ -118,7 +120,8 @@ fn members(ranks: &[i32]) -> String {
 const HEADS: [&str; 9] =
     ["dimension", "ranks", "groups", "collective", "latency", "size", "time", "algbw GB/s", "busbw GB/s"];
 
-/// For each dimension and collective: the time of the smallest size, and the bandwidths of the largest.
+/// The table: for each dimension and collective the time of the smallest size and the bandwidths of
+/// the largest.
 fn table(report: &Report, style: Style) -> String {
     let mut rows: Vec<[String; 9]> = Vec::new();
     for dimension in &report.dimensions {

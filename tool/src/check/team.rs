@@ -1,4 +1,5 @@
-//! The ranks of the check as a team: steps that all make together, what rank 0 gathers in them, and the end of the time that all have.
+//! The ranks of the check as a team: the steps that all ranks make together, the values that rank 0
+//! gathers in them, and the time limit.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,30 +13,36 @@ use devicemesh::wait::Wait;
 
 use super::progress::Progress;
 
-/// So much later than the communicators the ranks give up waiting in the store, so that who was missed in a collective is named by that.
+/// How much longer than a collective a wait in the store takes. The collective fails first then,
+/// and its error names the rank that was missed.
 const LATER: Duration = Duration::from_secs(5);
-/// So long before the end of the time.
+/// How long before the end of the time the waits end, so that there is time to report.
 const BEFORE: Duration = Duration::from_millis(1500);
-/// How often a rank at work looks whether the others still are.
+/// How often a working rank asks whether another one has failed.
 const ASK: Duration = Duration::from_secs(1);
 
-/// The time for the whole check. When it has passed a thread ends the process, whatever that waits for.
+/// The time for the whole check. When it has passed, a thread ends the process, because the process
+/// may wait for something that never comes.
 pub struct Clock {
     began: Instant,
+    /// The time from the beginning.
     limit: Duration,
+    /// The current step, for the message of the thread.
     doing: Arc<Mutex<String>>,
 }
 
 impl Clock {
-    /// `late` says what was being done when the time was over, and gives the exit code.
+    /// Starts the clock. When the time has passed, `late` gets the current step, reports it, and
+    /// gives the exit code.
     pub fn start(limit: Duration, late: impl FnOnce(&str) -> u8 + Send + 'static) -> std::io::Result<Clock> {
         let doing = Arc::new(Mutex::new("joining the world".to_owned()));
         let told = Arc::clone(&doing);
-        std::thread::Builder::new().name("check-clock".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("dm-check-clock".to_owned()).spawn(move || {
             std::thread::sleep(limit);
             let doing = told.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let code = late(&doing);
-            // Without destructors and exit handlers, which could wait for what is stuck.
+            // Destructors and exit handlers do not run here, because they could wait for what is
+            // stuck.
             signal_hook::low_level::exit(i32::from(code))
         })?;
         Ok(Clock { began: Instant::now(), limit, doing })
@@ -45,7 +52,8 @@ impl Clock {
         self.began.elapsed()
     }
 
-    /// How long one wait may take: long enough for slow networks, and so short that the ranks that are missed can be named in time.
+    /// How long one wait may take. It is long enough for slow networks, and short enough to name
+    /// the ranks that are missed before the time is over.
     pub fn patience(&self) -> Duration {
         (self.limit / 4).min(Duration::from_secs(60))
     }
@@ -59,16 +67,17 @@ impl Clock {
     }
 }
 
+/// The ranks of the check.
 pub struct Team {
     domain: Arc<Domain>,
-    /// By rank.
+    /// The host of each rank.
     pub hosts: Vec<String>,
     pub clock: Clock,
     pub progress: Progress,
 }
 
 impl Team {
-    /// **Collective over the world**.
+    /// Learns the hosts of all ranks. **Collective over the world.**
     pub fn new(domain: Arc<Domain>, clock: Clock, progress: Progress) -> Result<Team> {
         let hosts = domain.locations(None)?;
         let hosts = hosts.iter().map(|host| printable(host).into_owned()).collect();
@@ -91,12 +100,13 @@ impl Team {
         self.hosts.get(self.rank()).map_or("", String::as_str)
     }
 
-    /// One step that every rank makes. A failure of any rank is one on all: the first, with the rank and host that had it. **Collective over the world**.
+    /// Makes a step, which every rank makes. When a rank fails in it, every rank gets the first
+    /// failure, with the rank and host that had it. **Collective over the world.**
     pub fn step<T>(&self, what: &str, work: impl FnOnce(&Exchange<'_>) -> Result<T>) -> Result<T> {
         self.step_in_detail(what, "", work)
     }
 
-    /// The same, where `detail` must be equal on all ranks.
+    /// Makes a step in which `detail` must be equal on all ranks.
     pub fn step_in_detail<T>(
         &self,
         what: &str,
@@ -108,7 +118,7 @@ impl Team {
         let wait = self.wait();
         let round = self.domain.world().scope()?.agree_in_detail(what, detail, &wait)?;
         let exchange = Exchange { team: self, round: &round, wait: &wait, asked: Cell::new(Instant::now()) };
-        // The verdict says which rank failed in which step.
+        // The verdict of the step names the rank that failed.
         let outcome = work(&exchange).map_err(|error| error.within(&format!("on {}", self.host())));
         let wait = self.wait();
         if let Err(error) = &outcome {
@@ -119,22 +129,25 @@ impl Team {
         outcome.map_err(|error| if error.message().contains(what) { error } else { error.within(what) })
     }
 
+    /// A wait in the store.
     fn wait(&self) -> Wait {
         let left = self.clock.limit.saturating_sub(self.clock.elapsed()).saturating_sub(BEFORE);
         Wait::after((self.clock.patience() + LATER).min(left))
     }
 }
 
-/// What the ranks tell each other in a step, through the store: it does not go through the communicators that are checked.
+/// What the ranks tell each other in a step. It passes through the store, because the communicators
+/// are what is checked.
 pub struct Exchange<'a> {
     team: &'a Team,
     round: &'a Round,
     wait: &'a Wait,
+    /// When this rank last asked whether another one has failed.
     asked: Cell<Instant>,
 }
 
 impl Exchange<'_> {
-    /// What every rank has, by rank; on rank 0 alone.
+    /// Gives rank 0 the values of all ranks, by rank. The others get `None`.
     pub fn gather(&self, key: &str, mine: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>> {
         let Exchange { team, round, wait, .. } = self;
         if team.rank() > 0 {
@@ -144,7 +157,7 @@ impl Exchange<'_> {
         std::iter::once(Ok(mine)).chain(others).collect::<Result<_>>().map(Some)
     }
 
-    /// Rank 0's, on every rank.
+    /// Gives every rank the value of rank 0.
     pub fn share(&self, key: &str, of_rank_0: Option<Vec<u8>>) -> Result<Vec<u8>> {
         let Exchange { team, round, wait, .. } = self;
         match of_rank_0 {
@@ -158,7 +171,8 @@ impl Exchange<'_> {
         }
     }
 
-    /// The failure of another rank, if there is one by now: for work that would not meet it by itself. Asks the store now and then only.
+    /// Fails where another rank has failed by now. This is for work that would not notice it by
+    /// itself. It asks the store once a second at most.
     pub fn alive(&self) -> Result<()> {
         if self.asked.get().elapsed() < ASK {
             return Ok(());
@@ -167,7 +181,7 @@ impl Exchange<'_> {
         self.round.failed(self.wait)?.map_or(Ok(()), Err)
     }
 
-    /// The largest of all ranks' numbers, each by its place.
+    /// For each place the largest of all ranks' numbers.
     pub fn largest(&self, mine: &[f64]) -> Result<Vec<f64>> {
         let all = self.gather("numbers", encode(mine))?;
         let largest = all.map(|all| {

@@ -1,28 +1,35 @@
-//! The data that collectives are verified with: integers that the element type holds exactly, and that tell which rank and index they are from.
+//! The data with which collectives are verified. They are integers that the element type holds
+//! exactly and that tell from which rank and index they come.
 
 use devicemesh::ccl::DATA_TYPES;
 
-/// An element type, by its `ncclDataType_t` number.
+/// An element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
+    /// Its `ncclDataType_t` number.
     pub dtype: usize,
 }
 
-/// A result: what an element must be, and how far an average may be from it, which floating point does not give exactly.
+/// What an element of a result must be.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Expected {
+    /// The number.
     pub value: f64,
+    /// How far the element may be from it. Not 0 for averages in floating point, which are rounded.
     pub tolerance: f64,
+    /// The number as an element.
     bits: Element,
 }
 
-/// One element's bytes, the first `size` of them.
+/// The bytes of an element. Those that the type does not need are 0.
 type Element = [u8; 8];
 
-/// A position in a group: of how many ranks, and this rank's number in the world.
+/// A rank in its group.
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
+    /// Its position in the group.
     pub position: usize,
+    /// The number of ranks in the group.
     pub of: usize,
 }
 
@@ -39,8 +46,9 @@ impl Kind {
         DATA_TYPES[self.dtype].1
     }
 
-    /// What only moves, or is compared: world rank `rank`'s element `index`. Ranks that are less than [`modulus`](Kind::modulus) apart never have the
-    /// same at one index, and neighbouring elements are as if drawn by lot.
+    /// Element `index` of the world rank `rank`, for collectives that move or compare elements. Two
+    /// ranks that are less than [`modulus`](Kind::modulus) apart never have equal elements at one
+    /// index. Neighbouring elements are unrelated.
     pub fn moved(self, rank: usize, index: usize) -> i64 {
         let modulus = self.modulus();
         let (high, low) = (rank as u64 / modulus, rank as u64 % modulus);
@@ -49,25 +57,26 @@ impl Kind {
         value as i64 - middle as i64
     }
 
-    /// What is summed up: no partial sum is more than the type holds exactly, in whatever order.
+    /// An element for sums. No partial sum is more than the type holds exactly, in any order.
     pub fn summand(self, member: Member, index: usize) -> i64 {
         let (position, of, mixed) = (member.position as u64, member.of as u64, mix(index as u64));
         let most = (self.exact() / of).min(self.modulus() - 1);
         match most {
-            // More ranks than it can count: only some of them add one.
+            // The type cannot count the ranks, so only some of them add one.
             0 => i64::from((position + mixed % of) % of < self.exact()),
             most => ((position + mixed % (most + 1)) % (most + 1)) as i64,
         }
     }
 
-    /// What is multiplied: twos and ones, as many twos as the type has room for.
+    /// An element for products: 2 or 1, with as many twos as the type has room for.
     pub fn factor(self, member: Member, index: usize) -> i64 {
         let (position, of, mixed) = (member.position as u64, member.of as u64, mix(index as u64));
         let twos = 1 + mix(mixed) % self.exponent().min(of);
         if (position + mixed % of) % of < twos { 2 } else { 1 }
     }
 
-    /// An integer as an element; one that [`moved`](Kind::moved) and the others give, or their exact result.
+    /// An integer as an element. It is one that [`moved`](Kind::moved) and the others give, or an
+    /// exact result of them.
     pub fn encode(self, value: i64) -> Element {
         let float = (value as f32).to_bits();
         let bytes = match self.dtype {
@@ -100,11 +109,13 @@ impl Kind {
         }
     }
 
+    /// An exact result.
     pub fn exactly(self, value: i64) -> Expected {
         Expected { value: value as f64, tolerance: 0.0, bits: self.encode(value) }
     }
 
-    /// The average of `of` summands: integers are truncated, floating point is rounded up to once for each rank.
+    /// The average of `of` summands. Integers are truncated. Floating point is rounded at most once
+    /// for each rank.
     pub fn average(self, sum: i64, of: usize) -> Expected {
         if self.is_integer() {
             return self.exactly(sum / of as i64);
@@ -120,7 +131,8 @@ impl Kind {
     /// Whether the element is what is expected.
     pub fn fits(self, element: &[u8], expected: &Expected) -> bool {
         let size = self.bytes();
-        // Bytes first: most are the same, and large integers are not exact as f64.
+        // The bytes are compared first, because most are equal, and because large integers are not
+        // exact as f64.
         element[..size] == expected.bits[..size] && expected.tolerance == 0.0
             || !self.is_integer() && (self.decode(element) - expected.value).abs() <= expected.tolerance
     }
@@ -133,7 +145,7 @@ impl Kind {
         self.dtype < 6
     }
 
-    /// A prime; twice as many integers are exact.
+    /// A prime, such that at least twice as many integers are exact in the type.
     fn modulus(self) -> u64 {
         match self.dtype {
             0 | 1 => 127,
@@ -143,7 +155,7 @@ impl Kind {
         }
     }
 
-    /// Up to where every integer is exact.
+    /// The largest integer up to which every integer is exact.
     fn exact(self) -> u64 {
         match self.dtype {
             0 => i8::MAX as u64,
@@ -157,7 +169,7 @@ impl Kind {
         }
     }
 
-    /// The largest power of two that is exact in the type and in an i64.
+    /// The exponent of the largest power of two that is exact in the type and in an i64.
     fn exponent(self) -> u64 {
         match self.dtype {
             0 => 6,
@@ -169,7 +181,7 @@ impl Kind {
         }
     }
 
-    /// Between 1 and the next number.
+    /// The difference between 1 and the next number.
     fn epsilon(self) -> f64 {
         match self.dtype {
             6 => (2.0f64).powi(-10),
@@ -180,7 +192,8 @@ impl Kind {
     }
 }
 
-/// SplitMix64's last step (Steele, Lea and Flood 2014): near inputs give unlike outputs.
+/// The last step of SplitMix64 (Steele, Lea and Flood 2014). Inputs that are close give outputs
+/// that are not.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -188,7 +201,7 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// The binary16 of a binary32 that is an integer below 65536 with up to 11 bits.
+/// Converts a binary32 to binary16. It is an integer below 65536 with at most 11 bits.
 fn half(float: u32) -> u16 {
     let (sign, exponent, fraction) = (float >> 31, float >> 23 & 0xff, float & 0x7f_ffff);
     match exponent {
@@ -197,6 +210,7 @@ fn half(float: u32) -> u16 {
     }
 }
 
+/// Converts a binary16 to a number.
 fn unhalf(bits: u16) -> f64 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
     let size = match exponent {

@@ -1,4 +1,5 @@
-//! Verifies the collectives along a dimension, with data that tells which rank and which index every element is from.
+//! Verifies the collectives along a dimension, with data that tells from which rank and index every
+//! element comes.
 
 use std::time::Duration;
 
@@ -10,16 +11,20 @@ use super::operation::{Call, Collective};
 use super::team::{Exchange, Team};
 use super::values::{Expected, Kind, Member};
 
-/// Counts per rank: one element, odd ones, one that is over 2^16. In large groups fewer, so that all ranks together have at most [`MOST`].
+/// The counts that are verified: one element, odd counts, and one above 2^16. In large groups they
+/// are smaller, so that all ranks together have at most [`MOST`] elements.
 const COUNTS: [usize; 5] = [1, 3, 17, 1021, 65_537];
+/// The most elements of all ranks of a group together.
 const MOST: usize = 1 << 20;
-/// Up to this count every rank is root once, in groups of up to [`ROOTS`].
+/// The largest count at which several ranks are the root in turn.
 const SMALL: usize = 17;
+/// The largest group in which every rank is the root once.
 const ROOTS: usize = 8;
-/// What results are written over, and the bytes after them that must stay.
+/// The value of every byte of the receive buffer before a call.
 const POISON: u8 = 0xa5;
+/// How many bytes after the result must keep that value.
 const GUARD: usize = 64;
-/// Wrong results that one rank tells of each collective.
+/// The most wrong results that a rank reports for each collective.
 const TOLD: usize = 2;
 
 /// A call whose result is wrong.
@@ -27,34 +32,43 @@ const TOLD: usize = 2;
 pub struct Wrong {
     pub dimension: String,
     pub collective: String,
+    /// The call in words.
     pub call: String,
     pub count: usize,
-    /// World ranks.
+    /// The world rank that got the result, and its host.
     pub rank: usize,
     pub host: String,
+    /// The world ranks of its group.
     pub group: Vec<i32>,
-    /// The first wrong element of the receive buffer; what is past its end was not to be written at all.
+    /// The index of the first wrong element in the receive buffer. It is past the end where the
+    /// call wrote there.
     pub index: usize,
+    /// The element that should be there. `None` past the end.
     pub expected: Option<f64>,
+    /// The element that is there. `None` past the end, and for a NaN.
     pub got: Option<f64>,
-    /// The world rank that the element comes from, where it is one.
+    /// The world rank from which the element comes, where it comes from one.
     pub source: Option<i32>,
-    /// So many are wrong.
+    /// How many elements are wrong.
     pub elements: usize,
+    /// How many elements there are.
     pub of: usize,
 }
 
 /// A dimension of the mesh with what calls along it need.
 pub struct Bench<'a> {
     pub view: &'a View,
-    /// Of the dimension in the view.
+    /// The index of the dimension in the view.
     pub index: usize,
     pub name: &'a str,
-    /// World ranks by position.
+    /// The world ranks of this rank's group by position.
     pub group: Vec<i32>,
+    /// This rank's position in the group.
     pub position: usize,
+    /// The type of the elements.
     pub kind: Kind,
     pub memory: &'a Memory,
+    /// The buffers of all calls.
     pub send: &'a Buffer,
     pub recv: &'a Buffer,
     /// How long one call may take.
@@ -66,13 +80,14 @@ impl Bench<'_> {
         self.group.len()
     }
 
-    /// Makes a call and returns when it is done.
+    /// Makes a call and returns when it is done. `at` are byte offsets into the two buffers.
     pub fn run(&self, call: &Call, send: &Buffer, at: (usize, usize)) -> Result<()> {
         self.issue(call, send, at)?;
         self.wait()
     }
 
-    /// Makes a call, which on a device may still be under way when this returns. `at` are byte offsets into the two buffers.
+    /// Makes a call, which on a device may still be under way when this returns. `at` are byte
+    /// offsets into the two buffers.
     pub fn issue(&self, call: &Call, send: &Buffer, at: (usize, usize)) -> Result<()> {
         let (send, recv) = (send.at(at.0), self.recv.at(at.1));
         self.view.collective(self.index, call.collective(), self.kind.dtype as i32, call.count, send, recv)
@@ -84,13 +99,14 @@ impl Bench<'_> {
     }
 }
 
-/// How many bytes each buffer needs for what is verified and measured in groups of that size.
+/// The bytes that each buffer needs in groups of that size, where the largest measured size is
+/// `measured`.
 pub fn buffer_bytes(size: usize, kind: Kind, measured: usize) -> usize {
     let verified = counts(size).last().copied().unwrap_or(1) * size;
     (verified.max(size) * kind.bytes()).max(measured.next_multiple_of(8)) + GUARD
 }
 
-/// Verifies one collective. Gives the number of calls and what was wrong in them.
+/// Verifies one collective. Returns the number of calls and what was wrong in them.
 pub fn verify(
     bench: &Bench<'_>,
     collective: Collective,
@@ -110,7 +126,7 @@ pub fn verify(
             for in_place in ways {
                 let call = Call { in_place: *in_place, ..call };
                 calls += 1;
-                let found = one(bench, &call, &wanted)?;
+                let found = verify_call(bench, &call, &wanted)?;
                 if let Some(found) = found.filter(|_| wrong.len() < TOLD) {
                     wrong.push(Wrong {
                         dimension: bench.name.to_owned(),
@@ -134,6 +150,7 @@ pub fn verify(
     Ok((calls, wrong))
 }
 
+/// The counts in groups of that size.
 fn counts(size: usize) -> Vec<usize> {
     let most = (MOST / size).max(1);
     let mut counts: Vec<usize> = COUNTS.iter().map(|count| *count.min(&most)).collect();
@@ -141,6 +158,7 @@ fn counts(size: usize) -> Vec<usize> {
     counts
 }
 
+/// The positions that are the root in turn. One position where the collective has no root.
 fn roots(collective: Collective, size: usize, count: usize) -> std::vec::IntoIter<usize> {
     let roots = match (collective.has_root(), count <= SMALL) {
         (false, _) => vec![0],
@@ -151,7 +169,7 @@ fn roots(collective: Collective, size: usize, count: usize) -> std::vec::IntoIte
     roots.into_iter()
 }
 
-/// Element `index` of what the rank at `position` sends.
+/// Element `index` of the data that the rank at `position` sends.
 fn sent(bench: &Bench<'_>, call: &Call, position: usize, index: usize) -> i64 {
     let member = Member { position, of: bench.size() };
     let reduces = !call.collective.operators().is_empty();
@@ -162,7 +180,7 @@ fn sent(bench: &Bench<'_>, call: &Call, position: usize, index: usize) -> i64 {
     }
 }
 
-/// What this rank must have received; nothing where it receives nothing.
+/// The elements that this rank must receive. There is none where it receives nothing.
 fn wanted(bench: &Bench<'_>, call: &Call) -> Vec<Expected> {
     let (size, me, count, kind) = (bench.size(), bench.position, call.count, bench.kind);
     let reduced = |index: usize| {
@@ -189,7 +207,7 @@ fn wanted(bench: &Bench<'_>, call: &Call) -> Vec<Expected> {
     }
 }
 
-/// The world rank whose element it is.
+/// The world rank from which an element of the result comes. `None` where it comes from all.
 fn source(call: &Call, bench: &Bench<'_>, index: usize) -> Option<i32> {
     let size = bench.size();
     let position = match call.collective {
@@ -201,7 +219,7 @@ fn source(call: &Call, bench: &Bench<'_>, index: usize) -> Option<i32> {
     bench.group.get(position).copied()
 }
 
-/// The first element that is wrong, and how many are.
+/// What is wrong in a result. The fields mean the same as those of [`Wrong`].
 #[derive(Debug, PartialEq)]
 struct Found {
     index: usize,
@@ -210,14 +228,15 @@ struct Found {
     elements: usize,
 }
 
-fn one(bench: &Bench<'_>, call: &Call, wanted: &[Expected]) -> Result<Option<Found>> {
+/// Makes a call and compares its result.
+fn verify_call(bench: &Bench<'_>, call: &Call, wanted: &[Expected]) -> Result<Option<Found>> {
     let (kind, me) = (bench.kind, bench.position);
     let (blocks, back) = call.collective.blocks(bench.size());
     let (block, sends) = (call.count * kind.bytes(), call.collective != Collective::Broadcast || me == call.root);
     let data: Vec<u8> = (0..if sends { blocks * call.count } else { 0 })
         .flat_map(|index| kind.encode(sent(bench, call, me, index)).into_iter().take(kind.bytes()))
         .collect();
-    // In place the smaller buffer is this rank's block of the larger one.
+    // In place, the smaller buffer is this rank's block of the larger one.
     let (sends_at, receives_at) = match (call.in_place, call.collective) {
         (true, Collective::AllGather) => (me * block, 0),
         (true, Collective::ReduceScatter) => (0, me * block),
@@ -232,12 +251,13 @@ fn one(bench: &Bench<'_>, call: &Call, wanted: &[Expected]) -> Result<Option<Fou
     }
     let mut got = vec![0; wanted.len() * kind.bytes() + GUARD];
     bench.recv.read(receives_at, &mut got)?;
-    // What follows this rank's block in place is the rest of what it sent.
+    // In place, this rank's block is followed by the rest of what it sent.
     let guarded = !(call.in_place && call.collective == Collective::ReduceScatter);
     Ok(compare(kind, &got, wanted, guarded))
 }
 
-/// `got` are the elements and the guard behind them.
+/// Compares a result. `got` holds the elements and the guard behind them, which must be untouched
+/// where `guarded`.
 fn compare(kind: Kind, got: &[u8], wanted: &[Expected], guarded: bool) -> Option<Found> {
     let (elements, guard) = got.split_at(wanted.len() * kind.bytes());
     let fits = |(element, expected): (&[u8], &Expected)| kind.fits(element, expected);

@@ -75,15 +75,16 @@ pub fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// Why a job ends. In a job of several nodes all of them report the same cause. `node` is the node that reported it first, as "node 1 (beta)". It is `None` in a
-/// job of one node.
+/// Why a job ends. In a job of several nodes all of them report the same cause. `node` is the node
+/// that reported it first, as "node 1 (beta)". It is `None` in a job of one node.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// All ranks ended well.
     Done,
-    /// A rank failed first. `host` is its host, in a job of several nodes. `output` holds the last lines of its standard error, or nothing where they did not go
-    /// through the tool. `log` is the file with all of its output.
+    /// A rank failed first. `host` is its host, in a job of several nodes. `output` holds the last
+    /// lines of its standard error, or nothing where they did not go through the tool. `log` is the
+    /// file with all of its output.
     Rank { ended: Ended, host: Option<String>, output: String, log: Option<String> },
     /// The program could not be started.
     Start { code: u8, message: String, node: Option<String> },

@@ -1,5 +1,6 @@
-//! The nodes of a job, each with a `devicemesh run` of its own. They meet in the store that the ranks use too. There they agree on the number of each node, on the
-//! one cause for which the job ends, and on when all are done.
+//! The nodes of a job, each with a `devicemesh run` of its own. They meet in the store that the
+//! ranks use too. There they agree on the number of each node, on the one cause for which the job
+//! ends, and on when all are done.
 //!
 //! Keys in the store:
 //!
@@ -35,7 +36,8 @@ use super::cause::Cause;
 use super::rendezvous::Rendezvous;
 use crate::failure::Failure;
 
-/// The other nodes of the job, for the tool's main thread. A thread of its own waits for them in the store.
+/// The other nodes of the job, for the tool's main thread. A thread of its own waits for them in
+/// the store.
 pub struct Nodes {
     /// What both threads use.
     shared: Arc<Shared>,
@@ -70,7 +72,8 @@ impl Nodes {
         self.news.try_iter().collect()
     }
 
-    /// Ends the job of all nodes for this cause, or for the one that another node reported earlier. Returns the cause that stands.
+    /// Ends the job of all nodes for this cause, or for the one that another node reported earlier.
+    /// Returns the cause that stands.
     pub fn end(&self, cause: Cause) -> Cause {
         self.shared.end(cause)
     }

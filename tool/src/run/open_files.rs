@@ -6,11 +6,13 @@ use super::assignment::Assignment;
 use super::output::Route;
 use crate::failure::Failure;
 
-/// The most files that starting one rank needs for a moment: the ends of its pipes, its log, and the pipe on which exec reports.
+/// The most files that starting one rank needs for a moment: the ends of its pipes, its log, and
+/// the pipe on which exec reports.
 const WHILE_STARTING: u64 = 12;
 
-/// Raises this process's soft limit as far as the job needs it, and returns the limit as it was, for the ranks to get it back. Fails where the hard limit is too
-/// low, before any rank is started. `serves` tells whether the job's store is in this process.
+/// Raises this process's soft limit as far as the job needs it, and returns the limit as it was,
+/// for the ranks to get it back. Fails where the hard limit is too low, before any rank is started.
+/// `serves` tells whether the job's store is in this process.
 pub fn make_room(assignment: &Assignment, route: &Route, serves: bool) -> Result<Rlimit, Failure> {
     let before = getrlimit(Resource::Nofile);
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, |files| files.count() as u64);

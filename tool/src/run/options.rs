@@ -43,16 +43,19 @@ The ranks get:
 /// The options of `devicemesh run`. The comments of the fields are their help.
 #[derive(Args)]
 pub struct Options {
-    /// Number of ranks to start here: a number, "cpu" (one for each core), "gpu" (one for each device), or "auto" (gpu where there is one, else cpu)
+    /// Number of ranks to start here: a number, "cpu" (one for each core), "gpu" (one for each
+    /// device), or "auto" (gpu where there is one, else cpu)
     #[arg(short = 'n', long = "nproc-per-node", alias = "nproc_per_node", value_name = "N", value_parser = count)]
     pub ranks: Count,
     /// Number of nodes: hosts that run this same command
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub nnodes: u32,
-    /// This node's number, from 0; left out, the nodes are numbered as they come. Node 0 has the first ranks
+    /// This node's number, from 0; left out, the nodes are numbered as they come. Node 0 has the
+    /// first ranks
     #[arg(long, alias = "node_rank", value_name = "NODE")]
     pub node_rank: Option<u32>,
-    /// Where the ranks meet, the same on all nodes: a host of the job (node 0's, where nodes are numbered), and a port that is free there [port: 29400]
+    /// Where the ranks meet, the same on all nodes: a host of the job (node 0's, where nodes are
+    /// numbered), and a port that is free there [port: 29400]
     #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]", value_parser = endpoint)]
     pub rdzv_endpoint: Option<(String, u16)>,
     /// A name for the job, the same on all nodes; a node with another one is refused

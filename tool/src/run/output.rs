@@ -1,5 +1,5 @@
-//! What the ranks write. It goes to the tool's own descriptors, with the rank before each line, into a file for each rank, or both. The end of it is kept for the
-//! report of a failure.
+//! What the ranks write. It goes to the tool's own descriptors, with the rank before each line,
+//! into a file for each rank, or both. The end of it is kept for the report of a failure.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom, Write};
@@ -16,7 +16,8 @@ use crate::style::{Style, When};
 
 /// The longest line in bytes that is passed on whole. A longer one is passed on in parts.
 const MAX_LINE: usize = 64 << 10;
-/// How many times a pipe of a rank that has ended is read for its last words, so that a process that holds the pipe and goes on writing cannot keep the tool.
+/// How many times a pipe of a rank that has ended is read for its last words, so that a process
+/// that holds the pipe and goes on writing cannot keep the tool.
 const LAST_READS: usize = 1024;
 
 /// Where the ranks' output goes.
@@ -27,7 +28,8 @@ pub struct Route {
     pub logs: Option<PathBuf>,
     /// Whether the output is also shown, where it goes into files.
     pub tee: bool,
-    /// Whether standard error always passes through the tool, so that a report on any node can quote it.
+    /// Whether standard error always passes through the tool, so that a report on any node can
+    /// quote it.
     pub keep_stderr: bool,
     /// Whether the ranks before the lines are coloured.
     pub color: When,
@@ -39,7 +41,8 @@ impl Route {
         self.logs.as_ref().map(|folder| folder.join(format!("rank-{rank}.log")))
     }
 
-    /// How many files of this process a rank's output holds open: pipes, and for each of them the log.
+    /// How many files of this process a rank's output holds open: pipes, and for each of them the
+    /// log.
     pub fn files_per_rank(&self) -> u64 {
         match (self.logs.is_some(), self.prefix) {
             (true, _) if self.only_logs() => 0,
@@ -102,7 +105,8 @@ impl Output {
         self.loss.as_deref()
     }
 
-    /// Sets up a rank's output before the rank starts. Returns its file, where the tool writes that.
+    /// Sets up a rank's output before the rank starts. Returns its file, where the tool writes
+    /// that.
     pub fn prepare(&self, rank: u32, child: &mut Command) -> io::Result<Option<File>> {
         let file = match self.route.log(rank) {
             Some(path) => {
@@ -151,7 +155,8 @@ impl Output {
         self.streams.iter().map(|stream| PollFd::new(&stream.pipe, PollFlags::IN))
     }
 
-    /// Passes on what can be read from the pipes, where `ready` says so for each of [`entries`](Output::entries).
+    /// Passes on what can be read from the pipes, where `ready` says so for each of
+    /// [`entries`](Output::entries).
     pub fn pass_on(&mut self, ready: &[bool]) {
         let mut ready = ready.iter();
         let mut streams = std::mem::take(&mut self.streams);
@@ -176,7 +181,8 @@ impl Output {
         }
     }
 
-    /// The last lines of a rank's standard error, or of its file. Empty where they did not pass through the tool. The rank has ended.
+    /// The last lines of a rank's standard error, or of its file. Empty where they did not pass
+    /// through the tool. The rank has ended.
     pub fn last_words(&mut self, rank: u32) -> String {
         if self.route.only_logs() {
             let read = || -> io::Result<Vec<u8>> {
@@ -289,7 +295,8 @@ impl Output {
         }
     }
 
-    /// Remembers that output is lost. The ranks run on, because their work is worth more than their output.
+    /// Remembers that output is lost. The ranks run on, because their work is worth more than their
+    /// output.
     fn note(&mut self, written: io::Result<()>, message: impl FnOnce(&io::Error) -> String) {
         if let (None, Err(error)) = (&self.loss, ignore_gone_reader(written)) {
             self.loss = Some(message(&error));

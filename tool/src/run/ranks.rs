@@ -22,7 +22,8 @@ const ORPHANS_END: Duration = Duration::from_secs(2);
 /// How long it may take to end the ranks that were started before one that could not be started.
 const UNDO: Duration = Duration::from_secs(5);
 
-/// The ranks of this node. Each one leads a process group of its own, so that the processes that a rank started end with it.
+/// The ranks of this node. Each one leads a process group of its own, so that the processes that a
+/// rank started end with it.
 pub struct Ranks {
     /// The rank in the world of the first one.
     first_rank: u32,
@@ -33,14 +34,16 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Starts all ranks, with that limit on open files. When one cannot be started, those before it are killed.
+    /// Starts all ranks, with that limit on open files. When one cannot be started, those before it
+    /// are killed.
     pub fn start(
         assignment: &Assignment,
         command: &[OsString],
         open_files: Rlimit,
         output: &mut Output,
     ) -> Result<Ranks, Failure> {
-        // Grandchildren whose parents have ended become children of this process, so that it can end and reap them.
+        // Grandchildren whose parents have ended become children of this process, so that it can
+        // end and reap them.
         let _ = set_child_subreaper(Some(getpid()));
         let mut ranks = Ranks { first_rank: assignment.first_rank, pids: Vec::new(), ended: Vec::new() };
         for local_rank in 0..assignment.ranks {
@@ -85,7 +88,8 @@ impl Ranks {
         for local_rank in 0..self.pids.len() {
             let Some(pid) = self.pids[local_rank] else { continue };
             if let Some(how) = peek(pid) {
-                // The processes that the rank started end with it. Its group is signalled before it is reaped, while no other group can have its number.
+                // The processes that the rank started end with it. Its group is signalled before it
+                // is reaped, while no other group can have its number.
                 let _ = kill_process_group(pid, Signal::KILL);
                 let _ = waitpid(Some(pid), WaitOptions::empty());
                 self.pids[local_rank] = None;
@@ -93,19 +97,22 @@ impl Ranks {
                 ended.push(Ended { rank, pid, how });
             }
         }
-        // Nobody knows which of these ended first. A rank that a signal killed is likelier to be the cause, because a rank that learns of another's death exits.
+        // Nobody knows which of these ended first. A rank that a signal killed is likelier to be
+        // the cause, because a rank that learns of another's death exits.
         ended.sort_by_key(|ended| matches!(ended.how, How::Exited(_)));
         self.ended.extend(ended.iter().cloned());
         ended
     }
 
-    /// Ends what the ranks have left behind: grandchildren that have become children of this process, also those in a group or a session of their own, and the
-    /// processes that these have started, which become children of this process in turn.
+    /// Ends what the ranks have left behind: grandchildren that have become children of this
+    /// process, also those in a group or a session of their own, and the processes that these have
+    /// started, which become children of this process in turn.
     pub fn end_orphans(&self) {
         let until = Instant::now() + ORPHANS_END;
         loop {
             for pid in children() {
-                // Nobody has reaped this child, so its number is still its own. One that may not be signalled (set-user-ID) is left alone.
+                // Nobody has reaped this child, so its number is still its own. One that may not be
+                // signalled (set-user-ID) is left alone.
                 let _ = kill_process(pid, Signal::KILL);
             }
             loop {
@@ -164,14 +171,16 @@ fn start_rank(
 fn before_exec(child: &mut Command, open_files: Rlimit) {
     let tool = getpid();
     let prepare = move || {
-        // The rank dies with the tool, however the tool ends. Where the tool has ended before this call, the rank ends here.
+        // The rank dies with the tool, however the tool ends. Where the tool has ended before this
+        // call, the rank ends here.
         set_parent_process_death_signal(Some(Signal::KILL))?;
         if getppid() != Some(tool) {
             return Err(Errno::CHILD.into());
         }
         Ok(setrlimit(Resource::Nofile, open_files)?)
     };
-    // SAFETY: between fork and exec the closure only makes three system calls, without an allocation or a lock.
+    // SAFETY: between fork and exec the closure only makes three system calls, without an
+    // allocation or a lock.
     unsafe { child.pre_exec(prepare) };
 }
 

@@ -17,12 +17,13 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Catches the signals. Those that whoever started the tool has it ignore, as nohup does with SIGHUP, stay ignored, here and in the ranks.
+    /// Catches the signals. Those that whoever started the tool has it ignore, as nohup does with
+    /// SIGHUP, stay ignored, here and in the ranks.
     pub fn catch() -> Result<Signals, Failure> {
         let ignored = ignored();
         let caught = CAUGHT.iter().filter(|signal| **signal == SIGCHLD || ignored & (1 << (**signal - 1)) == 0);
-        let delivery = UnixStream::pair()
-            .and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly::default(), caught));
+        let delivery =
+            UnixStream::pair().and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, caught));
         match delivery {
             Ok(delivery) => Ok(Signals { delivery }),
             Err(error) => Err(Failure::new(1, format!("cannot catch signals: {error}"))),
@@ -42,7 +43,8 @@ impl AsFd for Signals {
     }
 }
 
-/// The signals that this process ignores, signal n at bit n - 1, from `/proc`. None where that cannot be read.
+/// The signals that this process ignores, signal n at bit n - 1, from `/proc`. None where that
+/// cannot be read.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

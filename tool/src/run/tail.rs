@@ -5,7 +5,8 @@ pub const TAIL: usize = 4 << 10;
 /// How many lines of it are shown.
 const TAIL_LINES: usize = 10;
 
-/// The last lines that are not blank, without escape sequences. Where a line was written over, as progress bars do, the text that stood there last.
+/// The last lines that are not blank, without escape sequences. Where a line was written over, as
+/// progress bars do, the text that stood there last.
 pub fn last_lines(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<String> = text.lines().map(plain).filter(|line| !line.trim().is_empty()).collect();
@@ -18,7 +19,8 @@ fn plain(line: &str) -> String {
     let mut characters = line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default().chars();
     while let Some(character) = characters.next() {
         match character {
-            // A control sequence, ESC [ ..., ends with a letter or with one of @[\]^_`{|}~ (ECMA-48).
+            // A control sequence, ESC [ ..., ends with a letter or with one of @[\]^_`{|}~
+            // (ECMA-48).
             '\x1b' if characters.as_str().starts_with('[') => {
                 characters.next();
                 characters.find(|character| ('@'..='~').contains(character));

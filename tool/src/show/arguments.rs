@@ -1,33 +1,35 @@
-//! What `devicemesh show` is asked for: the values on its command line.
+//! The values on the command line of `devicemesh show`.
 
 use std::str::FromStr;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-/// "2,2,2"
+/// The sizes of the dimensions, as "2,2,2".
 #[derive(Debug, Clone)]
 pub struct Sizes(pub Vec<usize>);
 
-/// "dp,cp,tp"
+/// Names of dimensions, as "dp,cp,tp".
 #[derive(Debug, Clone)]
 pub struct Names(pub Vec<String>);
 
-/// "7,5,3,1"
+/// World ranks, as "7,5,3,1".
 #[derive(Debug, Clone)]
 pub struct Ranks(pub Vec<i32>);
 
-/// "1,100"
+/// How much a rank exchanges along each dimension, as "1,100".
 #[derive(Debug, Clone)]
 pub struct Weights(pub Vec<u32>);
 
-/// "2x4": two hosts of four ranks
+/// The number of hosts and of ranks on each, as "2x4".
 #[derive(Debug, Clone, Copy)]
 pub struct HostSizes {
+    /// The number of hosts.
     pub hosts: usize,
+    /// The number of ranks on each host.
     pub each: usize,
 }
 
-/// What is done to the mesh, in the order of the command line.
+/// An operation on the mesh, with the arguments of the library's function of that name.
 #[derive(Debug, Clone)]
 pub enum Operation {
     Slice(Vec<String>),
@@ -37,10 +39,11 @@ pub enum Operation {
     Reshape { sizes: Vec<usize>, names: Vec<String> },
 }
 
-/// All of them.
+/// All operations, in the order of the command line.
 #[derive(Debug, Clone, Default)]
 pub struct Operations(pub Vec<Operation>);
 
+/// Reads a list of numbers. `what` and `example` stand in the message.
 fn numbers<T: FromStr>(text: &str, separator: char, what: &str, example: &str) -> Result<Vec<T>, String> {
     let number =
         |part: &str| part.trim().parse().map_err(|_| format!("{part:?} is not a {what}; write it like {example}"));
@@ -94,7 +97,8 @@ impl FromStr for HostSizes {
     }
 }
 
-/// A name that a terminal and an XML file can show: one that moves the cursor or turns the text round would lie.
+/// Reads a name. It may not have characters that move the cursor or turn the text round, because a
+/// terminal or a picture would then show another name.
 pub fn name(text: &str) -> Result<String, String> {
     let unfit = |c: &char| {
         c.is_control()
@@ -151,7 +155,8 @@ fn range(text: &str) -> Result<Operation, String> {
 
 type Parse = fn(&str) -> Result<Operation, String>;
 
-/// Option, the form of its value, help, and how it is read.
+/// The options that are operations: name, form of the value, help, and the function that reads the
+/// value.
 const OPERATIONS: [(&str, &str, &str, Parse); 5] = [
     (
         "slice",
@@ -170,7 +175,8 @@ const OPERATIONS: [(&str, &str, &str, Parse); 5] = [
     ("reshape", "SIZES:NAMES", "All ranks of the view under another shape, as 2x4x2:edp,ep,etp", reshape),
 ];
 
-// By hand, because the order of different options counts: clap keeps it in the indices of the values.
+// This is written by hand, because the order of different options matters. clap keeps that order in
+// the indices of the values.
 impl FromArgMatches for Operations {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Operations, clap::Error> {
         let mut found: Vec<(usize, Operation)> = Vec::new();

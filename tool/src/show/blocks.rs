@@ -1,35 +1,41 @@
-//! The grid of ranks for a terminal: the last two dimensions as rows and columns, the others as blocks of such grids beside each other.
+//! The grid of ranks for a terminal. The last two dimensions are rows and columns. The others are
+//! blocks of such grids, which stand beside each other.
 
-use super::text::{WIDTH, short};
 use super::view::{Axis, Ranks, View, count};
+use super::words::{WIDTH, short};
 use crate::style::Style;
 
-/// Ranks in a line; longer rows go on in the next.
+/// The most ranks in a line. A longer row continues in the next line.
 const COLUMNS: usize = 16;
-/// Characters of a name.
+/// The most characters of a dimension's name.
 const NAME: usize = 12;
+/// The spaces between two blocks.
 const BETWEEN: usize = 3;
 
-/// A line with its length as it appears, without escape sequences.
+/// A line, after its length without escape sequences.
 type Line = (usize, String);
 
 /// How the ranks are laid out.
 struct Layout<'a> {
     view: &'a View,
+    /// The dimension whose groups are coloured.
     axis: Option<&'a Axis>,
     style: Style,
+    /// The number of rows and columns of a block.
     rows: usize,
     columns: usize,
-    /// Dimensions that blocks stand for.
+    /// The number of dimensions for which blocks stand.
     outer: usize,
+    /// The names of the last two dimensions, shortened.
     row_name: String,
     column_name: String,
-    /// Characters of a rank, and of what is left of the ranks.
+    /// The characters of the longest rank.
     digits: usize,
+    /// The characters of the labels to the left of the ranks.
     head: usize,
 }
 
-/// All blocks, coloured by the groups along `axis`.
+/// All blocks. The ranks are coloured by their groups along `axis`.
 pub fn blocks(view: &View, axis: Option<&Axis>, style: Style) -> String {
     let layout = Layout::new(view, axis, style);
     let size = layout.rows * layout.columns;
@@ -112,11 +118,12 @@ impl<'a> Layout<'a> {
         lines
     }
 
-    /// To the right of its room.
+    /// A label, with spaces before it that fill its room.
     fn label(&self, text: &str) -> String {
         format!("{}{text}", " ".repeat(self.head - text.chars().count()))
     }
 
+    /// One rank, in brackets where it is the chosen one.
     fn cell(&self, index: usize) -> String {
         let (rank, digits) = (self.view.grid.ranks[index].to_string(), self.digits);
         let cell = match self.view.chosen == Some(index) {

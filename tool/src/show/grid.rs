@@ -1,69 +1,88 @@
-//! Where each rank's cell lies in a picture: the last dimension as columns, the one before as rows, the others as blocks of such grids. Dimensions of
-//! size 1 take no room, long ones go on in the next line or block.
+//! Where the cell of each rank lies in a picture. The last dimension gives the columns, the one
+//! before it the rows, and the others blocks of such grids. A dimension of size 1 takes no room. A
+//! long one continues in the next line or block. All lengths are in pixels.
 
-use super::svg::{shorten, text_width};
+use super::canvas::{shorten, text_width};
 use super::view::Ranks;
 
-/// A cell's width and height.
+/// The width and height of a cell.
 pub const CELL: (i32, i32) = (38, 28);
-/// The room of a block around its cells; with hosts their boxes need more.
+/// The room of a block around its cells.
 const PADDING: i32 = 8;
+/// That room where the boxes of hosts lie in it.
 const HOST_PADDING: i32 = 14;
-/// Between cells, and where a host's box ends between them.
+/// The gap between two cells.
 const GAP: i32 = 5;
+/// The gap between two columns and two rows where the boxes of two hosts meet.
 const HOST_GAP: (i32, i32) = (17, 21);
-/// Between blocks.
+/// The gap between two blocks.
 const BLOCK_GAP: i32 = 10;
-/// Cells in a row or rows in a block before a long dimension goes on elsewhere.
+/// The most cells in a row and rows in a block. A longer dimension continues elsewhere.
 const LONGEST: usize = 16;
-/// Blocks go below each other where they would be wider together.
+/// The widest row of blocks. Where blocks would be wider together, they stand below each other.
 const WIDEST: i32 = 790;
+/// The height of a block's title.
 const TITLE_HEIGHT: i32 = 18;
+/// The height of the labels of the columns.
 const LABEL_HEIGHT: i32 = 14;
-/// Of a name beside its number.
+/// The widest name beside the number of a row.
 const ROW_LABEL_WIDEST: i32 = 64;
+/// The size of the labels' font.
 const SMALL: f64 = 10.5;
 
+/// The cell of a rank.
 pub struct Cell {
+    /// Its upper left corner in the picture.
     pub x: i32,
     pub y: i32,
+    /// Which block it is in, and at which row and column of the block.
     pub block: usize,
     pub row: usize,
     pub column: usize,
 }
 
+/// The background of a block.
 pub struct Block {
+    /// Its upper left corner in the picture.
     pub x: i32,
     pub y: i32,
     pub width: i32,
     pub height: i32,
 }
 
+/// A text beside the cells.
 pub struct Label {
+    /// Where its anchor lies, on the baseline.
     pub x: i32,
     pub y: i32,
+    /// Which part of the text lies there, as SVG calls it: "middle" or "end".
     pub anchor: &'static str,
+    /// Whether it is the title of a block.
     pub title: bool,
     pub text: String,
 }
 
+/// Everything that has a place in the picture.
 pub struct Grid {
-    /// By row-major index.
+    /// The cells by row-major index.
     pub cells: Vec<Cell>,
     pub blocks: Vec<Block>,
     pub labels: Vec<Label>,
-    /// What is above the first block.
+    /// The height of the labels above the first block.
     pub head: i32,
+    /// The size of the whole.
     pub width: i32,
     pub height: i32,
 }
 
-/// A direction of the picture: a dimension, or a part of a long one.
+/// A direction in which the picture goes: a dimension, or a part of a long one.
 #[derive(Clone, Copy)]
 struct Step {
+    /// The index of the dimension.
     dim: usize,
-    /// One step is so many of the dimension's.
+    /// By how much the coordinate grows in one step.
     unit: usize,
+    /// The number of steps.
     length: usize,
 }
 
@@ -73,7 +92,7 @@ impl Step {
     }
 }
 
-/// The innermost first.
+/// The directions for dimensions of these sizes, the innermost first.
 fn steps(sizes: &[usize]) -> Vec<Step> {
     let mut steps = Vec::new();
     for (dim, &size) in sizes.iter().enumerate().rev().filter(|(_, size)| **size > 1) {
@@ -85,7 +104,8 @@ fn steps(sizes: &[usize]) -> Vec<Step> {
     steps
 }
 
-/// Where the lines of cells begin, from 0, when some gaps are wide; and the end of the last.
+/// Where each line of cells begins, from 0, and where the last one ends. `wide` tells after which
+/// lines the gap is wide.
 fn lines(count: usize, cell: i32, wide: &[bool], gap: i32) -> (Vec<i32>, i32) {
     let mut at = 0;
     let mut starts = Vec::with_capacity(count);
@@ -97,7 +117,7 @@ fn lines(count: usize, cell: i32, wide: &[bool], gap: i32) -> (Vec<i32>, i32) {
     (starts, end)
 }
 
-/// Places the ranks; `host` says on which host a row-major index is, where there are hosts.
+/// Places the ranks. `host` gives the host of a row-major index, where hosts are known.
 pub fn place(ranks: &Ranks, host: Option<&dyn Fn(usize) -> usize>) -> Grid {
     let layout = Layout::new(ranks);
     let (wide_columns, wide_rows) = host.map(|host| layout.host_borders(host)).unwrap_or_default();
@@ -129,22 +149,25 @@ pub fn place(ranks: &Ranks, host: Option<&dyn Fn(usize) -> usize>) -> Grid {
     }
 }
 
-/// Where a rank is: in which block, row and column.
+/// The block, row and column of a rank.
 struct Spot {
     block: usize,
     row: usize,
     column: usize,
 }
 
+/// In which block, row and column each rank is.
 struct Layout<'a> {
     ranks: &'a Ranks,
-    /// Columns, rows, then what blocks stand for.
+    /// The direction of the columns, of the rows, and those for which blocks stand.
     steps: Vec<Step>,
+    /// The number of columns and rows of a block, and of blocks.
     columns: usize,
     rows: usize,
     blocks: usize,
+    /// The coordinates by row-major index.
     coordinates: Vec<Vec<usize>>,
-    /// By row-major index.
+    /// The spots by row-major index.
     spots: Vec<Spot>,
 }
 
@@ -166,17 +189,17 @@ impl<'a> Layout<'a> {
         Layout { ranks, columns, rows, blocks, coordinates, spots, steps }
     }
 
-    /// The steps that blocks stand for.
+    /// The directions for which blocks stand.
     fn outer(&self) -> &[Step] {
         &self.steps[self.steps.len().min(2)..]
     }
 
-    /// Whether step `a` and the next are parts of one long dimension.
+    /// Whether the directions `a` and `a + 1` are parts of one long dimension.
     fn is_long(&self, a: usize) -> bool {
         self.steps.len() > a + 1 && self.steps[a].dim == self.steps[a + 1].dim
     }
 
-    /// After which columns and rows some two neighbours are on different hosts.
+    /// For each column and row, whether two neighbours across its end are on different hosts.
     fn host_borders(&self, host: &dyn Fn(usize) -> usize) -> (Vec<bool>, Vec<bool>) {
         let mut hosts = vec![None; self.blocks * self.rows * self.columns];
         for (index, spot) in self.spots.iter().enumerate() {
@@ -192,10 +215,12 @@ impl<'a> Layout<'a> {
         (columns, rows)
     }
 
-    /// Where the blocks begin, and the width and height of all: beside each other and below each other in turn.
+    /// Where each block begins, and the width and height of all. The directions go to the right and
+    /// down in turn.
     fn corners(&self, block: (i32, i32), texts: &Texts) -> (Vec<(i32, i32)>, i32, i32) {
         let (mut width, mut height) = (texts.block_label + block.0, texts.head() + block.1);
-        // Of each step: how many beside each other, and the way to the next beside and below.
+        // For each direction: how many blocks stand beside each other, and how far it is to the
+        // next one to the right and below.
         let mut pitches: Vec<(usize, i32, i32)> = Vec::new();
         let mut beside = true;
         for step in self.outer() {
@@ -223,24 +248,29 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// What is written around the cells.
+/// The texts around the cells, and the room that they take.
 struct Texts {
-    /// By block and row, by column, by block; empty where there is none.
+    /// The labels of the rows, by block and row. A label is empty where there is none, here and
+    /// below.
     rows: Vec<String>,
+    /// The labels of the columns.
     columns: Vec<String>,
+    /// The titles of the blocks.
     titles: Vec<String>,
-    /// The columns' name, where it does not fit beside their numbers.
+    /// The name of the dimension of the columns, where it does not fit beside their numbers.
     column_name: Option<String>,
-    /// The room at the left of all blocks, and of each.
+    /// The room to the left of all blocks.
     first_label: i32,
+    /// The room to the left of each block.
     block_label: i32,
-    /// The room above each block.
+    /// The room above each block for its title.
     title_height: i32,
+    /// The room above each block for the labels of the columns.
     column_height: i32,
 }
 
 impl Texts {
-    /// `width` is that of a block.
+    /// The texts of a layout. `width` is the width of a block.
     fn new(layout: &Layout<'_>, width: i32) -> Texts {
         let Layout { ranks, steps, .. } = layout;
         let labelled = |step: usize, coordinate: &[usize]| {
@@ -263,7 +293,8 @@ impl Texts {
             if steps.len() > 1 && spot.column == 0 {
                 texts.rows[spot.block * layout.rows + spot.row] = joined(labelled(1, coordinate));
             }
-            // The numbers of a long dimension go on in the next row, whose label says where.
+            // The columns of a long dimension continue in the next row, whose label tells the
+            // number.
             if !steps.is_empty() && !layout.is_long(0) {
                 texts.columns[spot.column] = joined(labelled(0, coordinate));
                 numbers[spot.column] = coordinate[steps[0].dim].to_string();
@@ -283,7 +314,7 @@ impl Texts {
             }
         }
         let room = texts.rows.iter().map(|text| text_width(text, SMALL) as i32 + 8).max().filter(|_| steps.len() > 1);
-        // Rows of a long dimension are others in each block.
+        // The rows of a long dimension have other numbers in each block.
         match layout.is_long(1) {
             true => texts.block_label = room.unwrap_or(0),
             false => texts.first_label = room.unwrap_or(0),
@@ -291,12 +322,13 @@ impl Texts {
         texts
     }
 
-    /// What is above a block.
+    /// The height of everything above a block.
     fn head(&self) -> i32 {
         self.title_height + self.column_height + 2
     }
 
-    /// `middles` of the columns and `baselines` of the rows are counted from a block's corner.
+    /// The labels at their places. The middles of the columns and the baselines of the rows are
+    /// relative to the corner of a block.
     fn labels(&self, layout: &Layout<'_>, corners: &[(i32, i32)], middles: &[i32], baselines: &[i32]) -> Vec<Label> {
         let mut labels = Vec::new();
         let mut add = |x: i32, y: i32, anchor: &'static str, title: bool, text: &str| {
@@ -321,7 +353,7 @@ impl Texts {
     }
 }
 
-/// "pp 0 · dp 1", or where that is wider than a block "(0, 1)".
+/// The title of a block: "pp 0 · dp 1", or "(0, 1)" where that is wider than the block.
 fn title(parts: Vec<(String, String)>, width: i32) -> String {
     let named: Vec<String> = parts.iter().map(|(name, number)| format!("{name} {number}")).collect();
     let named = named.join(" · ");

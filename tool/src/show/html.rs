@@ -1,15 +1,16 @@
-//! A page of its own: the picture and the table.
+//! An HTML page with the picture and the table.
 
-use super::svg::{escape, svg};
-use super::text::{crossing_text, group_text};
+use super::canvas::escape;
+use super::svg::svg;
 use super::view::{Axis, View};
+use super::words::{crossing_text, group_text};
 
 const STYLE: &str = ":root{color-scheme:light dark}body{font:15px system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}
 h1{font:600 1.1rem ui-monospace,monospace;overflow-wrap:anywhere}svg{max-width:100%;height:auto}
 table{border-collapse:collapse;margin-top:1.5rem}th,td{text-align:left;vertical-align:top;padding:.35rem .9rem .35rem 0;border-bottom:1px solid #8886}
 td:last-child{font-family:ui-monospace,monospace;font-size:.85rem}.mine{font-weight:700;text-decoration:underline}";
 
-/// The page, without scripts and without anything from elsewhere.
+/// The page. It has no script and loads nothing.
 pub fn html(view: &View, axes: &[&Axis]) -> String {
     let title = escape(&view.describe);
     let hosts = if view.hosts.is_some() { "<th>across hosts</th>" } else { "" };
@@ -25,6 +26,7 @@ pub fn html(view: &View, axes: &[&Axis]) -> String {
     )
 }
 
+/// The row of a dimension in the table.
 fn row(view: &View, axis: &Axis) -> String {
     let chosen = view.chosen_group(axis);
     let group = |group: usize| match chosen == Some(group) {

@@ -1,8 +1,9 @@
-//! What is shown as one line of JSON.
+//! A view as one line of JSON.
 
 use super::view::{Axis, MAX_DRAWN, View};
 
-/// `ranks` and the ranks of the groups are there up to 256 ranks only.
+/// The view. `ranks` and the ranks of the groups are left out where the view has more than 256
+/// ranks.
 pub fn json(view: &View) -> String {
     let listed = view.grid.ranks.len() <= MAX_DRAWN;
     let coordinate = view.chosen.map(|index| array(view.grid.place(index).iter()));
@@ -53,7 +54,8 @@ fn array<T: ToString>(values: impl Iterator<Item = T>) -> String {
     format!("[{}]", values.map(|value| value.to_string()).collect::<Vec<_>>().join(","))
 }
 
-/// Names have no control characters (arguments.rs), so quotes and backslashes are all there is to escape.
+/// A text as JSON. Only quotes and backslashes are escaped, because names have no control
+/// characters (arguments.rs).
 fn string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

@@ -1,27 +1,28 @@
-//! The line around cells that belong together, whatever shape they have.
+//! The line around cells that belong together. They may have any shape.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::grid::{CELL, Cell, Grid};
 
-/// Around the cells.
+/// The distance between the cells and the line.
 const MARGIN: i32 = 6;
-/// Of corners.
+/// The radius of the line's corners.
 const RADIUS: i32 = 8;
 
 /// A line around neighbouring cells.
 pub struct Outline {
-    /// The `d` of a path.
+    /// The `d` attribute of an SVG path.
     pub path: String,
-    /// The left end of its highest edge.
+    /// The left end of the highest edge.
     pub x: i32,
     pub y: i32,
 }
 
-/// A point between cells: at the corner of column and row.
+/// A point between cells: the upper left corner of the cell at that column and row.
 type Corner = (usize, usize);
 
-/// The outlines of the cells of these row-major indices: one for each set of neighbours within a block.
+/// The outlines of the cells with these row-major indices. Each set of neighbours in one block has
+/// an outline.
 pub fn outlines(grid: &Grid, indices: &[usize]) -> Vec<Outline> {
     let mut left: BTreeMap<(usize, usize, usize), usize> = BTreeMap::new();
     for index in indices {
@@ -47,9 +48,10 @@ pub fn outlines(grid: &Grid, indices: &[usize]) -> Vec<Outline> {
     found
 }
 
-/// `members` by row and column.
+/// The outline of neighbours, which `members` has by row and column.
 fn outline(grid: &Grid, members: &BTreeMap<(usize, usize), usize>) -> Outline {
-    // Edges with the inside at their right; each knows where its line lies: x of upright ones, y of level ones.
+    // Each edge has the inside to its right. Its number is x where the edge is upright, and y where
+    // it is level.
     let mut edges: BTreeMap<Corner, Vec<(Corner, i32)>> = BTreeMap::new();
     let mut add = |from: Corner, to: Corner, at: i32| edges.entry(from).or_default().push((to, at));
     for (&(row, column), index) in members {
@@ -79,13 +81,14 @@ fn outline(grid: &Grid, members: &BTreeMap<(usize, usize), usize>) -> Outline {
     Outline { path, x, y }
 }
 
-/// Takes one closed line of edges away and gives its corners in the picture.
+/// Removes one closed line of edges, and returns its corners in the picture.
 fn walk(edges: &mut BTreeMap<Corner, Vec<(Corner, i32)>>, from: Corner) -> Vec<(i32, i32)> {
     let mut line: Vec<(bool, i32)> = Vec::new();
     let mut seen = BTreeSet::new();
     let (mut here, mut before): (Corner, Option<Corner>) = (from, None);
     while let Some(next) = edges.get_mut(&here) {
-        // Where four edges meet, the line turns right, so that it stays with its cell.
+        // Where four edges meet, the line turns right, so that it goes around one cell and not
+        // around two.
         let right = |to: Corner| before.is_some_and(|before| is_right(before, here, to));
         let pick = next.iter().position(|(to, _)| right(*to)).unwrap_or(0);
         let (to, at) = next.swap_remove(pick);
@@ -110,13 +113,14 @@ fn walk(edges: &mut BTreeMap<Corner, Vec<(Corner, i32)>>, from: Corner) -> Vec<(
     (0..line.len()).map(corner).collect()
 }
 
+/// Whether the way from `before` over `here` to `to` turns right.
 fn is_right(before: Corner, here: Corner, to: Corner) -> bool {
     let step = |a: Corner, b: Corner| (b.0 as i64 - a.0 as i64, b.1 as i64 - a.1 as i64);
     let (was, will) = (step(before, here), step(here, to));
     was.0 * will.1 - was.1 * will.0 > 0
 }
 
-/// A closed path through these corners, rounded.
+/// A closed path through these points, with rounded corners.
 fn rounded(points: &[(i32, i32)]) -> String {
     let mut path = String::new();
     let toward = |from: (i32, i32), to: (i32, i32)| {

@@ -1,34 +1,42 @@
-//! One grid of a picture with its heading and legend: the groups of one dimension, or where the view lies in its root.
+//! The panels of a picture. A panel is a grid of ranks with a heading and a legend. It shows the
+//! groups of one dimension, or where the view lies in its root.
 
+use super::canvas::{Canvas, escape, shorten, text_width};
 use super::grid::{CELL, Grid, place};
 use super::outline::outlines;
-use super::svg::{Canvas, escape, shorten, text_width};
-use super::text::group_text;
-use super::view::{Axis, Ranks, View, count};
+use super::view::{Axis, MAX_DRAWN, Ranks, View, count};
+use super::words::group_text;
 
+/// The least width of a panel.
 const NARROWEST: i32 = 170;
-/// From the heading to the grid.
+/// The distance from the heading to the grid.
 pub const HEAD: i32 = 42;
+/// The size of the coloured square before a group in a legend.
 const CHIP: i32 = 11;
+/// The height of a line of a legend.
 const LEGEND_LINE: i32 = 18;
-/// Groups in a legend.
+/// The most groups in a legend.
 const GROUPS_LISTED: usize = 8;
+/// The size of a legend's font.
 const LEGEND_SIZE: f64 = 11.0;
 
+/// A panel as SVG.
 pub struct Panel {
     pub heading: String,
-    /// Drawn below the heading, from 0.
+    /// The grid and the legend, with y from 0.
     pub body: String,
-    /// What is above the cells: panels beside each other have them at one height.
+    /// The height above the cells. Panels beside each other are moved so that their cells are at
+    /// one height.
     pub head: i32,
     pub width: i32,
     pub height: i32,
 }
 
-/// Where the view lies in its root, when that is drawn, and the groups of each dimension.
+/// The panels of a view: where it lies in its root, when that is larger and can be drawn, and the
+/// groups of each of these dimensions.
 pub fn panels(view: &View, axes: &[&Axis]) -> Vec<Panel> {
     let mut panels = Vec::new();
-    if let Some(root) = view.root.as_ref().filter(|root| root.ranks.len() <= super::MAX_DRAWN) {
+    if let Some(root) = view.root.as_ref().filter(|root| root.ranks.len() <= MAX_DRAWN) {
         panels.push(root_panel(view, root));
     }
     panels.extend(axes.iter().map(|axis| dim_panel(view, axis)));
@@ -38,7 +46,7 @@ pub fn panels(view: &View, axes: &[&Axis]) -> Vec<Panel> {
     panels
 }
 
-/// The groups along a dimension, each in a colour.
+/// The panel of a dimension, whose groups have a colour each.
 fn dim_panel(view: &View, axis: &Axis) -> Panel {
     let groups = view.groups(axis);
     let mut notes = vec![format!("stride {}", axis.stride())];
@@ -50,20 +58,21 @@ fn dim_panel(view: &View, axis: &Axis) -> Panel {
     panel(view, &view.grid, heading, &|index| Some(axis.group(index)), Some(axis))
 }
 
-/// The root's ranks, those of the view in a colour.
+/// The panel of the root's ranks. Those of the view have a colour.
 fn root_panel(view: &View, root: &Ranks) -> Panel {
     let held: std::collections::HashSet<i32> = view.grid.ranks.iter().copied().collect();
     let heading = ("root", count(root.ranks.len(), "rank"), "the view in it".to_owned());
     panel(view, root, heading, &|index| held.contains(&root.ranks[index]).then_some(0), None)
 }
 
-/// All dimensions have size 1.
+/// The panel of a view in which all dimensions have size 1.
 fn plain_panel(view: &View) -> Panel {
     let heading = ("", count(view.grid.ranks.len(), "rank"), String::new());
     panel(view, &view.grid, heading, &|_| Some(0), None)
 }
 
-/// `heading`: name, what there is, a note; `group` gives a cell's colour by row-major index.
+/// Draws a panel. The heading is a name, what there is, and a note. `group` gives the group of a
+/// row-major index, whose colour its cell gets.
 fn panel(
     view: &View,
     ranks: &Ranks,
@@ -92,6 +101,7 @@ fn panel(
     Panel { heading, body: canvas.out, head: grid.head, width, height }
 }
 
+/// Draws the grid of a panel.
 fn draw(
     canvas: &mut Canvas,
     view: &View,
@@ -131,7 +141,7 @@ fn draw(
     }
 }
 
-/// A line around the ranks of each host, broken by its name.
+/// Draws a line around the ranks of each host, with the name of the host in it.
 fn draw_hosts(canvas: &mut Canvas, view: &View, ranks: &Ranks, grid: &Grid) {
     let Some(hosts) = &view.hosts else { return };
     let mut members: std::collections::BTreeMap<usize, Vec<usize>> = Default::default();
@@ -149,7 +159,7 @@ fn draw_hosts(canvas: &mut Canvas, view: &View, ranks: &Ranks, grid: &Grid) {
     }
 }
 
-/// The first groups with their colours, and that of the chosen rank; gives its height.
+/// Draws the legend: the first groups, and the group of the chosen rank. Returns its height.
 fn legend(canvas: &mut Canvas, view: &View, axis: &Axis, top: i32, width: i32) -> i32 {
     let (all, chosen) = (view.groups(axis), view.chosen_group(axis));
     let mut listed: Vec<usize> = (0..all.min(GROUPS_LISTED)).collect();

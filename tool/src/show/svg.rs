@@ -1,21 +1,22 @@
-//! Pictures: SVG text without scripts, the same for the same input, readable on light and dark pages.
+//! The picture of a view as SVG without scripts. Equal input gives equal text, and the picture is
+//! readable on light and dark pages.
 
+use super::canvas::{Canvas, GROUPS, PATTERNS, escape, shorten, text_width};
 use super::panel::{HEAD, Panel, panels};
 use super::view::{Axis, View};
 
-/// Panels go below each other where they would be wider together.
+/// The widest row of panels. Where panels would be wider together, they stand below each other.
 const WIDEST: i32 = 840;
-/// Up to so much a title makes a picture wider.
+/// The widest title that makes a picture wider. A longer one is cut.
 const WIDEST_TITLE: i32 = 640;
+/// The least width of a picture.
 const NARROWEST: i32 = 430;
+/// The room between the border of the picture and everything in it.
 const MARGIN: i32 = 18;
+/// The gap between two panels.
 const PANEL_GAP: i32 = 24;
 /// The width of a character of the title.
 const MONOSPACE: f64 = 7.9;
-
-/// Paul Tol's "light" scheme, which people with any colour vision can tell apart and dark text stands on
-/// (https://personal.sron.nl/~pault/).
-const GROUPS: [&str; 8] = ["#77aadd", "#ee8866", "#44bb99", "#eedd88", "#ffaabb", "#bbcc33", "#99ddff", "#aaaa00"];
 
 const STYLE: &str = "text{font-family:system-ui,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}
 .card{fill:#fff;stroke:#d8dee4}.block{fill:#f2f4f7}.page{fill:#f2f4f7}
@@ -30,7 +31,7 @@ const STYLE: &str = "text{font-family:system-ui,'Segoe UI',Helvetica,Arial,sans-
 .note,.small,.label,.block-title,.host-name{fill:#9da7b3}.rank{fill:#1a1d21}.others{fill:#6e7781}.away{fill:#2b323d}
 .host{stroke:#9da7b3}.ring{stroke:#fff}}";
 
-/// The whole picture.
+/// The picture with the groups of these dimensions.
 pub fn svg(view: &View, axes: &[&Axis]) -> String {
     let panels = panels(view, axes);
     let rows = flow(&panels);
@@ -77,19 +78,14 @@ pub fn svg(view: &View, axes: &[&Axis]) -> String {
     )
 }
 
-/// When there are more groups than colours, the same colour comes again with stripes, then with dots.
-const PATTERNS: &str = "<defs>\
-<pattern id=\"stripes\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
-<rect width=\"2.5\" height=\"6\" fill=\"#fff\" fill-opacity=\".5\"/></pattern>\
-<pattern id=\"dots\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\">\
-<circle cx=\"2\" cy=\"2\" r=\"1.4\" fill=\"#fff\" fill-opacity=\".65\"/></pattern></defs>\n";
-
-/// Rows of panels, by index, none wider than it may be unless one panel alone is; with as many in each as can be.
+/// The rows of panels, by index. A row is not wider than WIDEST, unless one panel alone is wider.
+/// There are as few rows as possible, and about as many panels in each.
 fn flow(panels: &[Panel]) -> Vec<Vec<usize>> {
     let fewest = fill(panels, panels.len()).len().max(1);
     fill(panels, panels.len().div_ceil(fewest))
 }
 
+/// Fills one row after the other, with at most that many panels in each.
 fn fill(panels: &[Panel], most: usize) -> Vec<Vec<usize>> {
     let mut rows: Vec<Vec<usize>> = Vec::new();
     let mut room = 0;
@@ -106,91 +102,11 @@ fn fill(panels: &[Panel], most: usize) -> Vec<Vec<usize>> {
     rows
 }
 
-/// SVG text in the making.
-#[derive(Default)]
-pub struct Canvas {
-    pub out: String,
-}
-
-impl Canvas {
-    pub fn raw(&mut self, text: &str) {
-        self.out += text;
-    }
-
-    pub fn text(&mut self, class: &str, x: i32, y: i32, text: &str) {
-        self.out += &format!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{}</text>\n", escape(text));
-    }
-
-    pub fn anchored(&mut self, class: &str, anchor: &str, x: i32, y: i32, text: &str) {
-        let text = escape(text);
-        self.out += &format!("<text class=\"{class}\" text-anchor=\"{anchor}\" x=\"{x}\" y=\"{y}\">{text}</text>\n");
-    }
-
-    pub fn rect(&mut self, class: &str, (x, y): (i32, i32), (width, height): (i32, i32), radius: i32) {
-        self.out += &format!(
-            "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"{radius}\"/>\n"
-        );
-    }
-
-    /// A rectangle in the colour of a group; its pattern when the colours come again.
-    pub fn group(&mut self, group: usize, at: (i32, i32), size: (i32, i32), radius: i32) {
-        self.rect(&format!("cell g{}", group % GROUPS.len()), at, size, radius);
-        if let Some(pattern) = [None, Some("stripes"), Some("dots")][group / GROUPS.len() % 3] {
-            let ((x, y), (width, height)) = (at, size);
-            self.out += &format!(
-                "<rect fill=\"url(#{pattern})\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"{radius}\"/>\n"
-            );
-        }
-    }
-}
-
-/// Text for XML and HTML, inside an attribute too.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            '\'' => out += "&#39;",
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-/// About how wide a text is. Nothing depends on more than that it is not much wider.
-pub fn text_width(text: &str, size: f64) -> f64 {
-    let width = |c: char| match c {
-        'i' | 'l' | 'j' | 'I' | '.' | ',' | ' ' | '|' | ':' | ';' | '(' | ')' | '{' | '}' => 0.34,
-        'm' | 'w' | 'M' | 'W' => 0.88,
-        c if c.is_ascii() => 0.58,
-        _ => 1.0,
-    };
-    text.chars().map(width).sum::<f64>() * size
-}
-
-/// The title in the width there is.
+/// The title, or as much of it as fits with "…" at its end.
 fn cut(title: &str, width: f64) -> String {
     let room = (width / MONOSPACE) as usize;
     match title.chars().count() <= room {
         true => title.to_owned(),
         false => title.chars().take(room.saturating_sub(1)).chain(['…']).collect(),
     }
-}
-
-/// As much of a text as fits, with "…" where it was cut.
-pub fn shorten(text: &str, width: f64, size: f64) -> String {
-    if text_width(text, size) <= width {
-        return text.to_owned();
-    }
-    let mut cut = String::new();
-    for c in text.chars() {
-        if text_width(&cut, size) + text_width("m…", size) > width {
-            break;
-        }
-        cut.push(c);
-    }
-    cut + "…"
 }

@@ -1,17 +1,14 @@
-//! The table and the grid of ranks for a terminal, in colour or without.
+//! The table and the grid of ranks for a terminal, with or without colours.
 
 use super::blocks::blocks;
-use super::view::{Axis, MAX_DRAWN, View, list};
+use super::view::{Axis, MAX_DRAWN, View};
+use super::words::{WIDTH, crossing_text, group_text, short};
 use crate::columns::Columns;
 use crate::style::Style;
 
-/// Characters that a line may have where it can be helped.
-pub const WIDTH: usize = 100;
-/// Ranks of a group that are listed.
-pub const MEMBERS: usize = 8;
-/// Characters of a name.
+/// The most characters of a dimension's name.
 const NAME: usize = 32;
-/// Everything; the grid is coloured by the groups along `axis`.
+/// The table and the grid. The ranks in the grid are coloured by their groups along `axis`.
 pub fn text(view: &View, axis: Option<&Axis>, style: Style) -> String {
     let mut out = format!("{}\n{}\n", style.bold(&view.describe), view.summary());
     out.extend(view.plan_text().map(|text| text + "\n"));
@@ -20,27 +17,6 @@ pub fn text(view: &View, axis: Option<&Axis>, style: Style) -> String {
         out += &blocks(view, axis, style);
     }
     out
-}
-
-/// One group as "{0, 4}".
-pub fn group_text(view: &View, axis: &Axis, group: usize) -> String {
-    format!("{{{}}}", list(view.members(axis, group), MEMBERS, ", "))
-}
-
-/// What the groups of a dimension cross: "no", "2 of 4".
-pub fn crossing_text(view: &View, axis: &Axis) -> Option<String> {
-    view.crossing(axis).map(|crossing| match crossing {
-        0 => "no".to_owned(),
-        crossing => format!("{crossing} of {}", view.groups(axis)),
-    })
-}
-
-/// A name, cut with "…" where it is long.
-pub fn short(name: &str, most: usize) -> String {
-    match name.chars().count() <= most {
-        true => name.to_owned(),
-        false => name.chars().take(most - 1).chain(['…']).collect(),
-    }
 }
 
 fn table(view: &View, style: Style) -> String {
@@ -71,7 +47,7 @@ fn table(view: &View, style: Style) -> String {
     out
 }
 
-/// As many groups as fit, and always that of the chosen rank.
+/// As many groups as fit into the width. The group of the chosen rank is always among them.
 fn groups(view: &View, axis: &Axis, width: usize, style: Style) -> String {
     let (all, chosen) = (view.groups(axis), view.chosen_group(axis));
     let mut parts = Vec::new();

@@ -1,24 +1,28 @@
-//! What is shown: a view of a mesh with the groups of its dimensions, worked out once for the table, the picture and the page.
+//! The view of a mesh that is shown, with the groups of its dimensions. The table, the picture and
+//! the page take it from here.
 
 use devicemesh::error::{Error, Status};
 use devicemesh::layout::{Dim, Pair};
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::topology::{Plan, plan};
 
-use super::Options;
 use super::arguments::{HostSizes, Operation};
+use super::options::Options;
 use crate::failure::Failure;
 
-/// Larger meshes are refused: a list of their ranks alone would take much memory and time.
+/// The most ranks of a mesh. Larger meshes are refused, because the list of their ranks takes much
+/// memory.
 pub const MAX_RANKS: usize = 1 << 24;
-/// Up to so many ranks are listed and drawn; above there is a summary.
+/// The most ranks that are listed and drawn. A larger view has a summary.
 pub const MAX_DRAWN: usize = 256;
 
-/// Ranks in rows: a mesh or a view of one.
+/// The ranks of a mesh or of a view.
 pub struct Ranks {
+    /// The names of the dimensions.
     pub names: Vec<String>,
+    /// The sizes of the dimensions.
     pub sizes: Vec<usize>,
-    /// World ranks, row-major.
+    /// The world ranks in row-major order.
     pub ranks: Vec<i32>,
 }
 
@@ -26,43 +30,50 @@ pub struct Ranks {
 pub struct Axis {
     pub name: String,
     pub size: usize,
-    /// Over the positions of the root.
+    /// Its layout over the positions of the root, as pairs of size and stride.
     pub pairs: Vec<Pair>,
-    /// Along the dimension, over the row-major indices of the view.
+    /// The way along the dimension, over the row-major indices of the view.
     walk: Dim,
-    /// From group to group, over the same.
+    /// The way from group to group, over the row-major indices of the view.
     rest: Dim,
 }
 
-/// On which host a rank runs.
+/// The hosts on which the ranks run.
 pub struct Hosts {
     pub sizes: HostSizes,
+    /// Whether the ranks are dealt out to the hosts in turn.
     pub cyclic: bool,
 }
 
+/// A view of a mesh, as it is shown.
 pub struct View {
+    /// The mesh in the words of `dm_describe`.
     pub describe: String,
     pub device_type: String,
+    /// The hash of the mesh.
     pub hash: u64,
+    /// The ranks of the view.
     pub grid: Ranks,
-    /// The root's ranks, where the view has fewer.
+    /// The ranks of the root, where the view has fewer.
     pub root: Option<Ranks>,
-    /// The view's dimensions, then flattened ones that it holds.
+    /// The dimensions of the view, then the flattened ones that it holds.
     pub axes: Vec<Axis>,
-    /// How many such views there are side by side over the same ranks.
+    /// How many such views of the root there are side by side.
     parallel: usize,
     /// The rank whose view it is.
     pub rank: i32,
     /// The row-major index of the chosen rank, where it is in the view.
     pub chosen: Option<usize>,
-    /// A rank was chosen that a range has left out.
+    /// Whether a range has left out the chosen rank.
     rank_is_outside: bool,
+    /// The hosts, where the command line has them.
     pub hosts: Option<Hosts>,
+    /// The placement of the ranks, where the command line asks for it.
     pub plan: Option<Plan>,
 }
 
 impl View {
-    /// Makes the mesh and does what was asked with it.
+    /// Makes the mesh and carries out the operations of the command line.
     pub fn new(options: &Options) -> Result<View, Failure> {
         let shape = &options.sizes.0;
         let size = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
@@ -148,12 +159,13 @@ impl View {
         (0..axis.size).map(move |index| self.grid.ranks[first + axis.walk.offset(index)])
     }
 
-    /// Number of groups along a dimension.
+    /// The number of groups along a dimension.
     pub fn groups(&self, axis: &Axis) -> usize {
         self.grid.ranks.len() / axis.size
     }
 
-    /// How many of its groups have ranks on several hosts; `None` without hosts.
+    /// How many groups of the dimension have ranks on several hosts. `None` where the hosts are not
+    /// known.
     pub fn crossing(&self, axis: &Axis) -> Option<usize> {
         let hosts = self.hosts.as_ref()?;
         let crosses = |group: &usize| {
@@ -169,7 +181,7 @@ impl View {
         self.chosen.map(|index| axis.group(index))
     }
 
-    /// "8 ranks on 2 hosts of 4; rank 3 is at (dp=0, cp=1, tp=1)", and what the view is of its root where it has fewer ranks.
+    /// One line about the view, as "8 ranks on 2 hosts of 4; rank 3 is at (dp=0, cp=1, tp=1)".
     pub fn summary(&self) -> String {
         let mut ranks = count(self.grid.ranks.len(), "rank");
         if let Some(root) = &self.root {
@@ -192,7 +204,7 @@ impl View {
         parts.join("; ")
     }
 
-    /// What the plan saves.
+    /// One line about what the plan saves.
     pub fn plan_text(&self) -> Option<String> {
         let plan = self.plan.as_ref()?;
         Some(format!("planned for these hosts: cost {}, in the order of the ranks {}", plan.cost(), plan.identity_cost))
@@ -215,7 +227,7 @@ impl Ranks {
         self.sizes.iter().map(along).collect()
     }
 
-    /// "(dp=0, cp=1)" of a row-major index.
+    /// The coordinates of a row-major index, as "(dp=0, cp=1)".
     pub fn coordinate(&self, index: usize) -> String {
         let part = |(name, at): (&String, usize)| format!("{name}={at}");
         let parts: Vec<String> = self.names.iter().zip(self.place(index)).map(part).collect();
@@ -224,7 +236,7 @@ impl Ranks {
 }
 
 impl Axis {
-    /// `dims` are those of the view, of these sizes, that make up this one.
+    /// The dimension that consists of the dimensions `dims` of a view with these sizes.
     fn new(name: &str, pairs: &[Pair], dims: &[usize], sizes: &[usize]) -> Result<Axis, Failure> {
         let step = |dim: usize| (sizes[dim], sizes[dim + 1..].iter().product());
         let walk: Vec<Pair> = dims.iter().map(|dim| step(*dim)).collect();
@@ -239,7 +251,7 @@ impl Axis {
         self.rest.coordinate(index)
     }
 
-    /// "4", "(4, 1)" for several steps, "-" for a dimension of size 1.
+    /// The stride in words: "4", "(4, 1)" where there are several, "-" for a dimension of size 1.
     pub fn stride(&self) -> String {
         match &self.pairs[..] {
             [] => "-".to_owned(),
@@ -250,7 +262,7 @@ impl Axis {
 }
 
 impl Hosts {
-    /// The host of a rank: so many after each other on each, or dealt out in turn.
+    /// The host of a rank.
     pub fn of(&self, rank: i32) -> usize {
         match self.cyclic {
             true => rank as usize % self.sizes.hosts,
@@ -258,7 +270,7 @@ impl Hosts {
         }
     }
 
-    /// The ranks of all hosts, where a mesh of that size fits.
+    /// The number of ranks on all hosts. Fails where a mesh of that size has more.
     fn room_for(&self, size: usize) -> Result<usize, Failure> {
         let HostSizes { hosts, each } = self.sizes;
         match hosts * each {
@@ -274,13 +286,13 @@ impl Hosts {
     }
 }
 
-/// A flattened dimension and the names of its parts.
+/// A flattened dimension, with the names of its parts.
 struct Flattened {
     name: String,
     dims: Vec<String>,
 }
 
-/// The view that the operations lead to, and what was flattened on the way.
+/// The view to which the operations lead, and the dimensions that were flattened on the way.
 fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<Flattened>), Failure> {
     fn borrowed(names: &[String]) -> Vec<&str> {
         names.iter().map(String::as_str).collect()
@@ -308,7 +320,8 @@ fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<Flattened>
     Ok((mesh, flattened))
 }
 
-/// The dimensions, by index, that a name stands for: one of these names, or a flattened one whose parts are.
+/// The indices of the dimensions for which a name stands: one, or those of the parts of a flattened
+/// one.
 fn parts(name: &str, names: &[&str], flattened: &[Flattened]) -> Option<Vec<usize>> {
     if let Some(index) = names.iter().position(|known| *known == name) {
         return Some(vec![index]);
@@ -318,12 +331,12 @@ fn parts(name: &str, names: &[&str], flattened: &[Flattened]) -> Option<Vec<usiz
     Some(dims.concat())
 }
 
-/// "1 rank", "2 ranks".
+/// A number with its noun: "1 rank", "2 ranks".
 pub fn count(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Up to `most` values, else the first ones and the last.
+/// All values where there are at most `most`, else the first ones and the last.
 pub fn list<T: ToString>(mut values: impl ExactSizeIterator<Item = T>, most: usize, separator: &str) -> String {
     let count = values.len();
     if count <= most {
@@ -335,11 +348,12 @@ pub fn list<T: ToString>(mut values: impl ExactSizeIterator<Item = T>, most: usi
     text.join(separator)
 }
 
-/// A command line that asks for what cannot be.
+/// The failure of a command line whose parts do not fit together.
 pub fn wrong(message: String) -> Failure {
     Failure::new(2, message)
 }
 
+/// The failure of an operation that the library refuses.
 fn refused(error: Error) -> Failure {
     let next = if error.status() == Status::NotMember { "; choose a rank of it with --rank" } else { "" };
     wrong(format!("{}{next}", error.message()))

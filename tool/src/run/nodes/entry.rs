@@ -16,7 +16,8 @@ use crate::run::rendezvous::Rendezvous;
 /// How many nodes a message lists.
 const LISTED: usize = 8;
 
-/// A node as it describes itself. All of this except `host`, `pid`, `node` and `ranks` must be the same on all nodes.
+/// A node as it describes itself. All of this except `host`, `pid`, `node` and `ranks` must be the
+/// same on all nodes.
 #[derive(Serialize, Deserialize)]
 pub struct Entry {
     /// The name of its host.
@@ -95,7 +96,8 @@ impl Entry {
     }
 }
 
-/// The number of each node, in the order of arrival. A node has the number that it claims, and the others get the numbers that are left.
+/// The number of each node, in the order of arrival. A node has the number that it claims, and the
+/// others get the numbers that are left.
 pub fn numbers(entries: &[Entry]) -> Vec<u32> {
     let claimed: Vec<u32> = entries.iter().filter_map(|entry| entry.node).collect();
     let mut free = (0..).filter(|node| !claimed.contains(node));

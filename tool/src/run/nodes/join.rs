@@ -1,4 +1,5 @@
-//! How a node reaches the job's store, finds the other nodes there, and learns its share of the ranks.
+//! How a node reaches the job's store, finds the other nodes there, and learns its share of the
+//! ranks.
 
 use std::time::Duration;
 
@@ -15,14 +16,16 @@ use crate::run::assignment::Assignment;
 use crate::run::cause::Cause;
 use crate::run::rendezvous::Rendezvous;
 
-/// How long a node that could serve the store itself tries to connect before it looks whether its port is free by now.
+/// How long a node that could serve the store itself tries to connect before it looks whether its
+/// port is free by now.
 const TRY: Duration = Duration::from_secs(1);
 /// How long the tool that serves the store may take to mark it as served.
 const MARKED: Duration = Duration::from_secs(10);
 /// The pause before a node looks again whether the server of a job that is over has gone.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Meets the other nodes. An error of any node ends the job for all, unless that node is one too many.
+/// Meets the other nodes. An error of any node ends the job for all, unless that node is one too
+/// many.
 pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Cause> {
     let refused = |error: Error| Cause::Refused { message: error.message().to_owned() };
     let wait = shared.wait(rendezvous.timeout);
@@ -56,7 +59,8 @@ fn reach(rendezvous: &Rendezvous, wait: &Wait) -> Result<Reached, Error> {
         wait.look_around()?;
         let server = match may_serve.then(|| Server::at(host, *port, secret.clone())) {
             Some(Ok(server)) => Some(server),
-            // The host that is named must be node 0's. If the port is in use, another node 0 may serve there, or the job before this one: the store there tells.
+            // The host that is named must be node 0's. If the port is in use, another node 0 may
+            // serve there, or the job before this one: the store there tells.
             Some(Err(error)) if *node == Some(0) && !in_use(&error) => return Err(error),
             _ => None,
         };
@@ -110,7 +114,8 @@ fn is_current(store: &TcpStore, rendezvous: &Rendezvous, wait: &Wait) -> Result<
     }
 }
 
-/// Leaves this node's entry in the store. Returns its arrival number, which is 1 for the node that serves the store.
+/// Leaves this node's entry in the store. Returns its arrival number, which is 1 for the node that
+/// serves the store.
 fn register(store: &TcpStore, me: &Entry, serves: bool, wait: &Wait) -> Result<u32, Error> {
     let arrival = store.add(NODES, 1, wait)?;
     if !store.leave_last_word(GONE, arrival.to_string().as_bytes(), wait)? {
@@ -124,7 +129,8 @@ fn register(store: &TcpStore, me: &Entry, serves: bool, wait: &Wait) -> Result<u
     u32::try_from(arrival).map_err(|_| Error::store(format!("{arrival} nodes came to {}", store.name())))
 }
 
-/// Reads the entries of all nodes in the order of arrival, and compares each with this node's. `entries` holds those that were read, also after an error.
+/// Reads the entries of all nodes in the order of arrival, and compares each with this node's.
+/// `entries` holds those that were read, also after an error.
 fn collect(
     shared: &Shared,
     rendezvous: &Rendezvous,
@@ -168,7 +174,8 @@ fn collect(
     Ok(())
 }
 
-/// Which nodes have not arrived. Where all that have arrived claim a number, the numbers of the others are known.
+/// Which nodes have not arrived. Where all that have arrived claim a number, the numbers of the
+/// others are known.
 fn missing(rendezvous: &Rendezvous, entries: &[Entry]) -> String {
     let (nodes, arrived) = (rendezvous.nodes, entries.len());
     let claimed: Vec<u32> = entries.iter().filter_map(|entry| entry.node).collect();

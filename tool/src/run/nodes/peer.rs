@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::keys::OVER;
 use crate::run::cause::Cause;
 
-/// Reads a value, without the characters that act on a terminal. Only the output of a rank keeps its line breaks and tabs.
+/// Reads a value, without the characters that act on a terminal. Only the output of a rank keeps
+/// its line breaks and tabs.
 pub fn from_a_peer<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
     let mut value = serde_json::from_slice(text)?;
     clean(&mut value);

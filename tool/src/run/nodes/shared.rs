@@ -114,7 +114,8 @@ impl Shared {
         }
     }
 
-    /// Ends the job well when every node has finished. The last node to finish does this. Where that node went at once, a node that sees it go does.
+    /// Ends the job well when every node has finished. The last node to finish does this. Where
+    /// that node went at once, a node that sees it go does.
     pub fn end_if_all_have_finished(&self) {
         let Some(Reached { store, .. }) = self.reached.get() else { return };
         let keys: Vec<String> = (1..=self.nodes).map(keys::finished).collect();

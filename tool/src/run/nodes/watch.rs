@@ -1,4 +1,5 @@
-//! Waits in the store for the end of the job, and where this node serves the store, for the other nodes to leave.
+//! Waits in the store for the end of the job, and where this node serves the store, for the other
+//! nodes to leave.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use crate::run::cause::Cause;
 /// Longer than any job lasts.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Returns when this node has nothing more to wait for. `over` tells whether the job has ended already.
+/// Returns when this node has nothing more to wait for. `over` tells whether the job has ended
+/// already.
 pub fn watch(shared: &Shared, mut over: bool) {
     let Some(Reached { store, server }) = shared.reached.get() else { return };
     // How many tools have gone, this one aside.

@@ -1,0 +1,41 @@
+//! What each rank found, as it tells rank 0.
+
+use devicemesh::error::{Error, Result, Status};
+use serde::{Deserialize, Serialize};
+
+use super::measure::Timed;
+use super::verify::Wrong;
+
+/// What one rank found. Lists by dimension have the order of the mesh's dimensions, then of the
+/// flattened ones.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Notes {
+    /// The name of its device, where it has one.
+    pub device: Option<String>,
+    /// How many ranks share a core of its host. 0 on devices, which ranks do not share.
+    pub ranks_per_core: f64,
+    /// By dimension: how many calls were verified.
+    pub calls: Vec<usize>,
+    /// The first wrong results of each collective.
+    pub wrong: Vec<Wrong>,
+    /// By dimension: the first world rank of this rank's group, and this rank's position in the
+    /// group.
+    pub groups: Vec<(i32, usize)>,
+    /// By dimension, collective and size: how long the calls took.
+    pub times: Vec<Vec<Vec<Timed>>>,
+    /// Seconds per copy in its own memory, for each batch. Empty where it was not measured.
+    pub copies: Vec<f64>,
+}
+
+impl Notes {
+    /// The notes as they pass through the store.
+    pub fn encode(&self) -> Vec<u8> {
+        // The notes consist of types that can always become JSON.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Reads what [`encode`](Notes::encode) has written.
+    pub fn decode(text: &[u8]) -> Result<Notes> {
+        serde_json::from_slice(text).map_err(|error| Error::new(Status::Store, format!("a rank's notes: {error}")))
+    }
+}
