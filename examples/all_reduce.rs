@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use devicemesh::ccl;
-use devicemesh::comm::{Domain, DomainOptions, MeshOptions, Operands, RootComms, View};
+use devicemesh::comm::{MeshOptions, Operands, RootComms, View, World, WorldOptions};
 use devicemesh::mesh::{Mesh, MeshSpec};
 
 const COUNT: usize = 1 << 20;
@@ -75,8 +75,8 @@ fn sum(mesh: &View, index: usize, memory: &mut Memory) -> devicemesh::error::Res
 fn main() -> Result<(), Box<dyn Error>> {
     let mut memory = Memory::new(1.0)?;
     let device_type = memory.device_type();
-    let domain = Arc::new(Domain::join(device_type, &DomainOptions::default())?);
-    let (rank, size) = (domain.world().rank(), domain.world().size());
+    let domain = Arc::new(World::join(device_type, &WorldOptions::default())?);
+    let (rank, size) = (domain.rank(), domain.size());
     let replicas = if size % 2 == 0 { 2 } else { 1 };
     let shape = [replicas, size / replicas];
     let spec = MeshSpec::new(device_type, &shape, size, rank).names(&["replicate", "shard"]);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use libloading::os::unix;
 use once_cell::sync::OnceCell;
 
+use super::driver::has_device;
 use super::library::Library;
 use super::wheel;
 use crate::error::{Error, Result, Status};
@@ -60,6 +61,22 @@ pub unsafe fn open(path: &str) -> Result<Arc<Library>> {
 pub fn for_device(device_type: &str) -> Result<Arc<Library>> {
     // SAFETY: nothing is named.
     unsafe { named_or_usual(device_type, None) }
+}
+
+/// The device type that is named. Where none is named, it is "cuda" if this machine has a device and NCCL, else "cpu".
+pub(crate) fn device_type(named: Option<&str>) -> Result<&'static str> {
+    match named {
+        Some("cuda") => Ok("cuda"),
+        Some("cpu") => Ok("cpu"),
+        None if has_device() && for_device("cuda").is_ok() => Ok("cuda"),
+        None => Ok("cpu"),
+        Some(other) => Err(match other.split_once(':') {
+            Some((device_type, _)) => Error::invalid(format!(
+                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank"
+            )),
+            None => Error::invalid(format!("device_type is {other:?}, not \"cuda\" or \"cpu\"")),
+        }),
+    }
 }
 
 /// The library that makes communicators for `device_type`; `named` is the caller's choice.

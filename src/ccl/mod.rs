@@ -19,6 +19,7 @@ pub use config::CommConfig;
 pub(crate) use driver::{Device, select_device};
 pub use driver::{devices, has_device};
 pub use library::{Library, RawComm};
+pub(crate) use load::device_type;
 pub use load::{LIBRARY_VARIABLE, for_device, named_or_usual, open};
 pub use types::{DATA_TYPES, NcclResult, element_size, result};
 pub(crate) use types::{NO_COLOR, UniqueId};

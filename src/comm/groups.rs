@@ -68,12 +68,12 @@ pub(super) fn note(library: &Arc<Library>, call: impl FnOnce() -> String) {
 }
 
 /// Keeps the gate of a communicator, which this thread has entered already, until the group ends. Returns whether there is a group.
-pub(super) fn keep(communicator: &Arc<Communicator>) -> bool {
+pub(super) fn hold_gate(communicator: &Arc<Communicator>) -> bool {
     with_group(communicator.library(), |group| group.inside.push(Arc::clone(communicator))).is_some()
 }
 
 /// Whether this thread's group keeps that communicator's gate.
-pub(super) fn keeps(communicator: &Arc<Communicator>) -> bool {
+pub(super) fn holds_gate(communicator: &Arc<Communicator>) -> bool {
     with_group(communicator.library(), |group| group.inside.iter().any(|known| Arc::ptr_eq(known, communicator)))
         .unwrap_or(false)
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::thread::sleep;
 
 use super::communicator::Communicator;
+use super::failure::is_repeated;
 use super::groups;
-use super::making::{millis, settle};
+use super::polling::{millis, poll_until_done};
 use super::view::View;
 use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, RawComm, element_size, result};
 use crate::error::{Error, Result, Status};
@@ -82,10 +83,10 @@ impl View {
             )));
         }
         // In a group the library fails the whole of it.
-        if let Some(error) = communicator.earlier().filter(|_| !groups::in_group(library)) {
+        if let Some(error) = communicator.earlier_failure().filter(|_| !groups::in_group(library)) {
             return Err(error.within(name));
         }
-        communicator.limit(millis(self.root_comms().timeout))?;
+        communicator.set_timeout(millis(self.root_comms().timeout()))?;
         let call = self.call_name(index);
         let outcome = match library.is_host_engine() {
             true => {
@@ -111,7 +112,7 @@ impl View {
         call: &CallName,
         issue: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        if groups::keeps(communicator) {
+        if groups::holds_gate(communicator) {
             return issue();
         }
         let described = || format!("{name} along {}", self.mesh().dim_name(index));
@@ -119,7 +120,7 @@ impl View {
         let lane = if name.ends_with("send") { 1 } else { u64::from(name.ends_with("recv")) * 2 };
         communicator.gate().enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
         let outcome = issue();
-        if !groups::keep(communicator) {
+        if !groups::hold_gate(communicator) {
             communicator.gate().leave();
         }
         outcome
@@ -204,30 +205,6 @@ impl View {
         }
     }
 
-    /// Begins a group of operations of the calling thread.
-    pub fn group_start(&self) -> Result<()> {
-        self.root_comms().alive()?;
-        let library = self.library()?;
-        library.group_start()?;
-        groups::begin(library);
-        Ok(())
-    }
-
-    /// Ends it: the operations run together, and the first error of any of them comes out here.
-    pub fn group_end(&self) -> Result<()> {
-        let library = self.library()?;
-        let ended = library.group_end();
-        let refused = groups::end(library);
-        self.root_comms().alive()?;
-        if let Some(error) = refused {
-            return Err(error);
-        }
-        match ended {
-            Ok(()) => self.root_comms().settle_all(),
-            Err(error) => Err(self.root_comms().explain(error)),
-        }
-    }
-
     /// The asynchronous error of the communicator along dimension `index`. Local.
     pub fn check(&self, index: usize) -> Result<()> {
         self.communicator(index)?.poll().map(drop)
@@ -238,15 +215,17 @@ impl View {
             return Ok(());
         }
         if code == result::IN_PROGRESS {
-            let settled = settle(&self.root_comms().wait(None), || name.to_owned(), sleep, || communicator.poll());
-            return settled.inspect_err(|error| {
-                // It goes on without anybody who waits for it.
+            let wait = self.root_comms().wait(None);
+            let done = poll_until_done(&wait, || name.to_owned(), sleep, || communicator.poll());
+            return done.inspect_err(|error| {
+                // The operation goes on in the library, and nobody waits for it any more.
                 if error.status() == Status::Timeout {
                     communicator.note_failure(error);
                 }
             });
         }
-        communicator.library().check(name, raw, code).map_err(|error| match communicator.came_later(&error) {
+        let library = communicator.library();
+        library.check(name, raw, code).map_err(|error| match is_repeated(library, &error) {
             true => communicator.explain(raw, error).within(name),
             false => communicator.explain(raw, error),
         })

@@ -3,12 +3,12 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::domain::Domain;
 use super::groups::in_group;
 use super::operations::Operands;
 use super::options::MeshOptions;
 use super::root::RootComms;
 use super::view::View;
+use super::world::World;
 use crate::ccl::{Library, NcclResult, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec};
@@ -55,15 +55,14 @@ pub enum Operator {
 impl View {
     /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator along each dimension.
     /// **Collective over the world.** [`RootComms::create`] takes ranks of another order and options.
-    pub fn init(world: &Arc<Domain>, shape: &[usize], names: &[&str]) -> Result<View> {
-        let place = world.world();
+    pub fn init(world: &Arc<World>, shape: &[usize], names: &[&str]) -> Result<View> {
         let spec = MeshSpec {
-            device_type: place.device_type(),
+            device_type: world.rendezvous().device_type(),
             shape,
             names: Some(names),
             ranks: None,
-            world_size: place.size(),
-            rank: place.rank(),
+            world_size: world.size(),
+            rank: world.rank(),
         };
         Ok(View::of_root(RootComms::create(world, Mesh::new(&spec)?, &MeshOptions::default())?))
     }

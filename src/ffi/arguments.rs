@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::errors::{null, out};
+use super::pointers::{null, out};
 use crate::error::{Error, Result, Status};
 
 /// More than any options struct will ever have: a larger struct_size is garbage.

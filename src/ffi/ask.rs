@@ -3,9 +3,9 @@
 use std::ffi::{CStr, c_char};
 
 use super::arguments::{check_room, give_each, give_list, give_text, optional_text};
-use super::errors::out;
 use super::guard::{ask, guard_or};
 use super::make::{MESHES, Quick, find};
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::arguments::text;
 use super::ask::dim_text;
-use super::errors::out;
 use super::guard::guard;
 use super::make::{MESHES, find};
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status, ncclComm_t};
 use crate::comm::View;
 use crate::error::Result;

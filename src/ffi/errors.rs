@@ -1,12 +1,11 @@
 //! Errors and versions.
 
 use std::ffi::c_char;
-use std::fmt::Display;
 
 use super::arguments::write_struct;
 use super::guard::{NO_ERROR, ask, with_last};
 use super::types::{DM_STATUS_OK, dm_error_info, dm_status};
-use crate::error::{Error, Status};
+use crate::error::Status;
 
 /// The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is none.
 ///
@@ -92,13 +91,4 @@ const fn number(digits: &str) -> u32 {
         at += 1;
     }
     value
-}
-
-pub(super) fn null(what: impl Display) -> Error {
-    Error::invalid(format!("{what} is NULL"))
-}
-
-/// Checks that an out-parameter can be written.
-pub(super) fn out<T>(what: &str, pointer: *mut T) -> crate::error::Result<std::ptr::NonNull<T>> {
-    std::ptr::NonNull::new(pointer).ok_or_else(|| null(what))
 }

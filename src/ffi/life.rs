@@ -5,9 +5,9 @@ use std::ffi::c_char;
 use super::arguments::list;
 use super::ask::dim_text;
 use super::communicators::view_along;
-use super::errors::out;
 use super::guard::guard;
 use super::make::{find, give};
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status};
 use crate::error::Error;
 

@@ -5,14 +5,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::arguments::{list, names, optional_text, short_list};
-use super::errors::{null, out};
 use super::guard::guard;
 use super::handles::Table;
 use super::options::{InitOptions, read_init_options};
+use super::pointers::{null, out};
 use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
-use super::world;
+use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
-use crate::comm::{DimComms, Domain, RootComms, View};
+use crate::comm::{DimComms, RootComms, View, World, adopted_position, default_world};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec, MeshText};
 use crate::wait::Deadline;
@@ -103,19 +103,19 @@ pub unsafe extern "C" fn dm_from_comms(
         if let Some(index) = comms.iter().position(|comm| comm.is_null()) {
             return Err(null(format_args!("comms[{index}]")));
         }
-        let domain = asked.domain.clone();
-        let library = match &domain {
-            Some(domain) => Arc::clone(domain.library()?),
+        let world = asked.world.clone();
+        let library = match &world {
+            Some(world) => Arc::clone(world.library()?),
             None => ccl::for_device(asked.device_type)?,
         };
-        let mesh = match &domain {
-            Some(domain) => asked.mesh(domain.world().size(), domain.world().rank())?,
+        let mesh = match &world {
+            Some(world) => asked.mesh(world.size(), world.rank())?,
             None => asked.mesh(MAX_WORLD, asked.place(&library, &comms)?)?,
         };
-        let timeout = asked.options.mesh.timeout.or(domain.as_ref().map(|domain| domain.world().timeout()));
+        let timeout = asked.options.mesh.timeout.or(world.as_ref().map(|world| world.rendezvous().timeout()));
         let timeout = timeout.unwrap_or(crate::rendezvous::DEFAULT_TIMEOUT);
         // SAFETY: the caller's contract.
-        let root = unsafe { RootComms::adopt(domain, library, mesh, &comms, asked.options.own_comms, timeout)? };
+        let root = unsafe { RootComms::adopt(world, library, mesh, &comms, asked.options.own_comms, timeout)? };
         give(View::of_root(root), mesh_out)
     })
 }
@@ -131,7 +131,7 @@ pub(super) struct Asked<'a> {
     /// What has ranks of its own: a text. Otherwise they are the options'.
     text: Option<&'a MeshText>,
     /// The world that the caller gave.
-    domain: Option<Arc<Domain>>,
+    world: Option<Arc<World>>,
     options: InitOptions,
 }
 
@@ -172,18 +172,18 @@ impl<'a> Asked<'a> {
         names: Option<Vec<&'a str>>,
         options: InitOptions,
     ) -> Result<Asked<'a>> {
-        let domain = if options.world.is_null() { None } else { Some(world::find(options.world)?) };
-        let device_type = match (&domain, device_type) {
-            (Some(domain), None) => world::device(Some(domain.world().device_type()))?,
-            (_, named) => world::device(named)?,
+        let world = if options.world.is_null() { None } else { Some(find_world(options.world)?) };
+        let device_type = match (&world, device_type) {
+            (Some(world), None) => ccl::device_type(Some(world.rendezvous().device_type()))?,
+            (_, named) => ccl::device_type(named)?,
         };
-        let theirs = domain.as_ref().map(|domain| domain.world().device_type());
+        let theirs = world.as_ref().map(|world| world.rendezvous().device_type());
         if let Some(theirs) = theirs.filter(|theirs| *theirs != device_type) {
             return Err(Error::invalid(format!(
                 "device_type is {device_type}, but options.world was joined for device type {theirs}"
             )));
         }
-        Ok(Asked { device_type, shape, names, text: None, domain, options })
+        Ok(Asked { device_type, shape, names, text: None, world, options })
     }
 
     /// Makes the mesh with its communicators, and gives it to the caller.
@@ -193,16 +193,16 @@ impl<'a> Asked<'a> {
         }
         // One deadline for the whole call: the join of the default world is part of it.
         let deadline = self.options.mesh.timeout.map(Deadline::after);
-        let domain = match &self.domain {
-            Some(domain) => Arc::clone(domain),
+        let world = match &self.world {
+            Some(world) => Arc::clone(world),
             // What can be refused without the world is refused before this process joins one.
             None => {
                 self.check()?;
-                world::default_world(self.device_type, deadline)?
+                default_world(self.device_type, deadline)?
             }
         };
-        let mesh = self.mesh(domain.world().size(), domain.world().rank())?;
-        let root = RootComms::create_by(&domain, mesh, &self.options.mesh, deadline)?;
+        let mesh = self.mesh(world.size(), world.rank())?;
+        let root = RootComms::create_by(&world, mesh, &self.options.mesh, deadline)?;
         give(View::of_root(root), mesh_out)
     }
 
@@ -233,17 +233,7 @@ impl<'a> Asked<'a> {
     /// This process's rank in a mesh that joins no world: the one at the coordinate that its communicators say.
     fn place(&self, library: &ccl::Library, comms: &[RawComm]) -> Result<usize> {
         let whole = Mesh::new(&self.spec(MAX_WORLD, 0))?;
-        let mut position = 0;
-        for (index, (size, comm)) in self.shape.iter().zip(comms).enumerate() {
-            let (ranks, coordinate) = library.size_and_rank(*comm)?;
-            if ranks != *size {
-                return Err(Error::invalid(format!(
-                    "the communicator of dimension {} has {ranks} ranks, but the dimension has {size}",
-                    whole.dim_name(index)
-                )));
-            }
-            position = position * size + coordinate;
-        }
+        let position = adopted_position(&whole, library, comms)?;
         if self.options.ranks.is_null() {
             return Ok(position);
         }

@@ -18,6 +18,7 @@ mod life;
 mod make;
 mod neighbors;
 mod options;
+mod pointers;
 mod registry;
 mod sharding;
 mod text;

@@ -3,8 +3,8 @@
 use std::ffi::c_char;
 
 use super::ask::mesh_along;
-use super::errors::out;
 use super::guard::ask;
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status};
 use crate::error::Error;
 

@@ -9,7 +9,7 @@ use super::types::{
     dm_store_callbacks, dm_world, dm_world_options,
 };
 use crate::ccl::CommConfig;
-use crate::comm::{DimOptions, DomainOptions, MeshOptions};
+use crate::comm::{self, DimOptions, MeshOptions};
 use crate::error::{Error, Result};
 use crate::rendezvous::JoinOptions;
 use crate::rendezvous::store::{CallbackStore, Callbacks, Store};
@@ -24,7 +24,7 @@ pub(super) struct InitOptions {
 
 /// What `dm_world_options` says, with the caller's callbacks, which are kept once a world was made with them.
 pub(super) struct WorldOptions {
-    pub(super) domain: DomainOptions,
+    pub(super) world: comm::WorldOptions,
     pub(super) callbacks: Option<Arc<CallbackStore>>,
     /// Where the token for ending the joining is written, or NULL.
     pub(super) joining_out: *mut *mut dm_world,
@@ -35,14 +35,14 @@ impl WorldOptions {
     /// own, for a few seconds at most.
     pub(super) fn let_callbacks_go(&self) {
         if let Some(callbacks) = &self.callbacks {
-            callbacks.await_owners(1 + usize::from(self.domain.join.store.is_some()));
+            callbacks.await_owners(1 + usize::from(self.world.join.store.is_some()));
         }
     }
 }
 
 impl Default for WorldOptions {
     fn default() -> WorldOptions {
-        WorldOptions { domain: DomainOptions::default(), callbacks: None, joining_out: std::ptr::null_mut() }
+        WorldOptions { world: comm::WorldOptions::default(), callbacks: None, joining_out: std::ptr::null_mut() }
     }
 }
 
@@ -78,7 +78,7 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
     };
     // SAFETY: the caller's contract.
     let callbacks = unsafe { read_store(options.store)? };
-    let domain = DomainOptions {
+    let world = comm::WorldOptions {
         join: JoinOptions {
             offline: options.flags & DM_WORLD_OFFLINE != 0,
             world_size: (size > 0).then_some(size),
@@ -91,7 +91,7 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
         },
         library: library.map(str::to_owned),
     };
-    Ok(WorldOptions { domain, callbacks, joining_out: options.joining_out })
+    Ok(WorldOptions { world, callbacks, joining_out: options.joining_out })
 }
 
 /// # Safety

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use once_cell::sync::Lazy;
 
 use super::arguments::text;
-use super::errors::out;
 use super::guard::guard;
 use super::make::{find, handle};
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status};
 use crate::comm::View;
 use crate::error::Error;

@@ -1,9 +1,9 @@
 //! Which block of a tensor a rank holds.
 
 use super::arguments::{list, short_list};
-use super::errors::null;
 use super::guard::ask;
 use super::make::find;
+use super::pointers::null;
 use super::types::{DM_REPLICATE, DM_SHARD, dm_mesh, dm_placement, dm_status};
 use crate::error::{Error, Result};
 use crate::sharding::{Placement, local_shard};

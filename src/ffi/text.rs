@@ -3,10 +3,10 @@
 use std::ffi::c_char;
 
 use super::arguments::{self, give_text};
-use super::errors::out;
 use super::guard::{ask, guard};
 use super::make::{Asked, find};
 use super::options::read_init_options;
+use super::pointers::out;
 use super::types::{dm_init_options, dm_mesh, dm_status};
 use crate::mesh::MeshText;
 

@@ -3,8 +3,8 @@
 use std::ffi::c_char;
 
 use super::arguments::{give_text, list, optional_text, short_list};
-use super::errors::{null, out};
 use super::guard::ask;
+use super::pointers::{null, out};
 use super::types::dm_status;
 use crate::error::{Error, Result};
 use crate::layout::row_major;

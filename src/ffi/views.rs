@@ -4,10 +4,10 @@ use std::ffi::c_char;
 
 use super::arguments::{names, optional_text, short_list, text};
 use super::ask::dim_text;
-use super::errors::out;
 use super::guard::{ask, free, guard};
 use super::make::{MESHES, find, give, handle};
 use super::options::read_dim_options;
+use super::pointers::out;
 use super::types::{dm_dim_options, dm_mesh, dm_status};
 use crate::comm::View;
 

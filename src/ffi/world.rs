@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::arguments::{optional_text, timeout};
-use super::errors::out;
 use super::guard::{ask, free, guard};
 use super::handles::Table;
 use super::options::read_world_options;
+use super::pointers::out;
 use super::types::{dm_status, dm_world, dm_world_options};
 use crate::ccl;
-use crate::comm::{DefaultWorld, Domain};
-use crate::error::{Error, Result};
-use crate::wait::{Cancel, Deadline};
+use crate::comm::{self, World};
+use crate::error::Result;
+use crate::wait::Cancel;
 
-static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
+static WORLDS: Table<(), World> = Table::new(0xd357, "dm_world");
 
 /// What ends a joining that is under way, by the token in dm_world_options.joining_out.
 static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
@@ -51,13 +51,13 @@ pub unsafe extern "C" fn dm_world_init(
         // SAFETY: the caller's contract.
         let options = unsafe { read_world_options(options)? };
         // SAFETY: the caller's contract.
-        let joining = unsafe { Joining::begin(&options.domain.join.cancel, options.joining_out)? };
-        let joined = Domain::join(device(device_type)?, &options.domain);
+        let joining = unsafe { Joining::begin(&options.world.join.cancel, options.joining_out)? };
+        let joined = World::join(ccl::device_type(device_type)?, &options.world);
         drop(joining);
         // From here on nobody can end it as a joining; who did so at the last moment means the world.
-        let domain = joined.and_then(|domain| options.domain.join.cancel.check().map(|()| domain));
-        let domain = domain.inspect_err(|_| options.let_callbacks_go())?;
-        let token = WORLDS.insert((), Arc::new(domain))?;
+        let world = joined.and_then(|world| options.world.join.cancel.check().map(|()| world));
+        let world = world.inspect_err(|_| options.let_callbacks_go())?;
+        let token = WORLDS.insert((), Arc::new(world))?;
         if let Some(callbacks) = &options.callbacks {
             callbacks.keep();
         }
@@ -102,7 +102,7 @@ impl Drop for Joining {
 pub unsafe extern "C" fn dm_world_rank(world: *const dm_world, rank_out: *mut i32) -> dm_status {
     ask(|| {
         let rank_out = out("rank_out", rank_out)?;
-        let rank = find(world)?.world().rank();
+        let rank = find(world)?.rank();
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { rank_out.write(rank as i32) };
         Ok(())
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn dm_world_rank(world: *const dm_world, rank_out: *mut i3
 pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i32) -> dm_status {
     ask(|| {
         let size_out = out("size_out", size_out)?;
-        let size = find(world)?.world().size();
+        let size = find(world)?.size();
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { size_out.write(size as i32) };
         Ok(())
@@ -165,9 +165,9 @@ pub unsafe extern "C" fn dm_world_locations(
         let locations_out = out("locations_out", locations_out)?;
         // SAFETY: the caller's contract.
         let location = unsafe { optional_text("location", location)? };
-        let domain = find(world)?;
-        let locations = domain.locations(location)?;
-        let Borrowed(first) = domain.keep_once(&locations, || {
+        let world = find(world)?;
+        let locations = world.locations(location)?;
+        let Borrowed(first) = world.lend(&locations, || {
             let texts: Vec<CString> =
                 locations.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect();
             let pointers: Vec<Borrowed<c_char>> = texts.iter().map(|text| Borrowed(text.as_ptr())).collect();
@@ -201,7 +201,7 @@ unsafe impl<T> Sync for Borrowed<T> {}
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     guard(|| match world.is_null() {
-        true => CPU_WORLD.abort().and(CUDA_WORLD.abort()),
+        true => comm::abort_default_worlds(),
         false => match JOINING.get(world as usize) {
             Ok(cancel) => {
                 cancel.raise();
@@ -223,32 +223,6 @@ pub extern "C" fn dm_world_free(world: *mut dm_world) {
 }
 
 /// What a world handle names.
-pub(super) fn find(world: *const dm_world) -> Result<Arc<Domain>> {
+pub(super) fn find(world: *const dm_world) -> Result<Arc<World>> {
     WORLDS.get(world as usize)
-}
-
-/// The worlds that `dm_init` uses when the caller gives none.
-static CPU_WORLD: DefaultWorld = DefaultWorld::new("cpu");
-static CUDA_WORLD: DefaultWorld = DefaultWorld::new("cuda");
-
-/// The default world of a device type, joined from the environment at first use, by `deadline`.
-pub(super) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Result<Arc<Domain>> {
-    let world = if device_type == "cpu" { &CPU_WORLD } else { &CUDA_WORLD };
-    world.get_or_join(deadline)
-}
-
-/// The device type that the caller means; NULL is what this machine has.
-pub(super) fn device(named: Option<&str>) -> Result<&'static str> {
-    match named {
-        Some("cuda") => Ok("cuda"),
-        Some("cpu") => Ok("cpu"),
-        None if ccl::has_device() && ccl::for_device("cuda").is_ok() => Ok("cuda"),
-        None => Ok("cpu"),
-        Some(other) => Err(match other.split_once(':') {
-            Some((device_type, _)) => Error::invalid(format!(
-                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank"
-            )),
-            None => Error::invalid(format!("device_type is {other:?}, not \"cuda\" or \"cpu\"")),
-        }),
-    }
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devicemesh::ccl;
-use devicemesh::comm::{DimOptions, Domain, DomainOptions, MeshOptions, RootComms, View};
+use devicemesh::comm::{DimOptions, MeshOptions, RootComms, View, World, WorldOptions};
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::printable::printable;
@@ -158,12 +158,12 @@ fn advice(error: &Error) -> &'static str {
 fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progress: Progress) -> Result<u8> {
     progress.expect(steps(options, &planned)?);
     progress.step("joining the world");
-    let mut joining = DomainOptions::new(JoinOptions::default().timeout(clock.limit() - clock.limit() / 20));
+    let mut joining = WorldOptions::new(JoinOptions::default().timeout(clock.limit() - clock.limit() / 20));
     if let Some(library) = &options.library {
         // SAFETY: as above, whoever starts the tool vouches for it.
         joining = unsafe { joining.library(library) };
     }
-    let domain = Arc::new(Domain::join(device_type, &joining)?);
+    let domain = Arc::new(World::join(device_type, &joining)?);
     let team = Team::new(Arc::clone(&domain), clock, progress)?;
     team.step_in_detail("comparing the command lines", &options.agreed(), |_| Ok(()))?;
     team.progress.step("making the mesh");
@@ -178,7 +178,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
         views.push((whole.slice(&dims)?.flatten(Some(&flat.name), DimOptions::default())?, 0));
     }
-    let memory = Memory::open(device_type, domain.world().local_rank())?;
+    let memory = Memory::open(device_type, domain.rendezvous().local_rank())?;
     let plan = Plan {
         sizes: options.sizes(device_type),
         iterations: options.iterations,
@@ -301,8 +301,8 @@ impl Checked<'_> {
         let subject = Subject {
             mesh: whole.mesh().describe(),
             library: whole.library()?,
-            device_type: team.domain().world().device_type(),
-            launcher: team.domain().world().launcher(),
+            device_type: team.domain().rendezvous().device_type(),
+            launcher: team.domain().rendezvous().launcher(),
             hosts: &team.hosts,
             dimensions: &dimensions,
             collectives: &collectives,
