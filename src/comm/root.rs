@@ -7,15 +7,14 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use super::communicator::{Communicator, Held};
-use super::ending::abort_all;
-use super::world::{EndsWithWorld, World};
+use super::communicator::Held;
+use super::world::World;
 use crate::ccl::{CallName, Library};
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
 use crate::rendezvous::Scope;
-use crate::wait::{Cancel, Wait, Watch};
+use crate::wait::{Cancel, Wait};
 
 /// Whether a root mesh is alive, and how it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,19 +185,6 @@ impl RootComms {
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Wait {
         Wait { cancel: self.cancel.clone(), ..Wait::after(timeout.unwrap_or(self.timeout)) }
     }
-
-    /// A wait for the root's other ranks. It ends early when a communicator has failed because a rank has died or aborted, since that rank
-    /// does not make the call any more. After other failures all ranks still make it.
-    pub(super) fn wait_for_peers(&self) -> Wait {
-        let communicators = self.communicators();
-        let watch: Watch = Arc::new(move || {
-            let made = communicators.iter().filter(|communicator| !communicator.raw().is_null());
-            let failures = made.filter_map(|communicator| communicator.poll().err());
-            let mut ends = failures.filter(|error| !matches!(error.status(), Status::Mismatch | Status::Timeout));
-            ends.next().map_or(Ok(()), Err)
-        });
-        Wait { watch: Some(watch), ..self.wait(None) }
-    }
 }
 
 /// Its life.
@@ -232,24 +218,6 @@ impl RootComms {
                 self.mesh.describe()
             ))),
         }
-    }
-
-    /// Aborts those communicators of this root and of its ranges.
-    pub(super) fn abort_communicators(&self, which: impl Fn(&Arc<Communicator>) -> bool) -> Result<()> {
-        let ended: Vec<_> = self.own_communicators().into_iter().filter(which).collect();
-        let outcome = abort_all(&ended);
-        if let Some(world) = &self.world {
-            ended.iter().for_each(|communicator| world.comms().forget(communicator));
-        }
-        outcome
-    }
-}
-
-impl EndsWithWorld for RootComms {
-    fn end_with_world(&self) -> Vec<Arc<Communicator>> {
-        self.end(Life::Aborted);
-        self.cancel.raise();
-        self.own_communicators()
     }
 }
 

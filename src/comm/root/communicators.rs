@@ -3,9 +3,13 @@
 use std::sync::{Arc, PoisonError};
 
 use super::super::communicator::{Communicator, Held, State};
-use super::{DimComm, RootComms};
+use super::super::ending::abort_all;
+use super::super::world::EndsWithWorld;
+use super::{DimComm, Life, RootComms};
 use crate::ccl::CallName;
+use crate::error::{Result, Status};
 use crate::layout::Dim;
+use crate::wait::{Wait, Watch};
 
 /// Its communicators.
 impl RootComms {
@@ -155,10 +159,41 @@ impl RootComms {
 
     /// The communicators that end with this root: all but the one of this rank alone, which serves every mesh of the world and never
     /// blocks.
-    pub(in crate::comm) fn own_communicators(&self) -> Vec<Arc<Communicator>> {
+    fn own_communicators(&self) -> Vec<Arc<Communicator>> {
         let is_single = |communicator: &Arc<Communicator>| {
             self.world.as_ref().is_some_and(|world| world.comms().is_single(communicator))
         };
         self.communicators().into_iter().filter(|communicator| !is_single(communicator)).collect()
+    }
+
+    /// A wait for the root's other ranks. It ends early when a communicator has failed because a rank has died or aborted, since that rank
+    /// does not make the call any more. After other failures all ranks still make it.
+    pub(in crate::comm) fn wait_for_peers(&self) -> Wait {
+        let communicators = self.communicators();
+        let watch: Watch = Arc::new(move || {
+            let made = communicators.iter().filter(|communicator| !communicator.raw().is_null());
+            let failures = made.filter_map(|communicator| communicator.poll().err());
+            let mut ends = failures.filter(|error| !matches!(error.status(), Status::Mismatch | Status::Timeout));
+            ends.next().map_or(Ok(()), Err)
+        });
+        Wait { watch: Some(watch), ..self.wait(None) }
+    }
+
+    /// Aborts those communicators of this root and of its ranges.
+    pub(in crate::comm) fn abort_communicators(&self, which: impl Fn(&Arc<Communicator>) -> bool) -> Result<()> {
+        let ended: Vec<_> = self.own_communicators().into_iter().filter(which).collect();
+        let outcome = abort_all(&ended);
+        if let Some(world) = &self.world {
+            ended.iter().for_each(|communicator| world.comms().forget(communicator));
+        }
+        outcome
+    }
+}
+
+impl EndsWithWorld for RootComms {
+    fn end_with_world(&self) -> Vec<Arc<Communicator>> {
+        self.end(Life::Aborted);
+        self.cancel.raise();
+        self.own_communicators()
     }
 }
