@@ -151,6 +151,9 @@ macro_rules! for_each_function {
             fn ncclGroupStart() -> ncclResult_t;
             /// Ends a group: the outermost one performs its operations and reports the first error of any of them.
             fn ncclGroupEnd() -> ncclResult_t;
+            /// Extension: the calling thread's open group fails at its end with `why`, before any of its operations runs. Does
+            /// nothing when no group is open. Local.
+            fn hostcclGroupFail(why: *const c_char) -> ncclResult_t;
             /// Makes a reduction that multiplies each rank's elements by that rank's scalar and sums. Local.
             fn ncclRedOpCreatePreMulSum(
                 op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t,

@@ -5,9 +5,13 @@
 //! that a newer library invents), and every symbol is optional but the core (see `Library::from_lookup`).
 
 mod call_name;
+mod communicators;
 mod config;
 mod cuda;
 mod driver;
+mod functions;
+mod groups;
+mod host_engine;
 mod library;
 mod load;
 mod operations;
@@ -18,7 +22,8 @@ pub(crate) use call_name::CallName;
 pub use config::CommConfig;
 pub(crate) use driver::{Device, select_device};
 pub use driver::{devices, has_device};
-pub use library::{Library, RawComm};
+pub use functions::RawComm;
+pub use library::Library;
 pub(crate) use load::device_type;
 pub use load::{LIBRARY_VARIABLE, for_device, named_or_usual, open};
 pub use types::{DATA_TYPES, NcclResult, element_size, result};

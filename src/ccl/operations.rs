@@ -2,20 +2,9 @@
 
 use std::ffi::c_void;
 
-use super::call_name::CallName;
-use super::library::{Library, RawComm};
+use super::functions::RawComm;
+use super::library::Library;
 use super::types::{NcclResult, element_size, result};
-
-impl Library {
-    /// Names the calling thread's next operation or split, where the library wants that.
-    #[inline]
-    pub(crate) fn name_next_call(&self, name: &CallName) {
-        if let Some(set) = self.functions.host_next_call_name {
-            // SAFETY: the text has 32 bytes.
-            unsafe { set(name.tag(), name.text()) };
-        }
-    }
-}
 
 /// The collectives: thin calls, arguments as in nccl.h.
 ///

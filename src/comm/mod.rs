@@ -48,7 +48,7 @@ mod world;
 
 pub(crate) use create::adopted_position;
 pub(crate) use default_world::{abort_default_worlds, default_world};
-pub(crate) use groups::refuse as refuse_in_group;
+pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_group};
 pub use operations::Operands;
 pub(crate) use operations::Shape;
 pub use options::{DimOptions, MeshOptions};

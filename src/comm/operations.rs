@@ -86,6 +86,7 @@ impl View {
         if let Some(error) = communicator.earlier_failure().filter(|_| !groups::in_group(library)) {
             return Err(error.within(name));
         }
+        groups::check_usable(library)?;
         communicator.set_timeout(millis(self.root_comms().timeout()))?;
         let call = self.call_name(index);
         let outcome = match library.is_host_engine() {

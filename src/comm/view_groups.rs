@@ -14,6 +14,7 @@ impl View {
     pub fn group_start(&self) -> Result<()> {
         self.root_comms().alive()?;
         let library = self.library()?;
+        groups::check_usable(library)?;
         library.group_start()?;
         groups::begin(library);
         Ok(())
@@ -21,16 +22,12 @@ impl View {
 
     /// Ends the group: its operations run together, and this call fails with the first error of any of them.
     pub fn group_end(&self) -> Result<()> {
-        let library = self.library()?;
-        let ended = library.group_end();
-        let refused = groups::end(library);
+        let ended = groups::end(self.library()?);
         self.root_comms().alive()?;
-        if let Some(error) = refused {
-            return Err(error);
-        }
         match ended {
             Ok(()) => wait_until_idle(self.root_comms()),
-            Err(error) => Err(explain(self.root_comms(), error)),
+            Err((error, true)) => Err(explain(self.root_comms(), error)),
+            Err((error, false)) => Err(error),
         }
     }
 }

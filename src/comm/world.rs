@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::communicator::Communicator;
 use super::ending::abort_all;
-use super::groups::refuse_inside;
+use super::groups::{self, refuse_inside};
 use super::sharing::CommTable;
 use crate::ccl::{self, Device, Library};
 use crate::digest::Fnv1a;
@@ -198,6 +198,7 @@ impl World {
             }
         }
         let outcome = abort_all(&ended);
+        self.library.iter().for_each(groups::abandon);
         self.comms.share_nothing();
         if !self.is_departure_told.swap(true, Ordering::SeqCst) {
             self.rendezvous.leave();

@@ -4,13 +4,14 @@
 //! work is enqueued; on cpu it is NULL and the call returns when its result is there. `dim` NULL is allowed on a 1-D mesh.
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
-use super::communicators::view_along;
+use super::ask::dim_text;
 use super::guard::guard;
 use super::make::find;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::ccl::{Library, NcclResult, RawComm};
-use crate::comm::{Operands, Shape, View, refuse_in_group};
+use crate::comm::{Operands, Shape, View, end_group_in_vain, refuse_in_group};
 use crate::error::Result;
 
 /// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
@@ -36,9 +37,9 @@ pub unsafe extern "C" fn dm_all_reduce(
     op: dm_op,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_all_reduce", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_all_reduce", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
@@ -73,9 +74,9 @@ pub unsafe extern "C" fn dm_reduce(
     root: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_reduce", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_reduce", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         call.view.check_peer(call.name, index, "root", root)?;
         let at_root = call.view.mesh().local_rank(index)? == root as usize;
@@ -115,9 +116,9 @@ pub unsafe extern "C" fn dm_broadcast(
     root: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_broadcast", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_broadcast", mesh, dim, |call, index| {
         call.view.check_peer(call.name, index, "root", root)?;
         let at_root = call.view.mesh().local_rank(index)? == root as usize;
         let buffers = [("recv", recv.cast_const()), ("send", send)];
@@ -155,9 +156,9 @@ pub unsafe extern "C" fn dm_all_gather(
     dtype: dm_dtype,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_all_gather", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_all_gather", mesh, dim, |call, index| {
         let operands = Operands { count: send_count, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, Shape::Gather)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
@@ -190,9 +191,9 @@ pub unsafe extern "C" fn dm_reduce_scatter(
     op: dm_op,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_reduce_scatter", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_reduce_scatter", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count: recv_count, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, Shape::Scatter)?;
@@ -225,9 +226,9 @@ pub unsafe extern "C" fn dm_all_to_all(
     dtype: dm_dtype,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_all_to_all", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_all_to_all", mesh, dim, |call, index| {
         let operands = Operands { count: count_per_peer, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, Shape::AllToAll)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
@@ -260,9 +261,9 @@ pub unsafe extern "C" fn dm_send(
     peer: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_send", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_send", mesh, dim, |call, index| {
         call.view.check_message(call.name, index, peer, count > 0 && send.is_null())?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("send", send)], |library, comm| {
@@ -294,9 +295,9 @@ pub unsafe extern "C" fn dm_recv(
     peer: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_recv", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_recv", mesh, dim, |call, index| {
         call.view.check_message(call.name, index, peer, count > 0 && recv.is_null())?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("recv", recv.cast_const())], |library, comm| {
@@ -324,32 +325,42 @@ pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
 ///
 /// Errors: the first error of any of the operations, as they would give it, also of one that was refused when it was called (on cpu none of the group's operations
 /// runs then); DM_STATUS_CCL when no group was begun. Call it on every path: until then operations of this thread only wait. After dm_abort of a mesh there
-/// is none on cpu, because that ends the group which its thread has open.
+/// is none on cpu, because that ends the group which its thread has open. On cuda NCCL cannot end a group that holds an operation of a communicator which dm_abort
+/// has ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this thread; make those from another thread. A handle that is not live
+/// (DM_STATUS_INVALID_HANDLE) ends the group that this thread has begun last; on cpu none of its operations runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
-    guard(|| find(mesh)?.group_end())
+    guard(|| find(mesh).inspect_err(end_group_in_vain)?.group_end())
 }
 
-/// One call in progress: its name for messages, and the view it is made on.
-struct Call {
+/// An operation that a program calls.
+struct Operation {
+    /// The name of the C function, for messages.
     name: &'static str,
-    view: std::sync::Arc<View>,
+    /// The view in which the operation's dimension is.
+    view: Arc<View>,
 }
 
-/// An operation; one that is refused inside a group of this thread fails the group.
-fn operation(call: impl FnOnce() -> Result<()>) -> dm_status {
-    guard(|| call().inspect_err(refuse_in_group))
+/// Runs `body` with the operation `name` along a dimension of `mesh`, and the index of that dimension. When the operation is refused inside
+/// a group of this thread, the group fails.
+fn operation<'a>(
+    name: &'static str,
+    mesh: *const dm_mesh,
+    dim: impl FnOnce() -> Result<Option<&'a str>>,
+    body: impl FnOnce(&Operation, usize) -> Result<()>,
+) -> dm_status {
+    guard(|| {
+        let view = find(mesh).inspect_err(|error| refuse_in_group(None, error))?;
+        let library = view.library().ok().cloned();
+        let run = || {
+            let (view, index) = view.along(dim()?)?;
+            body(&Operation { name, view }, index)
+        };
+        run().inspect_err(|error| refuse_in_group(library.as_deref(), error))
+    })
 }
 
-impl Call {
-    /// # Safety
-    /// `dim` is NULL or NUL-terminated.
-    unsafe fn along(name: &'static str, mesh: *const dm_mesh, dim: *const c_char) -> Result<(Call, usize)> {
-        // SAFETY: the caller's contract.
-        let (view, index) = unsafe { view_along(mesh, dim)? };
-        Ok((Call { name, view }, index))
-    }
-
+impl Operation {
     fn run(
         &self,
         index: usize,

@@ -26,6 +26,7 @@ struct ncclComm {
   struct ncclComm *child; /* of a split under way */
   ncclComm_t *place;      /* where that goes */
   int shrinking;
+  int inside; /* threads in an operation on it */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -413,7 +414,10 @@ const char *ncclGetLastError(ncclComm_t comm)
     if (code == ncclSuccess) code = told_to(#name); \
     if (code != ncclSuccess) return code; \
     note(#name " c%d%s", comm->number, comm->blocking ? "" : " NONBLOCKING"); \
-    return REAL(name) arguments; \
+    if (__atomic_fetch_add(&comm->inside, 1, __ATOMIC_SEQ_CST) > 0) note("BUSY " #name " c%d: another thread is inside", comm->number); \
+    code = REAL(name) arguments; \
+    __atomic_fetch_sub(&comm->inside, 1, __ATOMIC_SEQ_CST); \
+    return code; \
   }
 
 OPERATION(ncclAllReduce, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream),
@@ -438,5 +442,6 @@ ncclResult_t ncclGroupStart(void)
 
 ncclResult_t ncclGroupEnd(void)
 {
+  note("group end");
   return REAL(ncclGroupEnd)();
 }

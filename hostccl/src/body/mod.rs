@@ -6,7 +6,7 @@
 mod communicators;
 mod operations;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 pub(crate) use self::communicators::*;
 pub(crate) use self::operations::*;
@@ -67,6 +67,15 @@ pub(crate) unsafe fn ncclGroupStart() -> Result<ncclResult_t> {
 
 pub(crate) unsafe fn ncclGroupEnd() -> Result<ncclResult_t> {
     group::end()
+}
+
+pub(crate) unsafe fn hostcclGroupFail(why: *const c_char) -> Result<ncclResult_t> {
+    if why.is_null() {
+        return Err(Error::argument("why is NULL"));
+    }
+    // SAFETY: not NULL, and a C string by the caller's contract.
+    group::fail(Error::usage(unsafe { CStr::from_ptr(why) }.to_string_lossy()));
+    Ok(ncclSuccess)
 }
 
 pub(crate) unsafe fn ncclRedOpCreatePreMulSum(
