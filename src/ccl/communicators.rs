@@ -12,7 +12,8 @@ use crate::error::{Error, Result, Status};
 /// `NCCL_SHRINK_ABORT`.
 const SHRINK_ABORT: c_int = 1;
 
-/// `ncclGetVersion` of the first release whose failed initialisation may leave its thread inside a group.
+/// `ncclGetVersion` of the first release whose failed initialisation may leave its thread inside a
+/// group.
 const LEAVES_GROUPS_OPEN: i32 = 22_300;
 
 impl Library {
@@ -24,8 +25,7 @@ impl Library {
         Ok(id)
     }
 
-    /// Gives up an id that nobody else has seen. The host engine holds memory for it until a communicator comes of it: so one does, of this rank
-    /// alone, and ends.
+    /// Gives up an id that no other rank has seen. The host engine holds memory for an id until a communicator is made from it. So this makes a communicator of this rank alone, and ends it.
     pub(crate) fn discard(&self, id: &UniqueId) {
         let mut config = CommConfig::unset(self.version()).blocking(true);
         if !self.is_host_engine() {
@@ -36,8 +36,8 @@ impl Library {
         }
     }
 
-    /// Starts `ncclCommInitRankConfig`, or with several ids `ncclCommInitRankScalable`; with a non-blocking config the communicator is ready
-    /// when [`poll`](Library::poll) says so.
+    /// Starts `ncclCommInitRankConfig`, or with several ids `ncclCommInitRankScalable`; with a
+    /// non-blocking config the communicator is ready when [`poll`](Library::poll) says so.
     pub(crate) fn init_rank(
         &self,
         size: usize,
@@ -49,7 +49,8 @@ impl Library {
         let (size, rank, count) = (int(size), int(rank), int(ids.len()));
         match (ids, self.functions.init_rank_scalable) {
             ([id], _) => {
-                // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which copies it.
+                // SAFETY: `comm` is NULL-initialised and valid; the config outlives the call, which
+                // copies it.
                 let code =
                     unsafe { (self.functions.init_rank_config)(&mut comm, size, *id, rank, config.as_mut_ptr()) };
                 self.started("ncclCommInitRankConfig", comm, code)
@@ -64,22 +65,21 @@ impl Library {
         }
     }
 
-    /// The communicator whose making began with `code`; nothing of it where that is an error.
+    /// The communicator whose making began with `code`. When that is an error, the communicator is ended.
     fn started(&self, call: &str, comm: RawComm, code: NcclResult) -> Result<RawComm> {
         let Err(error) = self.check(call, RawComm::NULL, code) else { return Ok(comm) };
         if !comm.is_null() {
             let _ = self.abort(comm);
         } else if code == result::UNHANDLED_CUDA_ERROR && !self.is_host_engine() && self.version() >= LEAVES_GROUPS_OPEN
         {
-            // Where it cannot ask for the current device it returns from inside its own group, and what this thread does next would only be
-            // put off. Without such a group this is one more refused call.
+            // A call that cannot ask for the current device returns from inside a group of its own, and what this thread does next would only be queued there. Where there is no such group, this is one more refused call.
             let _ = self.group_end();
         }
         Err(error)
     }
 
-    /// Starts `ncclCommSplit` of a parent with nothing outstanding. The child's handle is written to `child` by the time
-    /// [`poll`](Library::poll) of the *parent* says that it is done.
+    /// Starts `ncclCommSplit` of a parent with nothing outstanding. The child's handle is written
+    /// to `child` by the time [`poll`](Library::poll) of the *parent* says that it is done.
     ///
     /// # Safety
     /// `child` is valid and stays where it is until then.
@@ -95,13 +95,15 @@ impl Library {
             return Err(Error::unsupported(format!("{} has no ncclCommSplit", self.label())));
         };
         self.name_next_call(&CallName::OF_MAKING);
-        // SAFETY: the parent is live (its owner calls), `child` is a valid out-parameter that the caller keeps in place.
+        // SAFETY: the parent is live (its owner calls), `child` is a valid out-parameter that the
+        // caller keeps in place.
         let code = unsafe { split(parent, color, key, child, config.as_mut_ptr()) };
         self.check("ncclCommSplit", parent, code)
     }
 
-    /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: what is under way on the parent ends, and the ranks that are not `excluded` get a child. Its
-    /// handle is written as by [`split`](Library::split), after which the parent can only be aborted.
+    /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: calls in progress on the parent end, and
+    /// the ranks that are not `excluded` get a child. Its handle is written as by
+    /// [`split`](Library::split), after which the parent can only be aborted.
     ///
     /// # Safety
     /// As for [`split`](Library::split).
@@ -115,13 +117,14 @@ impl Library {
         self.check_can_shrink()?;
         let Some(shrink) = self.functions.shrink else { return Ok(()) };
         let count = int(excluded.len());
-        // SAFETY: the parent is live (its owner calls), the list has that many ranks (NCCL sorts it in place and copies it), and `child` is a valid
-        // out-parameter that the caller keeps in place.
+        // SAFETY: the parent is live (its owner calls), the list has that many ranks (NCCL sorts it
+        // in place and copies it), and `child` is a valid out-parameter that the caller keeps in
+        // place.
         let code = unsafe { shrink(parent, excluded.as_mut_ptr(), count, child, config.as_mut_ptr(), SHRINK_ABORT) };
         self.check("ncclCommShrink", parent, code)
     }
 
-    /// `ncclCommGetAsyncError`: `Ok(true)` when nothing is in progress any more, `Ok(false)` while something is.
+    /// Asks `ncclCommGetAsyncError`. Returns true when nothing is in progress on the communicator, and false while something is.
     pub(crate) fn poll(&self, comm: RawComm) -> Result<bool> {
         let mut state = result::SUCCESS;
         // SAFETY: the communicator is live and the out-parameter valid.
@@ -132,7 +135,7 @@ impl Library {
         self.check("the communicator", comm, state).map(|()| true)
     }
 
-    /// Starts `ncclCommFinalize` where the library has it: flushes what is outstanding.
+    /// Starts `ncclCommFinalize`, where the library has it. That flushes outstanding work.
     pub(crate) fn finalize(&self, comm: RawComm) -> Result<()> {
         match self.functions.finalize {
             // SAFETY: the communicator is live.
@@ -147,13 +150,13 @@ impl Library {
         self.check("ncclCommDestroy", RawComm::NULL, unsafe { (self.functions.destroy)(comm) })
     }
 
-    /// `ncclCommAbort`: ends what is in flight and frees.
+    /// `ncclCommAbort`: ends the work in progress and frees the communicator.
     pub(crate) fn abort(&self, comm: RawComm) -> Result<()> {
         // SAFETY: the owner calls this once and forgets the handle.
         self.check("ncclCommAbort", RawComm::NULL, unsafe { (self.functions.abort)(comm) })
     }
 
-    /// Number of ranks and this process's rank in a communicator.
+    /// The number of ranks of a communicator, and this process's rank in it.
     pub(crate) fn size_and_rank(&self, comm: RawComm) -> Result<(usize, usize)> {
         let (mut size, mut rank) = (0, 0);
         // SAFETY: the communicator is live by the caller's word, the out-parameters are valid.

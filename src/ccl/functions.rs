@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 #[repr(transparent)]
 pub struct RawComm(pub *mut c_void);
 
-// SAFETY: the pointer is only handed to its library, whose functions may be called from any thread; what must not run at
-// the same time on one communicator is said where it is called.
+// SAFETY: the pointer is only handed to its library, whose functions may be called from any thread;
+// the callers keep calls apart that must not run on one communicator at the same time.
 unsafe impl Send for RawComm {}
 // SAFETY: as above.
 unsafe impl Sync for RawComm {}
@@ -26,7 +26,7 @@ impl RawComm {
     }
 }
 
-/// The signatures of nccl.h, by field. `Option` is for what some release or implementation lacks.
+/// NCCL's functions with the signatures of nccl.h. A field is an `Option` where some release or implementation lacks the function.
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
     pub(super) init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut c_void) -> NcclResult,
@@ -77,17 +77,19 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Fills the table by `lookup`, which gives a symbol's address by its name, as dlsym does. `missing` is the error for a function of the
-    /// core that is not there.
+    /// Fills the table by `lookup`, which gives a symbol's address by its name, as dlsym does.
+    /// `missing` is the error for a function of the core that is not there.
     pub(super) fn from_lookup(
         lookup: impl Fn(&str) -> Option<*const c_void>,
         missing: impl Fn(&str) -> Error,
     ) -> Result<Functions> {
         macro_rules! symbol {
             ($name:literal) => {
-                // SAFETY: the address is that of the C function of this name, whose signature nccl.h fixes and the field
-                // it goes into repeats.
-                lookup($name).filter(|address| !address.is_null()).map(|address| unsafe { std::mem::transmute(address) })
+                // SAFETY: the address is that of the C function of this name, whose signature
+                // nccl.h fixes and the field it goes into repeats.
+                lookup($name)
+                    .filter(|address| !address.is_null())
+                    .map(|address| unsafe { std::mem::transmute(address) })
             };
             ($name:literal, core) => {
                 symbol!($name).ok_or_else(|| missing($name))?

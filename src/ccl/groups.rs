@@ -20,8 +20,9 @@ impl Library {
         self.check("ncclGroupEnd", RawComm::NULL, unsafe { (self.functions.group_end)() })
     }
 
-    /// Makes the group that the calling thread has open in the host engine fail at its end, before any of its operations
-    /// runs. `why` goes into the error. Other libraries have no such call, and their group is left as it is.
+    /// Makes the group that the calling thread has open in the host engine fail at its end, before
+    /// any of its operations runs. `why` goes into the error. Other libraries have no such call,
+    /// and their group is left as it is.
     pub(crate) fn fail_group(&self, why: &str) {
         let Some(fail) = self.functions.host_group_fail else { return };
         let why = CString::new(why.replace('\0', "")).unwrap_or_default();

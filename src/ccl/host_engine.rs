@@ -10,7 +10,7 @@ use super::types::result;
 use crate::error::Result;
 
 impl Library {
-    /// Names the calling thread's next operation or split, where the library wants that.
+    /// Names the calling thread's next operation or split.
     #[inline]
     pub(crate) fn name_next_call(&self, name: &CallName) {
         if let Some(set) = self.functions.host_next_call_name {
@@ -19,7 +19,7 @@ impl Library {
         }
     }
 
-    /// The rank of the communicator that the host engine found dead, where known; `None` in other libraries.
+    /// The rank of the communicator that the host engine found dead. `None` when no such rank is known, and in other libraries.
     pub(crate) fn lost_rank(&self, comm: RawComm) -> Option<usize> {
         let mut rank = -1;
         // SAFETY: the communicator is live, the out-parameter valid.
@@ -27,8 +27,7 @@ impl Library {
         if code == result::SUCCESS { usize::try_from(rank).ok() } else { None }
     }
 
-    /// How long a call on this communicator, its making included, may wait for its peers, at least a millisecond; only the host engine
-    /// blocks in them.
+    /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at least one. The limit holds for the making of the communicator too.
     pub(crate) fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {
         let millis = i64::try_from(millis.max(1)).unwrap_or(i64::MAX);
         match self.functions.host_set_timeout {
@@ -38,7 +37,7 @@ impl Library {
         }
     }
 
-    /// What the host engine's messages call the ranks of this communicator, one number for each.
+    /// Sets the numbers by which the host engine's messages call the ranks of this communicator, one for each rank.
     pub fn set_names(&self, comm: RawComm, names: &[i32]) -> Result<()> {
         match (self.functions.host_set_names, c_int::try_from(names.len())) {
             (Some(set), Ok(count)) => {
@@ -50,20 +49,20 @@ impl Library {
         }
     }
 
-    /// For a rank that is inside `call` and makes no collectives on this communicator any more: the host engine ends it where another rank waits in one.
-    /// Fails where it has done so, or the communicator has failed before.
+    /// Says that this rank is inside `call` and makes no more collectives on this communicator. When another rank waits in one, the host engine ends the communicator. Fails when the communicator was ended so, or has failed before.
     pub fn refuse(&self, comm: RawComm, call: &str) -> Result<()> {
         let Some(refuse) = self.functions.host_refuse else { return Ok(()) };
         let text = CString::new(call.replace('\0', "")).unwrap_or_default();
-        // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the text outlives the call.
+        // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the text
+        // outlives the call.
         self.check(call, comm, unsafe { refuse(comm, text.as_ptr()) })
     }
 
-    /// Lets `pause` pass between two looks at a communicator. The host engine can tell when nothing is in progress on it any more: there it waits for
-    /// that, for two milliseconds at most whatever `pause` is, so that a deadline may be overrun by as much.
+    /// Lets `pause` pass between two polls of a communicator. On the host engine it returns as soon as nothing is in progress on the communicator, and after two milliseconds at the latest, whatever `pause` is. So a deadline may be overrun by two milliseconds.
     pub(crate) fn rest(&self, comm: RawComm, pause: Duration) {
         let mut state = result::SUCCESS;
-        // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the out-parameter is valid.
+        // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the
+        // out-parameter is valid.
         match self.functions.host_wait.map(|wait| unsafe { wait(comm, 2, &mut state) }) {
             Some(result::SUCCESS) => {}
             _ => std::thread::sleep(pause),

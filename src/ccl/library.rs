@@ -1,4 +1,4 @@
-//! One communicator library: its name, its version and its functions, with results turned into errors that carry them.
+//! One communicator library: its name, its version and its functions. A result code becomes an error that carries the code.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -15,8 +15,7 @@ pub struct Library {
     name: String,
     version: i32,
     pub(super) functions: Functions,
-    /// How a symbol's address is found later on; `None` in the embedded engine. Never closed: NCCL leaves threads behind that run its code, one for
-    /// each id that nobody used.
+    /// The loader's handle, by which further symbols are found; `None` in the embedded engine. It is never closed, because NCCL leaves threads behind that run its code, one for each id that nobody used.
     handle: Option<ManuallyDrop<Handle>>,
 }
 
@@ -24,8 +23,9 @@ pub struct Library {
 const OLDEST: i32 = 21_400;
 
 impl Library {
-    /// Fills the table through `lookup` (a symbol's address by name, as dlsym). The core must be there: `ncclGetVersion`,
-    /// `ncclGetUniqueId`, `ncclCommInitRankConfig` (2.14), destroy, abort, the queries, five collectives, send, recv and groups.
+    /// Fills the table through `lookup` (a symbol's address by name, as dlsym). The core must be
+    /// there: `ncclGetVersion`, `ncclGetUniqueId`, `ncclCommInitRankConfig` (2.14), destroy, abort,
+    /// the queries, five collectives, send, recv and groups.
     pub(super) fn from_lookup(name: &str, lookup: impl Fn(&str) -> Option<*const c_void>) -> Result<Library> {
         let mut version = 0;
         let missing = |symbol: &str, version: i32| {
@@ -52,53 +52,54 @@ impl Library {
         Ok(Library { name: name.to_owned(), version, functions, handle: None })
     }
 
-    /// The same library, holding the loader's handle so that it stays loaded and later lookups work.
+    /// Keeps the loader's handle, so that the library stays loaded and later lookups work.
     pub(super) fn keep(mut self, handle: Handle) -> Library {
         self.handle = Some(ManuallyDrop::new(handle));
         self
     }
 
-    /// What to call it in messages: a path, a SONAME, or the embedded engine.
+    /// The library's name in messages: a path, a SONAME, or the embedded engine.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `ncclGetVersion`: 22707 is 2.27.7.
+    /// What `ncclGetVersion` says: 22707 is 2.27.7.
     pub fn version(&self) -> i32 {
         self.version
     }
 
-    /// What it is in messages: "libnccl.so.2 (NCCL 2.27.7)".
+    /// The library with its release, for messages: "libnccl.so.2 (NCCL 2.27.7)".
     pub fn label(&self) -> String {
         format!("{} ({})", self.name, self.release())
     }
 
-    /// Its release, which must be the same on all ranks: "NCCL 2.27.7".
+    /// The library's release, which must be equal on all ranks: "NCCL 2.27.7".
     pub fn release(&self) -> String {
         format!("NCCL {}", dotted(self.version))
     }
 
-    /// Whether both are the same code in this process, and so share their groups: two tables are made where two worlds name one library.
+    /// Whether both tables lead to one copy of the library in this process, which then has one set of groups. Two worlds that name one library make two tables.
     pub(crate) fn is_same(&self, other: &Library) -> bool {
         self.functions.group_start as usize == other.functions.group_start as usize
     }
 
-    /// Whether it is AMD's, whose devices the program chooses itself (hipSetDevice).
+    /// Whether the library is AMD's. The program then chooses the device itself (hipSetDevice).
     pub fn is_rccl(&self) -> bool {
         self.name.rsplit('/').next().is_some_and(|file| file.starts_with("librccl"))
     }
 
-    /// Whether this is our host engine, embedded or as libhostccl.so: host memory, no device, no streams.
+    /// Whether this is the host engine, embedded or as libhostccl.so. It works on host memory, without a device or streams.
     pub fn is_host_engine(&self) -> bool {
         self.functions.host_lost_rank.is_some()
     }
 
-    /// Whether operations are put on a stream. Then those of a non-blocking communicator may return before they are there.
+    /// Whether operations are put on a stream. The operations of a non-blocking communicator may then return before they are on the stream.
     pub fn has_streams(&self) -> bool {
         !self.is_host_engine()
     }
 
-    /// Whether ranks can meet by more than one id: `ncclCommInitRankScalable` (2.23). The host engine has it, but one id serves all.
+    /// Whether ranks can meet by more than one id: `ncclCommInitRankScalable` (2.23). The host
+    /// engine has it, but one id serves all.
     pub(crate) fn takes_several_ids(&self) -> bool {
         self.functions.init_rank_scalable.is_some() && !self.is_host_engine()
     }
@@ -108,7 +109,7 @@ impl Library {
         self.functions.split.is_some()
     }
 
-    /// Whether a communicator can go on without some of its ranks; else what to do instead.
+    /// Fails, saying what to do instead, when the library cannot shrink a communicator.
     pub(crate) fn check_can_shrink(&self) -> Result<()> {
         match self.functions.shrink {
             Some(_) => Ok(()),
@@ -135,8 +136,7 @@ impl Library {
         }
     }
 
-    /// Success and "in progress" are fine (the communicator is polled later); anything else is an error with the
-    /// library's own words.
+    /// Turns a result code into an error with the library's own words. Success and "in progress" are no errors: a communicator in progress is polled later.
     pub(crate) fn check(&self, call: &str, comm: RawComm, code: NcclResult) -> Result<()> {
         if code == result::SUCCESS || code == result::IN_PROGRESS {
             return Ok(());

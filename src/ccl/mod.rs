@@ -1,8 +1,9 @@
 //! The boundary to a communicator library: NCCL's C API as a table of function pointers.
 //!
-//! libnccl, librccl, a library named by the caller, and the embedded host engine all fill the same [`Library`] table, so
-//! everything above this module is one code path. Results stay integers (an enum would be undefined behaviour for a code
-//! that a newer library invents), and every symbol is optional but the core (see `Library::from_lookup`).
+//! libnccl, librccl, a library named by the caller, and the embedded host engine all fill the same
+//! [`Library`] table, so everything above this module is one code path. Results stay integers (an
+//! enum would be undefined behaviour for a code that a newer library invents), and every symbol is
+//! optional but the core (see `Library::from_lookup`).
 
 mod call_name;
 mod communicators;

@@ -9,7 +9,7 @@ use super::types::{NcclResult, element_size, result};
 /// The collectives: thin calls, arguments as in nccl.h.
 ///
 /// # Safety
-/// Of each: buffers are as large as count, data type and communicator size make them, and live until the work is done.
+/// Each buffer is as large as the count, the data type and the size of the communicator make it, and lives until the work is done.
 #[allow(clippy::too_many_arguments, reason = "they are NCCL's")]
 #[allow(
     missing_docs,
@@ -87,7 +87,7 @@ impl Library {
         unsafe { (self.functions.reduce_scatter)(send, recv, recv_count, dtype, op, comm, stream) }
     }
 
-    /// `ncclAlltoAll` (2.28), and on older libraries what it stands for: a group of sends and receives with every rank.
+    /// `ncclAlltoAll` (2.28). On older libraries a group of sends and receives with every rank takes its place.
     pub unsafe fn all_to_all(
         &self,
         send: *const c_void,
@@ -108,7 +108,8 @@ impl Library {
             return code;
         }
         let block = count_per_peer * element_size(dtype).unwrap_or(0);
-        // SAFETY: both buffers hold `size` blocks of `block` bytes; a group that was started is always ended.
+        // SAFETY: both buffers hold `size` blocks of `block` bytes; a group that was started is
+        // always ended.
         unsafe {
             let mut first = (self.functions.group_start)();
             for peer in 0..size {

@@ -1,4 +1,5 @@
-//! Runs a blocking call of a communicator library on a thread of its own, so that the caller's wait ends by its deadline.
+//! Runs a blocking call of a communicator library on a thread of its own, so that the caller's wait
+//! ends by its deadline.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,9 +15,10 @@ enum Progress<T> {
     Abandoned,
 }
 
-/// Returns what `work` returns. `wait` waits for the end of the work: it is given the question whether the work is done. When `wait` gives
-/// up first, its error is returned. The thread is then left behind inside the library, where nothing can end it, and hands what it still
-/// makes to `discard`. A panic of `work` ends the wait at once with an error.
+/// Returns what `work` returns. `wait` waits for the end of the work: it is given the question
+/// whether the work is done. When `wait` gives up first, its error is returned. The thread is then
+/// left behind inside the library, where nothing can end it, and hands what it still makes to
+/// `discard`. A panic of `work` ends the wait at once with an error.
 pub(super) fn in_background<T: Send + 'static>(
     library: &Library,
     work: impl FnOnce() -> Result<T> + Send + 'static,

@@ -1,18 +1,25 @@
 //! What a collective call is here, from its turn to its end.
 //!
-//! Making a mesh, flatten, unflatten, reshape, a range, the first use of a lazy communicator, finalize and shrink are collective calls. Each
-//! of them goes through these steps, and this file alone knows them:
+//! Making a mesh, flatten, unflatten, reshape, a range, the first use of a lazy communicator,
+//! finalize and shrink are collective calls. Each of them goes through these steps, and this file
+//! alone knows them:
 //!
-//! 1. The calling thread waits for its turn, because the calls of one world happen one after another on each rank.
-//! 2. It checks that the mesh, or the world, is still alive: another thread may have ended it meanwhile.
-//! 3. The ranks agree that all of them make this same call. Nobody enters a communicator library before that.
-//! 4. The work of the call runs. It runs on a thread of its own when the calling thread has an open group, because inside a group a library
-//!    would put the work off.
+//! 1. The calling thread waits for its turn, because the calls of one world happen one after
+//!    another on each rank.
+//! 2. It checks that the mesh, or the world, is still alive: another thread may have ended it
+//!    meanwhile.
+//! 3. The ranks agree that all of them make this same call. Nobody enters a communicator library
+//!    before that.
+//! 4. The work of the call runs. It runs on a thread of its own when the calling thread has an open
+//!    group, because inside a group a library would put the work off.
 //! 5. A rank whose work failed reports its failure to the others.
-//! 6. A second verdict ends the call: either the work of every rank is done, or every rank gets the first failure.
-//! 7. What the work made is kept, or it is undone from the call's log. Other threads do not see a communicator before it is kept.
+//! 6. A second verdict ends the call: either the work of every rank is done, or every rank gets the
+//!    first failure.
+//! 7. What the work made is kept, or it is undone from the call's log. Other threads do not see a
+//!    communicator before it is kept.
 //!
-//! The caller hands in what differs between calls: who takes part (a scope), the text that all ranks must agree on, and the work.
+//! The caller hands in what differs between calls: who takes part (a scope), the text that all
+//! ranks must agree on, and the work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +62,8 @@ pub(super) struct Work<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Waits for the turn, and checks that the mesh (or where there is none yet, the world) is alive.
+    /// Waits for the turn, and checks that the mesh (or where there is none yet, the world) is
+    /// alive.
     pub(super) fn begin(world: &'a World, mesh: Option<&'a RootComms>, wait: Wait) -> Result<Call<'a>> {
         let turn = world.take_turn(&wait)?;
         let call = Call { world, mesh, wait, turn };
@@ -69,7 +77,8 @@ impl<'a> Call<'a> {
         Ok(AgreedCall { call: self, round })
     }
 
-    /// As [`agree`](Call::agree), where the ranks also agree on which of the offered communicators all of them share.
+    /// As [`agree`](Call::agree), where the ranks also agree on which of the offered communicators
+    /// all of them share.
     pub(super) fn agree_to_share(
         self,
         scope: &Scope,
@@ -104,7 +113,8 @@ impl<'a> AgreedCall<'a> {
         }
     }
 
-    /// Runs the work and ends the call. When any rank fails, every rank gets the first failure and keeps nothing of what the call made.
+    /// Runs the work and ends the call. When any rank fails, every rank gets the first failure and
+    /// keeps nothing of what the call made.
     pub(super) fn run<T: Send>(self, work: impl FnOnce(&mut Work<'_>) -> Result<T> + Send) -> Result<T> {
         let AgreedCall { call, round } = self;
         let library = call.world.library()?;
@@ -122,7 +132,8 @@ impl<'a> AgreedCall<'a> {
     }
 }
 
-/// Runs work that makes something of this rank alone. There is nobody to agree with, and so no turn to wait for.
+/// Runs work that makes something of this rank alone. There is nobody to agree with, and so no turn
+/// to wait for.
 pub(super) fn run_alone<T>(
     world: &World,
     mesh: &RootComms,
@@ -134,9 +145,10 @@ pub(super) fn run_alone<T>(
     here.log.keep_or_undo(done, world, || mesh.alive())
 }
 
-/// How an agreed call ended on this rank. All ranks say what its verdict says, which is the first failure of any of them, because what this
-/// rank met itself may follow from that failure. This rank's own word counts where it was aborted, where the verdict could not be learnt,
-/// and where all ranks were late: it says for whom this rank waited.
+/// How an agreed call ended on this rank. All ranks say what its verdict says, which is the first
+/// failure of any of them, because what this rank met itself may follow from that failure. This
+/// rank's own word counts where it was aborted, where the verdict could not be learnt, and where
+/// all ranks were late: it says for whom this rank waited.
 fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
     match (mine, verdict) {
         (Ok(value), verdict) => verdict.map(|()| value),
@@ -172,7 +184,8 @@ impl<'a> Peers<'a> {
         self.round
     }
 
-    /// The name of `part` of what the call makes: equal on all its ranks, and different from the name of everything else.
+    /// The name of `part` of what the call makes: equal on all its ranks, and different from the
+    /// name of everything else.
     pub(super) fn name_of(&self, part: &str) -> Option<String> {
         self.round.map(|round| format!("{}/{part}", round.name()))
     }
@@ -188,7 +201,8 @@ impl<'a> Peers<'a> {
         }
     }
 
-    /// Tells the other ranks why this rank is about to abort a communicator. Otherwise they would take the abort for the reason.
+    /// Tells the other ranks why this rank is about to abort a communicator. Otherwise they would
+    /// take the abort for the reason.
     pub(super) fn tell_before_abort(&self, error: &Error) {
         if matches!(error.status(), Status::PeerLost | Status::Ccl) {
             self.tell(error);
@@ -200,19 +214,22 @@ impl<'a> Peers<'a> {
         let Some(round) = self.round else { return Ok(()) };
         match round.failed(self.wait) {
             Ok(Some(failure)) => Err(failure),
-            // A store that does not answer is no reason to give up the work: the deadline is the same.
+            // A store that does not answer is no reason to give up the work: the deadline is the
+            // same.
             Err(error) if error.status() != Status::Timeout => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Agrees with the ranks of a smaller `scope`, inside a call of the whole world, on which of the offered communicators they share.
+    /// Agrees with the ranks of a smaller `scope`, inside a call of the whole world, on which of
+    /// the offered communicators they share.
     pub(super) fn agree_to_share(&self, scope: &Scope, text: &str, offers: &[Option<String>]) -> Result<Vec<bool>> {
         scope.agree_to_share(text, offers, self.wait).map(|(_, shared)| shared)
     }
 }
 
-/// What a call has changed on this rank, in order, so that a call which fails on any rank is undone.
+/// What a call has changed on this rank, in order, so that a call which fails on any rank is
+/// undone.
 #[derive(Default)]
 pub(super) struct Log {
     changes: Vec<Change>,
@@ -250,8 +267,9 @@ impl Log {
         self.changes.push(Change::Dim { root: Arc::clone(root), communicator: Arc::clone(communicator) });
     }
 
-    /// Notes that the library has made `communicator`; `raw` is NULL where only other ranks have a part in it. When the call is kept,
-    /// everybody can use the communicator, and calls on it wait for their peers for at most `timeout`.
+    /// Notes that the library has made `communicator`; `raw` is NULL where only other ranks have a
+    /// part in it. When the call is kept, everybody can use the communicator, and calls on it wait
+    /// for their peers for at most `timeout`.
     pub(super) fn made(&mut self, communicator: &Arc<Communicator>, raw: RawComm, timeout: Duration) {
         let communicator = Arc::clone(communicator);
         self.changes.push(Change::Made { communicator, raw, timeout, is_published: false });

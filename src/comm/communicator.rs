@@ -24,7 +24,8 @@ pub(super) enum State {
     Ready = 1,
     Aborted = 2,
     Finalized = 3,
-    /// Other ranks have made it, and this rank has no part in it. It is kept so that all ranks say alike which communicators exist.
+    /// Other ranks have made it, and this rank has no part in it. It is kept so that all ranks say
+    /// alike which communicators exist.
     Absent = 4,
 }
 
@@ -38,7 +39,8 @@ impl State {
 /// How the first use of a communicator makes it, if no agreed call has made it before.
 #[derive(Debug, Default)]
 pub(super) struct FirstUse {
-    /// The name of the agreement scope in which the communicator's ranks meet. Only a lazy mesh sets it.
+    /// The name of the agreement scope in which the communicator's ranks meet. Only a lazy mesh
+    /// sets it.
     pub(super) scope_id: Option<String>,
     /// The caller's `ncclConfig_t`.
     pub(super) config: Option<CommConfig>,
@@ -57,7 +59,8 @@ impl FirstUse {
     }
 }
 
-/// A root mesh's hold on a communicator. While one hold is left, a failed communicator is kept, so that calls on it can say how it failed.
+/// A root mesh's hold on a communicator. While one hold is left, a failed communicator is kept, so
+/// that calls on it can say how it failed.
 pub(super) struct Held(Arc<Communicator>);
 
 impl Held {
@@ -81,13 +84,16 @@ impl Drop for Held {
     }
 }
 
-/// A communicator over an ordered list of ranks, one of which is this rank. Every mesh dimension over the same list may share it.
+/// A communicator over an ordered list of ranks, one of which is this rank. Every mesh dimension
+/// over the same list may share it.
 pub(crate) struct Communicator {
     /// The library that makes and ends it.
     library: Arc<Library>,
-    /// Its ranks as a one-dimensional view. The order of the view is the rank order in the communicator.
+    /// Its ranks as a one-dimensional view. The order of the view is the rank order in the
+    /// communicator.
     group: Mesh,
-    /// The raw communicator; NULL unless `state` is `Ready`. Calls that must be quick read this field alone.
+    /// The raw communicator; NULL unless `state` is `Ready`. Calls that must be quick read this
+    /// field alone.
     raw: AtomicPtr<c_void>,
     /// A [`State`].
     state: AtomicU8,
@@ -95,26 +101,30 @@ pub(crate) struct Communicator {
     users: AtomicUsize,
     /// How many root meshes have it that have neither ended nor been freed.
     holders: AtomicUsize,
-    /// Whether this library ends it; false for a communicator that was adopted and stays the caller's.
+    /// Whether this library ends it; false for a communicator that was adopted and stays the
+    /// caller's.
     is_owned: bool,
     /// How its first use makes it.
     first_use: FirstUse,
-    /// Where the ranks of a lazy communicator agree on making it. It is kept after a failed call, because the next try is the next call of
-    /// the same scope.
+    /// Where the ranks of a lazy communicator agree on making it. It is kept after a failed call,
+    /// because the next try is the next call of the same scope.
     scope: OnceCell<Scope>,
     /// The milliseconds that [`set_timeout`](Communicator::set_timeout) has set last.
     timeout_millis: AtomicU64,
-    /// The name under which the ranks of an agreed call know it: equal on all its ranks, and different from every other communicator's.
-    /// It is empty where no such call planned the communicator.
+    /// The name under which the ranks of an agreed call know it: equal on all its ranks, and
+    /// different from every other communicator's. It is empty where no such call planned the
+    /// communicator.
     agreed_name: OnceLock<String>,
     /// How it failed, once that is known on this rank.
     failure: FirstFailure,
-    /// Held while the library is asked about the raw communicator, and while the raw communicator is taken away, because the library may
-    /// free it at once. Calls that wait for peers do not hold it.
+    /// Held while the library is asked about the raw communicator, and while the raw communicator
+    /// is taken away, because the library may free it at once. Calls that wait for peers do not
+    /// hold it.
     asking: Mutex<()>,
     /// On libraries with streams, lets in one host call at a time.
     gate: Gate,
-    /// Held by the thread that aborts, so that a second abort returns only when the first one is done.
+    /// Held by the thread that aborts, so that a second abort returns only when the first one is
+    /// done.
     aborting: Mutex<()>,
     /// Keeps forked children from using the communicator.
     _own: Own<()>,
@@ -173,18 +183,20 @@ impl Communicator {
         self.group.describe()
     }
 
-    /// The scope in which the ranks of a lazy communicator agree. `make` makes the scope at the first call.
+    /// The scope in which the ranks of a lazy communicator agree. `make` makes the scope at the
+    /// first call.
     pub(super) fn scope(&self, make: impl FnOnce() -> Result<Scope>) -> Result<&Scope> {
         self.scope.get_or_try_init(make)
     }
 
-    /// Sets the name under which the ranks of an agreed call know it. A name that was set before stays.
+    /// Sets the name under which the ranks of an agreed call know it. A name that was set before
+    /// stays.
     pub(super) fn set_agreed_name(&self, name: String) {
         let _ = self.agreed_name.set(name);
     }
 
-    /// The name under which the ranks of an agreed call know it. `None` when it has no such name, has ended, or has failed as far as this
-    /// rank knows: then it cannot be shared.
+    /// The name under which the ranks of an agreed call know it. `None` when it has no such name,
+    /// has ended, or has failed as far as this rank knows: then it cannot be shared.
     pub(super) fn shareable_name(&self) -> Option<&str> {
         self.agreed_name.get().filter(|_| self.is_sound()).map(String::as_str)
     }
@@ -192,7 +204,8 @@ impl Communicator {
 
 /// Its raw handle.
 impl Communicator {
-    /// The raw communicator; NULL when it is not made yet or has ended. This is the cheapest question there is.
+    /// The raw communicator; NULL when it is not made yet or has ended. This is the cheapest
+    /// question there is.
     pub(crate) fn raw(&self) -> RawComm {
         RawComm(self.raw.load(Ordering::Acquire))
     }
@@ -218,7 +231,8 @@ impl Communicator {
         })
     }
 
-    /// Puts the raw communicator in place. When an abort came first, ends the raw communicator and fails.
+    /// Puts the raw communicator in place. When an abort came first, ends the raw communicator and
+    /// fails.
     pub(super) fn set_ready(&self, raw: RawComm) -> Result<()> {
         self.raw.store(raw.0, Ordering::SeqCst);
         if !self.change(State::Unmade, State::Ready) {
@@ -232,7 +246,8 @@ impl Communicator {
         self.change(State::Unmade, State::Absent);
     }
 
-    /// Undoes [`set_ready`](Communicator::set_ready) and [`set_absent`](Communicator::set_absent), so that a later call can make it again.
+    /// Undoes [`set_ready`](Communicator::set_ready) and [`set_absent`](Communicator::set_absent),
+    /// so that a later call can make it again.
     pub(super) fn unmake(&self) {
         self.change(State::Absent, State::Unmade);
         if self.change(State::Ready, State::Unmade) {
@@ -240,8 +255,9 @@ impl Communicator {
         }
     }
 
-    /// Ends it at once and wakes every call that is blocked in it. When this returns, the host engine's background work on it is over too.
-    /// A communicator that stays the caller's is not ended.
+    /// Ends it at once and wakes every call that is blocked in it. When this returns, the host
+    /// engine's background work on it is over too. A communicator that stays the caller's is not
+    /// ended.
     pub(super) fn abort(&self) -> Result<()> {
         let _aborting = self.aborting.lock().unwrap_or_else(PoisonError::into_inner);
         self.end(State::Aborted);
@@ -251,8 +267,8 @@ impl Communicator {
         }
     }
 
-    /// Marks it as finalized and returns the raw communicator, which the caller then ends. `None` when it has ended already or stays the
-    /// caller's.
+    /// Marks it as finalized and returns the raw communicator, which the caller then ends. `None`
+    /// when it has ended already or stays the caller's.
     pub(super) fn take_to_finalize(&self) -> Option<RawComm> {
         self.end(State::Finalized);
         self.take_raw().filter(|_| self.is_owned)
@@ -292,7 +308,8 @@ impl Communicator {
         });
     }
 
-    /// Whether a further dimension can use it: it has neither ended nor failed, as far as this rank knows.
+    /// Whether a further dimension can use it: it has neither ended nor failed, as far as this rank
+    /// knows.
     pub(super) fn is_sound(&self) -> bool {
         self.state().is_usable() && !self.has_failed()
     }
@@ -319,7 +336,8 @@ impl Communicator {
 
 /// What its library says of it.
 impl Communicator {
-    /// Sets how long calls on it wait for their peers, in milliseconds. Each mesh that shares it has a timeout of its own.
+    /// Sets how long calls on it wait for their peers, in milliseconds. Each mesh that shares it
+    /// has a timeout of its own.
     pub(super) fn set_timeout(&self, millis: u64) -> Result<()> {
         if self.timeout_millis.swap(millis, Ordering::Relaxed) == millis {
             return Ok(());
@@ -338,8 +356,8 @@ impl Communicator {
         self.library.poll(raw).map_err(|error| self.explain_as(raw, error, true))
     }
 
-    /// Ends it where another rank waits in a collective on it. This rank does not make that collective, because it is in `call` instead.
-    /// Both ranks then get an error that says so.
+    /// Ends it where another rank waits in a collective on it. This rank does not make that
+    /// collective, because it is in `call` instead. Both ranks then get an error that says so.
     pub(super) fn refuse_collectives(&self, call: &str) -> Result<()> {
         let raw = self.ready()?;
         self.library.refuse(raw, call).map_err(|error| self.explain(raw, error))
@@ -360,7 +378,8 @@ impl Communicator {
         self.failure.note(error);
     }
 
-    /// The error of a call on it, with what the library knows about the reason. When the whole communicator has failed, keeps the failure.
+    /// The error of a call on it, with what the library knows about the reason. When the whole
+    /// communicator has failed, keeps the failure.
     pub(super) fn explain(&self, raw: RawComm, error: Error) -> Error {
         let has_failed = {
             let _asking = self.asking();
@@ -369,14 +388,16 @@ impl Communicator {
         self.explain_as(raw, error, has_failed)
     }
 
-    /// As [`explain`](Communicator::explain), where `has_failed` says whether the whole communicator has failed and not this one call alone.
+    /// As [`explain`](Communicator::explain), where `has_failed` says whether the whole
+    /// communicator has failed and not this one call alone.
     fn explain_as(&self, raw: RawComm, error: Error, has_failed: bool) -> Error {
         if self.state() != State::Ready {
             return Error::aborted(format!("the communicator of {} was aborted during the call", self.label()))
                 .with_ccl_result(error.ccl_result());
         }
         let error = match error.ccl_result() {
-            // The engine found that the ranks' calls do not fit together. Its message says who called what.
+            // The engine found that the ranks' calls do not fit together. Its message says who
+            // called what.
             result::INVALID_USAGE if has_failed && self.library.is_host_engine() => {
                 Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result())
             }

@@ -16,12 +16,14 @@ use crate::mesh::Mesh;
 use crate::wait::Deadline;
 
 impl RootComms {
-    /// A mesh with its communicators. **Collective over the world** (also for ranks outside the mesh).
+    /// A mesh with its communicators. **Collective over the world** (also for ranks outside the
+    /// mesh).
     pub fn create(world: &Arc<World>, mesh: Mesh, options: &MeshOptions) -> Result<Arc<RootComms>> {
         RootComms::create_by(world, mesh, options, None)
     }
 
-    /// As [`create`](RootComms::create), where part of the call's time may be over: the call ends at `deadline`, if there is one.
+    /// As [`create`](RootComms::create), where part of the call's time may be over: the call ends
+    /// at `deadline`, if there is one.
     pub fn create_by(
         world: &Arc<World>,
         mesh: Mesh,
@@ -53,7 +55,8 @@ impl RootComms {
         let call = Call::begin(world, None, wait)?;
         let (call, shared) = match is_whole_world {
             true => SharedComms::candidates_of_new(world, &wanted)?.agree(call, scope, &text)?,
-            // Ranks outside the mesh do not know what its ranks share. Its ranks agree on that among themselves, below.
+            // Ranks outside the mesh do not know what its ranks share. Its ranks agree on that
+            // among themselves, below.
             false => (call.agree(scope, &text)?, SharedComms::none(&wanted)),
         };
         let library = Arc::clone(world.library()?);
@@ -73,8 +76,9 @@ impl RootComms {
     /// A root mesh over communicators that exist. Local.
     ///
     /// # Safety
-    /// `comms` are live communicators of `library`, one for each dimension. They stay live until the mesh is finalized or aborted. With
-    /// `is_owned` nobody else destroys or aborts them; without it nobody does so while a call of this mesh is in progress.
+    /// `comms` are live communicators of `library`, one for each dimension. They stay live until
+    /// the mesh is finalized or aborted. With `is_owned` nobody else destroys or aborts them;
+    /// without it nobody does so while a call of this mesh is in progress.
     pub unsafe fn adopt(
         world: Option<Arc<World>>,
         library: Arc<Library>,
@@ -103,7 +107,8 @@ impl RootComms {
                 None => Arc::new(Communicator::adopted(Arc::clone(&library), mesh.slice(&[name])?, *raw, is_owned)?),
             });
         }
-        // Adopting is local. The id is equal on all ranks of the mesh where they adopt the meshes of these ranks in the same order.
+        // Adopting is local. The id is equal on all ranks of the mesh where they adopt the meshes
+        // of these ranks in the same order.
         let id = world.as_ref().map(|world| world.next_adopted(&mesh.root_ranks())).unwrap_or_default();
         let root =
             RootComms::new(RootSpec { world, library: Some(library), mesh, id, is_lazy: false, timeout, outer: None })?;
@@ -121,7 +126,8 @@ impl RootComms {
     }
 }
 
-/// The position of this process in a mesh of that shape that joins no world: the position of the coordinate that its communicators say.
+/// The position of this process in a mesh of that shape that joins no world: the position of the
+/// coordinate that its communicators say.
 pub(crate) fn adopted_position(whole: &Mesh, library: &Library, comms: &[RawComm]) -> Result<usize> {
     let mut position = 0;
     for (index, comm) in comms.iter().enumerate() {

@@ -10,20 +10,22 @@ use crate::wait::{Cancel, Deadline};
 static CPU_WORLD: DefaultWorld = DefaultWorld::new("cpu");
 static CUDA_WORLD: DefaultWorld = DefaultWorld::new("cuda");
 
-/// Returns the default world of a device type. Joins it first if this process is not in it, which `deadline` bounds; the call is then
-/// **collective over the world**. With `None` the default timeout bounds the join.
+/// Returns the default world of a device type. Joins it first if this process is not in it, which
+/// `deadline` bounds; the call is then **collective over the world**. With `None` the default
+/// timeout bounds the join.
 pub(crate) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Result<Arc<World>> {
     let world = if device_type == CPU_WORLD.device_type { &CPU_WORLD } else { &CUDA_WORLD };
     world.get_or_join(deadline)
 }
 
-/// Ends the default worlds on this rank, joined or being joined. The next [`default_world`] joins anew.
+/// Ends the default worlds on this rank, joined or being joined. The next [`default_world`] joins
+/// anew.
 pub(crate) fn abort_default_worlds() -> Result<()> {
     CPU_WORLD.abort().and(CUDA_WORLD.abort())
 }
 
-/// A world that is joined from the environment when it is first needed. A join that fails, is late or is aborted leaves nothing behind, so
-/// the next join begins anew.
+/// A world that is joined from the environment when it is first needed. A join that fails, is late
+/// or is aborted leaves nothing behind, so the next join begins anew.
 struct DefaultWorld {
     device_type: &'static str,
     state: Mutex<State>,
@@ -49,8 +51,9 @@ impl DefaultWorld {
         DefaultWorld { device_type, state: Mutex::new(State::Absent), changed: Condvar::new() }
     }
 
-    /// Returns the world. Joins it first if this process is not in it; the call is then **collective over the world**. `deadline` bounds
-    /// the join, also where another thread does the join. With `None` the default timeout bounds it.
+    /// Returns the world. Joins it first if this process is not in it; the call is then
+    /// **collective over the world**. `deadline` bounds the join, also where another thread does
+    /// the join. With `None` the default timeout bounds it.
     fn get_or_join(&self, deadline: Option<Deadline>) -> Result<Arc<World>> {
         let deadline = deadline.unwrap_or_else(|| Deadline::after(DEFAULT_TIMEOUT));
         let mut state = self.lock();
@@ -75,7 +78,8 @@ impl DefaultWorld {
         let mut joining = Joining { world: self, joined: false };
         let join = JoinOptions { deadline: Some(deadline), cancel: cancel.clone(), ..JoinOptions::default() };
         let world = Arc::new(World::join(self.device_type, &WorldOptions { join, library: None })?);
-        // Because of the lock, an abort either finds the world joined or has raised the flag before.
+        // Because of the lock, an abort either finds the world joined or has raised the flag
+        // before.
         let mut state = self.lock();
         if cancel.is_raised() {
             drop(state);
@@ -89,8 +93,8 @@ impl DefaultWorld {
         Ok(world)
     }
 
-    /// Ends the world on this rank, as [`World::abort`] does, or ends the join that is in progress. The next
-    /// [`get_or_join`](DefaultWorld::get_or_join) joins anew.
+    /// Ends the world on this rank, as [`World::abort`] does, or ends the join that is in progress.
+    /// The next [`get_or_join`](DefaultWorld::get_or_join) joins anew.
     fn abort(&self) -> Result<()> {
         let mut state = self.lock();
         let world = match &*state {

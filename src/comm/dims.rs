@@ -1,4 +1,5 @@
-//! Gives the dimensions of a view their communicators: shared where the ranks are the same, else made by the call.
+//! Gives the dimensions of a view their communicators: shared where the ranks are the same, else
+//! made by the call.
 
 use std::sync::Arc;
 
@@ -37,9 +38,11 @@ impl WantedDims {
 
 /// Existing communicators that the wanted dimensions can take.
 pub(super) struct SharedComms {
-    /// The communicator of each wanted dimension, in the order of [`WantedDims`]; `None` where one has to be made.
+    /// The communicator of each wanted dimension, in the order of [`WantedDims`]; `None` where one
+    /// has to be made.
     dims: Vec<Option<Arc<Communicator>>>,
-    /// The communicator over all ranks of the root, to split from; `None` where one has to be made when it is needed.
+    /// The communicator over all ranks of the root, to split from; `None` where one has to be made
+    /// when it is needed.
     parent: Option<Arc<Communicator>>,
 }
 
@@ -55,8 +58,9 @@ impl SharedComms {
         Ok(SharedComms { dims: SharedComms::candidates_of_dims(world, wanted, None), parent })
     }
 
-    /// What the dimensions of `holder`, which is `root` or a range of it, could share. It may differ between ranks where a mesh over the same
-    /// ranks has ended or failed on some of them. So the ranks agree on what they share.
+    /// What the dimensions of `holder`, which is `root` or a range of it, could share. It may
+    /// differ between ranks where a mesh over the same ranks has ended or failed on some of them.
+    /// So the ranks agree on what they share.
     pub(super) fn candidates(root: &RootComms, holder: Option<&RootComms>, wanted: &WantedDims) -> SharedComms {
         match root.world().filter(|_| root.mesh().is_member()) {
             Some(world) => SharedComms {
@@ -85,14 +89,16 @@ impl SharedComms {
         wanted.dims.iter().map(candidate).collect()
     }
 
-    /// Agrees with the other ranks on the call `text`, and on which of these candidates all ranks have. A communicator that some rank knows
-    /// to have failed or ended is left out on all ranks, and made anew.
+    /// Agrees with the other ranks on the call `text`, and on which of these candidates all ranks
+    /// have. A communicator that some rank knows to have failed or ended is left out on all ranks,
+    /// and made anew.
     pub(super) fn agree<'a>(self, call: Call<'a>, scope: &Scope, text: &str) -> Result<(AgreedCall<'a>, SharedComms)> {
         let (agreed, shared) = call.agree_to_share(scope, text, &self.offers())?;
         Ok((agreed, self.restricted_to(&shared)))
     }
 
-    /// As [`agree`](SharedComms::agree), for the ranks of a smaller mesh inside a call of the whole world.
+    /// As [`agree`](SharedComms::agree), for the ranks of a smaller mesh inside a call of the whole
+    /// world.
     pub(super) fn agree_inside(self, peers: Peers<'_>, scope: &Scope, text: &str) -> Result<SharedComms> {
         let shared = peers.agree_to_share(scope, text, &self.offers())?;
         Ok(self.restricted_to(&shared))
@@ -108,7 +114,8 @@ impl SharedComms {
         self.dims.get(place).is_some_and(Option::is_some)
     }
 
-    /// The names by which the ranks agree: those of the dimensions' communicators, then that of the parent.
+    /// The names by which the ranks agree: those of the dimensions' communicators, then that of the
+    /// parent.
     fn offers(&self) -> Vec<Option<String>> {
         let name = |known: &Arc<Communicator>| known.shareable_name().map(str::to_owned);
         self.dims.iter().chain([&self.parent]).map(|known| known.as_ref().and_then(name)).collect()
@@ -122,8 +129,8 @@ impl SharedComms {
     }
 }
 
-/// Makes the communicators of dimensions inside a call. The order is that of the wanted dimensions, which is the same on every rank, because
-/// communicator libraries need that.
+/// Makes the communicators of dimensions inside a call. The order is that of the wanted dimensions,
+/// which is the same on every rank, because communicator libraries need that.
 struct DimMaker<'w, 'a> {
     work: &'w mut Work<'a>,
     world: &'w World,
@@ -179,7 +186,8 @@ impl DimMaker<'_, '_> {
             Some(known) => Arc::clone(known),
             None => self.plan(view, index, options)?,
         };
-        // The dimension is noted before its communicator is made, so that an abort meanwhile finds the communicator.
+        // The dimension is noted before its communicator is made, so that an abort meanwhile finds
+        // the communicator.
         self.work.log.add_dim(self.holder, name, dim, &communicator);
         let is_wanted_now = !self.root.is_lazy() && dim.size() > 1;
         if is_wanted_now && communicator.state() == State::Unmade {
@@ -189,7 +197,8 @@ impl DimMaker<'_, '_> {
         Ok(())
     }
 
-    /// A new communicator for this dimension, not made yet, or the one that all dimensions of size 1 share.
+    /// A new communicator for this dimension, not made yet, or the one that all dimensions of size
+    /// 1 share.
     fn plan(&self, view: &Mesh, index: usize, options: &DimOptions) -> Result<Arc<Communicator>> {
         let library = self.maker.library;
         let (name, dim) = (view.dim_name(index), view.dim_layout(index));
@@ -198,11 +207,13 @@ impl DimMaker<'_, '_> {
         let is_exclusive = options.is_exclusive();
         if dim.size() == 1 && !is_exclusive {
             let alone = || Communicator::unmade(Arc::clone(library), group, FirstUse::alone());
-            // All dimensions of size 1 share one communicator, which holds this rank alone. So a rank outside the range does not set it.
+            // All dimensions of size 1 share one communicator, which holds this rank alone. So a
+            // rank outside the range does not set it.
             return Ok(if view.is_member() { self.world.comms().single(alone) } else { Arc::new(alone()) });
         }
         let color = view.is_member().then(|| view.split_color_key(index)).transpose()?.map_or(NO_COLOR, |own| own.0);
-        // A later dimension of the same name meets in a scope of its own, because the name of the call is part of the scope's.
+        // A later dimension of the same name meets in a scope of its own, because the name of the
+        // call is part of the scope's.
         let scope_id = |call: String| format!("{}{call}/{color}", self.holder.id());
         let lazily = self.work.peers.name_of(name).filter(|_| self.root.is_lazy()).map(scope_id);
         let first_use =
@@ -217,7 +228,8 @@ impl DimMaker<'_, '_> {
         Ok(planned)
     }
 
-    /// Makes the raw communicator of a dimension. `None` on a rank that has no part in it, because it is outside the view's range.
+    /// Makes the raw communicator of a dimension. `None` on a rank that has no part in it, because
+    /// it is outside the view's range.
     fn make_raw(
         &mut self,
         communicator: &Communicator,
@@ -229,8 +241,9 @@ impl DimMaker<'_, '_> {
         let (name, group) = (view.dim_name(index), communicator.group());
         let place = view.is_member().then(|| view.split_color_key(index)).transpose()?;
         let config = named_config(library, options.config.as_ref(), &comm_name(name, options));
-        // Three kinds meet by a fresh id. A communicator over all ranks of the root needs no parent, but takes an existing one where it
-        // cannot be that parent itself. A communicator that another mesh planned lazily may exist in some of its groups already, so not all
+        // Three kinds meet by a fresh id. A communicator over all ranks of the root needs no
+        // parent, but takes an existing one where it cannot be that parent itself. A communicator
+        // that another mesh planned lazily may exist in some of its groups already, so not all
         // ranks would take part in a split. And the library may have no split.
         let is_whole = view.dim_size(index) == self.root.mesh().root_size();
         let from_parent = !is_whole || (library.has_streams() && self.parent.is_some());
@@ -242,8 +255,9 @@ impl DimMaker<'_, '_> {
         self.maker.split(&parent, group, place, config.blocking_by_default())
     }
 
-    /// The communicator over all ranks of the root in row-major order, to split from. It is shared with other roots of the same ranks, and
-    /// with dimensions over all of them where those can be split from as well.
+    /// The communicator over all ranks of the root in row-major order, to split from. It is shared
+    /// with other roots of the same ranks, and with dimensions over all of them where those can be
+    /// split from as well.
     fn parent(&mut self) -> Result<Arc<Communicator>> {
         let parent = match &self.parent {
             Some(known) => Arc::clone(known),

@@ -8,7 +8,8 @@ use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Status};
 use crate::mesh::Mesh;
 
-/// The first failure of a communicator, once this rank knows of one. Later failures follow from the first, so only the first is kept.
+/// The first failure of a communicator, once this rank knows of one. Later failures follow from the
+/// first, so only the first is kept.
 #[derive(Debug, Default)]
 pub(super) struct FirstFailure(OnceLock<Failure>);
 
@@ -37,7 +38,8 @@ impl FirstFailure {
         let _ = self.0.set(Failure { status: error.status(), ccl_result: error.ccl_result(), how });
     }
 
-    /// The error of a call that comes after the failure. It says which call failed, and what to do. `label` names the communicator.
+    /// The error of a call that comes after the failure. It says which call failed, and what to do.
+    /// `label` names the communicator.
     pub(super) fn again(&self, label: impl FnOnce() -> String) -> Option<Error> {
         let Failure { status, ccl_result, how } = self.0.get()?;
         let message = format!(
@@ -59,8 +61,8 @@ pub(super) fn name_ranks(library: &Library, raw: RawComm, group: &Mesh) {
     let _ = library.set_names(raw, group.ranks().as_slice());
 }
 
-/// The error of a call on a communicator of `group`. Where the library knows which rank is lost or late, the error names that rank by its
-/// world rank.
+/// The error of a call on a communicator of `group`. Where the library knows which rank is lost or
+/// late, the error names that rank by its world rank.
 pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error) -> Error {
     let said = match error.status() {
         Status::PeerLost => "was lost",

@@ -16,12 +16,14 @@ struct OpenGroup {
     queued: usize,
     /// The first operation that waits, for messages.
     first: String,
-    /// The first error of an operation that was refused in the group. The whole group fails with this error.
+    /// The first error of an operation that was refused in the group. The whole group fails with
+    /// this error.
     refused: Option<Error>,
-    /// The communicators with streams that have operations in the group. This thread keeps their gates until the group ends.
+    /// The communicators with streams that have operations in the group. This thread keeps their
+    /// gates until the group ends.
     inside: Vec<Arc<Communicator>>,
-    /// Whether the library cannot end the group any more, because a communicator in it was aborted. The thread then stays inside the
-    /// group, so it can issue no further operations.
+    /// Whether the library cannot end the group any more, because a communicator in it was aborted.
+    /// The thread then stays inside the group, so it can issue no further operations.
     is_lost: bool,
 }
 
@@ -51,7 +53,8 @@ thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `work` with the list of open groups. Returns `None` on a thread that is ending and has no list any more.
+/// Runs `work` with the list of open groups. Returns `None` on a thread that is ending and has no
+/// list any more.
 fn with_open<T>(work: impl FnOnce(&mut Vec<OpenGroup>) -> T) -> Option<T> {
     OPEN.try_with(|open| {
         let mut open = open.borrow_mut();
@@ -84,7 +87,8 @@ pub(super) fn note(library: &Arc<Library>, call: impl FnOnce() -> String) {
     });
 }
 
-/// Keeps the gate of a communicator, which this thread has entered already, until the group ends. Returns whether there is a group.
+/// Keeps the gate of a communicator, which this thread has entered already, until the group ends.
+/// Returns whether there is a group.
 pub(super) fn hold_gate(communicator: &Arc<Communicator>) -> bool {
     with_group(communicator.library(), |group| group.inside.push(Arc::clone(communicator))).is_some()
 }
@@ -95,8 +99,8 @@ pub(super) fn holds_gate(communicator: &Arc<Communicator>) -> bool {
         .unwrap_or(false)
 }
 
-/// Fails when operations of this thread wait for the end of a group in that library, because `call` would then wait, or end, without these
-/// operations.
+/// Fails when operations of this thread wait for the end of a group in that library, because `call`
+/// would then wait, or end, without these operations.
 pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Result<()> {
     let waiting = library.and_then(|library| {
         with_group(library, |group| (group.queued > 0).then(|| (group.queued, group.first.clone()))).flatten()
@@ -124,11 +128,13 @@ pub(super) fn begin(library: &Arc<Library>) {
     });
 }
 
-/// Ends a group of the calling thread in `library`. The outermost end runs the operations, and then opens the gates that the group kept. Fails
-/// with the error of the first operation that was refused in the group, else with the library's error. The flag says whether the error is the
+/// Ends a group of the calling thread in `library`. The outermost end runs the operations, and then
+/// opens the gates that the group kept. Fails with the error of the first operation that was
+/// refused in the group, else with the library's error. The flag says whether the error is the
 /// library's.
 pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, bool)> {
-    // An operation of a communicator that was aborted meanwhile lies in the library's list, and the communicator's memory is gone.
+    // An operation of a communicator that was aborted meanwhile lies in the library's list, and the
+    // communicator's memory is gone.
     let is_lost = with_group(library, |group| {
         if group.is_lost || (group.depth == 1 && library.has_streams() && group.holds_ended()) {
             group.lose();
@@ -150,9 +156,10 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, boo
     }
 }
 
-/// Notes that an operation of this thread was refused. The thread's open group in `library` then fails with that error at its end, and the
-/// host engine runs none of the group's operations. Where the library is not known (`None`), because the operation names no mesh, this
-/// holds for every group that the thread has open.
+/// Notes that an operation of this thread was refused. The thread's open group in `library` then
+/// fails with that error at its end, and the host engine runs none of the group's operations. Where
+/// the library is not known (`None`), because the operation names no mesh, this holds for every
+/// group that the thread has open.
 pub(crate) fn refuse(library: Option<&Library>, error: &Error) {
     if COUNT.get() == 0 {
         return;
@@ -166,8 +173,9 @@ pub(crate) fn refuse(library: Option<&Library>, error: &Error) {
     });
 }
 
-/// Ends the group that this thread has begun last, for a program that names it by a handle which is not live any more. The group fails with
-/// `error`, and the host engine runs none of its operations.
+/// Ends the group that this thread has begun last, for a program that names it by a handle which is
+/// not live any more. The group fails with `error`, and the host engine runs none of its
+/// operations.
 pub(crate) fn end_in_vain(error: &Error) {
     let last = with_open(|open| open.last().filter(|group| !group.is_lost).map(|group| Arc::clone(&group.library)));
     let Some(library) = last.flatten() else { return };
@@ -175,8 +183,9 @@ pub(crate) fn end_in_vain(error: &Error) {
     let _ = end(&library);
 }
 
-/// Ends the groups that this thread has open in `library`, after a mesh was aborted: later operations must not wait for an end of the group
-/// that the program may have left out. The host engine drops the operations of the group. NCCL ends a group only where no operation of an
+/// Ends the groups that this thread has open in `library`, after a mesh was aborted: later
+/// operations must not wait for an end of the group that the program may have left out. The host
+/// engine drops the operations of the group. NCCL ends a group only where no operation of an
 /// aborted communicator is queued in it; otherwise the group is lost.
 pub(super) fn abandon(library: &Arc<Library>) {
     let Some((holds_ended, queued)) = with_group(library, |group| (group.holds_ended(), group.queued)) else { return };
@@ -195,7 +204,8 @@ pub(super) fn abandon(library: &Arc<Library>) {
     }
 }
 
-/// Fails on a thread whose group in `library` is lost, because whatever the thread did there would only be queued.
+/// Fails on a thread whose group in `library` is lost, because whatever the thread did there would
+/// only be queued.
 pub(super) fn check_usable(library: &Arc<Library>) -> Result<()> {
     match with_group(library, |group| group.is_lost) {
         Some(true) => Err(lost(library)),
@@ -210,8 +220,9 @@ fn lost(library: &Library) -> Error {
     ))
 }
 
-/// Makes communicators outside the calling thread's groups, because inside a group a library would put that off until the group's end.
-/// Groups belong to threads, so another thread makes the communicators when this thread has an open group.
+/// Makes communicators outside the calling thread's groups, because inside a group a library would
+/// put that off until the group's end. Groups belong to threads, so another thread makes the
+/// communicators when this thread has an open group.
 pub(super) fn outside_groups<T: Send>(library: &Arc<Library>, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if !in_group(library) {
         return make();

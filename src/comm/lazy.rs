@@ -1,4 +1,5 @@
-//! The first use of a communicator that was only planned: it is made then, alone or with the other ranks of its group.
+//! The first use of a communicator that was only planned: it is made then, alone or with the other
+//! ranks of its group.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use super::root::RootComms;
 use crate::error::{Error, Result};
 
 impl RootComms {
-    /// Makes a planned communicator of this root; `dim` is the name of its dimension. Collective over the communicator's group, when that
-    /// has more than one rank.
+    /// Makes a planned communicator of this root; `dim` is the name of its dimension. Collective
+    /// over the communicator's group, when that has more than one rank.
     pub(super) fn make_at_first_use(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
         let Some(world) = self.world() else {
             return Err(Error::internal(format!("dimension {dim} of {} has no world", self.mesh().describe())));

@@ -1,9 +1,11 @@
-//! Makes raw communicators inside an agreed call: by unique id, by split and by shrink, always against the deadline.
+//! Makes raw communicators inside an agreed call: by unique id, by split and by shrink, always
+//! against the deadline.
 //!
-//! What a user gets is blocking. On a non-blocking communicator NCCL's operations return ncclInProgress before they are on the stream, and
-//! such operations may not be in one group with those of a blocking communicator. But only the making of non-blocking communicators can be
-//! ended early. So where there are streams, ranks meet in a non-blocking communicator that nobody sees, and what is handed out is split
-//! from it (docs/nccl.md).
+//! What a user gets is blocking. On a non-blocking communicator NCCL's operations return
+//! ncclInProgress before they are on the stream, and such operations may not be in one group with
+//! those of a blocking communicator. But only the making of non-blocking communicators can be ended
+//! early. So where there are streams, ranks meet in a non-blocking communicator that nobody sees,
+//! and what is handed out is split from it (docs/nccl.md).
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -20,15 +22,16 @@ use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
 
-/// How often, while a library works in the background, this rank looks in the store for failures of the other ranks.
+/// How often, while a library works in the background, this rank looks in the store for failures of
+/// the other ranks.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
 
-/// How much longer than the deadline this rank waits for the host engine, which has the same deadline and then says which ranks did not
-/// come.
+/// How much longer than the deadline this rank waits for the host engine, which has the same
+/// deadline and then says which ranks did not come.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
-/// How many ranks meet at one id, where a library takes several ids. NCCL's root of an id serves its ranks one after another, and from 256
-/// ranks on they wait before they turn to it.
+/// How many ranks meet at one id, where a library takes several ids. NCCL's root of an id serves
+/// its ranks one after another, and from 256 ranks on they wait before they turn to it.
 const RANKS_PER_ID: usize = 128;
 
 /// Makes communicators of one library inside one call.
@@ -41,7 +44,8 @@ pub(super) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// A communicator over the ranks of the one-dimensional `group`, for their own calls. The ranks meet by a fresh id under `key`.
+    /// A communicator over the ranks of the one-dimensional `group`, for their own calls. The ranks
+    /// meet by a fresh id under `key`.
     pub(super) fn meet_for_use(&self, key: &str, group: &Mesh, config: CommConfig) -> Result<RawComm> {
         if !self.library.has_streams() {
             return self.meet(key, group, config.blocking(false));
@@ -61,7 +65,8 @@ impl Maker<'_> {
             .inspect_err(|_| drop(self.library.abort(made)))
     }
 
-    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under `key`.
+    /// A communicator over the ranks of the one-dimensional `group`, which meet by a fresh id under
+    /// `key`.
     pub(super) fn meet(&self, key: &str, group: &Mesh, mut config: CommConfig) -> Result<RawComm> {
         let (size, rank) = (group.size(), group.local_rank(0)?);
         let ids = self.ids(key, group, rank)?;
@@ -70,11 +75,13 @@ impl Maker<'_> {
             return self.meet_blocking(what, size, ids[0], rank, config);
         }
         let comm = self.library.init_rank(size, &ids, rank, &mut config)?;
-        // Only the host engine takes a timeout. Where it refuses, the polling still ends at the deadline.
+        // Only the host engine takes a timeout. Where it refuses, the polling still ends at the
+        // deadline.
         let _ = self.library.set_timeout(comm, self.millis_left());
         name_ranks(self.library, comm, group);
         let explain = |error: Error| match group.ranks().first() {
-            // The communicator never came to be, so it numbers no ranks. The one rank that can have spoilt it is the one that made its id.
+            // The communicator never came to be, so it numbers no ranks. The one rank that can have
+            // spoilt it is the one that made its id.
             Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
                 error.within(&format!("rank {maker} was lost (it made the id)"))
             }
@@ -84,8 +91,9 @@ impl Maker<'_> {
         Ok(comm)
     }
 
-    /// The ids by which the ranks of `group` meet. It is one id, unless many ranks would crowd at it and the library takes several: then
-    /// each part of the ranks has an id, which the first rank of the part makes. All ranks get the same list from rank 0.
+    /// The ids by which the ranks of `group` meet. It is one id, unless many ranks would crowd at
+    /// it and the library takes several: then each part of the ranks has an id, which the first
+    /// rank of the part makes. All ranks get the same list from rank 0.
     fn ids(&self, key: &str, group: &Mesh, rank: usize) -> Result<Vec<UniqueId>> {
         let (size, wait) = (group.size(), self.peers.wait());
         let count = if self.library.takes_several_ids() { size.div_ceil(RANKS_PER_ID) } else { 1 };
@@ -122,7 +130,8 @@ impl Maker<'_> {
         })
     }
 
-    /// A blocking communicator, from a library without split. Once its making has begun, nothing ends it.
+    /// A blocking communicator, from a library without split. Once its making has begun, nothing
+    /// ends it.
     fn meet_blocking(
         &self,
         what: impl Fn() -> String,
@@ -137,8 +146,9 @@ impl Maker<'_> {
         in_background(self.library, make, discard, |is_done| self.poll(what, sleep, is_done))?
     }
 
-    /// The child of `parent` that joins the ranks of `group`: the ranks that say the same colour, ordered by key. A rank without a colour
-    /// takes part and gets no child. A split that does not end ends the parent.
+    /// The child of `parent` that joins the ranks of `group`: the ranks that say the same colour,
+    /// ordered by key. A rank without a colour takes part and gets no child. A split that does not
+    /// end ends the parent.
     pub(super) fn split(
         &self,
         parent: &Communicator,
@@ -157,7 +167,8 @@ impl Maker<'_> {
             self.end_parent(parent, child);
             return Err(error);
         }
-        // SAFETY: the handle came from a box, and a library that is done with the parent does not write to it any more.
+        // SAFETY: the handle came from a box, and a library that is done with the parent does not
+        // write to it any more.
         let child = *unsafe { Box::from_raw(child) };
         if place.is_none() && child.is_null() {
             return parent.set_timeout(millis(self.timeout)).map(|()| None);
@@ -177,8 +188,9 @@ impl Maker<'_> {
         Ok(Some(child))
     }
 
-    /// The child of `parent` that joins the ranks of `group`: the ranks that are not `excluded`, by their ranks in the parent. Calls in
-    /// progress on the parent end, and the parent is of no further use.
+    /// The child of `parent` that joins the ranks of `group`: the ranks that are not `excluded`, by
+    /// their ranks in the parent. Calls in progress on the parent end, and the parent is of no
+    /// further use.
     pub(super) fn shrink(
         &self,
         parent: &Communicator,
@@ -192,12 +204,14 @@ impl Maker<'_> {
             // SAFETY: `child` says what it is for.
             unsafe { self.library.shrink(raw, &mut excluded, child, &mut config) }
         })?;
-        // SAFETY: the handle is still there. The parent has failed, most likely, and says so once it is done. What counts is the child.
+        // SAFETY: the handle is still there. The parent has failed, most likely, and says so once
+        // it is done. What counts is the child.
         let made = unsafe { child.read_volatile() };
         match outcome {
             _ if !made.is_null() => {
                 if self.library.is_host_engine() {
-                    // SAFETY: the handle came from a box, and an engine that is done with the parent does not write to it any more.
+                    // SAFETY: the handle came from a box, and an engine that is done with the
+                    // parent does not write to it any more.
                     drop(unsafe { Box::from_raw(child) });
                 }
                 self.poll_new(made, what, |error| blame(self.library, made, group, error)).map(|()| made)
@@ -225,8 +239,9 @@ impl Maker<'_> {
         }
     }
 
-    /// Starts the making of a child and waits until the parent is idle. Returns the place of the child's handle, and how the wait ended.
-    /// The place is on the heap. It is freed only by the caller, because the library may write to it at any time until the parent is idle.
+    /// Starts the making of a child and waits until the parent is idle. Returns the place of the
+    /// child's handle, and how the wait ended. The place is on the heap. It is freed only by the
+    /// caller, because the library may write to it at any time until the parent is idle.
     fn child(
         &self,
         parent: &Communicator,
@@ -241,7 +256,8 @@ impl Maker<'_> {
         Ok((child, outcome))
     }
 
-    /// Polls a communicator that nobody else has yet, and aborts it when that fails. `explain` adds the reason to an error of its own.
+    /// Polls a communicator that nobody else has yet, and aborts it when that fails. `explain` adds
+    /// the reason to an error of its own.
     fn poll_new(&self, comm: RawComm, what: impl Fn() -> String, explain: impl Fn(Error) -> Error) -> Result<()> {
         let rest = |pause| self.library.rest(comm, pause);
         let result = self.poll(what, rest, || self.library.poll(comm).map_err(&explain));
@@ -252,7 +268,8 @@ impl Maker<'_> {
         result
     }
 
-    /// Waits until the background work is done. Fails at the deadline, when the call is cancelled, and when another rank reports a failure.
+    /// Waits until the background work is done. Fails at the deadline, when the call is cancelled,
+    /// and when another rank reports a failure.
     fn poll(
         &self,
         what: impl Fn() -> String,

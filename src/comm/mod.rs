@@ -1,10 +1,14 @@
-//! Communicators of a mesh: which ones a root mesh has, when they are made, with whom they are shared, and how they end.
+//! Communicators of a mesh: which ones a root mesh has, when they are made, with whom they are
+//! shared, and how they end.
 //!
 //! - [`World`]: a world with its communicators; what two meshes can share is kept here.
 //! - `Communicator`: one communicator of this rank, made or still to be made.
-//! - [`RootComms`]: a root mesh with its communicators, its agreement scope and its life (abort, finalize).
-//! - `Call`: a collective call, from its turn to its end. call.rs says what "collective" means here.
-//! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh` handle names.
+//! - [`RootComms`]: a root mesh with its communicators, its agreement scope and its life (abort,
+//!   finalize).
+//! - `Call`: a collective call, from its turn to its end. call.rs says what "collective" means
+//!   here.
+//! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh`
+//!   handle names.
 //! - [`Element`] and [`Operator`]: what its collectives over slices take.
 //!
 //! A file imports files of lower layers only, and within a layer only files to its left:

@@ -11,12 +11,13 @@ use crate::mesh::Mesh;
 use crate::rendezvous::Scope;
 
 impl View {
-    /// One dimension out of all of this view's, with a communicator. **Collective over the root mesh**, but local when this
-    /// dimension exists under this name already.
+    /// One dimension out of all of this view's, with a communicator. **Collective over the root
+    /// mesh**, but local when this dimension exists under this name already.
     pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
         self.root_comms().alive()?;
         let flat = self.mesh().flatten(name)?;
-        // A dimension under its own name is itself: there is nothing to make, nor a name to make known.
+        // A dimension under its own name is itself: there is nothing to make, nor a name to make
+        // known.
         if self.mesh().ndim() == 1 && flat.dim_name(0) == self.mesh().dim_name(0) {
             return Ok(self.with(flat));
         }
@@ -35,7 +36,8 @@ impl View {
         Ok(self.with(flat))
     }
 
-    /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root mesh**.
+    /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root
+    /// mesh**.
     pub fn unflatten(&self, dim: &str, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
         self.root_comms().alive()?;
         let at = self.mesh().dim_index(dim)?;
@@ -44,7 +46,8 @@ impl View {
         self.replace(call, split, at, sizes, names, options)
     }
 
-    /// All ranks of this view, row-major, under another shape, each dimension with a communicator. **Collective over the root mesh**.
+    /// All ranks of this view, row-major, under another shape, each dimension with a communicator.
+    /// **Collective over the root mesh**.
     pub fn reshape(&self, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
         self.root_comms().alive()?;
         let other = self.mesh().reshape(sizes, names)?;
@@ -73,8 +76,9 @@ impl View {
         Ok(self.with(mesh))
     }
 
-    /// The view with a dimension restricted to its indices `start`, `start + step` ... (`len` of them), and a communicator for what is left of it.
-    /// **Collective over the root mesh**, also for the ranks at the other indices.
+    /// The view with a dimension restricted to its indices `start`, `start + step` ... (`len` of
+    /// them), and a communicator for what is left of it. **Collective over the root mesh**, also
+    /// for the ranks at the other indices.
     pub fn slice_range(&self, dim: Option<&str>, start: usize, len: usize, step: usize) -> Result<View> {
         self.root_comms().alive()?;
         let (along, index) = self.mesh().along(dim)?;
@@ -87,7 +91,8 @@ impl View {
             "dm_slice_range(dims=({}), dim={name}, start={start}, len={len}, step={step})",
             along.dim_names().join(", ")
         );
-        // A range of all indices is the view itself: there is nothing to make, but all ranks agree on that.
+        // A range of all indices is the view itself: there is nothing to make, but all ranks agree
+        // on that.
         let is_all = cut.same_root(&along);
         let dims = if is_all { Vec::new() } else { vec![(index, DimOptions::default())] };
         let wanted = WantedDims { view: cut.clone(), dims };
@@ -111,7 +116,8 @@ impl View {
         made.map(|range| View::new(cut, range, Arc::clone(self.root_comms())))
     }
 
-    /// Gives dimensions of a view of this one's root their communicators. Collective over the root mesh.
+    /// Gives dimensions of a view of this one's root their communicators. Collective over the root
+    /// mesh.
     fn give_comms(&self, text: &str, wanted: &WantedDims) -> Result<()> {
         let space = self.space();
         let (call, scope) = self.begin(text)?;

@@ -5,14 +5,16 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
-/// The first pause between two questions. Each pause is twice as long as the one before, up to [`LONGEST_PAUSE`].
+/// The first pause between two questions. Each pause is twice as long as the one before, up to
+/// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 
 /// The longest pause between two questions.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
-/// Returns when `is_done` says so. Fails when `is_done` fails, at the deadline, and when the wait is cancelled. `what` names the work in
-/// messages. `rest` lets a pause pass between two questions, and may return early when there is news.
+/// Returns when `is_done` says so. Fails when `is_done` fails, at the deadline, and when the wait
+/// is cancelled. `what` names the work in messages. `rest` lets a pause pass between two questions,
+/// and may return early when there is news.
 pub(super) fn poll_until_done(
     wait: &Wait,
     what: impl Fn() -> String,
@@ -25,7 +27,8 @@ pub(super) fn poll_until_done(
             Ok(true) => return Ok(()),
             Ok(false) => wait.cancel.check()?,
             Err(error) => {
-                // An abort takes the communicator away while it is being asked. The abort is then the reason.
+                // An abort takes the communicator away while it is being asked. The abort is then
+                // the reason.
                 wait.cancel.check()?;
                 return Err(error.within(&what()));
             }

@@ -54,7 +54,8 @@ pub(super) struct DimComm {
 
 /// What a new root mesh is made of.
 pub(super) struct RootSpec<'a> {
-    /// The world that its collective calls belong to; `None` for a mesh over existing communicators without a world.
+    /// The world that its collective calls belong to; `None` for a mesh over existing communicators
+    /// without a world.
     pub(super) world: Option<Arc<World>>,
     /// The library of its communicators; `None` for an offline mesh.
     pub(super) library: Option<Arc<Library>>,
@@ -71,7 +72,8 @@ pub(super) struct RootSpec<'a> {
 
 /// A root mesh with its communicators. Its views share it.
 pub struct RootComms {
-    /// The world that its collective calls belong to; `None` for a mesh over existing communicators without a world.
+    /// The world that its collective calls belong to; `None` for a mesh over existing communicators
+    /// without a world.
     world: Option<Arc<World>>,
     /// The library of its communicators; `None` for an offline mesh.
     library: Option<Arc<Library>>,
@@ -82,7 +84,8 @@ pub struct RootComms {
     cancel: Cancel,
     /// The communicators along its dimensions, in the order in which they were made.
     dims: RwLock<Vec<DimComm>>,
-    /// The communicator over all ranks of the root, from which others are split. It is made when it is first needed.
+    /// The communicator over all ranks of the root, from which others are split. It is made when it
+    /// is first needed.
     parent: RwLock<Option<Held>>,
     /// Whether its communicators are made at their first use.
     is_lazy: bool,
@@ -92,11 +95,13 @@ pub struct RootComms {
     id: String,
     /// Whether the root is alive; its ranges and views have the same flag.
     life: Arc<LifeFlag>,
-    /// The root of which this one is a range. The views of a range hold both, so the outer root lives longer.
+    /// The root of which this one is a range. The views of a range hold both, so the outer root
+    /// lives longer.
     outer: Weak<RootComms>,
     /// The ranges of this root, which end with it.
     ranges: Mutex<Vec<Arc<RootComms>>>,
-    /// How often this rank has called dm_shrink on it. Each attempt has an agreement scope of its own.
+    /// How often this rank has called dm_shrink on it. Each attempt has an agreement scope of its
+    /// own.
     pub(super) shrink_attempts: AtomicU64,
 }
 
@@ -163,7 +168,8 @@ impl RootComms {
         &self.cancel
     }
 
-    /// The world and the scope in which the root's ranks make the collective call `call`. Fails where this rank cannot take part.
+    /// The world and the scope in which the root's ranks make the collective call `call`. Fails
+    /// where this rank cannot take part.
     pub(super) fn participants(&self, call: &str) -> Result<(&Arc<World>, &Arc<Scope>)> {
         self.alive()?;
         if !self.mesh.is_member() {
@@ -202,8 +208,8 @@ impl RootComms {
         Arc::clone(&self.life)
     }
 
-    /// Ends the root in the way that `life` says. Returns whether this call ended it: the first end stands, so a finalized root is not
-    /// aborted any more, nor the other way round.
+    /// Ends the root in the way that `life` says. Returns whether this call ended it: the first end
+    /// stands, so a finalized root is not aborted any more, nor the other way round.
     pub(super) fn end(&self, life: Life) -> bool {
         self.life.0.compare_exchange(Life::Alive as u8, life as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
@@ -222,7 +228,8 @@ impl RootComms {
 }
 
 impl Drop for RootComms {
-    /// A failed communicator ends with the last root mesh that has it. The others stay: raw pointers to them may be in use.
+    /// A failed communicator ends with the last root mesh that has it. The others stay: raw
+    /// pointers to them may be in use.
     fn drop(&mut self) {
         let dims = std::mem::take(self.dims.get_mut().unwrap_or_else(PoisonError::into_inner));
         let parent = self.parent.get_mut().unwrap_or_else(PoisonError::into_inner).take();
@@ -233,8 +240,9 @@ impl Drop for RootComms {
     }
 }
 
-/// The scope in which the ranks of a root mesh agree: the world's own scope where the root has all ranks of the world, so that calls on
-/// different meshes in different orders are a mismatch and not a wait; else a scope of the root's own.
+/// The scope in which the ranks of a root mesh agree: the world's own scope where the root has all
+/// ranks of the world, so that calls on different meshes in different orders are a mismatch and not
+/// a wait; else a scope of the root's own.
 fn own_scope(world: &World, mesh: &Mesh, id: &str) -> Result<Arc<Scope>> {
     let rendezvous = world.rendezvous();
     if mesh.root_size() == rendezvous.size() {

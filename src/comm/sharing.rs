@@ -1,4 +1,5 @@
-//! The communicators of one world by the ranks they join: what a further mesh can share, and what still lives.
+//! The communicators of one world by the ranks they join: what a further mesh can share, and what
+//! still lives.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,9 +12,9 @@ use crate::ccl::Library;
 use crate::layout::Dim;
 use crate::mesh::{Mesh, RankMap};
 
-/// Which ranks the communicators along a dimension join: the rank map of the root (or of a range of it), and the dimension's sizes and
-/// strides over that root. Keys that are equal on one rank are equal on all ranks, because every rank computes them from the same agreed
-/// call.
+/// Which ranks the communicators along a dimension join: the rank map of the root (or of a range of
+/// it), and the dimension's sizes and strides over that root. Keys that are equal on one rank are
+/// equal on all ranks, because every rank computes them from the same agreed call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct PartitionKey {
     /// The number of ranks of the root.
@@ -36,8 +37,8 @@ impl PartitionKey {
         }
     }
 
-    /// The key of the communicator over all ranks of `root` from which others are split. Where the library has no streams, a communicator
-    /// that is handed out serves for that as well.
+    /// The key of the communicator over all ranks of `root` from which others are split. Where the
+    /// library has no streams, a communicator that is handed out serves for that as well.
     fn of_parent(root: &Mesh, library: &Library) -> PartitionKey {
         PartitionKey { is_parent: library.has_streams(), ..PartitionKey::of(root, &root.whole()) }
     }
@@ -50,13 +51,14 @@ pub(super) struct CommTable {
     shared: Mutex<HashMap<PartitionKey, Arc<Communicator>>>,
     /// The communicator that holds this rank alone. It serves every dimension of size 1.
     single: Mutex<Option<Arc<Communicator>>>,
-    /// Every communicator that was made and has not ended, also where no mesh holds it any more, because its raw pointer may be in use.
+    /// Every communicator that was made and has not ended, also where no mesh holds it any more,
+    /// because its raw pointer may be in use.
     living: Mutex<Vec<Arc<Communicator>>>,
 }
 
 impl CommTable {
-    /// A communicator that dimension `dim` of a view of `mesh` can share. It joins the same ranks, and was made for this mesh, or for a
-    /// mesh of which this one is a range.
+    /// A communicator that dimension `dim` of a view of `mesh` can share. It joins the same ranks,
+    /// and was made for this mesh, or for a mesh of which this one is a range.
     pub(super) fn find(&self, mesh: &Mesh, dim: &Dim) -> Option<Arc<Communicator>> {
         let known = self.shared().get(&PartitionKey::of(mesh, dim)).cloned();
         known.filter(|known| known.is_sound()).or_else(|| {
@@ -65,7 +67,8 @@ impl CommTable {
         })
     }
 
-    /// The communicator over all ranks of `root` from which others can be split, if there is one that works.
+    /// The communicator over all ranks of `root` from which others can be split, if there is one
+    /// that works.
     pub(super) fn find_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
         let known = match library.has_streams() {
             true => self.last_parent(root, library),
@@ -74,12 +77,14 @@ impl CommTable {
         known.filter(|known| known.state() == State::Ready && known.is_sound())
     }
 
-    /// The communicator over all ranks of `root` that was made last for splitting from. It may have failed, which shrinking allows.
+    /// The communicator over all ranks of `root` that was made last for splitting from. It may have
+    /// failed, which shrinking allows.
     pub(super) fn last_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
         self.shared().get(&PartitionKey::of_parent(root, library)).cloned()
     }
 
-    /// From now on, dimensions over the same ranks as dimension `dim` of `mesh` can share this communicator.
+    /// From now on, dimensions over the same ranks as dimension `dim` of `mesh` can share this
+    /// communicator.
     pub(super) fn share(&self, mesh: &Mesh, dim: &Dim, communicator: &Arc<Communicator>) {
         self.shared().insert(PartitionKey::of(mesh, dim), Arc::clone(communicator));
     }
@@ -89,7 +94,8 @@ impl CommTable {
         self.shared().insert(PartitionKey::of_parent(root, library), Arc::clone(communicator));
     }
 
-    /// From now on, the dimensions of this root mesh share no communicator that was made before, and are split from none of them.
+    /// From now on, the dimensions of this root mesh share no communicator that was made before,
+    /// and are split from none of them.
     pub(super) fn share_no_more(&self, root: &Mesh) {
         let mut shared = self.shared();
         for dim in (0..root.ndim()).map(|index| root.dim_layout(index).clone()).chain([root.whole()]) {
@@ -104,8 +110,8 @@ impl CommTable {
         self.shared().clear();
     }
 
-    /// The communicator that holds this rank alone. `unmade` makes it when there is none or it has failed: no other rank has a part in it,
-    /// so this rank decides that by itself.
+    /// The communicator that holds this rank alone. `unmade` makes it when there is none or it has
+    /// failed: no other rank has a part in it, so this rank decides that by itself.
     pub(super) fn single(&self, unmade: impl FnOnce() -> Communicator) -> Arc<Communicator> {
         let mut single = lock(&self.single);
         if let Some(known) = single.as_ref().filter(|known| known.is_sound()) {
@@ -140,8 +146,8 @@ impl CommTable {
         lock(&self.living).retain(|communicator| !Arc::ptr_eq(communicator, ended));
     }
 
-    /// Ends the failed communicators that no root mesh holds any more. Those that have not failed stay, because their raw pointers may be
-    /// in use.
+    /// Ends the failed communicators that no root mesh holds any more. Those that have not failed
+    /// stay, because their raw pointers may be in use.
     pub(super) fn end_abandoned(&self) {
         let known = lock(&self.living).clone();
         let abandoned: Vec<_> = known.into_iter().filter(|communicator| communicator.is_abandoned()).collect();
@@ -156,11 +162,13 @@ impl CommTable {
 }
 
 impl Drop for CommTable {
-    /// Ends the communicator that holds this rank alone when all meshes that used it were finalized. Where one of them was only freed, the
-    /// communicator stays, because its raw pointer may be in use.
+    /// Ends the communicator that holds this rank alone when all meshes that used it were
+    /// finalized. Where one of them was only freed, the communicator stays, because its raw pointer
+    /// may be in use.
     fn drop(&mut self) {
         let single = self.single.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // A forked child leaves it to its parent. On a library with streams, destroying it may wait.
+        // A forked child leaves it to its parent. On a library with streams, destroying it may
+        // wait.
         let ours = single.filter(|single| !fork::is_child() && !single.library().has_streams());
         if let Some(single) = ours.filter(|single| single.drop_user()) {
             single.take_to_finalize().map(|raw| single.library().destroy(raw));

@@ -29,9 +29,10 @@ struct Attempt {
 }
 
 impl View {
-    /// The mesh without those indices along a dimension that hold a lost rank. **Collective over the ranks that are not lost**, also those
-    /// of the replicas that go. Ends this root on this rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a
-    /// failure the call may be repeated, with the ranks that are lost by then.
+    /// The mesh without those indices along a dimension that hold a lost rank. **Collective over
+    /// the ranks that are not lost**, also those of the replicas that go. Ends this root on this
+    /// rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a failure the
+    /// call may be repeated, with the ranks that are lost by then.
     pub fn shrink(&self, dim: Option<&str>, lost: &[i32]) -> Result<View> {
         let (space, mesh) = (self.space(), self.mesh());
         let index = mesh.dim_index_or_only(dim)?;
@@ -77,14 +78,16 @@ impl View {
 }
 
 impl RootComms {
-    /// The communicator over all ranks of the root from which others are split, where there is one that works or has worked.
+    /// The communicator over all ranks of the root from which others are split, where there is one
+    /// that works or has worked.
     fn parent_to_shrink(&self, world: &World) -> Option<Arc<Communicator>> {
         let known = self.own_parent().or_else(|| world.comms().last_parent(self.mesh(), self.library()?));
         known.filter(|known| known.state() == State::Ready)
     }
 
-    /// Ends this root's calls and communicators on this rank, except the one that is spared, and returns that one. A root that has ended
-    /// before is left alone and spares nothing, because another thread may be shrinking it.
+    /// Ends this root's calls and communicators on this rank, except the one that is spared, and
+    /// returns that one. A root that has ended before is left alone and spares nothing, because
+    /// another thread may be shrinking it.
     fn end_except(&self, spared: Option<Arc<Communicator>>) -> Option<Arc<Communicator>> {
         if !self.end(Life::Shrunk) {
             return None;
@@ -107,16 +110,19 @@ impl RootComms {
         let ranks = self.mesh().root_ranks();
         let survivors: Vec<i32> = ranks.iter().copied().filter(|rank| lost.binary_search(rank).is_err()).collect();
         let position = survivors.iter().position(|rank| *rank == self.mesh().rank()).unwrap_or(0);
-        // Ranks that take different ones for lost may have nobody in common, and must not take each other's word for that of their own. So
-        // only those ranks meet that have the first rank in common, and they compare their calls with it.
+        // Ranks that take different ones for lost may have nobody in common, and must not take each
+        // other's word for that of their own. So only those ranks meet that have the first rank in
+        // common, and they compare their calls with it.
         let place = format!("{number}/{}", survivors.first().copied().unwrap_or_default());
         let scope = world.rendezvous().subscope(&format!("{}/shrink{place}", self.id()), survivors.into(), position)?;
 
         let call = Call::begin(world, None, world.wait(self.timeout()))?;
-        // A call that had the turn before may have ended the parent, when it was ended in the middle of a split.
+        // A call that had the turn before may have ended the parent, when it was ended in the
+        // middle of a split.
         let parent = parent.filter(|parent| parent.state() == State::Ready);
         let call = call.agree(&scope, &text)?;
-        // Where the parent is gone on some rank, because dm_abort came first there, all ranks do without it.
+        // Where the parent is gone on some rank, because dm_abort came first there, all ranks do
+        // without it.
         let detail = if parent.is_some() { "with its communicator" } else { "without its communicator" };
         let parent = if call.all_say(&scope, &text, detail)? { parent } else { None };
 
@@ -132,7 +138,8 @@ impl RootComms {
             timeout: self.timeout(),
             outer: None,
         })?;
-        // Ranks that go with a replica could not agree on what the others share with earlier meshes.
+        // Ranks that go with a replica could not agree on what the others share with earlier
+        // meshes.
         world.comms().share_no_more(root.mesh());
         world.register(as_weak(&root));
         call.run(|work| {
@@ -148,7 +155,8 @@ impl RootComms {
         Ok(root)
     }
 
-    /// Makes what is left of another root's communicator this root's parent. `excluded` are the ranks of that communicator that go.
+    /// Makes what is left of another root's communicator this root's parent. `excluded` are the
+    /// ranks of that communicator that go.
     fn shrink_parent(
         self: &Arc<Self>,
         world: &World,

@@ -1,4 +1,5 @@
-//! Meshes and collectives for Rust programs without pointers: over slices in host memory, on device type cpu.
+//! Meshes and collectives for Rust programs without pointers: over slices in host memory, on device
+//! type cpu.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -14,13 +15,14 @@ use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec};
 
 mod sealed {
-    /// What `ncclDataType_t` calls the type.
+    /// An element type with its `ncclDataType_t` number.
     pub trait Sealed: Copy {
         const DTYPE: i32;
     }
 }
 
-/// An element that communicator libraries know: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32` and `f64`.
+/// An element that communicator libraries know: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32` and
+/// `f64`.
 pub trait Element: sealed::Sealed {}
 
 macro_rules! elements {
@@ -34,7 +36,7 @@ macro_rules! elements {
 
 elements!(i8 = 0, u8 = 1, i32 = 2, u32 = 3, i64 = 4, u64 = 5, f32 = 7, f64 = 8);
 
-/// How elements of several ranks become one; the numbers are `ncclRedOp_t`'s.
+/// How elements of several ranks are reduced to one. The numbers are those of `ncclRedOp_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -47,14 +49,15 @@ pub enum Operator {
     Max = 2,
     /// The smallest. The host engine ignores NaNs where another rank has a number.
     Min = 3,
-    /// Their sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
-    /// truncated; on NCCL too.
+    /// Their sum divided by the number of ranks. For integers the sum is made in the element's own
+    /// type, where it can overflow, and the quotient is truncated. NCCL does so too.
     Average = 4,
 }
 
 impl View {
-    /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator along each dimension.
-    /// **Collective over the world.** [`RootComms::create`] takes ranks of another order and options.
+    /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator
+    /// along each dimension. **Collective over the world.** [`RootComms::create`] takes ranks of
+    /// another order and options.
     pub fn init(world: &Arc<World>, shape: &[usize], names: &[&str]) -> Result<View> {
         let spec = MeshSpec {
             device_type: world.rendezvous().device_type(),
@@ -67,8 +70,8 @@ impl View {
         Ok(View::of_root(RootComms::create(world, Mesh::new(&spec)?, &MeshOptions::default())?))
     }
 
-    /// Reduces `values` over this rank's group along `dim`, in place; every rank gets the same result, bitwise.
-    /// **Collective over the group.**
+    /// Reduces `values` over this rank's group along `dim`, in place; every rank gets the same
+    /// result, bitwise. **Collective over the group.**
     pub fn all_reduce<T: Element>(&self, dim: &str, values: &mut [T], op: Operator) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
         self.over_slices::<T>(
@@ -76,13 +79,14 @@ impl View {
             dim,
             |_| Ok(values.len()),
             |library, comm, count| {
-                // SAFETY: `over_slices` ran this on the host engine and outside a group, so it is done when it returns; `at` has `count` elements.
+                // SAFETY: `over_slices` runs this on the host engine and outside a group, so the work is done when it returns; `at` has `count` elements.
                 unsafe { library.all_reduce(at, at, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
             },
         )
     }
 
-    /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the group.**
+    /// Copies `values` of the rank `root` of `dim` to all ranks of the group. **Collective over the
+    /// group.**
     pub fn broadcast<T: Element>(&self, dim: &str, values: &mut [T], root: usize) -> Result<()> {
         let at = values.as_mut_ptr().cast::<c_void>();
         let count = |size: usize| match root < size {
@@ -98,8 +102,8 @@ impl View {
         })
     }
 
-    /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times as long as `dim` has ranks.
-    /// **Collective over the group.**
+    /// Puts `send` of every rank of the group into `recv`, in rank order; `recv` is as many times
+    /// as long as `dim` has ranks. **Collective over the group.**
     pub fn all_gather<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size| fits("all_gather", "recv", recv.len(), "send", send.len(), size);
@@ -109,8 +113,8 @@ impl View {
         })
     }
 
-    /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as many times as long as `recv` as `dim` has
-    /// ranks. **Collective over the group.**
+    /// Reduces `send` over the group and leaves block `i` of the result on rank `i`; `send` is as
+    /// many times as long as `recv` as `dim` has ranks. **Collective over the group.**
     pub fn reduce_scatter<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T], op: Operator) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size| fits("reduce_scatter", "send", send.len(), "recv", recv.len(), size);
@@ -120,8 +124,8 @@ impl View {
         })
     }
 
-    /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it. Both have equal blocks for all ranks.
-    /// **Collective over the group.**
+    /// Sends block `i` of `send` to rank `i` of the group and receives block `i` of `recv` from it.
+    /// Both have equal blocks for all ranks. **Collective over the group.**
     pub fn all_to_all<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T]) -> Result<()> {
         let (from, to) = (send.as_ptr().cast::<c_void>(), recv.as_mut_ptr().cast::<c_void>());
         let count = |size: usize| match send.len() == recv.len() && send.len() % size == 0 {
@@ -138,8 +142,7 @@ impl View {
         })
     }
 
-    /// Runs `issue` with the communicator along `dim` and the count that the lengths give for its size, where slices are what the library works on
-    /// and their borrow lasts as long as the work.
+    /// Runs `issue` with the communicator along `dim`. `count` gives the element count from the size of the dimension. Fails on a library that works on device memory, and inside a group, where the work would outlast the borrow of the slices.
     fn over_slices<T: Element>(
         &self,
         name: &str,
@@ -175,7 +178,7 @@ impl View {
     }
 }
 
-/// The length of the short slice, when the long one has it once for each rank.
+/// The length of the short slice. Fails when the long slice has another length than the short one times the number of ranks.
 fn fits(name: &str, long: &str, elements: usize, short: &str, each: usize, size: usize) -> Result<usize> {
     if each.checked_mul(size) == Some(elements) {
         return Ok(each);

@@ -9,17 +9,19 @@ use crate::ccl::{CallName, Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 
-/// The communicators of a view's dimensions, which can be read in a few nanoseconds. Holding them keeps no world alive.
+/// The communicators of a view's dimensions, which can be read in a few nanoseconds. Holding them
+/// keeps no world alive.
 pub(crate) struct DimComms {
     /// Whether the root mesh is alive.
     life: Arc<LifeFlag>,
-    /// The communicator of each dimension, with the name under which calls along the dimension are issued. `None` where this rank is not in
-    /// the view, or there are no communicators at all.
+    /// The communicator of each dimension, with the name under which calls along the dimension are
+    /// issued. `None` where this rank is not in the view, or there are no communicators at all.
     comms: Vec<Option<(Arc<Communicator>, CallName)>>,
 }
 
 impl DimComms {
-    /// The raw communicator along dimension `index`. `None` when it is not made yet or the root has ended; the view then says why.
+    /// The raw communicator along dimension `index`. `None` when it is not made yet or the root has
+    /// ended; the view then says why.
     #[inline]
     pub(crate) fn ready(&self, index: usize) -> Option<RawComm> {
         let (communicator, _) = self.comms.get(index)?.as_ref()?;
@@ -28,11 +30,13 @@ impl DimComms {
     }
 }
 
-/// One rank's immutable view of a mesh, and for each dimension the communicator of this rank's group along it.
+/// One rank's immutable view of a mesh, and for each dimension the communicator of this rank's
+/// group along it.
 pub struct View {
     /// The layout and the ranks.
     mesh: Mesh,
-    /// The root mesh over whose positions the view's dimensions stride: the root of the view, or a range of that root.
+    /// The root mesh over whose positions the view's dimensions stride: the root of the view, or a
+    /// range of that root.
     space: Arc<RootComms>,
     /// The root mesh of the view.
     root: Arc<RootComms>,
@@ -41,7 +45,8 @@ pub struct View {
 }
 
 impl View {
-    /// A view of `mesh`, which strides over the positions of `space`, with the communicators that exist or are planned by now.
+    /// A view of `mesh`, which strides over the positions of `space`, with the communicators that
+    /// exist or are planned by now.
     pub(super) fn new(mesh: Mesh, space: Arc<RootComms>, root: Arc<RootComms>) -> View {
         let comms = (0..mesh.ndim())
             .map(|index| match mesh.is_member() {
@@ -89,7 +94,8 @@ impl View {
         Ok(self.with(self.mesh.slice(names)?))
     }
 
-    /// The view in which the dimension of that name is, and its index there: this view, or the view of a flattened dimension of this one.
+    /// The view in which the dimension of that name is, and its index there: this view, or the view
+    /// of a flattened dimension of this one.
     pub(crate) fn along(self: &Arc<Self>, name: Option<&str>) -> Result<(Arc<View>, usize)> {
         match self.mesh.dim_index_or_only(name) {
             Ok(index) => Ok((Arc::clone(self), index)),
@@ -127,8 +133,8 @@ impl View {
         Ok(self.with(self.mesh.submesh(names, index)?))
     }
 
-    /// The raw communicator of this rank's group along dimension `index`. Local. On a lazy mesh the first call for a dimension is collective
-    /// over the group.
+    /// The raw communicator of this rank's group along dimension `index`. Local. On a lazy mesh the
+    /// first call for a dimension is collective over the group.
     pub fn comm(&self, index: usize) -> Result<RawComm> {
         match self.comms.ready(index) {
             Some(raw) => Ok(raw),
@@ -136,7 +142,8 @@ impl View {
         }
     }
 
-    /// The communicator along dimension `index`. It is made now if it was only planned. Where there is none, the error says why.
+    /// The communicator along dimension `index`. It is made now if it was only planned. Where there
+    /// is none, the error says why.
     pub(crate) fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
         self.check_index(index)?;
         self.root.alive()?;
@@ -171,7 +178,8 @@ impl View {
         self.comms.comms.get(index).and_then(Option::as_ref).map_or(&CallName::NONE, |(_, call)| call)
     }
 
-    /// Fails for an index that no dimension has. The C ABI takes names, but Rust programs pass an index.
+    /// Fails for an index that no dimension has. The C ABI takes names, but Rust programs pass an
+    /// index.
     pub(super) fn check_index(&self, index: usize) -> Result<()> {
         match index < self.mesh.ndim() {
             true => Ok(()),

@@ -20,7 +20,8 @@ impl View {
         Ok(())
     }
 
-    /// Ends the group: its operations run together, and this call fails with the first error of any of them.
+    /// Ends the group: its operations run together, and this call fails with the first error of any
+    /// of them.
     pub fn group_end(&self) -> Result<()> {
         let ended = groups::end(self.library()?);
         self.root_comms().alive()?;
@@ -32,7 +33,8 @@ impl View {
     }
 }
 
-/// Waits until nothing is in progress on any communicator of the root: the operations of a group on non-blocking communicators.
+/// Waits until nothing is in progress on any communicator of the root: the operations of a group on
+/// non-blocking communicators.
 fn wait_until_idle(root: &RootComms) -> Result<()> {
     let wait = root.wait(None);
     for communicator in root.communicators().iter().filter(|communicator| communicator.state() == State::Ready) {
@@ -44,8 +46,8 @@ fn wait_until_idle(root: &RootComms) -> Result<()> {
     Ok(())
 }
 
-/// The error of a group that failed, with its reason. A library does not say which communicator failed, so the first one that knows of a
-/// failure explains the error.
+/// The error of a group that failed, with its reason. A library does not say which communicator
+/// failed, so the first one that knows of a failure explains the error.
 fn explain(root: &RootComms, error: Error) -> Error {
     for communicator in root.communicators() {
         match communicator.state() {

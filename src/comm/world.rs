@@ -1,4 +1,5 @@
-//! A world with its communicators: its library, its communicators, and whose turn it is to make a collective call.
+//! A world with its communicators: its library, its communicators, and whose turn it is to make a
+//! collective call.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -22,7 +23,8 @@ use crate::wait::{Cancel, Wait};
 pub struct WorldOptions {
     /// Where the ranks meet.
     pub join: JoinOptions,
-    /// A library with NCCL's C API, instead of the default for the device type. Whoever sets it has vouched for the library.
+    /// A library with NCCL's C API, instead of the default for the device type. Whoever sets it has
+    /// vouched for the library.
     pub(crate) library: Option<String>,
 }
 
@@ -32,8 +34,8 @@ impl WorldOptions {
         WorldOptions { join, library: None }
     }
 
-    /// Sets a library that has NCCL's C API, by path or SONAME, instead of the default for the device type. `python` is the wheel of a
-    /// Python environment.
+    /// Sets a library that has NCCL's C API, by path or SONAME, instead of the default for the
+    /// device type. `python` is the wheel of a Python environment.
     ///
     /// # Safety
     /// As for [`ccl::open`].
@@ -46,7 +48,8 @@ impl WorldOptions {
 
 /// A root mesh, as its world sees it when the world is aborted.
 pub(super) trait EndsWithWorld: Send + Sync {
-    /// Marks the root mesh as aborted on this rank, and returns its communicators, which the world then aborts.
+    /// Marks the root mesh as aborted on this rank, and returns its communicators, which the world
+    /// then aborts.
     fn end_with_world(&self) -> Vec<Arc<Communicator>>;
 }
 
@@ -88,13 +91,15 @@ pub struct World {
     lent: Mutex<Vec<Lent>>,
 }
 
-/// The right to make one collective call of the world. Dropping it gives the turn to the next thread.
+/// The right to make one collective call of the world. Dropping it gives the turn to the next
+/// thread.
 pub(super) struct Turn<'a>(&'a World);
 
 impl World {
     /// Joins the world of `device_type`. **Collective over the world** unless it is offline.
     ///
-    /// The library is found, and for cuda a device is chosen, before anybody is waited for. A rank that fails in that tells the others.
+    /// The library is found, and for cuda a device is chosen, before anybody is waited for. A rank
+    /// that fails in that tells the others.
     pub fn join(device_type: &str, options: &WorldOptions) -> Result<World> {
         options.join.cancel.check()?;
         let prepare = |local_rank, world_size| {
@@ -170,8 +175,9 @@ impl World {
         wait.outcome(self.rendezvous.locations(mine, &wait))
     }
 
-    /// Something that callers borrow for as long as the world lives. `make` makes it, with what owns its memory, at the first call for
-    /// `key`. Later calls for the same key return the same thing, so repeated calls need no further memory.
+    /// Something that callers borrow for as long as the world lives. `make` makes it, with what
+    /// owns its memory, at the first call for `key`. Later calls for the same key return the same
+    /// thing, so repeated calls need no further memory.
     pub(crate) fn lend<T>(&self, key: &[String], make: impl FnOnce() -> (T, Box<dyn Any + Send + Sync>)) -> T
     where
         T: Clone + Any + Send + Sync,
@@ -186,8 +192,9 @@ impl World {
         thing
     }
 
-    /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, and all its communicators. Local, from any
-    /// thread; takes no lock that a blocked call holds. The other ranks learn of it when they wait for this one.
+    /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, and
+    /// all its communicators. Local, from any thread; takes no lock that a blocked call holds. The
+    /// other ranks learn of it when they wait for this one.
     pub fn abort(&self) -> Result<()> {
         self.cancel.raise();
         let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
@@ -237,7 +244,8 @@ impl World {
         self.device.as_ref().map_or(Ok(()), Device::select_unless_chosen)
     }
 
-    /// Waits for the calling thread's turn to make a collective call, because the calls of one world happen one after another.
+    /// Waits for the calling thread's turn to make a collective call, because the calls of one
+    /// world happen one after another.
     pub(super) fn take_turn(&self, wait: &Wait) -> Result<Turn<'_>> {
         let mut is_in_call = lock(&self.is_in_call);
         while *is_in_call {
@@ -256,12 +264,14 @@ impl World {
         Ok(Turn(self))
     }
 
-    /// Held while the communicator of this rank alone is made. That waits for no other rank, so it needs no turn behind calls that do.
+    /// Held while the communicator of this rank alone is made. That waits for no other rank, so it
+    /// needs no turn behind calls that do.
     pub(super) fn single_turn(&self) -> MutexGuard<'_, ()> {
         lock(&self.single_turn)
     }
 
-    /// The name of the next mesh over existing communicators of these ranks, equal on all of them. No mesh of other ranks has this name.
+    /// The name of the next mesh over existing communicators of these ranks, equal on all of them.
+    /// No mesh of other ranks has this name.
     pub(super) fn next_adopted(&self, ranks: &[i32]) -> String {
         let mut adopted = lock(&self.adopted);
         let count = adopted.entry(ranks.to_vec()).or_default();
@@ -278,7 +288,8 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// The device that no other rank may have, by its identity, with its name for messages; `None` where ranks may share it.
+/// The device that no other rank may have, by its identity, with its name for messages; `None`
+/// where ranks may share it.
 fn exclusive_device(device: &Device) -> Option<(String, String)> {
     let name = format!("device {} of {} on this host", device.number, device.count);
     device.uuid.clone().filter(|_| !may_share_devices()).map(|uuid| (uuid, name))

@@ -7,7 +7,8 @@ use super::guard::{NO_ERROR, ask, with_last};
 use super::types::{DM_STATUS_OK, dm_error_info, dm_status};
 use crate::error::Status;
 
-/// The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is none.
+/// The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is
+/// none.
 ///
 /// Local. The string is static and never NULL.
 #[unsafe(no_mangle)]
@@ -34,9 +35,11 @@ pub extern "C" fn dm_status_name(status: dm_status) -> *const c_char {
     name.as_ptr()
 }
 
-/// What this thread's last failing call says: one line with the values, or "" when none has failed yet.
+/// What this thread's last failing call says: one line with the values, or "" when none has failed
+/// yet.
 ///
-/// Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not clear it.
+/// Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not
+/// clear it.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_last_error() -> *const c_char {
     with_last(|last| last.map_or(NO_ERROR.as_ptr(), |last| last.message.as_ptr()))
@@ -44,8 +47,9 @@ pub extern "C" fn dm_last_error() -> *const c_char {
 
 /// This thread's last failing call in full: status, message and the codes of the layers below.
 ///
-/// Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the status is DM_STATUS_OK and
-/// the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is NULL or its struct_size is wrong.
+/// Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the
+/// status is DM_STATUS_OK and the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is
+/// NULL or its struct_size is wrong.
 ///
 /// # Safety
 /// `info_out` is NULL or points to `info_out->struct_size` writable bytes.

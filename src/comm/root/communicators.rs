@@ -1,4 +1,5 @@
-//! The communicators of a root mesh: along its dimensions, and the parent from which others are split.
+//! The communicators of a root mesh: along its dimensions, and the parent from which others are
+//! split.
 
 use std::sync::{Arc, PoisonError};
 
@@ -18,8 +19,9 @@ impl RootComms {
         self.issued(name, dim).map(|issued| issued.0)
     }
 
-    /// The communicator of a dimension, with the name under which calls along the dimension are issued. Where this root is a range and has
-    /// no such dimension itself, the outer root may have it.
+    /// The communicator of a dimension, with the name under which calls along the dimension are
+    /// issued. Where this root is a range and has no such dimension itself, the outer root may have
+    /// it.
     pub(in crate::comm) fn issued(&self, name: &str, dim: &Dim) -> Option<(Arc<Communicator>, CallName)> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();
@@ -32,7 +34,8 @@ impl RootComms {
         })
     }
 
-    /// The communicator of a dimension of that layout under that very name; the last one if there were several.
+    /// The communicator of a dimension of that layout under that very name; the last one if there
+    /// were several.
     pub(in crate::comm) fn own_dim(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let own = dims.iter().rev().find(|known| known.name == name && known.dim.pairs() == dim.pairs());
@@ -66,15 +69,17 @@ impl RootComms {
         self.parent.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|own| Arc::clone(own))
     }
 
-    /// The communicator over all ranks of the root from which others can be split, where there is one already that works.
+    /// The communicator over all ranks of the root from which others can be split, where there is
+    /// one already that works.
     pub(in crate::comm) fn working_parent(&self) -> Option<Arc<Communicator>> {
         let own = self.own_parent().filter(|own| own.state() == State::Ready && own.is_sound());
         let (world, library) = self.world.as_ref().zip(self.library.as_ref())?;
         own.or_else(|| world.comms().find_parent(&self.mesh, library))
     }
 
-    /// Makes `parent` the communicator from which others are split, in place of one that has failed, and lets other roots of the same
-    /// ranks share it. Returns whether it was another one before.
+    /// Makes `parent` the communicator from which others are split, in place of one that has
+    /// failed, and lets other roots of the same ranks share it. Returns whether it was another one
+    /// before.
     pub(in crate::comm) fn set_parent(&self, parent: &Arc<Communicator>) -> bool {
         let mut own = self.parent.write().unwrap_or_else(PoisonError::into_inner);
         if own.as_ref().is_some_and(|own| Arc::ptr_eq(own, parent)) {
@@ -101,7 +106,8 @@ impl RootComms {
         }
     }
 
-    /// Notes that this root does not use the communicator any more. When this root was the last user, the communicator ends.
+    /// Notes that this root does not use the communicator any more. When this root was the last
+    /// user, the communicator ends.
     fn let_go(&self, communicator: &Arc<Communicator>) {
         if communicator.drop_user() {
             let _ = communicator.abort();
@@ -124,8 +130,9 @@ impl RootComms {
         gone.iter().for_each(|known| self.let_go(&known.communicator));
     }
 
-    /// Takes all communicators of this root, but not those of its ranges: first the parent, then those along its dimensions in the order in
-    /// which they were made. The flag says whether this root makes calls on the communicator; on the parent it makes none.
+    /// Takes all communicators of this root, but not those of its ranges: first the parent, then
+    /// those along its dimensions in the order in which they were made. The flag says whether this
+    /// root makes calls on the communicator; on the parent it makes none.
     pub(in crate::comm) fn take_communicators(&self) -> Vec<(Held, bool)> {
         let parent = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
         let dims = std::mem::take(&mut *self.dims.write().unwrap_or_else(PoisonError::into_inner));
@@ -133,7 +140,8 @@ impl RootComms {
         parent.into_iter().map(|parent| (parent, false)).chain(of_dims).collect()
     }
 
-    /// Every communicator of this root and of its ranges once, in the order in which they were made.
+    /// Every communicator of this root and of its ranges once, in the order in which they were
+    /// made.
     pub(in crate::comm) fn communicators(&self) -> Vec<Arc<Communicator>> {
         let mut all = Vec::from_iter(self.own_parent());
         self.collect_dims(&mut all);
@@ -157,8 +165,8 @@ impl RootComms {
         self.ranges().iter().flat_map(|range| range.communicators()).for_each(|made| add(&made));
     }
 
-    /// The communicators that end with this root: all but the one of this rank alone, which serves every mesh of the world and never
-    /// blocks.
+    /// The communicators that end with this root: all but the one of this rank alone, which serves
+    /// every mesh of the world and never blocks.
     fn own_communicators(&self) -> Vec<Arc<Communicator>> {
         let is_single = |communicator: &Arc<Communicator>| {
             self.world.as_ref().is_some_and(|world| world.comms().is_single(communicator))
@@ -166,8 +174,9 @@ impl RootComms {
         self.communicators().into_iter().filter(|communicator| !is_single(communicator)).collect()
     }
 
-    /// A wait for the root's other ranks. It ends early when a communicator has failed because a rank has died or aborted, since that rank
-    /// does not make the call any more. After other failures all ranks still make it.
+    /// A wait for the root's other ranks. It ends early when a communicator has failed because a
+    /// rank has died or aborted, since that rank does not make the call any more. After other
+    /// failures all ranks still make it.
     pub(in crate::comm) fn wait_for_peers(&self) -> Wait {
         let communicators = self.communicators();
         let watch: Watch = Arc::new(move || {

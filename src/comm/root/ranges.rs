@@ -8,8 +8,9 @@ use crate::mesh::Mesh;
 
 /// Its ranges.
 impl RootComms {
-    /// The range of the same ranks that was made before, if its communicator along dimension `index` can still be used as far as this rank
-    /// knows. The ranks then agree on whether they share it, so a range that is made again and again takes no more communicators than one.
+    /// The range of the same ranks that was made before, if its communicator along dimension
+    /// `index` can still be used as far as this rank knows. The ranks then agree on whether they
+    /// share it, so a range that is made again and again takes no more communicators than one.
     pub(in crate::comm) fn known_range(&self, range: &Mesh, index: usize) -> Option<Arc<RootComms>> {
         let same = |known: &&Arc<RootComms>| {
             known.mesh.rank_map_key() == range.rank_map_key()
@@ -18,7 +19,8 @@ impl RootComms {
         self.ranges().iter().find(same).cloned()
     }
 
-    /// Adds a range of this root's ranks, which gets communicators of its own in call number `call`. It ends with this root.
+    /// Adds a range of this root's ranks, which gets communicators of its own in call number
+    /// `call`. It ends with this root.
     pub(in crate::comm) fn add_range(self: &Arc<Self>, range: &Mesh, call: u64) -> Result<Arc<RootComms>> {
         let range = RootComms::new(RootSpec {
             world: self.world.clone(),
@@ -50,7 +52,8 @@ impl RootComms {
         };
         let (gone, kept) = std::mem::take(&mut *self.ranges()).into_iter().partition::<Vec<_>, _>(has_failed);
         self.ranges().splice(0..0, kept);
-        // Dropping a range takes other locks, so it happens after the lock on the list is given back.
+        // Dropping a range takes other locks, so it happens after the lock on the list is given
+        // back.
         drop(gone);
     }
 
