@@ -13,7 +13,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use devicemesh::ccl;
-use devicemesh::comm::{Domain, DomainOptions, Operator, View};
+use devicemesh::comm::{Operator, View, World, WorldOptions};
 use devicemesh::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
 const COUNT: usize = 1 << 20;
@@ -68,8 +68,8 @@ impl Memory {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut memory = Memory::new(1.0)?;
     let device_type = memory.device_type();
-    let world = Arc::new(Domain::join(device_type, &DomainOptions::default())?);
-    let (rank, size) = (world.world().rank(), world.world().size());
+    let world = Arc::new(World::join(device_type, &WorldOptions::default())?);
+    let (rank, size) = (world.rank(), world.size());
     let replicas = if size % 2 == 0 { 2 } else { 1 };
     let mesh = View::init(&world, &[replicas, size / replicas], &["replicate", "shard"])?;
     for dim in ["replicate", "shard"] {

@@ -323,6 +323,9 @@ ncclResult_t hostcclCommSetNames(ncclComm_t comm, const int *names, int count);
  * rank waits in a collective that this rank has not begun, comm ends with ncclInvalidUsage for both, and the message says who is where. Local. */
 ncclResult_t hostcclCommRefuse(ncclComm_t comm, const char *call);
 
+/* The calling thread's open group fails at its end with why, before any of its operations runs. Does nothing when no group is open. Local. */
+ncclResult_t hostcclGroupFail(const char *why);
+
 /* ncclCommGetAsyncError that waits, for at most timeout_ms milliseconds, while it would answer ncclInProgress. Local. */
 ncclResult_t hostcclCommWait(ncclComm_t comm, int64_t timeout_ms, ncclResult_t *async_error);
 

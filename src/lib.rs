@@ -3,15 +3,15 @@
 //!
 //! # From Rust
 //!
-//! Nothing of the C ABI is needed: [`comm::Domain`] is the world that this process joins (torchrun, MPI launchers, Slurm, `devicemesh run`, or a process
+//! Nothing of the C ABI is needed: [`comm::World`] is the world that this process joins (torchrun, MPI launchers, Slurm, `devicemesh run`, or a process
 //! alone: [`rendezvous`]), [`comm::View`] a mesh with its communicators.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use devicemesh::comm::{Domain, DomainOptions, Operator, View};
+//! use devicemesh::comm::{World, WorldOptions, Operator, View};
 //!
-//! let world = Arc::new(Domain::join("cpu", &DomainOptions::default())?);           // collective: who am I, who are you
-//! let ranks = world.world().size();
+//! let world = Arc::new(World::join("cpu", &WorldOptions::default())?);           // collective: who am I, who are you
+//! let ranks = world.size();
 //! let mesh = View::init(&world, &[ranks, 1], &["replicate", "shard"])?;            // collective: every dimension gets a communicator
 //!
 //! let mut gradients = vec![1.0f32; 1000];
@@ -28,7 +28,7 @@
 //! | wanted | where |
 //! |---|---|
 //! | a mesh's shape, ranks, coordinates and groups, without a job or communicators | [`mesh::Mesh`], and [`layout`] below it |
-//! | a world with options (rank and size by hand, a store, a library, deadlines) | [`comm::DomainOptions::new`] with [`rendezvous::JoinOptions::ranked`] |
+//! | a world with options (rank and size by hand, a store, a library, deadlines) | [`comm::WorldOptions::new`] with [`rendezvous::JoinOptions::ranked`] |
 //! | ranks of another order, as an n-dimensional array | [`comm::View::from_rank_array`]; [`mesh::Mesh::from_rank_array`] and [`mesh::Mesh::rank_array`] |
 //! | lazy communicators and other options | [`mesh::MeshSpec`], [`comm::MeshOptions`] and [`comm::RootComms::create`] |
 //! | slices, flattened dimensions, ranges, other shapes, going on after a rank has died | [`comm::View`] |
@@ -44,7 +44,7 @@
 //! # What is unsafe
 //!
 //! Safe code cannot make the library read or write memory that is not there. So these are `unsafe`: an operation of [`ccl::Library`] on raw memory;
-//! [`comm::RootComms::adopt`], which takes communicators on your word; and naming a library ([`ccl::open`], [`comm::DomainOptions::library`]), because its code
+//! [`comm::RootComms::adopt`], which takes communicators on your word; and naming a library ([`ccl::open`], [`comm::WorldOptions::library`]), because its code
 //! runs in this process. `DM_CCL_LIBRARY` in the environment names one too: whoever sets it vouches for it, as with LD_PRELOAD. Raw communicators are
 //! made, polled and ended inside this crate alone.
 //!
@@ -95,10 +95,10 @@ pub use cudarc;
 /// let library = devicemesh::ccl::open("libnccl.so.2");
 /// ```
 /// ```compile_fail,E0133
-/// let options = devicemesh::comm::DomainOptions::default().library("libnccl.so.2");
+/// let options = devicemesh::comm::WorldOptions::default().library("libnccl.so.2");
 /// ```
 /// ```compile_fail,E0616
-/// let mut options = devicemesh::comm::DomainOptions::default();
+/// let mut options = devicemesh::comm::WorldOptions::default();
 /// options.library = Some("libnccl.so.2".to_owned());
 /// ```
 /// ```compile_fail,E0133

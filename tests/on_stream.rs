@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use devicemesh::comm::{Domain, DomainOptions, MeshOptions, Operator, RootComms, View};
+use devicemesh::comm::{MeshOptions, Operator, RootComms, View, World, WorldOptions};
 use devicemesh::cudarc;
 use devicemesh::error::{Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
@@ -17,9 +17,9 @@ mod stand_in;
 use stand_in::{Order, cargo_build, environment, with_device};
 
 /// A world of `size` ranks, of which this is one. The device that is current is the rank's.
-fn join(device_type: &str, rank: usize, size: usize, store: Arc<dyn Store>) -> Arc<Domain> {
+fn join(device_type: &str, rank: usize, size: usize, store: Arc<dyn Store>) -> Arc<World> {
     let join = JoinOptions::ranked(rank, size).timeout(Duration::from_secs(60)).store(store);
-    Arc::new(Domain::join(device_type, &DomainOptions::new(join)).unwrap())
+    Arc::new(World::join(device_type, &WorldOptions::new(join)).unwrap())
 }
 
 /// A mesh of this process alone on device 0.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use devicemesh::comm::{
-    Collective, Domain, DomainOptions, Element, Memory, MeshOptions, Operands, Operator, RootComms, View,
+    Collective, Element, Memory, MeshOptions, Operands, Operator, RootComms, View, World, WorldOptions,
 };
 use devicemesh::error::{Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
@@ -24,7 +24,7 @@ fn on_ranks(size: usize, body: impl Fn(&View, usize) + Sync) {
             let (store, body) = (Arc::clone(&store), &body);
             scope.spawn(move || {
                 let join = JoinOptions::ranked(rank, size).timeout(Duration::from_secs(60)).store(store);
-                let world = Arc::new(Domain::join("cpu", &DomainOptions::new(join)).unwrap());
+                let world = Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap());
                 let mesh = View::init(&world, &[2, size / 2], &["replicate", "shard"]).unwrap();
                 body(&mesh, rank);
                 mesh.root_comms().finalize().unwrap();
@@ -79,14 +79,14 @@ fn collectives_over_slices() {
 }
 
 /// Runs `body` with a world of its own on so many ranks, and gives what each returns.
-fn in_worlds<T: Send>(size: usize, body: impl Fn(&Arc<Domain>, usize) -> T + Sync) -> Vec<T> {
+fn in_worlds<T: Send>(size: usize, body: impl Fn(&Arc<World>, usize) -> T + Sync) -> Vec<T> {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     std::thread::scope(|scope| {
         let rank = |rank: usize| {
             let (store, body) = (Arc::clone(&store), &body);
             scope.spawn(move || {
                 let join = JoinOptions::ranked(rank, size).timeout(Duration::from_secs(60)).store(store);
-                body(&Arc::new(Domain::join("cpu", &DomainOptions::new(join)).unwrap()), rank)
+                body(&Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap()), rank)
             })
         };
         let ranks: Vec<_> = (0..size).map(rank).collect();
@@ -198,7 +198,7 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
 fn what_is_shared_between_threads_may_be() {
     fn shared<T: Send + Sync>() {}
     shared::<View>();
-    shared::<Domain>();
+    shared::<World>();
     shared::<devicemesh::mesh::Mesh>();
     shared::<devicemesh::error::Error>();
     fn elements<T: Element>() {}
@@ -207,12 +207,12 @@ fn what_is_shared_between_threads_may_be() {
 
 /// A mesh of this process alone, in a world of its own, over the named library or the embedded one.
 fn alone(library: Option<&PathBuf>) -> View {
-    let mut options = DomainOptions::new(JoinOptions::ranked(0, 1).store(Arc::new(MemoryStore::default())));
+    let mut options = WorldOptions::new(JoinOptions::ranked(0, 1).store(Arc::new(MemoryStore::default())));
     if let Some(path) = library {
         // SAFETY: it is the host engine, which has NCCL's API.
         options = unsafe { options.library(path.to_str().unwrap()) };
     }
-    View::init(&Arc::new(Domain::join("cpu", &options).unwrap()), &[1], &["d"]).unwrap()
+    View::init(&Arc::new(World::join("cpu", &options).unwrap()), &[1], &["d"]).unwrap()
 }
 
 /// The host engine as a shared library of its own, of this profile.
@@ -300,7 +300,7 @@ fn two_threads_on_one_dimension_get_errors_or_the_right_numbers() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let rank = |rank: usize| {
         let join = JoinOptions::ranked(rank, 2).timeout(Duration::from_secs(2)).store(Arc::clone(&store));
-        let world = Arc::new(Domain::join("cpu", &DomainOptions::new(join)).unwrap());
+        let world = Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap());
         let mesh = View::init(&world, &[2], &["d"]).unwrap();
         let thread = |tag: u64| {
             for round in 0..500 {
@@ -322,7 +322,7 @@ fn an_abort_ends_a_blocked_call_and_its_slice_is_free_then() {
     let aborted = AtomicBool::new(false);
     let rank = |rank: usize| {
         let join = JoinOptions::ranked(rank, 2).timeout(Duration::from_secs(60)).store(Arc::clone(&store));
-        let world = Arc::new(Domain::join("cpu", &DomainOptions::new(join)).unwrap());
+        let world = Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap());
         let mesh = View::init(&world, &[2], &["d"]).unwrap();
         let result = std::thread::scope(|scope| {
             let blocked = scope.spawn(|| {
@@ -352,7 +352,7 @@ fn an_abort_ends_a_blocked_call_and_its_slice_is_free_then() {
 
 #[test]
 fn options_are_made_step_by_step() {
-    let world = Domain::join("cpu", &DomainOptions::new(JoinOptions::ranked(3, 8).offline())).unwrap();
+    let world = World::join("cpu", &WorldOptions::new(JoinOptions::ranked(3, 8).offline())).unwrap();
     let spec = MeshSpec::new("cpu", &[2, 2], 8, 3).names(&["dp", "tp"]).ranks(&[7, 5, 3, 1]);
     let options = MeshOptions::default().lazy().timeout(Duration::from_secs(1)).dims(vec![Default::default(); 2]);
     let mesh = View::of_root(RootComms::create(&Arc::new(world), Mesh::new(&spec).unwrap(), &options).unwrap());
@@ -387,7 +387,7 @@ fn collectives_over_buffers_move_bytes_and_refuse_what_does_not_fit() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let body = |rank: usize, store: Arc<dyn Store>| {
         let join = JoinOptions::ranked(rank, 2).timeout(Duration::from_secs(60)).store(store);
-        let world = Arc::new(Domain::join("cpu", &DomainOptions::new(join)).unwrap());
+        let world = Arc::new(World::join("cpu", &WorldOptions::new(join)).unwrap());
         let mesh = View::init(&world, &[2], &["dp"]).unwrap();
         let memory = Memory::of(&world).unwrap();
         assert!(!memory.is_on_device() && memory.device_name().is_none());

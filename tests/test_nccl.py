@@ -360,6 +360,23 @@ def test_aborts_end_together(run):
         check(not any("ALONE" in line for line in lines), f"rank {rank}: an abort waited for one that did not come\n" + "\n".join(lines))
 
 
+def test_a_group_is_left_open_by_dm_abort(run):
+    """NCCL ends a group without operations. A group that holds an operation of an aborted
+    communicator is never handed to ncclGroupEnd."""
+    _, records = run("left group")
+    for rank, lines in records.items():
+        ends = [at for at, line in enumerate(lines) if line == "group end"]
+        empty, second, full = (lines.index(f"# {mark}") for mark in ("empty group", "second", "full group"))
+        check(len(ends) == 1 and empty < ends[0] < second < full, f"rank {rank}: group ends at {ends}\n" + "\n".join(lines))
+
+
+def test_two_threads_take_turns_on_a_shared_communicator(run):
+    _, records = run("gate")
+    for rank, lines in records.items():
+        sums = [line for line in lines if line.startswith("ncclAllReduce")]
+        check(len(sums) == 200 and len(set(sums)) == 1, f"rank {rank}: {len(sums)} sums on {set(sums)}")
+
+
 def test_meshes_after_a_failure_that_one_rank_knows(run):
     """Only what has failed is made anew, by all ranks: a dimension by a split, and what is split
     from by a fresh id."""

@@ -96,6 +96,15 @@ pub(crate) fn end() -> Result<ncclResult_t> {
     }
 }
 
+/// Makes the open group fail at its end with `error`. Does nothing when no group is open.
+pub(crate) fn fail(error: Error) {
+    GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 {
+            group.error.get_or_insert(error);
+        }
+    });
+}
+
 /// Performs calls at once, or collects them inside a group. A call that cannot be made fails the
 /// group.
 pub(crate) fn submit(make: impl FnOnce() -> Result<Vec<Task>>) -> Result<ncclResult_t> {

@@ -1,26 +1,26 @@
-//! Under what name a call is issued.
+//! The names under which calls are issued.
 
 use std::ffi::c_char;
 
 use crate::digest::Fnv1a;
 
-/// What tells calls along different dimensions apart where these share one communicator: the same on all ranks of the call. The host engine
-/// lets each name pair for itself.
+/// The name of a call, equal on all ranks of the call. It tells the calls along different dimensions apart that share one communicator: the host engine pairs only calls of equal names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallName {
+    /// A digest of what the name is made from; 0 for a call without a name.
     tag: u64,
-    /// The dimension's name for messages, cut to fit, filled up with zeros.
+    /// The dimension's name for messages, cut to 31 bytes and filled up with zeros.
     text: [u8; 32],
 }
 
 impl CallName {
-    /// That of a call which has none.
+    /// The name of a call that needs none.
     pub(crate) const NONE: CallName = CallName { tag: 0, text: [0; 32] };
-    /// That of the calls that make communicators of others.
+    /// The name of the calls that make communicators from others.
     pub(crate) const OF_MAKING: CallName =
         CallName { tag: u64::MAX, text: *b"new communicators\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" };
 
-    /// That of a dimension of the mesh with that id, from its name and the sizes and strides of its layout.
+    /// The name of the calls along a dimension of the mesh with id `mesh`, from the dimension's name and the sizes and strides of its layout.
     pub(crate) fn new(mesh: &str, name: &str, pairs: &[(usize, usize)]) -> CallName {
         let digest = Fnv1a::default().text(mesh).text(name);
         let digest =
@@ -34,12 +34,12 @@ impl CallName {
         CallName { tag: digest.value().max(1), text }
     }
 
-    /// The 32 bytes of its text.
+    /// The 32 bytes of the text.
     pub(super) fn text(&self) -> *const c_char {
         self.text.as_ptr().cast()
     }
 
-    /// What tells it from others; 0 for none.
+    /// The number of the name; 0 for a call without a name.
     pub(crate) fn tag(&self) -> u64 {
         self.tag
     }

@@ -1,9 +1,6 @@
 //! Which communicator library serves a device type, and how it is found.
 //!
-//! The library that the caller names, else the one that `DM_CCL_LIBRARY` names: a path, a name for the dynamic loader, or `python` for the
-//! wheel of a Python environment. Where nobody names one: on cuda a copy that is in this process already (a communicator is valid only in the copy
-//! that made it), else the usual names; on cpu the embedded host engine, also when `DM_CCL_LIBRARY` names a library that is not a host engine,
-//! because a GPU job may set that variable for its cuda meshes.
+//! The caller may name a library, and `DM_CCL_LIBRARY` may name one: by a path, by a name for the dynamic loader, or as `python` for the wheel of a Python environment. The caller's choice comes first. Where nobody names a library, cuda takes a copy that is in this process already, because a communicator is valid only in the copy that made it; if there is none, it tries the usual names. cpu takes the embedded host engine, also when `DM_CCL_LIBRARY` names a library that is not a host engine, because a GPU job may set that variable for its cuda meshes.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -11,6 +8,7 @@ use std::sync::Arc;
 use libloading::os::unix;
 use once_cell::sync::OnceCell;
 
+use super::driver::has_device;
 use super::library::Library;
 use super::wheel;
 use crate::error::{Error, Result, Status};
@@ -18,10 +16,11 @@ use crate::error::{Error, Result, Status};
 /// The environment variable that names a library with NCCL's C API.
 pub const LIBRARY_VARIABLE: &str = "DM_CCL_LIBRARY";
 
-/// Instead of a path: the NCCL wheel of a Python environment.
+/// This word in place of a path means the NCCL wheel of a Python environment.
 const PYTHON: &str = "python";
 
-/// What wheels and distributions ship, NVIDIA's and AMD's. The bare libnccl.so is a development link.
+/// The names under which wheels and distributions ship NVIDIA's and AMD's libraries. The bare libnccl.so is a development
+/// link.
 const USUAL_NAMES: [&str; 4] = ["libnccl.so.2", "librccl.so.1", "libnccl.so", "librccl.so"];
 
 /// The embedded host engine.
@@ -38,8 +37,7 @@ pub(crate) fn embedded() -> Result<Arc<Library>> {
 /// The library at `path`: a path, a name for the dynamic loader, or `python`.
 ///
 /// # Safety
-/// What lies there is a communicator library with NCCL's C API, or it lacks that API's names: its code runs in this process, and functions of these names are
-/// called as nccl.h declares them.
+/// The library's code runs in this process. Its functions that have names of NCCL's C API are called as nccl.h declares them, so they must be those functions.
 pub unsafe fn open(path: &str) -> Result<Arc<Library>> {
     let mut search = Search::default();
     let found = match path {
@@ -55,11 +53,27 @@ pub unsafe fn open(path: &str) -> Result<Arc<Library>> {
     found.map(Arc::new).ok_or_else(|| search.failure())
 }
 
-/// The library that makes communicators for `device_type` where nobody names one: the one in [`LIBRARY_VARIABLE`], or the usual one. Whoever sets that
-/// variable of the process says what runs in it, as with LD_PRELOAD.
+/// The library that makes communicators for `device_type` where the caller names none: the library that [`LIBRARY_VARIABLE`] names, or the usual one. Whoever sets that variable decides which code runs in the process, as with LD_PRELOAD.
 pub fn for_device(device_type: &str) -> Result<Arc<Library>> {
     // SAFETY: nothing is named.
     unsafe { named_or_usual(device_type, None) }
+}
+
+/// The device type that is named. Where none is named, it is "cuda" if this machine has a device
+/// and NCCL, else "cpu".
+pub(crate) fn device_type(named: Option<&str>) -> Result<&'static str> {
+    match named {
+        Some("cuda") => Ok("cuda"),
+        Some("cpu") => Ok("cpu"),
+        None if has_device() && for_device("cuda").is_ok() => Ok("cuda"),
+        None => Ok("cpu"),
+        Some(other) => Err(match other.split_once(':') {
+            Some((device_type, _)) => Error::invalid(format!(
+                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank"
+            )),
+            None => Error::invalid(format!("device_type is {other:?}, not \"cuda\" or \"cpu\"")),
+        }),
+    }
 }
 
 /// The library that makes communicators for `device_type`; `named` is the caller's choice.
@@ -67,7 +81,8 @@ pub fn for_device(device_type: &str) -> Result<Arc<Library>> {
 /// # Safety
 /// As for [`open`], of the library that is named.
 pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<Arc<Library>> {
-    // SAFETY: the caller's word for what it names, and that of whoever set the environment for the variable.
+    // SAFETY: the caller's word for what it names, and that of whoever set the environment for the
+    // variable.
     let open = |path: &str| unsafe { open(path) };
     let variable = std::env::var(LIBRARY_VARIABLE).ok().filter(|value| !value.is_empty());
     match (named, variable, device_type) {
@@ -92,7 +107,7 @@ pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<A
     }
 }
 
-/// A copy that is in the process, else the first of the usual names that can be used.
+/// The copy that is in the process, or else the first of the usual names that can be used.
 fn search() -> Result<Arc<Library>> {
     let mut search = Search::default();
     let found = USUAL_NAMES.iter().find_map(|name| search.loaded(name));
@@ -100,14 +115,14 @@ fn search() -> Result<Arc<Library>> {
     found.map(Arc::new).ok_or_else(|| search.failure())
 }
 
-/// What was tried so far, and why it was of no use.
+/// The libraries that were tried, each with the reason why it could not be used.
 #[derive(Default)]
 struct Search {
     tried: Vec<String>,
 }
 
 impl Search {
-    /// The copy of that SONAME that is in this process.
+    /// The copy with that SONAME that is in this process.
     fn loaded(&mut self, name: &str) -> Option<Library> {
         let handle = open_handle(name, libc::RTLD_NOW | libc::RTLD_NOLOAD).ok()?;
         let used = fill(name, handle);
@@ -132,12 +147,14 @@ impl Search {
 
 fn open_handle(name: &str, flags: i32) -> std::result::Result<unix::Library, String> {
     CString::new(name).map_err(|_| "the path contains a NUL byte".to_owned())?;
-    // SAFETY: a communicator library's initialisers are run by dlopen as in any program that links it.
+    // SAFETY: a communicator library's initialisers are run by dlopen as in any program that links
+    // it.
     unsafe { unix::Library::open(Some(name), flags) }.map_err(|error| one_line(&error))
 }
 
 fn fill(name: &str, handle: unix::Library) -> std::result::Result<Library, String> {
-    // SAFETY: the address is only turned into a function pointer of the type nccl.h declares for that name.
+    // SAFETY: the address is only turned into a function pointer of the type nccl.h declares for
+    // that name.
     let lookup = |symbol: &str| unsafe {
         handle.get::<*const c_void>(symbol.as_bytes()).ok().map(|address| address.into_raw().cast_const())
     };

@@ -1,13 +1,18 @@
 //! The boundary to a communicator library: NCCL's C API as a table of function pointers.
 //!
-//! libnccl, librccl, a library named by the caller, and the embedded host engine all fill the same [`Library`] table, so
-//! everything above this module is one code path. Results stay integers (an enum would be undefined behaviour for a code
-//! that a newer library invents), and every symbol is optional but the core (see `Library::from_lookup`).
+//! libnccl, librccl, a library named by the caller, and the embedded host engine all fill the same
+//! [`Library`] table, so everything above this module is one code path. Results stay integers (an
+//! enum would be undefined behaviour for a code that a newer library invents), and every symbol is
+//! optional but the core (see `Library::from_lookup`).
 
 mod call_name;
+mod communicators;
 mod config;
 mod cuda;
 mod driver;
+mod functions;
+mod groups;
+mod host_engine;
 mod library;
 mod load;
 mod operations;
@@ -19,7 +24,9 @@ pub(crate) use config::config_digest;
 pub use config::{CommConfig, NotAConfig};
 pub(crate) use driver::{Device, select_device};
 pub use driver::{devices, has_device};
-pub use library::{Library, RawComm};
+pub use functions::RawComm;
+pub use library::Library;
+pub(crate) use load::device_type;
 pub use load::{LIBRARY_VARIABLE, for_device, named_or_usual, open};
 pub use types::{DATA_TYPES, NcclResult, element_size, result};
 pub(crate) use types::{NO_COLOR, REDUCTIONS, UniqueId};

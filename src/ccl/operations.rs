@@ -2,25 +2,14 @@
 
 use std::ffi::c_void;
 
-use super::call_name::CallName;
-use super::library::{Library, RawComm};
+use super::functions::RawComm;
+use super::library::Library;
 use super::types::{NcclResult, element_size, result};
-
-impl Library {
-    /// Names the calling thread's next operation or split, where the library wants that.
-    #[inline]
-    pub(crate) fn name_next_call(&self, name: &CallName) {
-        if let Some(set) = self.functions.host_next_call_name {
-            // SAFETY: the text has 32 bytes.
-            unsafe { set(name.tag(), name.text()) };
-        }
-    }
-}
 
 /// The collectives: thin calls, arguments as in nccl.h.
 ///
 /// # Safety
-/// Of each: buffers are as large as count, data type and communicator size make them, and live until the work is done.
+/// Each buffer is as large as the count, the data type and the size of the communicator make it, and lives until the work is done.
 #[allow(clippy::too_many_arguments, reason = "they are NCCL's")]
 #[allow(
     missing_docs,
@@ -98,7 +87,7 @@ impl Library {
         unsafe { (self.functions.reduce_scatter)(send, recv, recv_count, dtype, op, comm, stream) }
     }
 
-    /// `ncclAlltoAll` (2.28), and on older libraries what it stands for: a group of sends and receives with every rank.
+    /// `ncclAlltoAll` (2.28). On older libraries a group of sends and receives with every rank takes its place.
     pub unsafe fn all_to_all(
         &self,
         send: *const c_void,
@@ -119,7 +108,8 @@ impl Library {
             return code;
         }
         let block = count_per_peer * element_size(dtype).unwrap_or(0);
-        // SAFETY: both buffers hold `size` blocks of `block` bytes; a group that was started is always ended.
+        // SAFETY: both buffers hold `size` blocks of `block` bytes; a group that was started is
+        // always ended.
         unsafe {
             let mut first = (self.functions.group_start)();
             for peer in 0..size {

@@ -11,11 +11,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use self::cuda::Stream;
-use super::domain::Domain;
 use super::elements::Operator;
 use super::groups::in_group;
 use super::operations::{Operands, Shape};
 use super::view::View;
+use super::world::World;
 use crate::ccl::{self, element_size};
 use crate::error::{Error, Result, Status};
 
@@ -32,10 +32,10 @@ const PAUSE: Duration = Duration::from_micros(100);
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
-/// use devicemesh::comm::{Collective, Domain, DomainOptions, Memory, Operator, View};
+/// use devicemesh::comm::{Collective, Memory, Operator, View, World, WorldOptions};
 ///
-/// let world = Arc::new(Domain::join("cpu", &DomainOptions::default())?);
-/// let ranks = world.world().size();
+/// let world = Arc::new(World::join("cpu", &WorldOptions::default())?);
+/// let ranks = world.size();
 /// let mesh = View::init(&world, &[ranks], &["dp"])?;
 /// let memory = Memory::of(&world)?;
 /// let (send, recv) = (memory.buffer(12)?, memory.buffer(12)?);
@@ -143,8 +143,8 @@ impl Collective {
 impl Memory {
     /// The memory of that world's device type. On a device this makes a stream on the device of the
     /// calling thread, or on the one that belongs to the local rank where the thread has none.
-    pub fn of(world: &Domain) -> Result<Memory> {
-        let (world, device_type) = (world.world(), world.world().device_type());
+    pub fn of(world: &World) -> Result<Memory> {
+        let (world, device_type) = (world.rendezvous(), world.rendezvous().device_type());
         let place = match device_type {
             "cpu" => Place::Host,
             _ => {

@@ -2,14 +2,31 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::domain::{Domain, DomainOptions};
+use super::world::{World, WorldOptions};
 use crate::error::{Error, Result};
 use crate::rendezvous::{DEFAULT_TIMEOUT, JoinOptions};
 use crate::wait::{Cancel, Deadline};
 
-/// A world that is joined from the environment when it is first needed. A join that fails, is late or is aborted leaves nothing behind, so
-/// the next join begins anew.
-pub(crate) struct DefaultWorld {
+static CPU_WORLD: DefaultWorld = DefaultWorld::new("cpu");
+static CUDA_WORLD: DefaultWorld = DefaultWorld::new("cuda");
+
+/// Returns the default world of a device type. Joins it first if this process is not in it, which
+/// `deadline` bounds; the call is then **collective over the world**. With `None` the default
+/// timeout bounds the join.
+pub(crate) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Result<Arc<World>> {
+    let world = if device_type == CPU_WORLD.device_type { &CPU_WORLD } else { &CUDA_WORLD };
+    world.get_or_join(deadline)
+}
+
+/// Ends the default worlds on this rank, joined or being joined. The next [`default_world`] joins
+/// anew.
+pub(crate) fn abort_default_worlds() -> Result<()> {
+    CPU_WORLD.abort().and(CUDA_WORLD.abort())
+}
+
+/// A world that is joined from the environment when it is first needed. A join that fails, is late
+/// or is aborted leaves nothing behind, so the next join begins anew.
+struct DefaultWorld {
     device_type: &'static str,
     state: Mutex<State>,
     changed: Condvar,
@@ -19,7 +36,7 @@ enum State {
     Absent,
     /// A thread joins the world; raising the flag ends that join.
     Joining(Cancel),
-    Joined(Arc<Domain>),
+    Joined(Arc<World>),
 }
 
 /// A join in progress. The threads that wait for the join are woken however it ends.
@@ -30,18 +47,19 @@ struct Joining<'a> {
 
 impl DefaultWorld {
     /// Makes the default world of that device type. Nobody has joined it yet.
-    pub(crate) const fn new(device_type: &'static str) -> DefaultWorld {
+    const fn new(device_type: &'static str) -> DefaultWorld {
         DefaultWorld { device_type, state: Mutex::new(State::Absent), changed: Condvar::new() }
     }
 
-    /// Returns the world. Joins it first if this process is not in it; the call is then **collective over the world**. `deadline` bounds
-    /// the join, also where another thread does the join. With `None` the default timeout bounds it.
-    pub(crate) fn get_or_join(&self, deadline: Option<Deadline>) -> Result<Arc<Domain>> {
+    /// Returns the world. Joins it first if this process is not in it; the call is then
+    /// **collective over the world**. `deadline` bounds the join, also where another thread does
+    /// the join. With `None` the default timeout bounds it.
+    fn get_or_join(&self, deadline: Option<Deadline>) -> Result<Arc<World>> {
         let deadline = deadline.unwrap_or_else(|| Deadline::after(DEFAULT_TIMEOUT));
         let mut state = self.lock();
         loop {
             match &*state {
-                State::Joined(domain) => return Ok(Arc::clone(domain)),
+                State::Joined(world) => return Ok(Arc::clone(world)),
                 State::Absent => break,
                 State::Joining(cancel) => cancel.check()?,
             }
@@ -59,36 +77,37 @@ impl DefaultWorld {
         drop(state);
         let mut joining = Joining { world: self, joined: false };
         let join = JoinOptions { deadline: Some(deadline), cancel: cancel.clone(), ..JoinOptions::default() };
-        let domain = Arc::new(Domain::join(self.device_type, &DomainOptions { join, library: None })?);
-        // Because of the lock, an abort either finds the world joined or has raised the flag before.
+        let world = Arc::new(World::join(self.device_type, &WorldOptions { join, library: None })?);
+        // Because of the lock, an abort either finds the world joined or has raised the flag
+        // before.
         let mut state = self.lock();
         if cancel.is_raised() {
             drop(state);
-            domain.abort()?;
+            world.abort()?;
             cancel.check()?;
         } else {
-            *state = State::Joined(Arc::clone(&domain));
+            *state = State::Joined(Arc::clone(&world));
             drop(state);
             joining.joined = true;
         }
-        Ok(domain)
+        Ok(world)
     }
 
-    /// Ends the world on this rank, as [`Domain::abort`] does, or ends the join that is in progress. The next
-    /// [`get_or_join`](DefaultWorld::get_or_join) joins anew.
-    pub(crate) fn abort(&self) -> Result<()> {
+    /// Ends the world on this rank, as [`World::abort`] does, or ends the join that is in progress.
+    /// The next [`get_or_join`](DefaultWorld::get_or_join) joins anew.
+    fn abort(&self) -> Result<()> {
         let mut state = self.lock();
-        let domain = match &*state {
+        let world = match &*state {
             State::Absent => return Ok(()),
             State::Joining(cancel) => {
                 cancel.raise();
                 return Ok(());
             }
-            State::Joined(domain) => Arc::clone(domain),
+            State::Joined(world) => Arc::clone(world),
         };
         *state = State::Absent;
         drop(state);
-        domain.abort()
+        world.abort()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,8 +1,9 @@
 //! Lets one host call at a time into a communicator of a library with streams.
 //!
-//! Such a library does not show the order of the peers' calls, and it forbids calls of two threads on one communicator at the same time. So
-//! a call waits here until the call under another name has returned. A second call under the same name is refused. The program decides in
-//! which order two names are issued, and this order must be the same on all ranks.
+//! Such a library does not show the order of the peers' calls, and it forbids calls of two threads
+//! on one communicator at the same time. So a call waits here until the call under another name has
+//! returned. A second call under the same name is refused. The program decides in which order two
+//! names are issued, and this order must be the same on all ranks.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,8 +23,8 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Waits until no other call is inside. Fails when a call with that tag is inside or waits already, at the deadline, and after an
-    /// abort. `call` describes this call in messages.
+    /// Waits until no other call is inside. Fails when a call with that tag is inside or waits
+    /// already, at the deadline, and after an abort. `call` describes this call in messages.
     #[inline]
     pub(super) fn enter(&self, tag: u64, wait: impl FnOnce() -> Wait, call: &dyn Fn() -> String) -> Result<()> {
         let tag = tag.max(1);

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, State};
 use crate::ccl::Library;
 use crate::error::{Error, Result};
 
@@ -16,10 +16,29 @@ struct OpenGroup {
     queued: usize,
     /// The first operation that waits, for messages.
     first: String,
-    /// The first error of an operation that was refused in the group. The whole group fails with this error.
+    /// The first error of an operation that was refused in the group. The whole group fails with
+    /// this error.
     refused: Option<Error>,
-    /// Communicators with streams whose gates this thread keeps until the group ends.
+    /// The communicators with streams that have operations in the group. This thread keeps their
+    /// gates until the group ends.
     inside: Vec<Arc<Communicator>>,
+    /// Whether the library cannot end the group any more, because a communicator in it was aborted.
+    /// The thread then stays inside the group, so it can issue no further operations.
+    is_lost: bool,
+}
+
+impl OpenGroup {
+    /// Whether a communicator that has operations in the group was aborted or finalized.
+    fn holds_ended(&self) -> bool {
+        self.inside.iter().any(|communicator| communicator.state() != State::Ready)
+    }
+
+    /// Gives the group up: the library cannot end it.
+    fn lose(&mut self) {
+        self.is_lost = true;
+        self.queued = 0;
+        self.inside.drain(..).for_each(|communicator| communicator.gate().leave());
+    }
 }
 
 impl Drop for OpenGroup {
@@ -34,7 +53,8 @@ thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `work` with the list of open groups. Returns `None` on a thread that is ending and has no list any more.
+/// Runs `work` with the list of open groups. Returns `None` on a thread that is ending and has no
+/// list any more.
 fn with_open<T>(work: impl FnOnce(&mut Vec<OpenGroup>) -> T) -> Option<T> {
     OPEN.try_with(|open| {
         let mut open = open.borrow_mut();
@@ -67,19 +87,20 @@ pub(super) fn note(library: &Arc<Library>, call: impl FnOnce() -> String) {
     });
 }
 
-/// Keeps the gate of a communicator, which this thread has entered already, until the group ends. Returns whether there is a group.
-pub(super) fn keep(communicator: &Arc<Communicator>) -> bool {
+/// Keeps the gate of a communicator, which this thread has entered already, until the group ends.
+/// Returns whether there is a group.
+pub(super) fn hold_gate(communicator: &Arc<Communicator>) -> bool {
     with_group(communicator.library(), |group| group.inside.push(Arc::clone(communicator))).is_some()
 }
 
 /// Whether this thread's group keeps that communicator's gate.
-pub(super) fn keeps(communicator: &Arc<Communicator>) -> bool {
+pub(super) fn holds_gate(communicator: &Arc<Communicator>) -> bool {
     with_group(communicator.library(), |group| group.inside.iter().any(|known| Arc::ptr_eq(known, communicator)))
         .unwrap_or(false)
 }
 
-/// Fails when operations of this thread wait for the end of a group in that library, because `call` would then wait, or end, without these
-/// operations.
+/// Fails when operations of this thread wait for the end of a group in that library, because `call`
+/// would then wait, or end, without these operations.
 pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Result<()> {
     let waiting = library.and_then(|library| {
         with_group(library, |group| (group.queued > 0).then(|| (group.queued, group.first.clone()))).flatten()
@@ -102,51 +123,106 @@ pub(super) fn begin(library: &Arc<Library>) {
             first: String::new(),
             refused: None,
             inside: Vec::new(),
+            is_lost: false,
         }),
     });
 }
 
-/// Notes that the calling thread has ended a group in `library`. The outermost end opens the gates that the group kept, and returns the
-/// error of the first operation that was refused in the group.
-pub(super) fn end(library: &Arc<Library>) -> Option<Error> {
+/// Ends a group of the calling thread in `library`. The outermost end runs the operations, and then
+/// opens the gates that the group kept. Fails with the error of the first operation that was
+/// refused in the group, else with the library's error. The flag says whether the error is the
+/// library's.
+pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, bool)> {
+    // An operation of a communicator that was aborted meanwhile lies in the library's list, and the
+    // communicator's memory is gone.
+    let is_lost = with_group(library, |group| {
+        if group.is_lost || (group.depth == 1 && library.has_streams() && group.holds_ended()) {
+            group.lose();
+        }
+        group.is_lost
+    });
+    if is_lost == Some(true) {
+        return Err((lost(library), false));
+    }
+    let ended = library.group_end();
     let whole = with_open(|open| {
         let at = open.iter().position(|group| group.library.is_same(library))?;
         open[at].depth -= 1;
-        (open[at].depth == 0).then(|| open.swap_remove(at))
+        (open[at].depth == 0).then(|| open.remove(at))
     });
-    whole.flatten().and_then(|mut group| group.refused.take())
+    match whole.flatten().and_then(|mut group| group.refused.take()) {
+        Some(refused) => Err((refused, false)),
+        None => ended.map_err(|error| (error, true)),
+    }
 }
 
-/// Notes that an operation of this thread was refused. Every group that the thread has open then fails with that error at its end, and the
-/// host engine runs none of the group's operations.
-pub(crate) fn refuse(error: &Error) {
+/// Notes that an operation of this thread was refused. The thread's open group in `library` then
+/// fails with that error at its end, and the host engine runs none of the group's operations. Where
+/// the library is not known (`None`), because the operation names no mesh, this holds for every
+/// group that the thread has open.
+pub(crate) fn refuse(library: Option<&Library>, error: &Error) {
     if COUNT.get() == 0 {
         return;
     }
     with_open(|open| {
-        for group in open.iter_mut().filter(|group| group.refused.is_none()) {
+        let is_meant = |group: &&mut OpenGroup| library.is_none_or(|library| group.library.is_same(library));
+        for group in open.iter_mut().filter(is_meant).filter(|group| group.refused.is_none()) {
             group.refused = Some(error.clone());
-            group.library.fail_group();
+            group.library.fail_group(error.message());
         }
     });
 }
 
-/// Ends the groups that this thread has open in the host engine, without running their operations. This is called when a mesh was aborted:
-/// later operations must not wait for an end of the group that the program may have left out.
+/// Ends the group that this thread has begun last, for a program that names it by a handle which is
+/// not live any more. The group fails with `error`, and the host engine runs none of its
+/// operations.
+pub(crate) fn end_in_vain(error: &Error) {
+    let last = with_open(|open| open.last().filter(|group| !group.is_lost).map(|group| Arc::clone(&group.library)));
+    let Some(library) = last.flatten() else { return };
+    refuse(Some(&library), error);
+    let _ = end(&library);
+}
+
+/// Ends the groups that this thread has open in `library`, after a mesh was aborted: later
+/// operations must not wait for an end of the group that the program may have left out. The host
+/// engine drops the operations of the group. NCCL ends a group only where no operation of an
+/// aborted communicator is queued in it; otherwise the group is lost.
 pub(super) fn abandon(library: &Arc<Library>) {
-    if !library.is_host_engine() || !in_group(library) {
+    let Some((holds_ended, queued)) = with_group(library, |group| (group.holds_ended(), group.queued)) else { return };
+    if library.is_host_engine() {
+        library.fail_group("dm_abort ended the group");
+    } else if holds_ended {
+        with_group(library, OpenGroup::lose);
+        return;
+    } else if queued > 0 {
+        // The operations are those of other meshes, and the program ends their group.
         return;
     }
-    library.fail_group();
     while in_group(library) {
-        // This end fails, as it is meant to.
-        let _ = library.group_end();
-        end(library);
+        // In the host engine this end fails, as it is meant to.
+        let _ = end(library);
     }
 }
 
-/// Makes communicators outside the calling thread's groups, because inside a group a library would put that off until the group's end.
-/// Groups belong to threads, so another thread makes the communicators when this thread has an open group.
+/// Fails on a thread whose group in `library` is lost, because whatever the thread did there would
+/// only be queued.
+pub(super) fn check_usable(library: &Arc<Library>) -> Result<()> {
+    match with_group(library, |group| group.is_lost) {
+        Some(true) => Err(lost(library)),
+        _ => Ok(()),
+    }
+}
+
+fn lost(library: &Library) -> Error {
+    Error::aborted(format!(
+        "dm_abort ended a communicator with operations queued in a group of this thread, which {} cannot end: operations of this thread would only be queued; call from another thread",
+        library.label()
+    ))
+}
+
+/// Makes communicators outside the calling thread's groups, because inside a group a library would
+/// put that off until the group's end. Groups belong to threads, so another thread makes the
+/// communicators when this thread has an open group.
 pub(super) fn outside_groups<T: Send>(library: &Arc<Library>, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if !in_group(library) {
         return make();

@@ -1,37 +1,66 @@
-//! Communicators of a mesh: which ones a root mesh has, when they are made, with whom they are shared, and how they end.
+//! Communicators of a mesh: which ones a root mesh has, when they are made, with whom they are
+//! shared, and how they end.
 //!
-//! - [`Domain`]: the communicators of one world, by the ranks they join; what two meshes can share is kept here.
+//! - [`World`]: a world with its communicators; what two meshes can share is kept here.
 //! - `Communicator`: one communicator of this rank, made or still to be made.
-//! - [`RootComms`]: what a root mesh owns: its dimensions' communicators, its agreement scope, its life (abort, finalize).
-//! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh` handle names.
-//! - [`Element`] and [`Operator`]: what its typed collectives take.
-//! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when the program runs, on the host and on devices.
+//! - [`RootComms`]: a root mesh with its communicators, its agreement scope and its life (abort,
+//!   finalize).
+//! - `Call`: a collective call, from its turn to its end. call.rs says what "collective" means
+//!   here.
+//! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh`
+//!   handle names.
+//! - [`Element`] and [`Operator`]: the element types and reductions of its typed collectives.
+//! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when the
+//!   program runs, on the host and on devices.
+//!
+//! A file imports files of lower layers only, and within a layer only files to its left:
+//!
+//! ```text
+//! 7  what a program calls     operations  view_groups  slices  buffers  on_stream  default_world
+//! 6  collective calls         lazy  view  new_dims  create  shrink  end
+//! 5  their work               maker  dims
+//! 4  the ritual of a call     call
+//! 3  who calls                world  root
+//! 2  sets of communicators    ending  groups  sharing
+//! 1  one communicator         failure  communicator
+//! 0  tools                    gate  background  polling  names  elements  options
+//! ```
 
-mod beside;
+mod background;
 mod buffers;
+mod call;
 mod communicator;
+mod create;
 mod default_world;
 mod dims;
-mod domain;
 mod elements;
+mod end;
+mod ending;
+mod failure;
 mod gate;
 mod groups;
-mod life;
-mod making;
+mod lazy;
+mod maker;
+mod names;
+mod new_dims;
 #[cfg(feature = "cudarc")]
 mod on_stream;
 mod operations;
 mod options;
+mod polling;
 mod root;
+mod sharing;
 mod shrink;
 mod slices;
 mod view;
+mod view_groups;
+mod world;
 
 pub use buffers::{Buffer, BufferAt, Collective, Memory};
-pub(crate) use default_world::DefaultWorld;
-pub use domain::{Domain, DomainOptions};
+pub(crate) use create::adopted_position;
+pub(crate) use default_world::{abort_default_worlds, default_world};
 pub use elements::{Element, Operator};
-pub(crate) use groups::refuse as refuse_in_group;
+pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_group};
 #[cfg(feature = "cudarc")]
 pub use on_stream::{DeviceBuffer, OnStream};
 pub use operations::Operands;
@@ -40,3 +69,4 @@ pub use options::{DimOptions, MeshOptions};
 pub use root::RootComms;
 pub(crate) use view::DimComms;
 pub use view::View;
+pub use world::{World, WorldOptions};

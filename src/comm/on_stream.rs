@@ -53,12 +53,12 @@ impl<T> DeviceBuffer<T> for CudaViewMut<'_, T> {}
 ///
 /// ```no_run
 /// use std::sync::Arc;
-/// use devicemesh::comm::{Domain, DomainOptions, Operator, View};
+/// use devicemesh::comm::{World, WorldOptions, Operator, View};
 /// use devicemesh::cudarc::driver::CudaContext;
 ///
 /// let device = CudaContext::new(0)?; // of this process: LOCAL_RANK, or 0 where the launcher shows each rank one device
-/// let world = Arc::new(Domain::join("cuda", &DomainOptions::default())?);
-/// let mesh = View::init(&world, &[world.world().size()], &["dp"])?;
+/// let world = Arc::new(World::join("cuda", &WorldOptions::default())?);
+/// let mesh = View::init(&world, &[world.size()], &["dp"])?;
 ///
 /// let stream = device.new_stream()?;
 /// let mut gradients = stream.clone_htod(&vec![1.0f32; 1000])?;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::thread::sleep;
 
 use super::communicator::Communicator;
+use super::failure::is_repeated;
 use super::groups;
-use super::making::{millis, settle};
+use super::polling::{millis, poll_until_done};
 use super::view::View;
 use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, result};
 use crate::error::{Error, Result, Status};
@@ -15,37 +16,37 @@ use crate::error::{Error, Result, Status};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Operands {
-    /// Elements, in the sense of the operation (per rank for gathers and scatters).
+    /// The number of elements, as the operation counts them: for gathers and scatters, the elements of each rank.
     pub count: usize,
-    /// `ncclDataType_t`, 0 to 9.
+    /// The `ncclDataType_t` of the elements, 0 to 9.
     pub dtype: i32,
-    /// A `cudaStream_t`, or NULL on host memory.
+    /// The `cudaStream_t` on which the operation runs; NULL on host memory.
     pub stream: *mut c_void,
 }
 
 impl Operands {
-    /// So many elements of that `ncclDataType_t`, on that stream.
+    /// Operands of `count` elements of type `dtype` (an `ncclDataType_t`), on that stream.
     pub fn new(count: usize, dtype: i32, stream: *mut c_void) -> Operands {
         Operands { count, dtype, stream }
     }
 }
 
-/// How much the buffers of an operation hold, in blocks of `count` elements, and where it works in place.
+/// How much the buffers of an operation hold, in blocks of `count` elements, and where it works in
+/// place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// A block each; in place where they are the same.
+    /// Both buffers hold one block. In place, they are the same.
     Same,
-    /// A block is sent, one of each rank received; in place where the one lies at this rank's place in the other.
+    /// One block is sent, and a block of each rank is received. In place, the sent block lies at this rank's place in the receive buffer.
     Gather,
-    /// A block for each rank is given, one received; in place likewise.
+    /// A block for each rank is given, and one block is received. In place, the received block lies at this rank's place in the send buffer.
     Scatter,
-    /// A block for each rank on both sides; on host memory in place where they are the same, else never.
+    /// Both buffers hold a block for each rank. In place, they are the same, which is allowed on host memory only.
     AllToAll,
 }
 
 impl View {
-    /// Checks what all operations have in common and runs `issue` on the communicator along dimension `index`. `blocks` is how many
-    /// times `count` elements the largest buffer holds, `buffers` which of the pointers may not be NULL.
+    /// Checks what all operations have in common, and runs `issue` on the communicator along dimension `index`. `buffers` are the pointers that may not be NULL, with their names.
     pub fn operate(
         &self,
         name: &str,
@@ -78,11 +79,12 @@ impl View {
                 "{name}: stream is {stream:p}, but device type cpu has no streams: pass NULL (the call returns when its result is there)"
             )));
         }
-        // In a group the library fails the whole of it.
-        if let Some(error) = communicator.earlier().filter(|_| !groups::in_group(library)) {
+        // In a group, the library fails the whole group.
+        if let Some(error) = communicator.earlier_failure().filter(|_| !groups::in_group(library)) {
             return Err(error.within(name));
         }
-        communicator.limit(millis(self.root_comms().timeout))?;
+        groups::check_usable(library)?;
+        communicator.set_timeout(millis(self.root_comms().timeout()))?;
         let call = self.call_name(index);
         let outcome = match library.is_host_engine() {
             true => {
@@ -99,7 +101,7 @@ impl View {
         outcome
     }
 
-    /// Runs `issue` while no other thread issues anything on the communicator; inside a group nobody else does so until its end.
+    /// Runs `issue` while no other thread issues anything on the communicator. Inside a group, no other thread does so until the end of the group.
     fn through_gate(
         &self,
         name: &str,
@@ -108,21 +110,21 @@ impl View {
         call: &CallName,
         issue: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        if groups::keeps(communicator) {
+        if groups::holds_gate(communicator) {
             return issue();
         }
         let described = || format!("{name} along {}", self.mesh().dim_name(index));
-        // Sends, receives and collectives of one dimension are lanes of their own: they wait, too.
+        // Sends, receives and collectives of one dimension have different tags. So they wait for each other, and are not refused.
         let lane = if name.ends_with("send") { 1 } else { u64::from(name.ends_with("recv")) * 2 };
         communicator.gate().enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
         let outcome = issue();
-        if !groups::keep(communicator) {
+        if !groups::hold_gate(communicator) {
             communicator.gate().leave();
         }
         outcome
     }
 
-    /// Fails where the buffers of a call overlap in another way than the one in which it works in place.
+    /// Fails when the buffers of a call overlap, unless they overlap exactly as the call works in place.
     pub(crate) fn check_overlap(
         &self,
         name: &str,
@@ -133,7 +135,7 @@ impl View {
         shape: Shape,
     ) -> Result<()> {
         let size = self.mesh().dim_size(index);
-        // What is not within memory is refused with the other arguments.
+        // Sizes that no memory can hold are refused with the other arguments.
         let each = element_size(operands.dtype).and_then(|element| operands.count.checked_mul(element));
         let Some(each) = each.filter(|each| *each > 0 && each.checked_mul(size).is_some()) else { return Ok(()) };
         let (send, recv, block) =
@@ -164,7 +166,7 @@ impl View {
         }
     }
 
-    /// Checks the peer of a message; `lacks_buffer` says that the call is refused for another reason anyway.
+    /// Checks the peer of a message. `lacks_buffer` says that the call is refused for its missing buffer anyway.
     pub(crate) fn check_message(&self, name: &str, index: usize, peer: i32, lacks_buffer: bool) -> Result<()> {
         self.check_peer(name, index, "peer", peer)?;
         if !lacks_buffer
@@ -180,7 +182,7 @@ impl View {
         Ok(())
     }
 
-    /// Checks `op` as [`operate`](View::operate) checks the rest.
+    /// Fails when `op` is not one of the five operators.
     pub(crate) fn check_operator(&self, name: &str, op: i32) -> Result<()> {
         match usize::try_from(op).ok().and_then(|op| REDUCTIONS.get(op)) {
             Some(_) => Ok(()),
@@ -188,7 +190,7 @@ impl View {
         }
     }
 
-    /// Checks a rank of dimension `index`, called `what` in the message.
+    /// Fails when `rank` is not a rank of dimension `index`. The message calls it `what`.
     pub(crate) fn check_peer(&self, name: &str, index: usize, what: &str, rank: i32) -> Result<()> {
         let size = self.mesh().dim_size(index);
         match usize::try_from(rank) {
@@ -198,30 +200,6 @@ impl View {
                 self.mesh().dim_name(index),
                 size - 1
             ))),
-        }
-    }
-
-    /// Begins a group of operations of the calling thread.
-    pub fn group_start(&self) -> Result<()> {
-        self.root_comms().alive()?;
-        let library = self.library()?;
-        library.group_start()?;
-        groups::begin(library);
-        Ok(())
-    }
-
-    /// Ends it: the operations run together, and the first error of any of them comes out here.
-    pub fn group_end(&self) -> Result<()> {
-        let library = self.library()?;
-        let ended = library.group_end();
-        let refused = groups::end(library);
-        self.root_comms().alive()?;
-        if let Some(error) = refused {
-            return Err(error);
-        }
-        match ended {
-            Ok(()) => self.root_comms().settle_all(),
-            Err(error) => Err(self.root_comms().explain(error)),
         }
     }
 
@@ -235,15 +213,17 @@ impl View {
             return Ok(());
         }
         if code == result::IN_PROGRESS {
-            let settled = settle(&self.root_comms().wait(None), || name.to_owned(), sleep, || communicator.poll());
-            return settled.inspect_err(|error| {
-                // It goes on without anybody who waits for it.
+            let wait = self.root_comms().wait(None);
+            let done = poll_until_done(&wait, || name.to_owned(), sleep, || communicator.poll());
+            return done.inspect_err(|error| {
+                // The operation goes on in the library, and nobody waits for it any more.
                 if error.status() == Status::Timeout {
                     communicator.note_failure(error);
                 }
             });
         }
-        communicator.library().check(name, raw, code).map_err(|error| match communicator.came_later(&error) {
+        let library = communicator.library();
+        library.check(name, raw, code).map_err(|error| match is_repeated(library, &error) {
             true => communicator.explain(raw, error).within(name),
             false => communicator.explain(raw, error),
         })

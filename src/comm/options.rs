@@ -4,34 +4,34 @@ use std::time::Duration;
 
 use crate::ccl::{CommConfig, config_digest};
 
-/// Wishes for one dimension's communicator.
+/// What a caller asks of one dimension's communicator.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct DimOptions {
-    /// Never share it with a communicator over the same ranks.
+    /// Whether the dimension gets a communicator of its own, also where another one joins the same ranks.
     pub own: bool,
-    /// The caller's `ncclConfig_t`. A communicator with a config of its own is not shared with one made without.
+    /// The caller's `ncclConfig_t`. A communicator that was made with a config is shared with no other dimension.
     pub config: Option<CommConfig>,
-    /// Its name in the library's logs; `None`: `mesh_<dimension>`.
+    /// The communicator's name in the library's logs; `None` stands for `mesh_<dimension>`.
     pub name: Option<String>,
 }
 
 impl DimOptions {
-    /// The same, never shared with a communicator over the same ranks.
+    /// Gives the dimension a communicator of its own, also where another one joins the same ranks.
     #[must_use]
     pub fn own(mut self) -> DimOptions {
         self.own = true;
         self
     }
 
-    /// The same with the caller's `ncclConfig_t`.
+    /// Sets the caller's `ncclConfig_t`.
     #[must_use]
     pub fn config(mut self, config: CommConfig) -> DimOptions {
         self.config = Some(config);
         self
     }
 
-    /// The same with a name for the library's logs.
+    /// Sets the communicator's name in the library's logs.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> DimOptions {
         self.name = Some(name.into());
@@ -43,7 +43,7 @@ impl DimOptions {
         self.own || self.config.is_some()
     }
 
-    /// What must be equal on all ranks, for the agreement: empty for the defaults.
+    /// The part of these options that must be equal on all ranks, as text for the agreement. It is empty for the defaults.
     pub(super) fn agreed(&self) -> String {
         let mut parts = Vec::new();
         if self.own {
@@ -55,41 +55,41 @@ impl DimOptions {
         parts.join(" ")
     }
 
-    /// The same with a leading comma, to end a call's text with.
+    /// As [`agreed`](DimOptions::agreed), with a leading comma for the end of a call's text.
     pub(super) fn agreed_suffix(&self) -> String {
         let agreed = self.agreed();
         if agreed.is_empty() { agreed } else { format!(", {agreed}") }
     }
 }
 
-/// Wishes for a whole mesh.
+/// What a caller asks of a whole mesh.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct MeshOptions {
-    /// Make each dimension's communicator at its first use.
+    /// Whether each dimension's communicator is made at its first use.
     pub lazy: bool,
-    /// One per dimension, or empty for the defaults.
+    /// The options of each dimension; empty for the defaults.
     pub dims: Vec<DimOptions>,
-    /// How long each collective call of the mesh may take; `None`: as long as the world's.
+    /// How long each collective call of the mesh may take; `None` stands for the world's timeout.
     pub timeout: Option<Duration>,
 }
 
 impl MeshOptions {
-    /// The same with that time for each collective call of the mesh.
+    /// Sets how long each collective call of the mesh may take.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> MeshOptions {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The same with communicators that are made at their first use.
+    /// Has each communicator made at its first use.
     #[must_use]
     pub fn lazy(mut self) -> MeshOptions {
         self.lazy = true;
         self
     }
 
-    /// The same with these wishes, one for each dimension.
+    /// Sets the options of the dimensions, one element for each dimension.
     #[must_use]
     pub fn dims(mut self, dims: Vec<DimOptions>) -> MeshOptions {
         self.dims = dims;
@@ -100,7 +100,7 @@ impl MeshOptions {
         self.dims.get(index).cloned().unwrap_or_default()
     }
 
-    /// The part of the agreed call that the options add, with a leading comma; empty for the defaults.
+    /// The part of the call's text that the options add, with a leading comma. It is empty for the defaults.
     pub(super) fn agreed(&self) -> String {
         let mut text = String::new();
         if self.lazy {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use ndarray::{ArrayView, Dimension};
 
-use super::domain::Domain;
 use super::elements::{Element, Operator, block_for_each_rank, block_of_each_rank, root_rank};
 use super::groups::in_group;
 use super::operations::Operands;
 use super::options::MeshOptions;
 use super::root::RootComms;
 use super::view::View;
+use super::world::World;
 use crate::ccl::{Library, NcclResult, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec};
@@ -21,8 +21,8 @@ impl View {
     /// A mesh of that shape over the first ranks of the world, row-major, with a ready communicator
     /// along each dimension. **Collective over the world.** [`RootComms::create`] takes ranks of
     /// another order and options.
-    pub fn init(world: &Arc<Domain>, shape: &[usize], names: &[&str]) -> Result<View> {
-        let place = world.world();
+    pub fn init(world: &Arc<World>, shape: &[usize], names: &[&str]) -> Result<View> {
+        let place = world.rendezvous();
         let spec = MeshSpec {
             device_type: place.device_type(),
             shape,
@@ -43,11 +43,11 @@ impl View {
     ///
     /// ```
     /// use std::sync::Arc;
-    /// use devicemesh::comm::{Domain, DomainOptions, View};
+    /// use devicemesh::comm::{World, WorldOptions, View};
     /// use devicemesh::ndarray::Array;
     ///
-    /// let world = Arc::new(Domain::join("cpu", &DomainOptions::default())?);
-    /// let size = world.world().size() as i32;
+    /// let world = Arc::new(World::join("cpu", &WorldOptions::default())?);
+    /// let size = world.size() as i32;
     /// let ranks = Array::from_iter((0..size).rev()).into_shape_with_order((1, size as usize)).unwrap(); // the last rank first
     /// let mesh = View::from_rank_array(&world, ranks.view(), &["dp", "tp"])?;
     /// assert_eq!(mesh.mesh().rank_array(), ranks.into_dyn());
@@ -55,11 +55,11 @@ impl View {
     /// # Ok::<(), devicemesh::error::Error>(())
     /// ```
     pub fn from_rank_array<D: Dimension>(
-        world: &Arc<Domain>,
+        world: &Arc<World>,
         ranks: ArrayView<'_, i32, D>,
         names: &[&str],
     ) -> Result<View> {
-        let place = world.world();
+        let place = world.rendezvous();
         let mesh = Mesh::from_rank_array(place.device_type(), ranks, Some(names), place.size(), place.rank())?;
         Ok(View::of_root(RootComms::create(world, mesh, &MeshOptions::default())?))
     }

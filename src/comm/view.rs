@@ -1,30 +1,27 @@
-//! A mesh view with its communicators: what a mesh handle names.
+//! A mesh view with its communicators. This is what a mesh handle names.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::communicator::{Communicator, State};
-use super::dims::{Plan, Shared, config, unplanned};
-use super::domain::Turn;
-use super::groups::outside_groups;
-use super::making::{Maker, millis, outcome, report};
-use super::options::DimOptions;
 use super::root::{LifeFlag, RootComms};
 use crate::ccl::{CallName, Library, RawComm};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
-use crate::rendezvous::Round;
-use crate::wait::Wait;
 
-/// The communicators of a view's dimensions, for reading in a few nanoseconds; keeps no world alive.
+/// The communicators of a view's dimensions, which can be read in a few nanoseconds. Holding them
+/// keeps no world alive.
 pub(crate) struct DimComms {
+    /// Whether the root mesh is alive.
     life: Arc<LifeFlag>,
-    /// By dimension; `None` where this rank is not in the view or there are no communicators at all.
+    /// The communicator of each dimension, with the name under which calls along the dimension are
+    /// issued. `None` where this rank is not in the view, or there are no communicators at all.
     comms: Vec<Option<(Arc<Communicator>, CallName)>>,
 }
 
 impl DimComms {
-    /// The raw communicator along dimension `index` when it is made and the root has not ended; else the view says why not.
+    /// The raw communicator along dimension `index`. `None` when it is not made yet or the root has
+    /// ended; the view then says why.
     #[inline]
     pub(crate) fn ready(&self, index: usize) -> Option<RawComm> {
         let (communicator, _) = self.comms.get(index)?.as_ref()?;
@@ -33,18 +30,24 @@ impl DimComms {
     }
 }
 
-/// One rank's immutable view of a mesh, and for each dimension the communicator of this rank's group along it.
+/// One rank's immutable view of a mesh, and for each dimension the communicator of this rank's
+/// group along it.
 pub struct View {
+    /// The layout and the ranks.
     mesh: Mesh,
-    /// Whose positions the dimensions are of: the root mesh, or a range of its ranks.
-    pub(super) space: Arc<RootComms>,
+    /// The root mesh over whose positions the view's dimensions stride: the root of the view, or a
+    /// range of that root.
+    space: Arc<RootComms>,
+    /// The root mesh of the view.
     root: Arc<RootComms>,
+    /// The communicators, apart from the rest so that a handle can have them in place.
     comms: Arc<DimComms>,
 }
 
 impl View {
-    /// `mesh`, whose positions are those of `space`, with the communicators that exist or are planned by now.
-    fn new(mesh: Mesh, space: Arc<RootComms>, root: Arc<RootComms>) -> View {
+    /// A view of `mesh`, which strides over the positions of `space`, with the communicators that
+    /// exist or are planned by now.
+    pub(super) fn new(mesh: Mesh, space: Arc<RootComms>, root: Arc<RootComms>) -> View {
         let comms = (0..mesh.ndim())
             .map(|index| match mesh.is_member() {
                 true => space.issued(mesh.dim_name(index), mesh.dim_layout(index)),
@@ -55,12 +58,17 @@ impl View {
         View { mesh, space, root, comms }
     }
 
-    /// Another view of the same positions.
+    /// A view of another mesh over the same positions.
     pub(super) fn with(&self, mesh: Mesh) -> View {
         View::new(mesh, Arc::clone(&self.space), Arc::clone(&self.root))
     }
 
-    /// Its communicators alone.
+    /// The root mesh over whose positions the view's dimensions stride.
+    pub(super) fn space(&self) -> &Arc<RootComms> {
+        &self.space
+    }
+
+    /// The view's communicators alone.
     pub(crate) fn dim_comms(&self) -> &Arc<DimComms> {
         &self.comms
     }
@@ -86,114 +94,8 @@ impl View {
         Ok(self.with(self.mesh.slice(names)?))
     }
 
-    /// One dimension out of all of this view's, with a communicator. **Collective over the root mesh**, but local when this
-    /// dimension exists under this name already.
-    pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
-        self.root.alive()?;
-        let flat = self.mesh.flatten(name)?;
-        // A dimension under its own name is itself: there is nothing to make, nor a name to make known.
-        if self.mesh.ndim() == 1 && flat.dim_name(0) == self.mesh.dim_name(0) {
-            return Ok(self.with(flat));
-        }
-        let plan =
-            Plan { view: flat.clone(), dims: vec![(0, options.clone())], part: None, apart: None, shrinking: None };
-        let exists = flat.is_known() && plan.is_known(&self.space);
-        if !(exists || self.root.is_offline()) {
-            let call = format!(
-                "dm_flatten(dims=({}), name={}{})",
-                self.mesh.dim_names().join(", "),
-                flat.dim_name(0),
-                options.agreed_suffix()
-            );
-            self.carry_out(&call, &plan)?;
-        }
-        flat.publish()?;
-        Ok(self.with(flat))
-    }
-
-    /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root mesh**.
-    pub fn unflatten(&self, dim: &str, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
-        self.root.alive()?;
-        let at = self.mesh.dim_index(dim)?;
-        let split = self.mesh.unflatten(dim, sizes, names)?;
-        let call = || format!("dm_unflatten(dims=({}), dim={dim}", self.mesh.dim_names().join(", "));
-        self.replace(call, split, at, sizes, names, options)
-    }
-
-    /// All ranks of this view, row-major, under another shape, each dimension with a communicator. **Collective over the root mesh**.
-    pub fn reshape(&self, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
-        self.root.alive()?;
-        let other = self.mesh.reshape(sizes, names)?;
-        let call = || format!("dm_reshape(dims=({})", self.mesh.dim_names().join(", "));
-        self.replace(call, other, 0, sizes, names, options)
-    }
-
-    /// `mesh` with communicators for the new dimensions from index `at`.
-    fn replace(
-        &self,
-        call: impl FnOnce() -> String,
-        mesh: Mesh,
-        at: usize,
-        sizes: &[usize],
-        names: &[&str],
-        options: &[DimOptions],
-    ) -> Result<View> {
-        if !self.root.is_offline() {
-            let dims: Vec<(usize, DimOptions)> =
-                (0..sizes.len()).map(|index| (at + index, options.get(index).cloned().unwrap_or_default())).collect();
-            let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
-            let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-            let call = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
-            self.carry_out(&call, &Plan { view: mesh.clone(), dims, part: None, apart: None, shrinking: None })?;
-        }
-        Ok(self.with(mesh))
-    }
-
-    /// The view with a dimension restricted to its indices `start`, `start + step` ... (`len` of them), and a communicator for what is left of it.
-    /// **Collective over the root mesh**, also for the ranks at the other indices.
-    pub fn slice_range(&self, dim: Option<&str>, start: usize, len: usize, step: usize) -> Result<View> {
-        self.root.alive()?;
-        let (along, index) = self.mesh.along(dim)?;
-        let name = along.dim_name(index);
-        let cut = along.slice_range(name, start, len, step)?;
-        if self.root.is_offline() {
-            return Ok(self.with(cut));
-        }
-        let call = format!(
-            "dm_slice_range(dims=({}), dim={name}, start={start}, len={len}, step={step})",
-            along.dim_names().join(", ")
-        );
-        // All of the indices: there is nothing to make, but all ranks agree on that.
-        let whole = cut.same_root(&along);
-        let dims = if whole { Vec::new() } else { vec![(index, DimOptions::default())] };
-        let mut plan = Plan { view: cut.clone(), dims, part: None, apart: None, shrinking: None };
-        let known = self.space.part_like(&cut, index).filter(|_| !whole);
-        plan.part = known.clone();
-        let (_turn, round, shared, wait) = self.begin(&call, &plan)?;
-        if whole {
-            return self.space.carry_out(&plan, shared, round, &wait).map(|()| self.with(cut));
-        }
-        let known = known.filter(|_| shared.has(0));
-        let part = match &known {
-            Some(known) => Arc::clone(known),
-            None => self.space.add_part(&cut, round.number())?,
-        };
-        plan.part = Some(Arc::clone(&part));
-        let made = self.space.carry_out(&plan, shared, round, &wait);
-        drop(plan);
-        self.space.drop_failed_parts();
-        match made {
-            Ok(()) => Ok(View::new(cut, part, Arc::clone(&self.root))),
-            Err(error) => {
-                if known.is_none() {
-                    self.space.drop_part(&part);
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Where the dimension of that name is: in this view, or the view of a flattened one that it holds.
+    /// The view in which the dimension of that name is, and its index there: this view, or the view
+    /// of a flattened dimension of this one.
     pub(crate) fn along(self: &Arc<Self>, name: Option<&str>) -> Result<(Arc<View>, usize)> {
         match self.mesh.dim_index_or_only(name) {
             Ok(index) => Ok((Arc::clone(self), index)),
@@ -231,8 +133,8 @@ impl View {
         Ok(self.with(self.mesh.submesh(names, index)?))
     }
 
-    /// The raw communicator of this rank's group along dimension `index`. Local, but collective over the group at the first call
-    /// for a lazily planned one.
+    /// The raw communicator of this rank's group along dimension `index`. Local. On a lazy mesh the
+    /// first call for a dimension is collective over the group.
     pub fn comm(&self, index: usize) -> Result<RawComm> {
         match self.comms.ready(index) {
             Some(raw) => Ok(raw),
@@ -240,7 +142,8 @@ impl View {
         }
     }
 
-    /// The communicator along dimension `index`, made now if it was only planned; an error that says why when there is none.
+    /// The communicator along dimension `index`. It is made now if it was only planned. Where there
+    /// is none, the error says why.
     pub(crate) fn communicator(&self, index: usize) -> Result<&Arc<Communicator>> {
         self.check_index(index)?;
         self.root.alive()?;
@@ -258,20 +161,25 @@ impl View {
             )));
         }
         let Some(Some((communicator, _))) = self.comms.comms.get(index) else {
-            return Err(unplanned(&self.mesh, index));
+            return Err(Error::internal(format!(
+                "dimension {} of {} has no communicator planned",
+                self.mesh.dim_name(index),
+                self.mesh.describe()
+            )));
         };
         if communicator.state() == State::Unmade {
-            self.make_lazily(communicator, self.mesh.dim_name(index))?;
+            self.root.make_at_first_use(communicator, self.mesh.dim_name(index))?;
         }
         Ok(communicator)
     }
 
-    /// Under what name calls along dimension `index` are issued.
+    /// The name under which calls along dimension `index` are issued.
     pub(super) fn call_name(&self, index: usize) -> &CallName {
         self.comms.comms.get(index).and_then(Option::as_ref).map_or(&CallName::NONE, |(_, call)| call)
     }
 
-    /// Fails for an index that no dimension has: the C ABI takes names, but Rust programs count.
+    /// Fails for an index that no dimension has. The C ABI takes names, but Rust programs pass an
+    /// index.
     pub(super) fn check_index(&self, index: usize) -> Result<()> {
         match index < self.mesh.ndim() {
             true => Ok(()),
@@ -286,8 +194,7 @@ impl View {
     /// The library of this mesh's communicators.
     pub fn library(&self) -> Result<&Arc<Library>> {
         self.root
-            .library
-            .as_ref()
+            .library()
             .ok_or_else(|| Error::unsupported("an offline world (DM_WORLD_OFFLINE) has no communicator library"))
     }
 
@@ -295,75 +202,5 @@ impl View {
     pub fn symbol(&self, name: &str) -> Result<*const c_void> {
         let library = self.library()?;
         library.symbol(name).ok_or_else(|| Error::not_found(format!("{} has no symbol {name}", library.label())))
-    }
-
-    fn carry_out(&self, call: &str, plan: &Plan) -> Result<()> {
-        let (_turn, round, shared, wait) = self.begin(call, plan)?;
-        self.space.carry_out(plan, shared, round, &wait)
-    }
-
-    /// Begins a collective call of this view's ranks and those beside it.
-    fn begin(&self, call: &str, plan: &Plan) -> Result<(Turn<'_>, Round, Shared, Wait)> {
-        if !self.mesh.is_member() {
-            return Err(Error::not_member(format!(
-                "{call}: rank {} is not in {}",
-                self.mesh.rank(),
-                self.mesh.describe()
-            )));
-        }
-        self.space.begin_plan(call, plan)
-    }
-
-    /// Makes a communicator that was only planned: alone, or with the other ranks of its group.
-    fn make_lazily(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
-        outside_groups(communicator.library(), || self.make_now(communicator, dim))
-    }
-
-    fn make_now(&self, communicator: &Arc<Communicator>, dim: &str) -> Result<()> {
-        let domain = self.root.domain.as_ref().ok_or_else(|| unplanned(&self.mesh, 0))?;
-        domain.select_device()?;
-        let (library, plan, group) = (communicator.library(), communicator.plan(), communicator.group());
-        let name = plan.comm_name.as_deref().unwrap_or(dim);
-        let wait = self.root.wait(None);
-        let maker = |round| Maker { library, round, wait: &wait, timeout: self.root.timeout };
-        let config = config(library, plan.config.as_ref(), name);
-        let (_alone, _turn);
-        let raw = match &plan.scope {
-            _ if group.size() == 1 => {
-                _alone = domain.single_turn();
-                if communicator.state() != State::Unmade {
-                    return Ok(());
-                }
-                // There is nobody to wait for.
-                maker(None).meet("comm/single", group, config.blocking(true))?
-            }
-            None => return Err(Error::internal(format!("the communicator of {dim} was planned eagerly but not made"))),
-            Some(scope) => {
-                _turn = domain.take_turn(&wait)?;
-                if communicator.state() != State::Unmade {
-                    return Ok(());
-                }
-                self.root.alive()?;
-                let position = group.local_rank(0)?;
-                let scope = communicator.scope(|| domain.world().subscope(scope, group.ranks().into(), position))?;
-                let round = wait.outcome(scope.agree(&format!("dm_get_comm(dim={dim})"), &wait))?;
-                let made = maker(Some(&round)).meet_for_use("comm/lazy", group, config);
-                if let Err(error) = &made {
-                    report(&round, error, &wait);
-                }
-                let fresh = made.as_ref().ok().copied();
-                wait.outcome(outcome(made, round.finish(&wait))).inspect_err(|_| {
-                    fresh.map(|raw| library.abort(raw));
-                })?
-            }
-        };
-        communicator.set_ready(raw)?;
-        domain.keep(communicator);
-        if let Err(error) = self.root.alive().and_then(|()| communicator.limit(millis(self.root.timeout))) {
-            let _ = communicator.abort();
-            domain.forget(communicator);
-            return Err(error);
-        }
-        Ok(())
     }
 }

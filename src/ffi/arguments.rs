@@ -1,10 +1,10 @@
-//! Reading what C passes and writing what it gets back.
+//! Reads the arguments of C callers, and writes their answers.
 
 use std::ffi::{CStr, c_char};
 use std::fmt::Display;
 use std::time::Duration;
 
-use super::errors::{null, out};
+use super::pointers::{null, out};
 use crate::error::{Error, Result, Status};
 
 /// More than any options struct will ever have: a larger struct_size is garbage.
@@ -56,7 +56,7 @@ pub(super) unsafe fn list<'a, T>(what: &str, values: *const T, count: usize) -> 
     Ok(unsafe { std::slice::from_raw_parts(values, count) })
 }
 
-/// The same for a list that describes dimensions, where a huge count is a mistake.
+/// As [`list`], for a list that describes dimensions, where a huge count is a mistake.
 ///
 /// # Safety
 /// As [`list`].
@@ -84,7 +84,8 @@ pub(super) unsafe fn names<'a>(what: &str, names: *const *const c_char, count: u
 /// # Safety
 /// The type is `repr(C)` with a `usize` for its size first, and all-zero bytes are a value of it.
 pub(super) unsafe trait Sized01: Copy {
-    /// Its size in version 0.1: what the oldest caller has. It stays when the struct grows.
+    /// The struct's size in version 0.1, which the oldest callers have. It stays when the struct
+    /// grows.
     const FIRST_SIZE: usize;
 }
 
@@ -106,7 +107,7 @@ sized_01!(
     dm_init_options = 48
 );
 
-/// A struct whose first field is its size: as many bytes as both sides know, zero for the rest.
+/// Reads a struct whose first field is its size. Bytes that only this library knows become zero.
 ///
 /// # Safety
 /// `given` points to at least as many readable bytes as its first field says.
@@ -125,14 +126,16 @@ pub(super) unsafe fn read_struct<T: Sized01>(what: &str, given: *const T) -> Res
         )));
     }
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: both sides have that many bytes, and every byte of `value` is initialised, to zero or to the caller's.
+    // SAFETY: both sides have that many bytes, and every byte of `value` is initialised, to zero or
+    // to the caller's.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.as_mut_ptr().cast::<u8>(), known.min(size));
         Ok(value.assume_init())
     }
 }
 
-/// Writes a struct whose first field is the caller's idea of its size, which is kept; bytes that only the caller knows become zero.
+/// Writes a struct whose first field is the size that the caller knows. That field is kept, and
+/// bytes that only the caller knows become zero.
 ///
 /// # Safety
 /// `place` is NULL or points to as many writable bytes as its first field says.
@@ -143,8 +146,8 @@ pub(super) unsafe fn write_struct<T: Sized01>(what: &str, place: *mut T, value: 
     check_size(what, size, T::FIRST_SIZE)?;
     let place = place.as_ptr().cast::<u8>();
     let both = size.min(size_of::<T>());
-    // SAFETY: `size` bytes are writable by the caller's word, `both` is within them and within T; the size field, which comes
-    // first, is left alone.
+    // SAFETY: `size` bytes are writable by the caller's word, `both` is within them and within T;
+    // the size field, which comes first, is left alone.
     unsafe {
         let from = size_of::<usize>();
         let value = std::ptr::from_ref(&value).cast::<u8>();
@@ -155,7 +158,8 @@ pub(super) unsafe fn write_struct<T: Sized01>(what: &str, place: *mut T, value: 
 }
 
 fn check_size(what: &str, size: usize, least: usize) -> Result<()> {
-    // The structs begin with a size_t, so every sizeof is a multiple of it; any other size would cut a pointer in two.
+    // The structs begin with a size_t, so every sizeof is a multiple of it; any other size would
+    // cut a pointer in two.
     let wrong = match size {
         size if !(least..=MAX_STRUCT_SIZE).contains(&size) => format!("but the struct has at least {least} bytes"),
         size if size % size_of::<usize>() != 0 => format!("which is no multiple of {}", size_of::<usize>()),
@@ -201,7 +205,8 @@ pub(super) unsafe fn give_list<T: Copy>(
     Ok(())
 }
 
-/// As [`give_list`], of values that are made one by one: no list of them is made here, however many there are.
+/// As [`give_list`], of values that are made one by one: no list of them is made here, however many
+/// there are.
 ///
 /// # Safety
 /// As [`give_list`].
@@ -222,8 +227,8 @@ pub(super) unsafe fn give_each<T: Copy>(
     Ok(())
 }
 
-/// Gives a list's length to the caller and refuses where the list does not fit: also before it is made, as it can have as many elements
-/// as the world has ranks.
+/// Gives a list's length to the caller and refuses where the list does not fit: also before it is
+/// made, as it can have as many elements as the world has ranks.
 ///
 /// # Safety
 /// As [`give_list`].

@@ -3,14 +3,15 @@
 use std::ffi::{CStr, c_char};
 
 use super::arguments::{check_room, give_each, give_list, give_text, optional_text};
-use super::errors::out;
 use super::guard::{ask, guard_or};
-use super::make::{MESHES, Quick, find};
+use super::make::{FastPart, MESHES, find};
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 
-/// The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view without dimensions.
+/// The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view
+/// without dimensions.
 ///
 /// Local.
 #[unsafe(no_mangle)]
@@ -30,8 +31,8 @@ pub extern "C" fn dm_dim_name(mesh: *const dm_mesh, index: usize) -> *const c_ch
 
 /// The sizes of the dimensions, in order.
 ///
-/// Local. *len_out is the number of dimensions, always written for a valid handle. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT.
+/// Local. *len_out is the number of dimensions, always written for a valid handle. Errors:
+/// DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// sizes is NULL or has room for capacity elements; len_out is NULL or writable.
@@ -88,10 +89,12 @@ pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, rank_out: *mut i32) -> dm
     })
 }
 
-/// This rank's coordinate along a dimension, which is also its rank in that dimension's communicator.
+/// This rank's coordinate along a dimension, which is also its rank in that dimension's
+/// communicator.
 ///
-/// Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several dimensions).
+/// Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several
+/// dimensions).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; rank_out is NULL or writable.
@@ -116,8 +119,8 @@ pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_c
 
 /// This rank's coordinate in the view, one number per dimension.
 ///
-/// Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT.
+/// Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER,
+/// DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// coordinate is NULL or has room for capacity elements; len_out is NULL or writable.
@@ -139,8 +142,8 @@ pub unsafe extern "C" fn dm_get_coordinate(
 
 /// The world ranks of the view, row-major in its shape.
 ///
-/// Local. *len_out is their number, the product of the shape. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT.
+/// Local. *len_out is their number, the product of the shape. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// ranks is NULL or has room for capacity elements; len_out is NULL or writable.
@@ -158,13 +161,16 @@ pub unsafe extern "C" fn dm_ranks(
     })
 }
 
-/// The world ranks of this rank's group along a dimension, in the order of their ranks in its communicator.
+/// The world ranks of this rank's group along a dimension, in the order of their ranks in its
+/// communicator.
 ///
-/// Local. dim NULL is allowed on a 1-D mesh. *len_out is the size of the dimension. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
-/// DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+/// Local. dim NULL is allowed on a 1-D mesh. *len_out is the size of the dimension. Errors:
+/// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
-/// dim is NULL or NUL-terminated; ranks is NULL or has room for capacity elements; len_out is NULL or writable.
+/// dim is NULL or NUL-terminated; ranks is NULL or has room for capacity elements; len_out is NULL
+/// or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_group_ranks(
     mesh: *const dm_mesh,
@@ -183,15 +189,17 @@ pub unsafe extern "C" fn dm_group_ranks(
     })
 }
 
-/// All groups along a dimension, as XLA wants them: an array of shape [groups, size of dim], row-major, that holds each rank of the root mesh
-/// once.
+/// All groups along a dimension, as XLA wants them: an array of shape [groups, size of dim],
+/// row-major, that holds each rank of the root mesh once.
 ///
-/// Local. dim NULL is allowed on a 1-D mesh. *len_out is groups times size, the number of ranks of the root mesh. Groups are ordered by the
-/// row-major position of their first rank. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+/// Local. dim NULL is allowed on a 1-D mesh. *len_out is groups times size, the number of ranks of
+/// the root mesh. Groups are ordered by the row-major position of their first rank. Errors:
+/// DM_STATUS_NOT_FOUND, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
-/// dim is NULL or NUL-terminated; ranks is NULL or has room for capacity elements; len_out is NULL or writable.
+/// dim is NULL or NUL-terminated; ranks is NULL or has room for capacity elements; len_out is NULL
+/// or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_replica_groups(
     mesh: *const dm_mesh,
@@ -213,7 +221,8 @@ pub unsafe extern "C" fn dm_replica_groups(
 
 /// Whether two views have the same ranks, shape, dimension names and device type.
 ///
-/// Local. By value: views of different root meshes can be equal. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+/// Local. By value: views of different root meshes can be equal. Errors: DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// equal_out is NULL or writable.
@@ -228,7 +237,8 @@ pub unsafe extern "C" fn dm_equal(a: *const dm_mesh, b: *const dm_mesh, equal_ou
     })
 }
 
-/// A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and on every machine.
+/// A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and
+/// on every machine.
 ///
 /// Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
@@ -247,8 +257,8 @@ pub unsafe extern "C" fn dm_hash(mesh: *const dm_mesh, hash_out: *mut u64) -> dm
 
 /// The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)).
 ///
-/// Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT.
+/// Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// text is NULL or has room for capacity bytes; len_out is NULL or writable.
@@ -266,8 +276,9 @@ pub unsafe extern "C" fn dm_describe(
     })
 }
 
-impl Quick {
-    /// The index of the dimension of that name, without more work than comparing; `None` where `along` knows more.
+impl FastPart {
+    /// The index of the dimension of that name, without more work than comparing; `None` where
+    /// `along` knows more.
     ///
     /// # Safety
     /// `dim` is NULL or NUL-terminated.
@@ -281,13 +292,15 @@ impl Quick {
     }
 }
 
-/// Whether a C string is this name. Names are a few bytes long: a plain loop is faster than strlen and memcmp.
+/// Whether a C string is this name. Names are a few bytes long: a plain loop is faster than strlen
+/// and memcmp.
 ///
 /// # Safety
 /// `text` is NUL-terminated.
 #[inline]
 unsafe fn is_name(name: &CStr, text: *const c_char) -> bool {
-    // SAFETY: the first difference ends the comparison, at the latest where `text` ends, since the name's bytes end with the only NUL.
+    // SAFETY: the first difference ends the comparison, at the latest where `text` ends, since the
+    // name's bytes end with the only NUL.
     name.to_bytes_with_nul().iter().enumerate().all(|(at, byte)| unsafe { *text.add(at) as u8 == *byte })
 }
 
@@ -303,7 +316,8 @@ pub(super) unsafe fn dim_text<'a>(dim: *const c_char) -> Result<Option<&'a str>>
     }
 }
 
-/// Where the dimension of that name is: in this mesh, or alone in a view of it when it is a flattened one. NULL on a 1-D mesh.
+/// Where the dimension of that name is: in this mesh, or alone in a view of it when it is a
+/// flattened one. NULL on a 1-D mesh.
 ///
 /// # Safety
 /// `dim` is NULL or NUL-terminated.

@@ -1,27 +1,31 @@
 //! Thin calls of the communicator library along one dimension.
 //!
-//! Buffers are device memory on cuda and host memory on cpu. `stream` is a `cudaStream_t` on cuda, where the call returns when the
-//! work is enqueued; on cpu it is NULL and the call returns when its result is there. `dim` NULL is allowed on a 1-D mesh.
+//! Buffers are device memory on cuda and host memory on cpu. `stream` is a `cudaStream_t` on cuda,
+//! where the call returns when the work is enqueued; on cpu it is NULL and the call returns when
+//! its result is there. `dim` NULL is allowed on a 1-D mesh.
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
-use super::communicators::view_along;
+use super::ask::dim_text;
 use super::guard::guard;
 use super::make::find;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::ccl::{Library, NcclResult, RawComm};
-use crate::comm::{Operands, Shape, View, refuse_in_group};
+use crate::comm::{Operands, Shape, View, end_group_in_vain, refuse_in_group};
 use crate::error::Result;
 
 /// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
 ///
 /// Collective over this rank's group along dim. In place when send == recv.
 ///
-/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
-/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+/// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+/// is allowed on a 1-D mesh.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
-/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
@@ -36,9 +40,9 @@ pub unsafe extern "C" fn dm_all_reduce(
     op: dm_op,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_all_reduce", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_all_reduce", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
@@ -51,13 +55,16 @@ pub unsafe extern "C" fn dm_all_reduce(
 
 /// Reduces count elements over all ranks of dim to its rank root.
 ///
-/// Collective over this rank's group along dim. recv is used on the root only and may be NULL elsewhere. In place when send == recv on the root.
+/// Collective over this rank's group along dim. recv is used on the root only and may be NULL
+/// elsewhere. In place when send == recv on the root.
 ///
-/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
-/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+/// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+/// is allowed on a 1-D mesh.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
-/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
@@ -73,9 +80,9 @@ pub unsafe extern "C" fn dm_reduce(
     root: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_reduce", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_reduce", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         call.view.check_peer(call.name, index, "root", root)?;
         let at_root = call.view.mesh().local_rank(index)? == root as usize;
@@ -94,13 +101,16 @@ pub unsafe extern "C" fn dm_reduce(
 
 /// Copies count elements from the rank root of dim to all its ranks.
 ///
-/// Collective over this rank's group along dim. send is used on the root only and may be NULL elsewhere. In place when send == recv on the root.
+/// Collective over this rank's group along dim. send is used on the root only and may be NULL
+/// elsewhere. In place when send == recv on the root.
 ///
-/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
-/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+/// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+/// is allowed on a 1-D mesh.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
-/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
@@ -115,9 +125,9 @@ pub unsafe extern "C" fn dm_broadcast(
     root: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_broadcast", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_broadcast", mesh, dim, |call, index| {
         call.view.check_peer(call.name, index, "root", root)?;
         let at_root = call.view.mesh().local_rank(index)? == root as usize;
         let buffers = [("recv", recv.cast_const()), ("send", send)];
@@ -135,13 +145,16 @@ pub unsafe extern "C" fn dm_broadcast(
 
 /// Gathers send_count elements of every rank of dim, in rank order, on every rank.
 ///
-/// Collective over this rank's group along dim. recv has room for send_count times the size of dim. In place when send == recv + (my rank in dim) * send_count.
+/// Collective over this rank's group along dim. recv has room for send_count times the size of dim.
+/// In place when send == recv + (my rank in dim) * send_count.
 ///
-/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
-/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+/// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+/// is allowed on a 1-D mesh.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
-/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
@@ -155,9 +168,9 @@ pub unsafe extern "C" fn dm_all_gather(
     dtype: dm_dtype,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_all_gather", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_all_gather", mesh, dim, |call, index| {
         let operands = Operands { count: send_count, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, Shape::Gather)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
@@ -169,13 +182,16 @@ pub unsafe extern "C" fn dm_all_gather(
 
 /// Reduces over all ranks of dim and leaves block i of recv_count elements on rank i.
 ///
-/// Collective over this rank's group along dim. send has recv_count times the size of dim elements. In place when recv == send + (my rank in dim) * recv_count.
+/// Collective over this rank's group along dim. send has recv_count times the size of dim elements.
+/// In place when recv == send + (my rank in dim) * recv_count.
 ///
-/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
-/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+/// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+/// is allowed on a 1-D mesh.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
-/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
@@ -190,9 +206,9 @@ pub unsafe extern "C" fn dm_reduce_scatter(
     op: dm_op,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_reduce_scatter", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_reduce_scatter", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count: recv_count, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, Shape::Scatter)?;
@@ -205,13 +221,16 @@ pub unsafe extern "C" fn dm_reduce_scatter(
 
 /// Sends block i of send to rank i of dim, and receives block i of recv from rank i.
 ///
-/// Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. On cpu in place when send == recv; on cuda they must not overlap.
+/// Collective over this rank's group along dim. Both have count_per_peer times the size of dim
+/// elements. On cpu in place when send == recv; on cuda they must not overlap.
 ///
-/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
-/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+/// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+/// is allowed on a 1-D mesh.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
-/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
@@ -225,9 +244,9 @@ pub unsafe extern "C" fn dm_all_to_all(
     dtype: dm_dtype,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_all_to_all", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_all_to_all", mesh, dim, |call, index| {
         let operands = Operands { count: count_per_peer, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, Shape::AllToAll)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
@@ -239,14 +258,17 @@ pub unsafe extern "C" fn dm_all_to_all(
 
 /// Sends count elements to the rank peer of dim, which receives them with dm_recv.
 ///
-/// Collective over this rank's group along dim (with the peer only). On cpu it returns when the receiver has taken everything. So two ranks that both send
-/// before they receive block each other until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
+/// Collective over this rank's group along dim (with the peer only). On cpu it returns when the
+/// receiver has taken everything. So two ranks that both send before they receive block each other
+/// until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
 ///
-/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
-/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+/// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+/// is allowed on a 1-D mesh.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
-/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
@@ -260,9 +282,9 @@ pub unsafe extern "C" fn dm_send(
     peer: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_send", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_send", mesh, dim, |call, index| {
         call.view.check_message(call.name, index, peer, count > 0 && send.is_null())?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("send", send)], |library, comm| {
@@ -274,13 +296,16 @@ pub unsafe extern "C" fn dm_send(
 
 /// Receives count elements from the rank peer of dim, which sends as many with dm_send.
 ///
-/// Collective over this rank's group along dim (with the peer only). Sends and receives of one exchange belong in a group (dm_group_start).
+/// Collective over this rank's group along dim (with the peer only). Sends and receives of one
+/// exchange belong in a group (dm_group_start).
 ///
-/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
-/// returns when the result is there). dim NULL is allowed on a 1-D mesh.
+/// Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+/// returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+/// is allowed on a 1-D mesh.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
-/// peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; the buffers are as large as said and live until the work is done.
@@ -294,9 +319,9 @@ pub unsafe extern "C" fn dm_recv(
     peer: i32,
     stream: *mut c_void,
 ) -> dm_status {
-    operation(|| {
-        // SAFETY: the caller's contract.
-        let (call, index) = unsafe { Call::along("dm_recv", mesh, dim)? };
+    // SAFETY: the caller's contract.
+    let dim = || unsafe { dim_text(dim) };
+    operation("dm_recv", mesh, dim, |call, index| {
         call.view.check_message(call.name, index, peer, count > 0 && recv.is_null())?;
         let operands = Operands { count, dtype, stream };
         call.run(index, operands, &[("recv", recv.cast_const())], |library, comm| {
@@ -306,50 +331,68 @@ pub unsafe extern "C" fn dm_recv(
     })
 }
 
-/// Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
+/// Begins a group: the calling thread's operations up to dm_group_end run together, so that no
+/// order of sends and receives blocks.
 ///
-/// No operation of a group may write to a buffer that another one of the same group reads or writes: their order is not defined. A group that is not ended
-/// does nothing: while operations are queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are refused
-/// (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of these operations fail for all their ranks.
+/// No operation of a group may write to a buffer that another one of the same group reads or
+/// writes: their order is not defined. A group that is not ended does nothing: while operations are
+/// queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are
+/// refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
+/// these operations fail for all their ranks.
 ///
-/// Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Calls that make
-/// communicators (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done when they return. Errors:
+/// Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the
+/// same library, raw ones included. Calls that make communicators (dm_init, dm_flatten ...) are no
+/// part of a group of dm_group_start: inside one they are done when they return. Errors:
 /// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.group_start())
 }
 
-/// Ends the group that this thread began, and runs its operations. On cpu it returns when all of their results are there.
+/// Ends the group that this thread began, and runs its operations. On cpu it returns when all of
+/// their results are there.
 ///
-/// Errors: the first error of any of the operations, as they would give it, also of one that was refused when it was called (on cpu none of the group's operations
-/// runs then); DM_STATUS_CCL when no group was begun. Call it on every path: until then operations of this thread only wait. After dm_abort of a mesh there
-/// is none on cpu, because that ends the group which its thread has open.
+/// Errors: the first error of any of the operations, as they would give it, also of one that was
+/// refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL when
+/// no group was begun. Call it on every path: until then operations of this thread only wait. After
+/// dm_abort of a mesh there is none on cpu, because that ends the group which its thread has open.
+/// On cuda NCCL cannot end a group that holds an operation of a communicator which dm_abort has
+/// ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this thread; make
+/// those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE) ends the group
+/// that this thread has begun last; on cpu none of its operations runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
-    guard(|| find(mesh)?.group_end())
+    guard(|| find(mesh).inspect_err(end_group_in_vain)?.group_end())
 }
 
-/// One call in progress: its name for messages, and the view it is made on.
-struct Call {
+/// An operation that a program calls.
+struct Operation {
+    /// The name of the C function, for messages.
     name: &'static str,
-    view: std::sync::Arc<View>,
+    /// The view in which the operation's dimension is.
+    view: Arc<View>,
 }
 
-/// An operation; one that is refused inside a group of this thread fails the group.
-fn operation(call: impl FnOnce() -> Result<()>) -> dm_status {
-    guard(|| call().inspect_err(refuse_in_group))
+/// Runs `body` with the operation `name` along a dimension of `mesh`, and the index of that
+/// dimension. When the operation is refused inside a group of this thread, the group fails.
+fn operation<'a>(
+    name: &'static str,
+    mesh: *const dm_mesh,
+    dim: impl FnOnce() -> Result<Option<&'a str>>,
+    body: impl FnOnce(&Operation, usize) -> Result<()>,
+) -> dm_status {
+    guard(|| {
+        let view = find(mesh).inspect_err(|error| refuse_in_group(None, error))?;
+        let library = view.library().ok().cloned();
+        let run = || {
+            let (view, index) = view.along(dim()?)?;
+            body(&Operation { name, view }, index)
+        };
+        run().inspect_err(|error| refuse_in_group(library.as_deref(), error))
+    })
 }
 
-impl Call {
-    /// # Safety
-    /// `dim` is NULL or NUL-terminated.
-    unsafe fn along(name: &'static str, mesh: *const dm_mesh, dim: *const c_char) -> Result<(Call, usize)> {
-        // SAFETY: the caller's contract.
-        let (view, index) = unsafe { view_along(mesh, dim)? };
-        Ok((Call { name, view }, index))
-    }
-
+impl Operation {
     fn run(
         &self,
         index: usize,

@@ -5,24 +5,27 @@ use std::sync::Arc;
 
 use super::arguments::text;
 use super::ask::dim_text;
-use super::errors::out;
 use super::guard::guard;
 use super::make::{MESHES, find};
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status, ncclComm_t};
 use crate::comm::View;
 use crate::error::Result;
 
-/// The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.
+/// The raw communicator of this rank's group along a dimension; rank order in it is the coordinate
+/// along the dimension.
 ///
-/// Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group along it. dim NULL is allowed on a 1-D mesh. A
-/// dimension of size 1 gives the one communicator of this rank alone, made at the first such call.
+/// Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group
+/// along it. dim NULL is allowed on a 1-D mesh. A dimension of size 1 gives the one communicator of
+/// this rank alone, made at the first such call.
 ///
-/// Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process, whatever handles are freed; never destroyed by the
-/// caller. It is valid only in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
+/// Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process,
+/// whatever handles are freed; never destroyed by the caller. It is valid only in the library that
+/// made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
 /// says otherwise: operations are on the stream when they return. Takes no lock; a few nanoseconds.
 ///
-/// Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
-/// DM_STATUS_INVALID_ARGUMENT.
+/// Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
+/// offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; comm_out is NULL or writable.
@@ -48,11 +51,13 @@ pub unsafe extern "C" fn dm_get_comm(mesh: *const dm_mesh, dim: *const c_char, c
     })
 }
 
-/// The function of that name ("ncclAllReduce", ...) in the library that made this mesh's communicators: the right copy also with several NCCLs in
-/// the process, and on cpu, where no NCCL is linked.
+/// The function of that name ("ncclAllReduce", ...) in the library that made this mesh's
+/// communicators: the right copy also with several NCCLs in the process, and on cpu, where no NCCL
+/// is linked.
 ///
-/// Local. Cast the result to the function's type, for example decltype(&ncclAllReduce). It stays valid until the end of the process. Errors:
-/// DM_STATUS_NOT_FOUND (names the library and its version), DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
+/// Local. Cast the result to the function's type, for example decltype(&ncclAllReduce). It stays
+/// valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its
+/// version), DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
 /// DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
@@ -74,7 +79,8 @@ pub unsafe extern "C" fn dm_get_proc(
     })
 }
 
-/// The view in which the dimension of that name is, with its communicators, and the dimension's index there.
+/// The view in which the dimension of that name is, with its communicators, and the dimension's
+/// index there.
 ///
 /// # Safety
 /// `dim` is NULL or NUL-terminated.

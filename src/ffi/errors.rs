@@ -1,14 +1,14 @@
 //! Errors and versions.
 
 use std::ffi::c_char;
-use std::fmt::Display;
 
 use super::arguments::write_struct;
 use super::guard::{NO_ERROR, ask, with_last};
 use super::types::{DM_STATUS_OK, dm_error_info, dm_status};
-use crate::error::{Error, Status};
+use crate::error::Status;
 
-/// The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is none.
+/// The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is
+/// none.
 ///
 /// Local. The string is static and never NULL.
 #[unsafe(no_mangle)]
@@ -17,9 +17,11 @@ pub extern "C" fn dm_status_name(status: dm_status) -> *const c_char {
     name.as_ptr()
 }
 
-/// What this thread's last failing call says: one line with the values, or "" when none has failed yet.
+/// What this thread's last failing call says: one line with the values, or "" when none has failed
+/// yet.
 ///
-/// Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not clear it.
+/// Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not
+/// clear it.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_last_error() -> *const c_char {
     with_last(|last| last.map_or(NO_ERROR.as_ptr(), |last| last.message.as_ptr()))
@@ -27,8 +29,9 @@ pub extern "C" fn dm_last_error() -> *const c_char {
 
 /// This thread's last failing call in full: status, message and the codes of the layers below.
 ///
-/// Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the status is DM_STATUS_OK and
-/// the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is NULL or its struct_size is wrong.
+/// Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the
+/// status is DM_STATUS_OK and the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is
+/// NULL or its struct_size is wrong.
 ///
 /// # Safety
 /// `info_out` is NULL or points to `info_out->struct_size` writable bytes.
@@ -74,13 +77,4 @@ const fn number(digits: &str) -> u32 {
         at += 1;
     }
     value
-}
-
-pub(super) fn null(what: impl Display) -> Error {
-    Error::invalid(format!("{what} is NULL"))
-}
-
-/// Checks that an out-parameter can be written.
-pub(super) fn out<T>(what: &str, pointer: *mut T) -> crate::error::Result<std::ptr::NonNull<T>> {
-    std::ptr::NonNull::new(pointer).ok_or_else(|| null(what))
 }

@@ -1,5 +1,7 @@
-//! What every export runs inside: panics become `DM_STATUS_INTERNAL`, failures are kept for `dm_last_error`. In a forked child of a process that
-//! holds worlds or communicators only what asks a handle or computes runs ([`ask`]); the rest would speak for the parent, or wait for a lock that no thread gives back.
+//! Every export runs inside this guard. A panic becomes `DM_STATUS_INTERNAL`, and a failure is kept
+//! for `dm_last_error`. In a forked child of a process that holds worlds or communicators, only
+//! functions run that ask a handle or compute ([`ask`]). Other functions would speak for the
+//! parent, or wait for a lock that no thread gives back.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -21,7 +23,8 @@ thread_local! {
     static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
 }
 
-/// Runs `body`; its failure becomes this thread's last error and its status the return value. Refuses to in a forked child.
+/// Runs `body` and returns its status. A failure becomes this thread's last error. In a forked
+/// child `body` is not run.
 pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> dm_status {
     if fork::is_child() {
         return refused();
@@ -34,7 +37,8 @@ fn refused() -> dm_status {
     Error::check_fork().map_or_else(remember, |()| DM_STATUS_OK)
 }
 
-/// The same also in a forked child: for what changes nothing, takes no lock and talks to no other rank.
+/// As [`guard`], but runs `body` in a forked child too. `body` must change nothing, take no lock
+/// and talk to no other rank.
 pub(super) fn ask(body: impl FnOnce() -> Result<()>) -> dm_status {
     match caught(body) {
         Ok(()) => DM_STATUS_OK,
@@ -42,8 +46,8 @@ pub(super) fn ask(body: impl FnOnce() -> Result<()>) -> dm_status {
     }
 }
 
-/// Frees a handle by `body`, whose failure is no failing call. Does nothing in a forked child, where the handle is the parent's and a destructor
-/// frees it all the same.
+/// Frees a handle by `body`. A failure of `body` does not change the last error. Does nothing in a
+/// forked child, where destructors free handles that belong to the parent.
 pub(super) fn free(body: impl FnOnce()) {
     if !fork::is_child() {
         let _ = caught(|| {
@@ -53,7 +57,8 @@ pub(super) fn free(body: impl FnOnce()) {
     }
 }
 
-/// As [`ask`] for functions that answer with a value instead of a status: `otherwise` on failure.
+/// As [`ask`], for functions that return a value instead of a status. They return `otherwise` on
+/// failure.
 pub(super) fn guard_or<T>(otherwise: T, body: impl FnOnce() -> Result<T>) -> T {
     match caught(body) {
         Ok(value) => value,
@@ -64,7 +69,8 @@ pub(super) fn guard_or<T>(otherwise: T, body: impl FnOnce() -> Result<T>) -> T {
     }
 }
 
-/// Looks at this thread's last failure. `None` also while the thread is being torn down.
+/// Calls `look` with this thread's last failure. It is `None` when no call has failed, and while
+/// the thread is being torn down.
 pub(super) fn with_last<R>(look: impl FnOnce(Option<&LastError>) -> R) -> R {
     let mut look = Some(look);
     let seen = LAST.try_with(|last| match last.try_borrow() {
@@ -79,15 +85,15 @@ pub(super) fn with_last<R>(look: impl FnOnce(Option<&LastError>) -> R) -> R {
 }
 
 fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Whatever a panic leaves half done sits behind locks whose poison is ignored on purpose and whose data is whole at
-    // every statement; see the modules that lock.
+    // Data that a panic can leave half done lies behind locks. The modules that lock keep their
+    // data whole at every statement, so they ignore the poison of a lock on purpose.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::internal(panic_text(&*panic))))
 }
 
 fn remember(error: Error) -> dm_status {
     let status = error.status() as dm_status;
     let message = CString::new(error.message().replace('\0', "\\0")).unwrap_or_default();
-    // A thread that is exiting has nowhere to keep it; the status still says what happened.
+    // A thread that is exiting has no place for the error. The status still says what happened.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
             *last = Some(LastError { error, message });

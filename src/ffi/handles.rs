@@ -1,9 +1,10 @@
-//! Handles: tokens of kind, slot and generation, never addresses. Looking one up takes no lock; a stale, freed or made-up one
-//! is an error, never undefined behaviour.
+//! Handles are tokens of kind, slot and generation, never addresses. Looking one up takes no lock.
+//! A stale, freed or made-up handle gives an error, never undefined behaviour.
 //!
-//! A token is `kind (16 bits) | generation (24) | slot (24)`. No user-space address of a 64-bit machine has these kinds in its upper 16
-//! bits, so a pointer passed by mistake is never taken for a handle. A slot's generation grows with each reuse, and a slot whose
-//! generations are used up is retired.
+//! A token is `kind (16 bits) | generation (24) | slot (24)`. No user-space address of a 64-bit
+//! machine has these kinds in its upper 16 bits, so a pointer passed by mistake is never taken for
+//! a handle. A slot's generation grows with each reuse, and a slot whose generations are used up is
+//! retired.
 
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -24,12 +25,14 @@ const MASK: usize = (1 << SLOT_BITS) - 1;
 const FIRST_CHUNK: usize = 64;
 const CHUNKS: usize = (SLOT_BITS - FIRST_CHUNK.trailing_zeros() + 1) as usize;
 
-/// What a handle names: `F` is read in place, `T` is shared out; neither takes a lock.
+/// What a handle names. `F` is read in place, and `T` is handed out as a share; neither takes a
+/// lock.
 struct Entry<F, T> {
     token: usize,
     fast: F,
     value: Weak<T>,
-    /// Taken when the handle is freed, so that what it owns goes at once; the entry itself is memory that readers may still look at.
+    /// The handle's own share. It is taken when the handle is freed, so that what it owns is
+    /// dropped at once. The entry itself is memory that readers may still look at.
     owner: Mutex<Option<Arc<T>>>,
 }
 
@@ -56,8 +59,8 @@ pub(super) struct Table<F, T> {
 }
 
 impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
-    /// An empty table. `kind` is not zero, differs from that of other tables, and is no prefix of an address (its top bit and some other
-    /// upper bit differ).
+    /// An empty table. `kind` is not zero, differs from that of other tables, and is no prefix of
+    /// an address (its top bit and some other upper bit differ).
     pub(super) const fn new(kind: u16, noun: &'static str) -> Table<F, T> {
         Table {
             kind: kind as usize,
@@ -105,12 +108,14 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
     pub(super) fn remove(&self, token: usize) -> Result<Arc<T>> {
         let guard = epoch::pin();
         let (entry, place, shared) = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
-        // Whoever unlinks the entry ends the handle; anybody else came second. It cannot be another entry at the same address: this one's
-        // memory is not used again while this thread is pinned.
+        // The thread that unlinks the entry ends the handle; any other thread came second. It
+        // cannot be another entry at the same address: this one's memory is not used again while
+        // this thread is pinned.
         let unlinked = place.entry.compare_exchange(shared, Shared::null(), AcqRel, Acquire, &guard);
         unlinked.map_err(|_| self.unknown(token))?;
         let value = entry.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // SAFETY: the entry was unlinked just now, by this thread alone, so nobody reaches it any more who was not pinned before.
+        // SAFETY: the entry was unlinked just now, by this thread alone, so nobody reaches it any
+        // more who was not pinned before.
         unsafe { guard.defer_destroy(shared) };
         let generation = (token >> SLOT_BITS & MASK) + 1;
         if generation <= MASK {
@@ -131,15 +136,18 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
         if slots.is_null() {
             return None;
         }
-        // SAFETY: a chunk is allocated whole and never freed, and `at` is within it by the construction of `locate`.
+        // SAFETY: a chunk is allocated whole and never freed, and `at` is within it by the
+        // construction of `locate`.
         let slot = unsafe { &*slots.add(at) };
         let shared = slot.entry.load(Acquire, guard);
-        // SAFETY: entries are destroyed only after every thread that was pinned at their unlinking is unpinned.
+        // SAFETY: entries are destroyed only after every thread that was pinned at their unlinking
+        // is unpinned.
         let entry = unsafe { shared.as_ref() }?;
         (entry.token == token).then_some((entry, slot, shared))
     }
 
-    /// The slot, with its chunk allocated. Called with the lock of `free` held, or for a slot that is in use.
+    /// The slot, with its chunk allocated. Called with the lock of `free` held, or for a slot that
+    /// is in use.
     fn place(&self, slot: usize) -> &Slot<F, T> {
         let (chunk, at) = locate(slot);
         let mut slots = self.chunks[chunk].load(Acquire);

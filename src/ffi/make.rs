@@ -5,28 +5,29 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::arguments::{list, names, optional_text, short_list};
-use super::errors::{null, out};
 use super::guard::guard;
 use super::handles::Table;
 use super::options::{InitOptions, read_init_options};
+use super::pointers::{null, out};
 use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
-use super::world;
+use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
-use crate::comm::{DimComms, Domain, RootComms, View};
+use crate::comm::{DimComms, RootComms, View, World, adopted_position, default_world};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec, MeshText};
 use crate::wait::Deadline;
 
-/// What the quick questions need, read in place without a lock.
-pub(super) struct Quick {
+/// The part of a mesh handle that is read in place, without a lock, by functions that must be
+/// quick.
+pub(super) struct FastPart {
     pub(super) mesh: Mesh,
     pub(super) comms: Arc<DimComms>,
     pub(super) names: Vec<CString>,
-    /// This rank's; empty where it is not in the view.
+    /// This rank's coordinate; empty where the rank is not in the view.
     pub(super) coordinate: Vec<usize>,
 }
 
-pub(super) static MESHES: Table<Quick, View> = Table::new(0xd35e, "dm_mesh");
+pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 
 /// Makes a mesh: gives every dimension of this rank a ready communicator. These are the two lines:
 ///
@@ -35,20 +36,25 @@ pub(super) static MESHES: Table<Quick, View> = Table::new(0xd35e, "dm_mesh");
 /// dm_get_comm(mesh, "shard", &comm);
 /// ```
 ///
-/// Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
-/// where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
-/// (that of options->world; without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
-/// non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. options->timeout_ms bounds the
-/// whole call, also the join of the default world in it; a join that failed, was late or was aborted is begun anew by the next call. The caller frees
-/// the handle with dm_free.
+/// Collective over the world, also for ranks outside a mesh that is smaller than the world (their
+/// handle answers DM_STATUS_NOT_MEMBER where membership matters). Ranks lie in the mesh row-major:
+/// the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (that of options->world;
+/// without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most
+/// the world's size. dim_names are ndim different, non-empty names; NULL names them dim_0, dim_1
+/// ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. options->timeout_ms
+/// bounds the whole call, also the join of the default world in it; a join that failed, was late or
+/// was aborted is begun anew by the next call. The caller frees the handle with dm_free.
 ///
-/// Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
-/// alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what dm_world_init gives when the
-/// default world is joined here. A failure of any rank is one on all, and leaves nothing behind.
+/// Before any communicator is made, the ranks agree that they all made this same call. Errors:
+/// DM_STATUS_INVALID_ARGUMENT (on the caller alone, before any communication), DM_STATUS_MISMATCH
+/// (who request for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, DM_STATUS_PEER_LOST,
+/// DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what
+/// dm_world_init gives when the default world is joined here. A failure of any rank is one on all,
+/// and leaves nothing behind.
 ///
 /// # Safety
-/// Pointers are NULL or point to as many elements as their counts say; strings are NUL-terminated; mesh_out is NULL or writable.
+/// Pointers are NULL or point to as many elements as their counts say; strings are NUL-terminated;
+/// mesh_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_init(
     device_type: *const c_char,
@@ -61,20 +67,23 @@ pub unsafe extern "C" fn dm_init(
     guard(|| {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let asked = unsafe { Asked::read(device_type, shape, ndim, dim_names, options)? };
-        asked.create(mesh_out)
+        let request = unsafe { MeshRequest::read(device_type, shape, ndim, dim_names, options)? };
+        request.create(mesh_out)
     })
 }
 
-/// Makes a mesh over communicators that exist already, one per dimension in the order of the dimensions.
+/// Makes a mesh over communicators that exist already, one per dimension in the order of the
+/// dimensions.
 ///
-/// Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as the dimension, and this process's rank in
-/// it is its coordinate (checked). They belong to the library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must outlive
-/// the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks are
-/// 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
+/// Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as
+/// the dimension, and this process's rank in it is its coordinate (checked). They belong to the
+/// library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must
+/// outlive the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS.
+/// options->world NULL: the mesh joins no world, its ranks are 0 .. n-1, and only local calls and
+/// collectives on it work (dm_flatten needs a world).
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit), DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL,
-/// DM_STATUS_LIBRARY.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
 ///
 /// # Safety
 /// As dm_init; comms points to ndim live communicators of that library.
@@ -91,9 +100,9 @@ pub unsafe extern "C" fn dm_from_comms(
     guard(|| {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let (asked, comms) = unsafe {
+        let (request, comms) = unsafe {
             (
-                Asked::read(device_type, shape, ndim, dim_names, options)?,
+                MeshRequest::read(device_type, shape, ndim, dim_names, options)?,
                 short_list("comms", comms, ndim)?.iter().map(|comm| RawComm(comm.cast())).collect::<Vec<_>>(),
             )
         };
@@ -103,19 +112,19 @@ pub unsafe extern "C" fn dm_from_comms(
         if let Some(index) = comms.iter().position(|comm| comm.is_null()) {
             return Err(null(format_args!("comms[{index}]")));
         }
-        let domain = asked.domain.clone();
-        let library = match &domain {
-            Some(domain) => Arc::clone(domain.library()?),
-            None => ccl::for_device(asked.device_type)?,
+        let world = request.world.clone();
+        let library = match &world {
+            Some(world) => Arc::clone(world.library()?),
+            None => ccl::for_device(request.device_type)?,
         };
-        let mesh = match &domain {
-            Some(domain) => asked.mesh(domain.world().size(), domain.world().rank())?,
-            None => asked.mesh(MAX_WORLD, asked.place(&library, &comms)?)?,
+        let mesh = match &world {
+            Some(world) => request.mesh(world.size(), world.rank())?,
+            None => request.mesh(MAX_WORLD, request.place(&library, &comms)?)?,
         };
-        let timeout = asked.options.mesh.timeout.or(domain.as_ref().map(|domain| domain.world().timeout()));
+        let timeout = request.options.mesh.timeout.or(world.as_ref().map(|world| world.rendezvous().timeout()));
         let timeout = timeout.unwrap_or(crate::rendezvous::DEFAULT_TIMEOUT);
         // SAFETY: the caller's contract.
-        let root = unsafe { RootComms::adopt(domain, library, mesh, &comms, asked.options.own_comms, timeout)? };
+        let root = unsafe { RootComms::adopt(world, library, mesh, &comms, request.options.own_comms, timeout)? };
         give(View::of_root(root), mesh_out)
     })
 }
@@ -123,19 +132,19 @@ pub unsafe extern "C" fn dm_from_comms(
 /// Ranks are 32-bit, so this is as large as any world gets.
 const MAX_WORLD: usize = i32::MAX as usize;
 
-/// What all constructors are asked for.
-pub(super) struct Asked<'a> {
+/// What a constructor of a mesh is asked for.
+pub(super) struct MeshRequest<'a> {
     device_type: &'static str,
     shape: &'a [usize],
     names: Option<Vec<&'a str>>,
-    /// What has ranks of its own: a text. Otherwise they are the options'.
+    /// The text of a mesh, which lists the ranks; `None` where the options list them.
     text: Option<&'a MeshText>,
     /// The world that the caller gave.
-    domain: Option<Arc<Domain>>,
+    world: Option<Arc<World>>,
     options: InitOptions,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> MeshRequest<'a> {
     /// # Safety
     /// As `dm_init`; what is read stays where it is while the result is used.
     unsafe fn read(
@@ -144,7 +153,7 @@ impl<'a> Asked<'a> {
         ndim: usize,
         dim_names: *const *const c_char,
         options: *const dm_init_options,
-    ) -> Result<Asked<'a>> {
+    ) -> Result<MeshRequest<'a>> {
         // SAFETY: the caller's contract.
         let (device_type, shape, names, options) = unsafe {
             (
@@ -154,16 +163,17 @@ impl<'a> Asked<'a> {
                 read_init_options(options, ndim)?,
             )
         };
-        Asked::of(device_type, shape, names, options)
+        MeshRequest::of(device_type, shape, names, options)
     }
 
-    /// What a text says, with options that were read for its dimensions.
-    pub(super) fn of_text(text: &'a MeshText, options: InitOptions) -> Result<Asked<'a>> {
+    /// The request for the mesh that a text describes, with options that were read for its
+    /// dimensions.
+    pub(super) fn of_text(text: &'a MeshText, options: InitOptions) -> Result<MeshRequest<'a>> {
         if !options.ranks.is_null() {
             return Err(Error::invalid("options.ranks is not NULL, but the ranks are those of the text"));
         }
-        let asked = Asked::of(Some(text.device_type()), text.shape(), Some(text.names()), options)?;
-        Ok(Asked { text: Some(text), ..asked })
+        let request = MeshRequest::of(Some(text.device_type()), text.shape(), Some(text.names()), options)?;
+        Ok(MeshRequest { text: Some(text), ..request })
     }
 
     fn of(
@@ -171,19 +181,19 @@ impl<'a> Asked<'a> {
         shape: &'a [usize],
         names: Option<Vec<&'a str>>,
         options: InitOptions,
-    ) -> Result<Asked<'a>> {
-        let domain = if options.world.is_null() { None } else { Some(world::find(options.world)?) };
-        let device_type = match (&domain, device_type) {
-            (Some(domain), None) => world::device(Some(domain.world().device_type()))?,
-            (_, named) => world::device(named)?,
+    ) -> Result<MeshRequest<'a>> {
+        let world = if options.world.is_null() { None } else { Some(find_world(options.world)?) };
+        let device_type = match (&world, device_type) {
+            (Some(world), None) => ccl::device_type(Some(world.rendezvous().device_type()))?,
+            (_, named) => ccl::device_type(named)?,
         };
-        let theirs = domain.as_ref().map(|domain| domain.world().device_type());
+        let theirs = world.as_ref().map(|world| world.rendezvous().device_type());
         if let Some(theirs) = theirs.filter(|theirs| *theirs != device_type) {
             return Err(Error::invalid(format!(
                 "device_type is {device_type}, but options.world was joined for device type {theirs}"
             )));
         }
-        Ok(Asked { device_type, shape, names, text: None, domain, options })
+        Ok(MeshRequest { device_type, shape, names, text: None, world, options })
     }
 
     /// Makes the mesh with its communicators, and gives it to the caller.
@@ -193,20 +203,21 @@ impl<'a> Asked<'a> {
         }
         // One deadline for the whole call: the join of the default world is part of it.
         let deadline = self.options.mesh.timeout.map(Deadline::after);
-        let domain = match &self.domain {
-            Some(domain) => Arc::clone(domain),
-            // What can be refused without the world is refused before this process joins one.
+        let world = match &self.world {
+            Some(world) => Arc::clone(world),
+            // Requests that can be refused without a world are refused before this process joins
+            // one.
             None => {
                 self.check()?;
-                world::default_world(self.device_type, deadline)?
+                default_world(self.device_type, deadline)?
             }
         };
-        let mesh = self.mesh(domain.world().size(), domain.world().rank())?;
-        let root = RootComms::create_by(&domain, mesh, &self.options.mesh, deadline)?;
+        let mesh = self.mesh(world.size(), world.rank())?;
+        let root = RootComms::create_by(&world, mesh, &self.options.mesh, deadline)?;
         give(View::of_root(root), mesh_out)
     }
 
-    /// What can be said without a world, and without reading the ranks.
+    /// Fails when the request cannot be met in any world. Does not read the ranks.
     fn check(&self) -> Result<()> {
         Mesh::new(&self.spec(MAX_WORLD, 0)).map(drop)
     }
@@ -230,24 +241,16 @@ impl<'a> Asked<'a> {
         MeshSpec { device_type: self.device_type, shape, names, ranks: None, world_size, rank }
     }
 
-    /// This process's rank in a mesh that joins no world: the one at the coordinate that its communicators say.
+    /// This process's rank in a mesh that joins no world: the rank at the coordinate that its
+    /// communicators say.
     fn place(&self, library: &ccl::Library, comms: &[RawComm]) -> Result<usize> {
         let whole = Mesh::new(&self.spec(MAX_WORLD, 0))?;
-        let mut position = 0;
-        for (index, (size, comm)) in self.shape.iter().zip(comms).enumerate() {
-            let (ranks, coordinate) = library.size_and_rank(*comm)?;
-            if ranks != *size {
-                return Err(Error::invalid(format!(
-                    "the communicator of dimension {} has {ranks} ranks, but the dimension has {size}",
-                    whole.dim_name(index)
-                )));
-            }
-            position = position * size + coordinate;
-        }
+        let position = adopted_position(&whole, library, comms)?;
         if self.options.ranks.is_null() {
             return Ok(position);
         }
-        // SAFETY: the communicators show that the mesh has this shape, and the caller vouches for as many ranks.
+        // SAFETY: the communicators show that the mesh has this shape, and the caller vouches for
+        // as many ranks.
         let ranks = unsafe { list("options.ranks", self.options.ranks, whole.size())? };
         Ok(ranks.get(position).and_then(|rank| usize::try_from(*rank).ok()).unwrap_or(MAX_WORLD))
     }
@@ -266,7 +269,7 @@ pub(super) fn handle(view: Arc<View>) -> Result<usize> {
     let mesh = view.mesh().clone();
     let names = mesh.dim_names().iter().map(|name| CString::new(*name).unwrap_or_default()).collect();
     let coordinate = if mesh.is_member() { mesh.coordinate()? } else { Vec::new() };
-    MESHES.insert(Quick { mesh, comms: Arc::clone(view.dim_comms()), names, coordinate }, view)
+    MESHES.insert(FastPart { mesh, comms: Arc::clone(view.dim_comms()), names, coordinate }, view)
 }
 
 /// What a mesh handle names.

@@ -1,8 +1,9 @@
 //! The C ABI: argument checks, the handle table, and one guard around every export. No logic.
 //!
-//! include/devicemesh.h is generated from the files of this folder (`make header`), so their doc comments are the C
-//! documentation. Rules that hold for every function: the status is returned, outputs come last and are written on success
-//! only, NULL is checked, strings are copied in, a panic becomes `DM_STATUS_INTERNAL`.
+//! include/devicemesh.h is generated from the files of this folder (`make header`), so their doc
+//! comments are the C documentation. Rules that hold for every function: the status is returned,
+//! outputs come last and are written on success only, NULL is checked, strings are copied in, a
+//! panic becomes `DM_STATUS_INTERNAL`.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the C header's, where brackets are indices")]
 #![allow(non_camel_case_types)]
@@ -18,6 +19,7 @@ mod life;
 mod make;
 mod neighbors;
 mod options;
+mod pointers;
 mod registry;
 mod sharding;
 mod text;

@@ -3,15 +3,17 @@
 use std::ffi::c_char;
 
 use super::ask::mesh_along;
-use super::errors::out;
 use super::guard::ask;
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status};
 use crate::error::Error;
 
-/// The world rank of member local_rank of this rank's group along dim: of rank local_rank in dm_get_comm's communicator.
+/// The world rank of member local_rank of this rank's group along dim: of rank local_rank in
+/// dm_get_comm's communicator.
 ///
-/// Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, rank 6 gets 4 for member 0 of tp and 2 for member 0 of dp.
-/// Errors: DM_STATUS_INVALID_ARGUMENT (local_rank is negative or not below the dimension's size), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+/// Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, rank 6 gets 4
+/// for member 0 of tp and 2 for member 0 of dp. Errors: DM_STATUS_INVALID_ARGUMENT (local_rank is
+/// negative or not below the dimension's size), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
 /// DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
@@ -36,10 +38,12 @@ pub unsafe extern "C" fn dm_translate_rank(
     })
 }
 
-/// The world rank that lies offset steps along dim from this rank: 1 is the next stage of a pipeline, -1 the one before.
+/// The world rank that lies offset steps along dim from this rank: 1 is the next stage of a
+/// pipeline, -1 the one before.
 ///
-/// Local. Past the edge: -1, or with wrap the rank at (coordinate + offset) modulo the dimension's size. offset 0 is this rank. dim NULL is
-/// allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+/// Local. Past the edge: -1, or with wrap the rank at (coordinate + offset) modulo the dimension's
+/// size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND,
+/// DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; world_rank_out is NULL or writable.

@@ -9,40 +9,47 @@ use super::types::{
     dm_store_callbacks, dm_world, dm_world_options,
 };
 use crate::ccl::CommConfig;
-use crate::comm::{DimOptions, DomainOptions, MeshOptions};
+use crate::comm::{self, DimOptions, MeshOptions};
 use crate::error::{Error, Result};
 use crate::rendezvous::JoinOptions;
 use crate::rendezvous::store::{CallbackStore, Callbacks, Store};
 
-/// What `dm_init_options` says, with the parts that are not the mesh's own.
+/// The contents of `dm_init_options`.
 pub(super) struct InitOptions {
+    /// The options of the mesh itself.
     pub(super) mesh: MeshOptions,
+    /// The caller's world, or NULL for the default world.
     pub(super) world: *mut dm_world,
+    /// The caller's ranks, or NULL. Their number is known only when the shape is checked.
     pub(super) ranks: *const i32,
+    /// Whether the library ends communicators that it adopts.
     pub(super) own_comms: bool,
 }
 
-/// What `dm_world_options` says, with the caller's callbacks, which are kept once a world was made with them.
+/// The contents of `dm_world_options`.
 pub(super) struct WorldOptions {
-    pub(super) domain: DomainOptions,
+    /// How the world is joined.
+    pub(super) world: comm::WorldOptions,
+    /// The caller's callbacks, which are kept once a world was made with them.
     pub(super) callbacks: Option<Arc<CallbackStore>>,
     /// Where the token for ending the joining is written, or NULL.
     pub(super) joining_out: *mut *mut dm_world,
 }
 
 impl WorldOptions {
-    /// Returns when nobody uses the caller's callbacks any more: no world was made with them. A joining that was ended tells the other ranks so on a thread of its
-    /// own, for a few seconds at most.
+    /// Waits until nobody uses the caller's callbacks any more, after no world was made with them.
+    /// A join that was ended early tells the other ranks so on a thread of its own, which takes a
+    /// few seconds at most.
     pub(super) fn let_callbacks_go(&self) {
         if let Some(callbacks) = &self.callbacks {
-            callbacks.await_owners(1 + usize::from(self.domain.join.store.is_some()));
+            callbacks.await_owners(1 + usize::from(self.world.join.store.is_some()));
         }
     }
 }
 
 impl Default for WorldOptions {
     fn default() -> WorldOptions {
-        WorldOptions { domain: DomainOptions::default(), callbacks: None, joining_out: std::ptr::null_mut() }
+        WorldOptions { world: comm::WorldOptions::default(), callbacks: None, joining_out: std::ptr::null_mut() }
     }
 }
 
@@ -78,7 +85,7 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
     };
     // SAFETY: the caller's contract.
     let callbacks = unsafe { read_store(options.store)? };
-    let domain = DomainOptions {
+    let world = comm::WorldOptions {
         join: JoinOptions {
             offline: options.flags & DM_WORLD_OFFLINE != 0,
             world_size: (size > 0).then_some(size),
@@ -91,7 +98,7 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
         },
         library: library.map(str::to_owned),
     };
-    Ok(WorldOptions { domain, callbacks, joining_out: options.joining_out })
+    Ok(WorldOptions { world, callbacks, joining_out: options.joining_out })
 }
 
 /// # Safety
@@ -136,7 +143,7 @@ pub(super) unsafe fn read_init_options(options: *const dm_init_options, ndim: us
     })
 }
 
-/// `count` elements, each as far from the one before as its struct_size says.
+/// Reads `count` elements. The struct_size of each element says where the next one begins.
 ///
 /// # Safety
 /// `options` is NULL or points to `count` initialised elements.

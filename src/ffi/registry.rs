@@ -7,19 +7,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use once_cell::sync::Lazy;
 
 use super::arguments::text;
-use super::errors::out;
 use super::guard::guard;
 use super::make::{find, handle};
+use super::pointers::out;
 use super::types::{dm_mesh, dm_status};
 use crate::comm::View;
 use crate::error::Error;
 
 static NAMED: Lazy<Mutex<HashMap<String, Arc<View>>>> = Lazy::new(Mutex::default);
 
-/// Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of that name. mesh NULL removes the name.
+/// Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of
+/// that name. mesh NULL removes the name.
 ///
-/// Local. The registry holds the view by itself: the handle may be freed. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is
-/// NULL or empty).
+/// Local. The registry holds the view by itself: the handle may be freed. Errors:
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is NULL or empty).
 ///
 /// # Safety
 /// name is NULL or NUL-terminated.
@@ -31,7 +32,8 @@ pub unsafe extern "C" fn dm_register(mesh: *const dm_mesh, name: *const c_char) 
         if name.is_empty() {
             return Err(Error::invalid("name is empty"));
         }
-        // The earlier view is dropped after the lock is given back: it may be the last of its world.
+        // The earlier view is dropped after the lock is given back: it may be the last of its
+        // world.
         let _earlier = if mesh.is_null() {
             named().remove(name)
         } else {

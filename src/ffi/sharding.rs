@@ -1,37 +1,43 @@
 //! Which block of a tensor a rank holds.
 
 use super::arguments::{list, short_list};
-use super::errors::null;
 use super::guard::ask;
 use super::make::find;
+use super::pointers::null;
 use super::types::{DM_REPLICATE, DM_SHARD, dm_mesh, dm_placement, dm_status};
 use crate::error::{Error, Result};
 use crate::sharding::{Placement, local_shard};
 
-/// The shape and the offsets of one rank's block of a tensor whose dimensions are split over dimensions of the mesh.
+/// The shape and the offsets of one rank's block of a tensor whose dimensions are split over
+/// dimensions of the mesh.
 ///
-/// Local, no communication. placements has one element per dimension of mesh. tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
-/// three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor dimension d is
-/// element `offset_out[d] + i` of the tensor.
+/// Local, no communication. placements has one element per dimension of mesh. tensor_shape,
+/// local_shape_out and offset_out have tensor_ndim elements each; all three may be NULL when it is
+/// 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor
+/// dimension d is element `offset_out[d] + i` of the tensor.
 ///
-/// A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0.
-/// When several mesh dimensions shard one tensor_dim, each splits what the ones before it left, and dm_placement.order says which are before. On
-/// a mesh (fsdp=2, tp=4) that shards 16 rows over both, rank 6, at (1, 2), has
+/// A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the
+/// last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0. When several mesh dimensions shard one
+/// tensor_dim, each splits what the ones before it left, and dm_placement.order says which are
+/// before. On a mesh (fsdp=2, tp=4) that shards 16 rows over both, rank 6, at (1, 2), has
 ///
 /// ```c
 /// {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}}   fsdp first, PyTorch's default: rows 12 and 13
 /// {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}}   tp first, what FSDP of a tensor-parallel model holds: rows 10 and 11
 /// ```
 ///
-/// The answers are those of PyTorch's DTensor, blocks without elements included: there the local size is 0 and the offset is the size of the
-/// tensor's dimension. A block is always contiguous; PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not divide
-/// differently (13 rows over a (3, 2) mesh).
+/// The answers are those of PyTorch's DTensor, blocks without elements included: there the local
+/// size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
+/// PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not
+/// divide differently (13 rows over a (3, 2) mesh).
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank
-/// is not in this view), DM_STATUS_INVALID_HANDLE.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the
+/// end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
+/// DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
-/// placements is NULL or has as many elements as the mesh has dimensions; the other pointers are NULL or have tensor_ndim elements.
+/// placements is NULL or has as many elements as the mesh has dimensions; the other pointers are
+/// NULL or have tensor_ndim elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_local_shard(
     mesh: *const dm_mesh,
@@ -48,7 +54,8 @@ pub unsafe extern "C" fn dm_local_shard(
         // SAFETY: the caller's contract.
         let placements = unsafe { list("placements", placements, mesh.ndim())? };
         let placements = placements.iter().enumerate().map(read_placement).collect::<Result<Vec<_>>>()?;
-        // SAFETY: the caller's contract. Copied, as the caller may want the answer in the same place.
+        // SAFETY: the caller's contract. Copied, as the caller may want the answer in the same
+        // place.
         let tensor = unsafe { short_list("tensor_shape", tensor_shape, tensor_ndim)? }.to_vec();
         let rank = match world_rank {
             -1 => None,

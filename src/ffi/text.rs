@@ -3,35 +3,43 @@
 use std::ffi::c_char;
 
 use super::arguments::{self, give_text};
-use super::errors::out;
 use super::guard::{ask, guard};
-use super::make::{Asked, find};
+use super::make::{MeshRequest, find};
 use super::options::read_init_options;
+use super::pointers::out;
 use super::types::{dm_init_options, dm_mesh, dm_status};
 use crate::mesh::MeshText;
 
-/// The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in another job, in another language.
+/// The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in
+/// another job, in another language.
 ///
-/// Local. *len_out is the length in bytes with the NUL. Row 1 of a mesh (dp=2, tp=4) over 8 ranks, what dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
+/// Local. *len_out is the length in bytes with the NUL. Row 1 of a mesh (dp=2, tp=4) over 8 ranks,
+/// what dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
 ///
 /// ```c
 /// {"devicemesh":1,"device_type":"cuda","shape":[4],"names":["tp"],"layout":[[[4,1]]],"base":4,"ranks":[[0,8]]}
 /// ```
 ///
-/// devicemesh is the version of the format, 1. ranks is a list of world ranks in runs: [first, count] is first, first + 1 ..., [first, count, step] is
-/// first, first + step ..., count of them; step may be negative. layout has for each dimension its (size, stride) pairs, the most
-/// significant first; their sizes multiply to the dimension's in shape, and a dimension of size 1 may have none. The rank at a coordinate is element
+/// devicemesh is the version of the format, 1. ranks is a list of world ranks in runs: [first,
+/// count] is first, first + 1 ..., [first, count, step] is first, first + step ..., count of them;
+/// step may be negative. layout has for each dimension its (size, stride) pairs, the most
+/// significant first; their sizes multiply to the dimension's in shape, and a dimension of size 1
+/// may have none. The rank at a coordinate is element
 ///
 /// ```c
 /// base + sum over dimensions and their pairs of  digit * stride
 /// ```
 ///
-/// of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So
-/// in the text above, the rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple of size * stride of the one
-/// before, so no rank is met twice; ranks may be longer than what the layout reaches.
+/// of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed
+/// radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So in the text above, the
+/// rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple
+/// of size * stride of the one before, so no rank is met twice; ranks may be longer than what the
+/// layout reaches.
 ///
-/// A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are no longer; a mesh made with a rank array has as many runs as its
-/// ranks have. Equal views can have different texts: compare with dm_equal. After dm_slice, ranks that hold different views have different texts.
+/// A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are
+/// no longer; a mesh made with a rank array has as many runs as its ranks have. Equal views can
+/// have different texts: compare with dm_equal. After dm_slice, ranks that hold different views
+/// have different texts.
 ///
 /// Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
@@ -51,18 +59,23 @@ pub unsafe extern "C" fn dm_serialize(
     })
 }
 
-/// Makes the mesh that a text of dm_serialize says: what dm_init makes of its device type, shape, names and ranks. It is a root mesh, equal
-/// (dm_equal) to the view that was written, with a communicator for every dimension.
+/// Makes the mesh that a text of dm_serialize says: what dm_init makes of its device type, shape,
+/// names and ranks. It is a root mesh, equal (dm_equal) to the view that was written, with a
+/// communicator for every dimension.
 ///
-/// Collective over the world, on the same terms as dm_init, which the messages name: every rank passes a text of the same mesh, or makes that call of
-/// dm_init. (After dm_slice each rank has a view of its own: pass one of their texts to all ranks.) options are dm_init's, with dim_options for the
-/// dimensions of the text; options->ranks is NULL. Without options->world it is the default world of the text's device type, which may be
-/// larger than the one the text comes from. The caller frees the handle with dm_free.
+/// Collective over the world, on the same terms as dm_init, which the messages name: every rank
+/// passes a text of the same mesh, or makes that call of dm_init. (After dm_slice each rank has a
+/// view of its own: pass one of their texts to all ranks.) options are dm_init's, with dim_options
+/// for the dimensions of the text; options->ranks is NULL. Without options->world it is the default
+/// world of the text's device type, which may be larger than the one the text comes from. The
+/// caller frees the handle with dm_free.
 ///
-/// Keys may come in any order and with spaces between. All seven are needed and there are no others; numbers are integers; there are at most
-/// 65536 dimensions. The text may come from a stranger: it is checked before anybody is waited for, and takes memory in proportion to its
-/// length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller alone: where it is not JSON, which key is missing,
-/// which numbers contradict each other, which rank is listed twice or not in the world), and those of dm_init.
+/// Keys may come in any order and with spaces between. All seven are needed and there are no
+/// others; numbers are integers; there are at most 65536 dimensions. The text may come from a
+/// stranger: it is checked before anybody is waited for, and takes memory in proportion to its
+/// length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT (on
+/// the caller alone: where it is not JSON, which key is missing, which numbers contradict each
+/// other, which rank is listed twice or not in the world), and those of dm_init.
 ///
 /// # Safety
 /// As dm_init; text is NULL or NUL-terminated.
@@ -78,6 +91,6 @@ pub unsafe extern "C" fn dm_deserialize(
         let text = MeshText::parse(unsafe { arguments::text("text", text)? })?;
         // SAFETY: the caller's contract.
         let options = unsafe { read_init_options(options, text.shape().len())? };
-        Asked::of_text(&text, options)?.create(mesh_out)
+        MeshRequest::of_text(&text, options)?.create(mesh_out)
     })
 }

@@ -10,22 +10,25 @@ pub struct ncclComm {
     _private: [u8; 0],
 }
 
-/// A communicator of NCCL or of a library with its API: the same line as in nccl.h, so that both headers can be included,
-/// in either order.
+/// A communicator of NCCL or of a library with its API: the same line as in nccl.h, so that both
+/// headers can be included, in either order.
 pub type ncclComm_t = *mut ncclComm;
 
-/// This process's place in the job: its rank, the store the ranks meet in, the device, the communicator library.
+/// This process's place in the job: its rank, the store the ranks meet in, the device, the
+/// communicator library.
 ///
-/// A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
-/// several threads at once. Made by dm_world_init, freed by dm_world_free.
+/// A handle is a token, not an address: a stale, freed or made-up one gives
+/// DM_STATUS_INVALID_HANDLE. It may be used from several threads at once. Made by dm_world_init,
+/// freed by dm_world_free.
 pub struct dm_world {
     _private: [u8; 0],
 }
 
 /// One rank's immutable view of a mesh: shape, names, ranks, communicators.
 ///
-/// A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
-/// several threads at once. Made by dm_init and the functions that return views, freed by dm_free.
+/// A handle is a token, not an address: a stale, freed or made-up one gives
+/// DM_STATUS_INVALID_HANDLE. It may be used from several threads at once. Made by dm_init and the
+/// functions that return views, freed by dm_free.
 pub struct dm_mesh {
     _private: [u8; 0],
 }
@@ -34,7 +37,8 @@ pub struct dm_mesh {
 pub type dm_status = i32;
 /// Success.
 pub const DM_STATUS_OK: dm_status = 0;
-/// An argument is NULL, out of range, repeated or contradicts another; a struct_size is wrong; a flag is unknown.
+/// An argument is NULL, out of range, repeated or contradicts another; a struct_size is wrong; a
+/// flag is unknown.
 pub const DM_STATUS_INVALID_ARGUMENT: dm_status = 1;
 /// The handle was never given out, or was freed.
 pub const DM_STATUS_INVALID_HANDLE: dm_status = 2;
@@ -56,7 +60,8 @@ pub const DM_STATUS_CCL: dm_status = 9;
 pub const DM_STATUS_DEVICE: dm_status = 10;
 /// No usable communicator library; the message lists what was tried.
 pub const DM_STATUS_LIBRARY: dm_status = 11;
-/// Not available for this device type, world or library version; the message says what to do instead.
+/// Not available for this device type, world or library version; the message says what to do
+/// instead.
 pub const DM_STATUS_UNSUPPORTED: dm_status = 12;
 /// The mesh was aborted or finalized, or its world aborted.
 pub const DM_STATUS_ABORTED: dm_status = 13;
@@ -98,7 +103,8 @@ pub const DM_PROD: dm_op = 1;
 pub const DM_MAX: dm_op = 2;
 /// Minimum. The host engine ignores NaNs where another rank has a number.
 pub const DM_MIN: dm_op = 3;
-/// Sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is truncated; on NCCL too.
+/// Sum divided by the number of ranks. For integers the sum is made in the element's own type,
+/// where it can overflow, and the quotient is truncated; on NCCL too.
 pub const DM_AVG: dm_op = 4;
 
 /// What went wrong in a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.
@@ -119,9 +125,10 @@ pub struct dm_error_info {
     pub message: *const c_char,
 }
 
-/// World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine. Calls that are collective elsewhere
-/// are local, and as no rank takes part in them, dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also answer for a view that this rank is not in, which is
-/// DM_STATUS_NOT_MEMBER in a world with other ranks.
+/// World flag: no rendezvous and no communicators; layout and planning for any rank of any world,
+/// on one machine. Calls that are collective elsewhere are local, and as no rank takes part in
+/// them, dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also answer for a view that this
+/// rank is not in, which is DM_STATUS_NOT_MEMBER in a world with other ranks.
 pub const DM_WORLD_OFFLINE: u32 = 1;
 
 /// How to join a world. Initialise with DM_WORLD_OPTIONS_INIT; zero means the default everywhere.
@@ -140,25 +147,30 @@ pub struct dm_world_options {
     pub local_rank: i32,
     /// Every wait of the library ends by then, in milliseconds. 0: 600000.
     pub timeout_ms: i64,
-    /// Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or "file:///path".
+    /// Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or
+    /// "file:///path".
     pub init_method: *const c_char,
-    /// A communicator library with NCCL's C API, by path or SONAME; "python": the NCCL wheel of the active Python environment. NULL: the one
-    /// that the environment variable DM_CCL_LIBRARY names in the same way, else on cuda a copy that is in this process already or the usual
-    /// names (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
+    /// A communicator library with NCCL's C API, by path or SONAME; "python": the NCCL wheel of the
+    /// active Python environment. NULL: the one that the environment variable DM_CCL_LIBRARY names
+    /// in the same way, else on cuda a copy that is in this process already or the usual names
+    /// (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
     pub ccl_library: *const c_char,
     /// NULL: the store that init_method names; else the caller's own.
     pub store: *const dm_store_callbacks,
-    /// NULL, or where dm_world_init writes a token before it waits for anybody. Another thread that gives this token to dm_world_abort ends the joining:
-    /// dm_world_init returns DM_STATUS_ABORTED. The token is good for nothing else, and is not live any more once dm_world_init has returned. The write is
-    /// atomic, so the other thread may read the token at any time if it does so atomically.
+    /// NULL, or where dm_world_init writes a token before it waits for anybody. Another thread that
+    /// gives this token to dm_world_abort ends the joining: dm_world_init returns
+    /// DM_STATUS_ABORTED. The token is good for nothing else, and is not live any more once
+    /// dm_world_init has returned. The write is atomic, so the other thread may read the token at
+    /// any time if it does so atomically.
     pub joining_out: *mut *mut dm_world,
 }
 
 /// Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
 ///
-/// Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any thread of this process, and
-/// from several at once. Each returns 0 for success; anything else ends the call that needed it with DM_STATUS_STORE and that number.
-/// Initialise with DM_STORE_CALLBACKS_INIT.
+/// Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any
+/// thread of this process, and from several at once. Each returns 0 for success; anything else ends
+/// the call that needed it with DM_STATUS_STORE and that number. Initialise with
+/// DM_STORE_CALLBACKS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_store_callbacks {
@@ -170,8 +182,8 @@ pub struct dm_store_callbacks {
     pub set: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, value: *const c_void, len: usize) -> i32,
     >,
-    /// Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of its bytes to value.
-    /// Returns non-zero when the key did not come in time.
+    /// Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of
+    /// its bytes to value. Returns non-zero when the key did not come in time.
     pub get: Option<
         unsafe extern "C" fn(
             user_data: *mut c_void,
@@ -182,14 +194,16 @@ pub struct dm_store_callbacks {
             timeout_ms: i64,
         ) -> i32,
     >,
-    /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
+    /// Adds amount to the integer under key (0 when there is none), atomically over all ranks, and
+    /// writes the sum.
     pub add: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32,
     >,
     /// Called exactly once, when the world is gone. May be NULL.
     pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
-    /// Removes key; it is no error when it is not there. What it returns does not matter. May be NULL: then what the library has stored stays in the caller's
-    /// service, some kilobytes for each collective call.
+    /// Removes key; it is no error when it is not there. What it returns does not matter. May be
+    /// NULL: then what the library has stored stays in the caller's service, some kilobytes for
+    /// each collective call.
     pub remove: Option<unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char) -> i32>,
 }
 
@@ -200,21 +214,23 @@ pub const DM_DIM_OWN_COMM: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_dim_options {
-    /// sizeof(dm_dim_options), set by the caller; also the distance to the next element of an array of them.
+    /// sizeof(dm_dim_options), set by the caller; also the distance to the next element of an array
+    /// of them.
     pub struct_size: usize,
     /// DM_DIM_ flags.
     pub flags: u32,
-    /// NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config does not share its
-    /// communicator. The fields other than names must be the same on every rank.
+    /// NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config
+    /// does not share its communicator. The fields other than names must be the same on every rank.
     pub nccl_config: *const c_void,
     /// The communicator's name in the library's logs. NULL: "mesh_" and the dimension's name.
     pub comm_name: *const c_char,
 }
 
-/// Mesh flag: make a dimension's communicator at its first dm_get_comm or collective, which is then collective over this rank's
-/// group along that dimension. Later flattened dimensions are lazy too.
+/// Mesh flag: make a dimension's communicator at its first dm_get_comm or collective, which is then
+/// collective over this rank's group along that dimension. Later flattened dimensions are lazy too.
 pub const DM_INIT_LAZY: u32 = 1;
-/// Mesh flag of dm_from_comms: the library destroys the communicators when the mesh is finalized or aborted.
+/// Mesh flag of dm_from_comms: the library destroys the communicators when the mesh is finalized or
+/// aborted.
 pub const DM_INIT_OWN_COMMS: u32 = 2;
 
 /// Wishes for a mesh. Initialise with DM_INIT_OPTIONS_INIT.
@@ -225,13 +241,16 @@ pub struct dm_init_options {
     pub struct_size: usize,
     /// DM_INIT_ flags.
     pub flags: u32,
-    /// NULL: the process's default world of that device type, joined from the environment at first use.
+    /// NULL: the process's default world of that device type, joined from the environment at first
+    /// use.
     pub world: *mut dm_world,
-    /// NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product of the shape).
+    /// NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product
+    /// of the shape).
     pub ranks: *const i32,
     /// NULL, or ndim elements, one per dimension.
     pub dim_options: *const dm_dim_options,
-    /// How long each collective call of the mesh may take, in milliseconds. 0: as long as the world's.
+    /// How long each collective call of the mesh may take, in milliseconds. 0: as long as the
+    /// world's.
     pub timeout_ms: i64,
 }
 
@@ -248,7 +267,7 @@ pub struct dm_placement {
     pub kind: i32,
     /// For DM_SHARD: the dimension of the tensor, from 0. Not looked at otherwise.
     pub tensor_dim: i32,
-    /// For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal ones in the order of the mesh. All zero is PyTorch's
-    /// order, from left to right.
+    /// For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal
+    /// ones in the order of the mesh. All zero is PyTorch's order, from left to right.
     pub order: i32,
 }

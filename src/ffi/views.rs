@@ -4,21 +4,23 @@ use std::ffi::c_char;
 
 use super::arguments::{names, optional_text, short_list, text};
 use super::ask::dim_text;
-use super::errors::out;
 use super::guard::{ask, free, guard};
 use super::make::{MESHES, find, give, handle};
 use super::options::read_dim_options;
+use super::pointers::out;
 use super::types::{dm_dim_options, dm_mesh, dm_status};
 use crate::comm::View;
 
 /// A view of the named dimensions, in the order given; it shares the parent's communicators.
 ///
-/// Local. Any view can be sliced, in any order of names: ("cp", "dp") gives the transposed view. A name given to a flattened dimension is known
-/// to the root and to every view that holds its dimensions. num_names 0 gives a view without dimensions, of this rank alone. The
-/// caller frees the handle with dm_free; it does not depend on the handle of the parent.
+/// Local. Any view can be sliced, in any order of names: ("cp", "dp") gives the transposed view. A
+/// name given to a flattened dimension is known to the root and to every view that holds its
+/// dimensions. num_names 0 gives a view without dimensions, of this rank alone. The caller frees
+/// the handle with dm_free; it does not depend on the handle of the parent.
 ///
-/// Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT (a repeated name, or dimensions that overlap),
-/// DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE.
+/// Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT (a repeated
+/// name, or dimensions that overlap), DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
+/// DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim_names is NULL or points to num_names NUL-terminated strings; mesh_out is NULL or writable.
@@ -39,15 +41,18 @@ pub unsafe extern "C" fn dm_slice(
 
 /// One dimension out of all of this view's, with a communicator over its ranks in row-major order.
 ///
-/// Collective over the root mesh. name NULL joins the dimensions' names with "_". The same dimensions under the same name give the
-/// communicator that exists, without communication; under another name they share it unless options says DM_DIM_OWN_COMM. options NULL:
-/// the defaults. The caller frees the handle with dm_free.
+/// Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
+/// dimensions under the same name give the communicator that exists, without communication; under
+/// another name they share it unless options says DM_DIM_OWN_COMM. options NULL: the defaults. The
+/// caller frees the handle with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's), DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
-/// DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE; DM_STATUS_UNSUPPORTED for a mesh without a world (dm_from_comms).
+/// Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's),
+/// DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
+/// DM_STATUS_INVALID_HANDLE; DM_STATUS_UNSUPPORTED for a mesh without a world (dm_from_comms).
 ///
 /// # Safety
-/// name is NULL or NUL-terminated; options is NULL or points to struct_size bytes; mesh_out is NULL or writable.
+/// name is NULL or NUL-terminated; options is NULL or points to struct_size bytes; mesh_out is NULL
+/// or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_flatten(
     mesh: *const dm_mesh,
@@ -64,15 +69,19 @@ pub unsafe extern "C" fn dm_flatten(
     })
 }
 
-/// The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each with a communicator.
+/// The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each
+/// with a communicator.
 ///
-/// Collective over the root mesh. The first of the new dimensions is the slowest. Their names must not be those of the view's other
-/// dimensions. options is NULL or has n elements, one per new dimension. The caller frees the handle with dm_free.
+/// Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
+/// not be those of the view's other dimensions. options is NULL or has n elements, one per new
+/// dimension. The caller frees the handle with dm_free.
 ///
-/// Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and those of dm_flatten.
+/// Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and
+/// those of dm_flatten.
 ///
 /// # Safety
-/// dim and each of the n names are NUL-terminated; sizes has n elements; options is NULL or has n; mesh_out is NULL or writable.
+/// dim and each of the n names are NUL-terminated; sizes has n elements; options is NULL or has n;
+/// mesh_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_unflatten(
     mesh: *const dm_mesh,
@@ -98,23 +107,28 @@ pub unsafe extern "C" fn dm_unflatten(
     })
 }
 
-/// All ranks of this view, row-major, under another shape: a second factorisation of the same ranks, each dimension with a communicator.
+/// All ranks of this view, row-major, under another shape: a second factorisation of the same
+/// ranks, each dimension with a communicator.
 ///
-/// Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of the new dimensions is the slowest. A name that
-/// the view or its root has already must mean the same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
-/// existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2, dp=2, cp=2, tp=2) of 16 ranks:
+/// Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of
+/// the new dimensions is the slowest. A name that the view or its root has already must mean the
+/// same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
+/// existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2,
+/// dp=2, cp=2, tp=2) of 16 ranks:
 ///
 /// ```c
 /// dm_reshape(dense, (size_t[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
 /// ```
 ///
-/// Here pp is checked to be the same stages, and etp shares the communicator of tp. options is NULL or has n elements, one per new dimension. The
-/// caller frees the handle with dm_free.
+/// Here pp is checked to be the same stages, and etp shares the communicator of tp. options is NULL
+/// or has n elements, one per new dimension. The caller frees the handle with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with both layouts), and those of dm_flatten.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with
+/// both layouts), and those of dm_flatten.
 ///
 /// # Safety
-/// sizes has n elements; each of the n names is NUL-terminated; options is NULL or has n elements; mesh_out is NULL or writable.
+/// sizes has n elements; each of the n names is NUL-terminated; options is NULL or has n elements;
+/// mesh_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_reshape(
     mesh: *const dm_mesh,
@@ -138,19 +152,24 @@ pub unsafe extern "C" fn dm_reshape(
     })
 }
 
-/// The view with dimension dim restricted to its indices start, start + step ... (len of them), with a communicator of its own along dim: the
-/// first stages of a pipeline, every second replica, all ranks but the spare ones.
+/// The view with dimension dim restricted to its indices start, start + step ... (len of them),
+/// with a communicator of its own along dim: the first stages of a pipeline, every second replica,
+/// all ranks but the spare ones.
 ///
-/// Collective over the root mesh, also for the ranks at other indices: they get a handle too, which answers DM_STATUS_NOT_MEMBER where membership
-/// matters. dim NULL is allowed on a 1-D mesh. The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
-/// dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...) are for those ranks alone. The other dimensions
-/// keep their communicators. It ends with the root mesh; dm_root gives that. A range of all indices is the view itself. The caller frees the handle
+/// Collective over the root mesh, also for the ranks at other indices: they get a handle too, which
+/// answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh. The
+/// result is a view of the ranks that are left: row-major positions, strides (dm_describe),
+/// dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
+/// are for those ranks alone. The other dimensions keep their communicators. It ends with the root
+/// mesh; dm_root gives that. A range of all indices is the view itself. The caller frees the handle
 /// with dm_free.
 ///
-/// On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2) over ranks 4 .. 7, in which rank 6 has coordinate
-/// (1, 0). Making the same range again gives the communicators that it has.
+/// On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
+/// over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the
+/// communicators that it has.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end), DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end),
+/// DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; mesh_out is NULL or writable.
@@ -175,8 +194,8 @@ pub unsafe extern "C" fn dm_slice_range(
 ///
 /// Local. They may not overlap: each rank appears once. The caller frees the handle with dm_free.
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (no mesh, different roots, overlap, a repeated name), DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_MEMBER,
-/// DM_STATUS_ABORTED.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (no mesh, different roots, overlap, a repeated name),
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED.
 ///
 /// # Safety
 /// meshes is NULL or points to n handles; mesh_out is NULL or writable.
@@ -198,7 +217,8 @@ pub unsafe extern "C" fn dm_concatenate(
 
 /// The root mesh of a view: the one that dm_init made.
 ///
-/// Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_ABORTED.
+/// Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_ABORTED.
 ///
 /// # Safety
 /// mesh_out is NULL or writable.
@@ -210,7 +230,8 @@ pub unsafe extern "C" fn dm_root(mesh: *const dm_mesh, mesh_out: *mut *mut dm_me
     })
 }
 
-/// How many parallel copies of the named dimensions there are over the ranks of the root mesh: its size divided by theirs.
+/// How many parallel copies of the named dimensions there are over the ranks of the root mesh: its
+/// size divided by theirs.
 ///
 /// Local. Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when count_out is NULL.
 ///
@@ -234,11 +255,12 @@ pub unsafe extern "C" fn dm_submesh_count(
     })
 }
 
-/// One of the parallel copies of the named dimensions over the ranks of the root mesh, by index; the copies are ordered by the row-major position of
-/// their first rank.
+/// One of the parallel copies of the named dimensions over the ranks of the root mesh, by index;
+/// the copies are ordered by the row-major position of their first rank.
 ///
-/// Local. The copy that holds this rank equals dm_slice of those names; the others answer questions about their ranks, and
-/// DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked for. The caller frees the handle with dm_free.
+/// Local. The copy that holds this rank equals dm_slice of those names; the others answer questions
+/// about their ranks, and DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked
+/// for. The caller frees the handle with dm_free.
 ///
 /// Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when index is not below dm_submesh_count.
 ///
@@ -277,10 +299,12 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
     })
 }
 
-/// Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
+/// Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed
+/// before and any handle in a forked child.
 ///
-/// Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process. A program that makes meshes and
-/// only frees them keeps the memory of every communicator.
+/// Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the
+/// end of the process. A program that makes meshes and only frees them keeps the memory of every
+/// communicator.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
     if !mesh.is_null() {

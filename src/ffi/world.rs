@@ -5,39 +5,46 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::arguments::{optional_text, timeout};
-use super::errors::out;
 use super::guard::{ask, free, guard};
 use super::handles::Table;
 use super::options::read_world_options;
+use super::pointers::out;
 use super::types::{dm_status, dm_world, dm_world_options};
 use crate::ccl;
-use crate::comm::{DefaultWorld, Domain};
-use crate::error::{Error, Result};
-use crate::wait::{Cancel, Deadline};
+use crate::comm::{self, World};
+use crate::error::Result;
+use crate::wait::Cancel;
 
-static WORLDS: Table<(), Domain> = Table::new(0xd357, "dm_world");
+static WORLDS: Table<(), World> = Table::new(0xd357, "dm_world");
 
 /// What ends a joining that is under way, by the token in dm_world_options.joining_out.
 static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 
-/// Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
+/// Joins the job: finds out which rank this process is, reaches the store, and agrees with the
+/// other ranks on who is there.
 ///
-/// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
-/// NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI,
-/// PMIx, Slurm, a Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
-/// Each rank frees its handle with dm_world_free.
+/// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
+/// for cuda where a driver with a device and NCCL are present and cpu elsewhere. options NULL:
+/// everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
+/// Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several
+/// devices joins one world per device, each with an explicit rank, from one thread per device. Each
+/// rank frees its handle with dm_world_free.
 ///
-/// With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
-/// meshes are freed or its process ends; the other ranks need it for every collective call of this library. It listens on the addresses of the
-/// host that is named and on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that prove to have it
-/// (PyTorch's clients cannot).
+/// With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves
+/// the store until its handle and meshes are freed or its process ends; the other ranks need it for
+/// every collective call of this library. It listens on the addresses of the host that is named and
+/// on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that
+/// prove to have it (PyTorch's clients cannot).
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables), DM_STATUS_STORE (unreachable, port in
-/// use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a rank has gone; it is named),
-/// DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
+/// Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables),
+/// DM_STATUS_STORE (unreachable, port in use), DM_STATUS_TIMEOUT (names the ranks that never came),
+/// DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a
+/// rank has gone; it is named), DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no
+/// device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
 ///
 /// # Safety
-/// Strings are NULL or NUL-terminated; options is NULL or points to struct_size bytes; world_out is NULL or writable, and so is options.joining_out.
+/// Strings are NULL or NUL-terminated; options is NULL or points to struct_size bytes; world_out is
+/// NULL or writable, and so is options.joining_out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_world_init(
     device_type: *const c_char,
@@ -51,13 +58,14 @@ pub unsafe extern "C" fn dm_world_init(
         // SAFETY: the caller's contract.
         let options = unsafe { read_world_options(options)? };
         // SAFETY: the caller's contract.
-        let joining = unsafe { Joining::begin(&options.domain.join.cancel, options.joining_out)? };
-        let joined = Domain::join(device(device_type)?, &options.domain);
+        let joining = unsafe { Joining::begin(&options.world.join.cancel, options.joining_out)? };
+        let joined = World::join(ccl::device_type(device_type)?, &options.world);
         drop(joining);
-        // From here on nobody can end it as a joining; who did so at the last moment means the world.
-        let domain = joined.and_then(|domain| options.domain.join.cancel.check().map(|()| domain));
-        let domain = domain.inspect_err(|_| options.let_callbacks_go())?;
-        let token = WORLDS.insert((), Arc::new(domain))?;
+        // From here on nobody can end it as a joining; who did so at the last moment means the
+        // world.
+        let world = joined.and_then(|world| options.world.join.cancel.check().map(|()| world));
+        let world = world.inspect_err(|_| options.let_callbacks_go())?;
+        let token = WORLDS.insert((), Arc::new(world))?;
         if let Some(callbacks) = &options.callbacks {
             callbacks.keep();
         }
@@ -80,7 +88,8 @@ impl Joining {
             return Ok(Joining(None));
         }
         let token = JOINING.insert((), Arc::new(cancel.clone()))?;
-        // SAFETY: not NULL, and writable by the caller's word; whoever reads it meanwhile does so atomically.
+        // SAFETY: not NULL, and writable by the caller's word; whoever reads it meanwhile does so
+        // atomically.
         unsafe { AtomicPtr::from_ptr(place) }.store(token as *mut dm_world, Ordering::Release);
         Ok(Joining(Some(token)))
     }
@@ -102,7 +111,7 @@ impl Drop for Joining {
 pub unsafe extern "C" fn dm_world_rank(world: *const dm_world, rank_out: *mut i32) -> dm_status {
     ask(|| {
         let rank_out = out("rank_out", rank_out)?;
-        let rank = find(world)?.world().rank();
+        let rank = find(world)?.rank();
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { rank_out.write(rank as i32) };
         Ok(())
@@ -119,7 +128,7 @@ pub unsafe extern "C" fn dm_world_rank(world: *const dm_world, rank_out: *mut i3
 pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i32) -> dm_status {
     ask(|| {
         let size_out = out("size_out", size_out)?;
-        let size = find(world)?.world().size();
+        let size = find(world)?.size();
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { size_out.write(size as i32) };
         Ok(())
@@ -128,8 +137,9 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 
 /// Returns when every rank of the world has called it.
 ///
-/// Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs some round trips; it says nothing of work on
-/// devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
+/// Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs
+/// some round trips; it says nothing of work on devices. Errors: DM_STATUS_TIMEOUT names the ranks
+/// that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
 /// that has left by dm_world_abort; DM_STATUS_ABORTED when this one has.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
@@ -141,17 +151,18 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
 
 /// Where every rank of the world is, as dm_plan_ranks wants it: world_size paths in rank order.
 ///
-/// Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the name of its host, the same for all containers of one
-/// machine. Ranks may give what they know; for a plan all paths should have the same levels. *locations_out is borrowed from the world: valid until
-/// dm_world_free.
+/// Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the
+/// name of its host, the same for all containers of one machine. Ranks may give what they know; for
+/// a plan all paths should have the same levels. *locations_out is borrowed from the world: valid
+/// until dm_world_free.
 ///
 /// ```c
 /// dm_world_locations(world, NULL, &locations);
 /// dm_plan_ranks(locations, world_size, shape, ndim, NULL, ranks, NULL, 0, NULL);
 /// ```
 ///
-/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes), DM_STATUS_UNSUPPORTED (an offline world), and those of
-/// dm_world_barrier.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),
+/// DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
 ///
 /// # Safety
 /// location is NULL or NUL-terminated; locations_out is NULL or writable.
@@ -165,9 +176,9 @@ pub unsafe extern "C" fn dm_world_locations(
         let locations_out = out("locations_out", locations_out)?;
         // SAFETY: the caller's contract.
         let location = unsafe { optional_text("location", location)? };
-        let domain = find(world)?;
-        let locations = domain.locations(location)?;
-        let Borrowed(first) = domain.keep_once(&locations, || {
+        let world = find(world)?;
+        let locations = world.locations(location)?;
+        let Borrowed(first) = world.lend(&locations, || {
             let texts: Vec<CString> =
                 locations.iter().map(|text| CString::new(text.as_str()).unwrap_or_default()).collect();
             let pointers: Vec<Borrowed<c_char>> = texts.iter().map(|text| Borrowed(text.as_ptr())).collect();
@@ -190,18 +201,21 @@ unsafe impl<T> Send for Borrowed<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Borrowed<T> {}
 
-/// Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
-/// and aborts all its root meshes, as dm_abort does.
+/// Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank
+/// (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root meshes, as dm_abort does.
 ///
-/// Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
-/// raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
-/// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of dm_world_options.joining_out ends the dm_world_init that wrote it.
-/// world NULL: the default worlds, those that dm_init joins by itself, also while one is being joined. A dm_init that begins after that joins the
-/// default world anew, so the ranks can meet again once all of them have aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+/// Local, from any thread; takes no lock that a blocked call holds. From then on every collective
+/// call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
+/// used any more; handles are still to be freed. Other ranks that wait for this one get
+/// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
+/// dm_world_options.joining_out ends the dm_world_init that wrote it. world NULL: the default
+/// worlds, those that dm_init joins by itself, also while one is being joined. A dm_init that
+/// begins after that joins the default world anew, so the ranks can meet again once all of them
+/// have aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     guard(|| match world.is_null() {
-        true => CPU_WORLD.abort().and(CUDA_WORLD.abort()),
+        true => comm::abort_default_worlds(),
         false => match JOINING.get(world as usize) {
             Ok(cancel) => {
                 cancel.raise();
@@ -212,7 +226,8 @@ pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
     })
 }
 
-/// Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
+/// Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any
+/// handle in a forked child.
 ///
 /// Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
 #[unsafe(no_mangle)]
@@ -223,32 +238,6 @@ pub extern "C" fn dm_world_free(world: *mut dm_world) {
 }
 
 /// What a world handle names.
-pub(super) fn find(world: *const dm_world) -> Result<Arc<Domain>> {
+pub(super) fn find(world: *const dm_world) -> Result<Arc<World>> {
     WORLDS.get(world as usize)
-}
-
-/// The worlds that `dm_init` uses when the caller gives none.
-static CPU_WORLD: DefaultWorld = DefaultWorld::new("cpu");
-static CUDA_WORLD: DefaultWorld = DefaultWorld::new("cuda");
-
-/// The default world of a device type, joined from the environment at first use, by `deadline`.
-pub(super) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Result<Arc<Domain>> {
-    let world = if device_type == "cpu" { &CPU_WORLD } else { &CUDA_WORLD };
-    world.get_or_join(deadline)
-}
-
-/// The device type that the caller means; NULL is what this machine has.
-pub(super) fn device(named: Option<&str>) -> Result<&'static str> {
-    match named {
-        Some("cuda") => Ok("cuda"),
-        Some("cpu") => Ok("cpu"),
-        None if ccl::has_device() && ccl::for_device("cuda").is_ok() => Ok("cuda"),
-        None => Ok("cpu"),
-        Some(other) => Err(match other.split_once(':') {
-            Some((device_type, _)) => Error::invalid(format!(
-                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank"
-            )),
-            None => Error::invalid(format!("device_type is {other:?}, not \"cuda\" or \"cpu\"")),
-        }),
-    }
 }

@@ -38,6 +38,26 @@ int main(void)
   FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_group_end(mesh));
   sums(mesh);
 
+  /* A handle that was freed inside the group names no mesh any more. Its dm_group_end is refused, and ends the group without its operations. */
+  dm_mesh *copy = NULL, *freed = NULL;
+  OK(dm_clone(mesh, &copy));
+  freed = copy;
+  OK(dm_group_start(copy));
+  OK(dm_send(copy, NULL, &one, 1, DM_FLOAT32, 1 - me, NULL));
+  dm_free(copy);
+  GIVES(DM_STATUS_INVALID_HANDLE, dm_recv(freed, NULL, &got, 1, DM_FLOAT32, 1 - me, NULL));
+  GIVES(DM_STATUS_INVALID_HANDLE, dm_group_end(freed));
+  GIVES(DM_STATUS_CCL, dm_group_end(mesh));
+  sums(mesh);
+
+  /* In an inner group it fails the whole group. */
+  OK(dm_group_start(mesh));
+  OK(dm_send(mesh, NULL, &one, 1, DM_FLOAT32, 1 - me, NULL));
+  OK(dm_group_start(mesh));
+  GIVES(DM_STATUS_INVALID_HANDLE, dm_group_end(freed));
+  FAILS(DM_STATUS_INVALID_HANDLE, "is not a live dm_mesh", dm_group_end(mesh));
+  sums(mesh);
+
   /* The error path leaves the group's end out. */
   OK(dm_group_start(mesh));
   /* The other rank may have aborted already. */

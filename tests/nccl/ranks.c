@@ -308,8 +308,65 @@ static void lose(int expected)
 static int ended(int is_whole)
 {
   check_library_threads(0);
-  if (is_whole) CHECK(has_had_thread("dm-abort") && has_had_thread("dm-beside"));
+  if (is_whole) CHECK(has_had_thread("dm-abort") && has_had_thread("dm-background"));
   return finish();
+}
+
+static void *sum_on_a_thread(void *mesh)
+{
+  CHECK(sum_along(mesh, "tp") == 2);
+  return NULL;
+}
+
+/* Groups in which dm_abort finds its own thread: one without operations, which it ends, and one with an operation, which NCCL cannot end. */
+static void left_group(void)
+{
+  dm_mesh *first = made(kCube, 3, kNames), *second = NULL, *third = NULL;
+  float mine = 1, sum = 0;
+  pthread_t thread;
+  OK(dm_group_start(first));
+  note("empty group");
+  OK(dm_abort(first));
+  note("second");
+  second = made(kCube, 3, kNames);
+  CHECK(sum_along(second, "tp") == 2);
+
+  OK(dm_group_start(second));
+  /* The other ranks may have aborted already. */
+  if (dm_all_reduce(second, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL) != DM_STATUS_OK) CHECK(dm_last_error()[0] != 0);
+  note("full group");
+  OK(dm_abort(second));
+  GIVES(DM_STATUS_ABORTED, dm_group_end(second));
+  third = made(kCube, 3, kNames);
+  FAILS(DM_STATUS_ABORTED, "call from another thread", dm_all_reduce(third, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  FAILS(DM_STATUS_ABORTED, "call from another thread", dm_group_start(third));
+  CHECK(pthread_create(&thread, NULL, sum_on_a_thread, third) == 0 && pthread_join(thread, NULL) == 0);
+  OK(dm_finalize(third));
+  note("after");
+  dm_free(first);
+  dm_free(second);
+  dm_free(third);
+}
+
+static void *many_sums(void *mesh)
+{
+  for (int round = 0; round < 100; ++round) CHECK(sum_along(mesh, "tp") == 2);
+  return NULL;
+}
+
+/* Two threads, each with a mesh of its own, on one communicator that both meshes share. */
+static void gate(void)
+{
+  dm_mesh *first = made(kCube, 3, kNames), *second = made(kCube, 3, kNames);
+  pthread_t thread;
+  CHECK(comm_of(first, "tp") == comm_of(second, "tp"));
+  CHECK(pthread_create(&thread, NULL, many_sums, first) == 0);
+  many_sums(second);
+  CHECK(pthread_join(thread, NULL) == 0);
+  OK(dm_finalize(first));
+  OK(dm_finalize(second));
+  dm_free(first);
+  dm_free(second);
 }
 
 int main(int count, char **arguments)
@@ -318,6 +375,8 @@ int main(int count, char **arguments)
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   join.timeout_ms = 30000;
   join.ccl_library = getenv("RECORDER");
+  if (strcmp(what, "left group") == 0) left_group();
+  if (strcmp(what, "gate") == 0) gate();
   if (strcmp(what, "current") == 0) choose_device(7 - atoi(getenv("RANK")));
   const double began = seconds_now();
   const dm_status joined = dm_world_init("cuda", &join, &world);

@@ -27,6 +27,7 @@ struct ncclComm {
   struct ncclComm *child; /* of a split under way */
   ncclComm_t *place;      /* where that goes */
   int shrinking;
+  int inside; /* threads in an operation on it */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -437,7 +438,10 @@ static void runs_on(const char *operation, cudaStream_t stream)
       return ncclInProgress; \
     } \
     runs_on(#name, stream); \
-    return REAL(name) arguments; \
+    if (__atomic_fetch_add(&comm->inside, 1, __ATOMIC_SEQ_CST) > 0) note("BUSY " #name " c%d: another thread is inside", comm->number); \
+    code = REAL(name) arguments; \
+    __atomic_fetch_sub(&comm->inside, 1, __ATOMIC_SEQ_CST); \
+    return code; \
   }
 
 OPERATION(ncclAllReduce, (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream),
@@ -462,5 +466,6 @@ ncclResult_t ncclGroupStart(void)
 
 ncclResult_t ncclGroupEnd(void)
 {
+  note("group end");
   return REAL(ncclGroupEnd)();
 }

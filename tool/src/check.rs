@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devicemesh::ccl;
-use devicemesh::comm::{Buffer, DimOptions, Domain, DomainOptions, Memory, MeshOptions, RootComms, View};
+use devicemesh::comm::{Buffer, DimOptions, Memory, MeshOptions, RootComms, View, World, WorldOptions};
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::printable::printable;
@@ -150,9 +150,9 @@ fn advice(error: &Error) -> &'static str {
 fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progress: Progress) -> Result<u8> {
     progress.expect(steps(options, &planned)?);
     progress.step("joining the world");
-    let joining = DomainOptions::new(JoinOptions::default().timeout(clock.limit() - clock.limit() / 20));
+    let joining = WorldOptions::new(JoinOptions::default().timeout(clock.limit() - clock.limit() / 20));
     let joining = library::options_with(joining, options.library.as_deref());
-    let domain = Arc::new(Domain::join(device_type, &joining)?);
+    let domain = Arc::new(World::join(device_type, &joining)?);
     let team = Team::new(Arc::clone(&domain), clock, progress)?;
     team.step_in_detail("comparing the command lines", &options.agreed(), |_| Ok(()))?;
     team.progress.step("making the mesh");
@@ -309,8 +309,8 @@ impl Checked<'_> {
         let subject = Subject {
             mesh: whole.mesh().describe(),
             library: whole.library()?,
-            device_type: team.domain().world().device_type(),
-            launcher: team.domain().world().launcher(),
+            device_type: team.domain().rendezvous().device_type(),
+            launcher: team.domain().rendezvous().launcher(),
             hosts: &team.hosts,
             dimensions: &dimensions,
             collectives: &collectives,

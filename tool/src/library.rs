@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use devicemesh::ccl::{Library, named_or_usual};
-use devicemesh::comm::DomainOptions;
+use devicemesh::comm::WorldOptions;
 use devicemesh::error::Result;
 
 /// The library for device type cuda: the one that is named, else the one that the crate finds.
@@ -18,7 +18,7 @@ pub fn for_cuda(named: Option<&str>) -> Result<Arc<Library>> {
 }
 
 /// The options of a world with the library that is named.
-pub fn options_with(options: DomainOptions, named: Option<&str>) -> DomainOptions {
+pub fn options_with(options: WorldOptions, named: Option<&str>) -> WorldOptions {
     match named {
         // SAFETY: whoever starts the tool vouches for the library.
         Some(library) => unsafe { options.library(library) },

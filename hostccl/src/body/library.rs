@@ -1,7 +1,7 @@
 //! The functions that are neither about making a communicator nor about moving data: version,
 //! errors, groups, operators, memory.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::arguments::{check_out, data_type};
 use crate::call_name::{NAME_BYTES, Name};
@@ -53,6 +53,15 @@ pub(crate) unsafe fn ncclGroupStart() -> Result<ncclResult_t> {
 
 pub(crate) unsafe fn ncclGroupEnd() -> Result<ncclResult_t> {
     group::end()
+}
+
+pub(crate) unsafe fn hostcclGroupFail(why: *const c_char) -> Result<ncclResult_t> {
+    if why.is_null() {
+        return Err(Error::argument("why is NULL"));
+    }
+    // SAFETY: not NULL, and a C string by the caller's contract.
+    group::fail(Error::usage(unsafe { CStr::from_ptr(why) }.to_string_lossy()));
+    Ok(ncclSuccess)
 }
 
 pub(crate) unsafe fn ncclRedOpCreatePreMulSum(

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use devicemesh::comm::Domain;
+use devicemesh::comm::World;
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::printable::printable;
 use devicemesh::rendezvous::Round;
@@ -69,7 +69,7 @@ impl Clock {
 
 /// The ranks of the check.
 pub struct Team {
-    domain: Arc<Domain>,
+    domain: Arc<World>,
     /// The host of each rank.
     pub hosts: Vec<String>,
     pub clock: Clock,
@@ -78,22 +78,22 @@ pub struct Team {
 
 impl Team {
     /// Learns the hosts of all ranks. **Collective over the world.**
-    pub fn new(domain: Arc<Domain>, clock: Clock, progress: Progress) -> Result<Team> {
+    pub fn new(domain: Arc<World>, clock: Clock, progress: Progress) -> Result<Team> {
         let hosts = domain.locations(None)?;
         let hosts = hosts.iter().map(|host| printable(host).into_owned()).collect();
         Ok(Team { domain, hosts, clock, progress })
     }
 
-    pub fn domain(&self) -> &Arc<Domain> {
+    pub fn domain(&self) -> &Arc<World> {
         &self.domain
     }
 
     pub fn rank(&self) -> usize {
-        self.domain.world().rank()
+        self.domain.rank()
     }
 
     pub fn size(&self) -> usize {
-        self.domain.world().size()
+        self.domain.size()
     }
 
     pub fn host(&self) -> &str {
@@ -116,7 +116,7 @@ impl Team {
         self.clock.note(what);
         self.progress.step(what);
         let wait = self.wait();
-        let round = self.domain.world().scope()?.agree_in_detail(what, detail, &wait)?;
+        let round = self.domain.rendezvous().scope()?.agree_in_detail(what, detail, &wait)?;
         let exchange = Exchange { team: self, round: &round, wait: &wait, asked: Cell::new(Instant::now()) };
         // The verdict of the step names the rank that failed.
         let outcome = work(&exchange).map_err(|error| error.within(&format!("on {}", self.host())));

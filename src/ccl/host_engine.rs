@@ -1,0 +1,71 @@
+//! The extensions of the host engine. In other libraries these calls do nothing.
+
+use std::ffi::{CString, c_int};
+use std::time::Duration;
+
+use super::call_name::CallName;
+use super::functions::RawComm;
+use super::library::Library;
+use super::types::result;
+use crate::error::Result;
+
+impl Library {
+    /// Names the calling thread's next operation or split.
+    #[inline]
+    pub(crate) fn name_next_call(&self, name: &CallName) {
+        if let Some(set) = self.functions.host_next_call_name {
+            // SAFETY: the text has 32 bytes.
+            unsafe { set(name.tag(), name.text()) };
+        }
+    }
+
+    /// The rank of the communicator that the host engine found dead. `None` when no such rank is known, and in other libraries.
+    pub(crate) fn lost_rank(&self, comm: RawComm) -> Option<usize> {
+        let mut rank = -1;
+        // SAFETY: the communicator is live, the out-parameter valid.
+        let code = unsafe { (self.functions.host_lost_rank?)(comm, &mut rank) };
+        if code == result::SUCCESS { usize::try_from(rank).ok() } else { None }
+    }
+
+    /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at least one. The limit holds for the making of the communicator too.
+    pub(crate) fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {
+        let millis = i64::try_from(millis.max(1)).unwrap_or(i64::MAX);
+        match self.functions.host_set_timeout {
+            // SAFETY: the communicator is live.
+            Some(set) => self.check("hostcclCommSetTimeout", comm, unsafe { set(comm, millis) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Sets the numbers by which the host engine's messages call the ranks of this communicator, one for each rank.
+    pub fn set_names(&self, comm: RawComm, names: &[i32]) -> Result<()> {
+        match (self.functions.host_set_names, c_int::try_from(names.len())) {
+            (Some(set), Ok(count)) => {
+                // SAFETY: the communicator is live, and there are as many names as it says.
+                let code = unsafe { set(comm, names.as_ptr(), count) };
+                self.check("hostcclCommSetNames", comm, code)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Says that this rank is inside `call` and makes no more collectives on this communicator. When another rank waits in one, the host engine ends the communicator. Fails when the communicator was ended so, or has failed before.
+    pub fn refuse(&self, comm: RawComm, call: &str) -> Result<()> {
+        let Some(refuse) = self.functions.host_refuse else { return Ok(()) };
+        let text = CString::new(call.replace('\0', "")).unwrap_or_default();
+        // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the text
+        // outlives the call.
+        self.check(call, comm, unsafe { refuse(comm, text.as_ptr()) })
+    }
+
+    /// Lets `pause` pass between two polls of a communicator. On the host engine it returns as soon as nothing is in progress on the communicator, and after two milliseconds at the latest, whatever `pause` is. So a deadline may be overrun by two milliseconds.
+    pub(crate) fn rest(&self, comm: RawComm, pause: Duration) {
+        let mut state = result::SUCCESS;
+        // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the
+        // out-parameter is valid.
+        match self.functions.host_wait.map(|wait| unsafe { wait(comm, 2, &mut state) }) {
+            Some(result::SUCCESS) => {}
+            _ => std::thread::sleep(pause),
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! What a collective call is here, from its turn to its end.
+//!
+//! Making a mesh, flatten, unflatten, reshape, a range, the first use of a lazy communicator,
+//! finalize and shrink are collective calls. Each of them goes through these steps, and this file
+//! alone knows them:
+//!
+//! 1. The calling thread waits for its turn, because the calls of one world happen one after
+//!    another on each rank.
+//! 2. It checks that the mesh, or the world, is still alive: another thread may have ended it
+//!    meanwhile.
+//! 3. The ranks agree that all of them make this same call. Nobody enters a communicator library
+//!    before that.
+//! 4. The work of the call runs. It runs on a thread of its own when the calling thread has an open
+//!    group, because inside a group a library would put the work off.
+//! 5. A rank whose work failed reports its failure to the others.
+//! 6. A second verdict ends the call: either the work of every rank is done, or every rank gets the
+//!    first failure.
+//! 7. What the work made is kept, or it is undone from the call's log. Other threads do not see a
+//!    communicator before it is kept.
+//!
+//! The caller hands in what differs between calls: who takes part (a scope), the text that all
+//! ranks must agree on, and the work.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::communicator::Communicator;
+use super::groups::outside_groups;
+use super::polling::millis;
+use super::root::RootComms;
+use super::world::{Turn, World};
+use crate::ccl::RawComm;
+use crate::error::{Error, Result, Status};
+use crate::layout::Dim;
+use crate::mesh::Mesh;
+use crate::rendezvous::{Round, Scope};
+use crate::wait::Wait;
+
+/// A collective call whose turn it is, before the ranks have agreed on it.
+pub(super) struct Call<'a> {
+    world: &'a World,
+    /// The mesh that must be alive; `None` where the call needs the world alone.
+    mesh: Option<&'a RootComms>,
+    /// How long the call may take, and what ends it early.
+    wait: Wait,
+    /// Keeps other threads from making a collective call of this world.
+    turn: Turn<'a>,
+}
+
+/// A collective call that all its ranks make.
+pub(super) struct AgreedCall<'a> {
+    call: Call<'a>,
+    round: Round,
+}
+
+/// What the work of a call is given.
+pub(super) struct Work<'a> {
+    /// The other ranks of the call.
+    pub(super) peers: Peers<'a>,
+    /// Notes what the work makes.
+    pub(super) log: Log,
+}
+
+impl<'a> Call<'a> {
+    /// Waits for the turn, and checks that the mesh (or where there is none yet, the world) is
+    /// alive.
+    pub(super) fn begin(world: &'a World, mesh: Option<&'a RootComms>, wait: Wait) -> Result<Call<'a>> {
+        let turn = world.take_turn(&wait)?;
+        let call = Call { world, mesh, wait, turn };
+        call.alive()?;
+        Ok(call)
+    }
+
+    /// Agrees with the other ranks of `scope` that all of them make the call `text`.
+    pub(super) fn agree(self, scope: &Scope, text: &str) -> Result<AgreedCall<'a>> {
+        let round = self.wait.outcome(scope.agree(text, &self.wait))?;
+        Ok(AgreedCall { call: self, round })
+    }
+
+    /// As [`agree`](Call::agree), where the ranks also agree on which of the offered communicators
+    /// all of them share.
+    pub(super) fn agree_to_share(
+        self,
+        scope: &Scope,
+        text: &str,
+        offers: &[Option<String>],
+    ) -> Result<(AgreedCall<'a>, Vec<bool>)> {
+        let (round, shared) = self.wait.outcome(scope.agree_to_share(text, offers, &self.wait))?;
+        Ok((AgreedCall { call: self, round }, shared))
+    }
+
+    fn alive(&self) -> Result<()> {
+        match self.mesh {
+            Some(mesh) => mesh.alive(),
+            None => self.world.alive(),
+        }
+    }
+}
+
+impl<'a> AgreedCall<'a> {
+    /// The number of the call in its scope, equal on all ranks.
+    pub(super) fn number(&self) -> u64 {
+        self.round.number()
+    }
+
+    /// Whether all ranks of `scope` say the same `detail`. The call goes on either way.
+    pub(super) fn all_say(&self, scope: &Scope, text: &str, detail: &str) -> Result<bool> {
+        let wait = &self.call.wait;
+        match wait.outcome(scope.agree_in_detail(text, detail, wait)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.status() == Status::Mismatch => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs the work and ends the call. When any rank fails, every rank gets the first failure and
+    /// keeps nothing of what the call made.
+    pub(super) fn run<T: Send>(self, work: impl FnOnce(&mut Work<'_>) -> Result<T> + Send) -> Result<T> {
+        let AgreedCall { call, round } = self;
+        let library = call.world.library()?;
+        outside_groups(library, move || {
+            let peers = Peers { round: Some(&round), wait: &call.wait };
+            let mut here = Work { peers, log: Log::default() };
+            let done = work(&mut here).inspect_err(|error| peers.tell(error));
+            let log = here.log;
+            let agreed = verdict_for_all(done, round.finish(&call.wait));
+            let kept = log.keep_or_undo(agreed, call.world, || call.alive());
+            let outcome = call.wait.outcome(kept);
+            drop(call.turn);
+            outcome
+        })
+    }
+}
+
+/// Runs work that makes something of this rank alone. There is nobody to agree with, and so no turn
+/// to wait for.
+pub(super) fn run_alone<T>(
+    world: &World,
+    mesh: &RootComms,
+    wait: &Wait,
+    work: impl FnOnce(&mut Work<'_>) -> Result<T>,
+) -> Result<T> {
+    let mut here = Work { peers: Peers::none(wait), log: Log::default() };
+    let done = work(&mut here);
+    here.log.keep_or_undo(done, world, || mesh.alive())
+}
+
+/// How an agreed call ended on this rank. All ranks say what its verdict says, which is the first
+/// failure of any of them, because what this rank met itself may follow from that failure. This
+/// rank's own word counts where it was aborted, where the verdict could not be learnt, and where
+/// all ranks were late: it says for whom this rank waited.
+fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
+    match (mine, verdict) {
+        (Ok(value), verdict) => verdict.map(|()| value),
+        (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
+            (Status::Aborted, _) | (_, Status::Aborted | Status::Store) | (Status::Timeout, Status::Timeout) => mine,
+            _ => verdict,
+        }),
+        (Err(mine), Ok(())) => Err(mine),
+    }
+}
+
+/// The other ranks of a call while its work runs.
+#[derive(Clone, Copy)]
+pub(super) struct Peers<'a> {
+    /// Where the ranks exchange what they need; `None` where no other rank takes part.
+    round: Option<&'a Round>,
+    wait: &'a Wait,
+}
+
+impl<'a> Peers<'a> {
+    /// No other ranks.
+    pub(super) fn none(wait: &'a Wait) -> Peers<'a> {
+        Peers { round: None, wait }
+    }
+
+    /// How long the call may take, and what ends it early.
+    pub(super) fn wait(&self) -> &'a Wait {
+        self.wait
+    }
+
+    /// Where the ranks of the call exchange values.
+    pub(super) fn round(&self) -> Option<&'a Round> {
+        self.round
+    }
+
+    /// The name of `part` of what the call makes: equal on all its ranks, and different from the
+    /// name of everything else.
+    pub(super) fn name_of(&self, part: &str) -> Option<String> {
+        self.round.map(|round| format!("{}/{part}", round.name()))
+    }
+
+    /// Tells the other ranks that this one failed. To them, a rank that was aborted is lost.
+    pub(super) fn tell(&self, error: &Error) {
+        let Some(round) = self.round else { return };
+        match error.status() {
+            Status::Aborted => {
+                round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message())), self.wait)
+            }
+            _ => round.fail(error, self.wait),
+        }
+    }
+
+    /// Tells the other ranks why this rank is about to abort a communicator. Otherwise they would
+    /// take the abort for the reason.
+    pub(super) fn tell_before_abort(&self, error: &Error) {
+        if matches!(error.status(), Status::PeerLost | Status::Ccl) {
+            self.tell(error);
+        }
+    }
+
+    /// Fails when another rank has reported a failure by now.
+    pub(super) fn check(&self) -> Result<()> {
+        let Some(round) = self.round else { return Ok(()) };
+        match round.failed(self.wait) {
+            Ok(Some(failure)) => Err(failure),
+            // A store that does not answer is no reason to give up the work: the deadline is the
+            // same.
+            Err(error) if error.status() != Status::Timeout => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Agrees with the ranks of a smaller `scope`, inside a call of the whole world, on which of
+    /// the offered communicators they share.
+    pub(super) fn agree_to_share(&self, scope: &Scope, text: &str, offers: &[Option<String>]) -> Result<Vec<bool>> {
+        scope.agree_to_share(text, offers, self.wait).map(|(_, shared)| shared)
+    }
+}
+
+/// What a call has changed on this rank, in order, so that a call which fails on any rank is
+/// undone.
+#[derive(Default)]
+pub(super) struct Log {
+    changes: Vec<Change>,
+}
+
+enum Change {
+    /// `root` has got `range`.
+    Range { root: Arc<RootComms>, range: Arc<RootComms> },
+    /// `root` splits from another communicator than before.
+    Parent { root: Arc<RootComms> },
+    /// A dimension of `root` has got `communicator`.
+    Dim { root: Arc<RootComms>, communicator: Arc<Communicator> },
+    /// `communicator` was made: `raw`, or NULL where only other ranks have a part in it.
+    Made { communicator: Arc<Communicator>, raw: RawComm, timeout: Duration, is_published: bool },
+}
+
+impl Log {
+    /// Adds a range of some ranks of `root`, which gets its communicators in call number `call`.
+    pub(super) fn add_range(&mut self, root: &Arc<RootComms>, range: &Mesh, call: u64) -> Result<Arc<RootComms>> {
+        let range = root.add_range(range, call)?;
+        self.changes.push(Change::Range { root: Arc::clone(root), range: Arc::clone(&range) });
+        Ok(range)
+    }
+
+    /// Makes `parent` the communicator from which `root` splits others.
+    pub(super) fn set_parent(&mut self, root: &Arc<RootComms>, parent: &Arc<Communicator>) {
+        if root.set_parent(parent) {
+            self.changes.push(Change::Parent { root: Arc::clone(root) });
+        }
+    }
+
+    /// Gives a dimension of `root` its communicator, made or still to be made.
+    pub(super) fn add_dim(&mut self, root: &Arc<RootComms>, name: &str, dim: &Dim, communicator: &Arc<Communicator>) {
+        root.add_dim(name, dim, communicator);
+        self.changes.push(Change::Dim { root: Arc::clone(root), communicator: Arc::clone(communicator) });
+    }
+
+    /// Notes that the library has made `communicator`; `raw` is NULL where only other ranks have a
+    /// part in it. When the call is kept, everybody can use the communicator, and calls on it wait
+    /// for their peers for at most `timeout`.
+    pub(super) fn made(&mut self, communicator: &Arc<Communicator>, raw: RawComm, timeout: Duration) {
+        let communicator = Arc::clone(communicator);
+        self.changes.push(Change::Made { communicator, raw, timeout, is_published: false });
+    }
+
+    /// Ends the log of a call that went as `outcome` says.
+    fn keep_or_undo<T>(mut self, outcome: Result<T>, world: &World, alive: impl FnOnce() -> Result<()>) -> Result<T> {
+        let outcome = outcome.and_then(|value| {
+            if !self.changes.is_empty() {
+                self.publish(world)?;
+                // An abort that came after the last wait has not seen what was made.
+                alive()?;
+            }
+            Ok(value)
+        });
+        match &outcome {
+            Ok(_) => self.drop_replaced(),
+            Err(_) => self.undo(),
+        }
+        world.comms().end_abandoned();
+        outcome
+    }
+
+    /// Lets everybody use the communicators that were made.
+    fn publish(&mut self, world: &World) -> Result<()> {
+        for change in &mut self.changes {
+            let Change::Made { communicator, raw, timeout, is_published } = change else { continue };
+            *is_published = true;
+            if raw.is_null() {
+                communicator.set_absent();
+                continue;
+            }
+            communicator.set_ready(*raw)?;
+            world.comms().add_living(communicator);
+            communicator.set_timeout(millis(*timeout))?;
+        }
+        Ok(())
+    }
+
+    fn drop_replaced(&self) {
+        for change in &self.changes {
+            if let Change::Dim { root, .. } = change {
+                root.drop_replaced();
+            }
+        }
+    }
+
+    /// Undoes the changes, the last one first.
+    fn undo(&mut self) {
+        for change in self.changes.drain(..).rev() {
+            match change {
+                Change::Range { root, range } => root.remove_range(&range),
+                Change::Parent { root } => root.remove_parent(),
+                // When no other mesh uses it, it ends; else it stays planned.
+                Change::Dim { root, communicator } => root.remove_dim(&communicator),
+                Change::Made { communicator, is_published: true, .. } => communicator.unmake(),
+                Change::Made { communicator, raw, .. } if !raw.is_null() => drop(communicator.library().abort(raw)),
+                Change::Made { .. } => {}
+            }
+        }
+    }
+}

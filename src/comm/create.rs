@@ -1,0 +1,160 @@
+//! Root meshes: one with communicators of its own, and one over communicators that exist.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::call::Call;
+use super::communicator::Communicator;
+use super::dims::{SharedComms, WantedDims, make_dims};
+use super::names::ranks_text;
+use super::options::MeshOptions;
+use super::root::{RootComms, RootSpec};
+use super::world::{EndsWithWorld, World};
+use crate::ccl::{Library, RawComm};
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::wait::Deadline;
+
+impl RootComms {
+    /// A mesh with its communicators. **Collective over the world** (also for ranks outside the
+    /// mesh).
+    pub fn create(world: &Arc<World>, mesh: Mesh, options: &MeshOptions) -> Result<Arc<RootComms>> {
+        RootComms::create_by(world, mesh, options, None)
+    }
+
+    /// As [`create`](RootComms::create), where part of the call's time may be over: the call ends
+    /// at `deadline`, if there is one.
+    pub fn create_by(
+        world: &Arc<World>,
+        mesh: Mesh,
+        options: &MeshOptions,
+        deadline: Option<Deadline>,
+    ) -> Result<Arc<RootComms>> {
+        world.alive()?;
+        let timeout = options.timeout.unwrap_or(world.rendezvous().timeout());
+        let spec = RootSpec {
+            world: Some(Arc::clone(world)),
+            library: None,
+            mesh,
+            id: String::new(),
+            is_lazy: options.lazy,
+            timeout,
+            outer: None,
+        };
+        if world.rendezvous().is_offline() {
+            return RootComms::new(spec);
+        }
+        let mesh = &spec.mesh;
+        let text = format!("dm_init({}{})", call_text(mesh), options.agreed());
+        let wanted = WantedDims::all_of(mesh, |index| options.dim(index));
+        let is_whole_world = mesh.root_size() == world.size();
+        let wait = world.wait(timeout);
+        let wait = deadline.map_or_else(|| wait.clone(), |deadline| wait.with_deadline(deadline));
+
+        let scope = world.rendezvous().scope()?;
+        let call = Call::begin(world, None, wait)?;
+        let (call, shared) = match is_whole_world {
+            true => SharedComms::candidates_of_new(world, &wanted)?.agree(call, scope, &text)?,
+            // Ranks outside the mesh do not know what its ranks share. Its ranks agree on that
+            // among themselves, below.
+            false => (call.agree(scope, &text)?, SharedComms::none(&wanted)),
+        };
+        let library = Arc::clone(world.library()?);
+        let root = RootComms::new(RootSpec { id: format!("mesh{}", call.number()), library: Some(library), ..spec })?;
+        world.register(as_weak(&root));
+        call.run(|work| match root.scope() {
+            None => Ok(()),
+            Some(_) if is_whole_world => make_dims(work, &root, &root, &wanted, &shared),
+            Some(scope) => {
+                let shared = SharedComms::candidates(&root, None, &wanted).agree_inside(work.peers, scope, &text)?;
+                make_dims(work, &root, &root, &wanted, &shared)
+            }
+        })?;
+        Ok(root)
+    }
+
+    /// A root mesh over communicators that exist. Local.
+    ///
+    /// # Safety
+    /// `comms` are live communicators of `library`, one for each dimension. They stay live until
+    /// the mesh is finalized or aborted. With `is_owned` nobody else destroys or aborts them;
+    /// without it nobody does so while a call of this mesh is in progress.
+    pub unsafe fn adopt(
+        world: Option<Arc<World>>,
+        library: Arc<Library>,
+        mesh: Mesh,
+        comms: &[RawComm],
+        is_owned: bool,
+        timeout: Duration,
+    ) -> Result<Arc<RootComms>> {
+        if let Some(world) = &world {
+            world.alive()?;
+        }
+        let mut adopted: Vec<Arc<Communicator>> = Vec::new();
+        for (index, raw) in comms.iter().enumerate() {
+            let (size, rank) = library.size_and_rank(*raw)?;
+            let (name, wanted) = (mesh.dim_name(index), mesh.dim_size(index));
+            let coordinate = mesh.local_rank(index)?;
+            if (size, rank) != (wanted, coordinate) {
+                return Err(Error::invalid(format!(
+                    "the communicator of dimension {name} has {size} ranks and is rank {rank} here, but the dimension has {wanted} ranks and coordinate {coordinate} here"
+                )));
+            }
+            // A communicator that is given for several dimensions (of size 1) ends once.
+            let known = adopted.iter().find(|known| known.raw() == *raw).cloned();
+            adopted.push(match known {
+                Some(known) => known,
+                None => Arc::new(Communicator::adopted(Arc::clone(&library), mesh.slice(&[name])?, *raw, is_owned)?),
+            });
+        }
+        // Adopting is local. The id is equal on all ranks of the mesh where they adopt the meshes
+        // of these ranks in the same order.
+        let id = world.as_ref().map(|world| world.next_adopted(&mesh.root_ranks())).unwrap_or_default();
+        let root =
+            RootComms::new(RootSpec { world, library: Some(library), mesh, id, is_lazy: false, timeout, outer: None })?;
+        for (index, communicator) in adopted.iter().enumerate() {
+            if !root.id().is_empty() {
+                communicator.set_agreed_name(format!("{}/{index}", root.id()));
+            }
+            root.add_dim(root.mesh().dim_name(index), root.mesh().dim_layout(index), communicator);
+        }
+        if let Some(world) = root.world() {
+            world.register(as_weak(&root));
+            root.alive()?;
+        }
+        Ok(root)
+    }
+}
+
+/// The position of this process in a mesh of that shape that joins no world: the position of the
+/// coordinate that its communicators say.
+pub(crate) fn adopted_position(whole: &Mesh, library: &Library, comms: &[RawComm]) -> Result<usize> {
+    let mut position = 0;
+    for (index, comm) in comms.iter().enumerate() {
+        let (size, (ranks, coordinate)) = (whole.dim_size(index), library.size_and_rank(*comm)?);
+        if ranks != size {
+            return Err(Error::invalid(format!(
+                "the communicator of dimension {} has {ranks} ranks, but the dimension has {size}",
+                whole.dim_name(index)
+            )));
+        }
+        position = position * size + coordinate;
+    }
+    Ok(position)
+}
+
+/// A root mesh as its world notes it.
+pub(super) fn as_weak(root: &Arc<RootComms>) -> std::sync::Weak<dyn EndsWithWorld> {
+    let root: Arc<dyn EndsWithWorld> = Arc::clone(root) as _;
+    Arc::downgrade(&root)
+}
+
+/// What `dm_init` was asked, as all ranks must say it.
+fn call_text(mesh: &Mesh) -> String {
+    let shape: Vec<String> = mesh.shape().iter().map(usize::to_string).collect();
+    let mut text = format!("shape=({}), names=({})", shape.join(", "), mesh.dim_names().join(", "));
+    if let Some(ranks) = mesh.rank_map() {
+        text.push_str(&format!(", ranks={}", ranks_text(ranks.as_slice().unwrap_or_default())));
+    }
+    text
+}

@@ -1,0 +1,107 @@
+//! How a root mesh ends: aborted at once by one rank, or finalized by all ranks together.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::call::{Call, Peers};
+use super::ending::finalize;
+use super::groups::{self, refuse_inside};
+use super::root::{Life, RootComms};
+use crate::error::{Result, Status};
+use crate::wait::{Wait, Watch};
+
+/// How long dm_finalize waits for the other ranks after a communicator has failed, and before it
+/// ends a communicator in which another rank waits in vain.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl RootComms {
+    /// Ends this root on this rank: raises its cancel flag, aborts its communicators, and so wakes
+    /// every call that is blocked in either. Local, from any thread; takes no lock that a blocked
+    /// call holds. Communicators that another root mesh shares end for that root as well. Adopted
+    /// communicators are left to their owner, unless the library was to destroy them.
+    pub fn abort(&self) -> Result<()> {
+        // Shrinking has ended everything but the communicator from which the next one is being
+        // made. If that ended here too, this rank would be lost for the others.
+        if !self.end(Life::Aborted) && self.life() == Life::Shrunk {
+            return Ok(());
+        }
+        self.cancel().raise();
+        let aborted = self.abort_communicators(|_| true);
+        self.library().into_iter().for_each(groups::abandon);
+        aborted
+    }
+
+    /// Waits for the outstanding work of all ranks, and destroys the communicators that no other
+    /// root mesh shares. **Collective over the root**; on a rank outside it, local.
+    pub fn finalize(&self) -> Result<()> {
+        refuse_inside("dm_finalize", self.library())?;
+        if self.scope().is_none() {
+            self.alive()?;
+            self.end(Life::Finalized);
+            return self.destroy(Peers::none(&self.wait(None)));
+        }
+        let text = format!("dm_finalize({})", self.mesh().dim_names().join(", "));
+        let (world, scope) = self.participants(&text)?;
+        Call::begin(world, Some(self), self.wait_to_finalize(&text))?.agree(scope, &text)?.run(|work| {
+            self.end(Life::Finalized);
+            self.destroy(work.peers)
+        })
+    }
+
+    /// A wait for the other ranks' dm_finalize. It ends soon where a communicator has failed,
+    /// because then there is no work to wait for. A rank that waits in a collective for this rank,
+    /// which makes no more of them, is told so.
+    fn wait_to_finalize(&self, call: &str) -> Wait {
+        let (communicators, call, began) = (self.communicators(), call.to_owned(), Instant::now());
+        let working = self.dim_communicators();
+        let failed = Mutex::new(None::<Instant>);
+        let watch: Watch = Arc::new(move || {
+            for communicator in communicators.iter().filter(|communicator| !communicator.raw().is_null()) {
+                // Another mesh that shares it may have calls of its own on other threads.
+                let is_refusing = began.elapsed() > PATIENCE && !communicator.is_shared();
+                let refused = if is_refusing { communicator.refuse_collectives(&call) } else { Ok(()) };
+                let Err(error) = refused.and_then(|()| communicator.poll().map(drop)) else { continue };
+                let others_come = matches!(error.status(), Status::Mismatch | Status::Timeout);
+                // A communicator that is only split from has no work of this root that could have
+                // failed.
+                if others_come && !working.iter().any(|known| Arc::ptr_eq(known, communicator)) {
+                    continue;
+                }
+                let since = *failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
+                if !others_come || since.elapsed() > PATIENCE {
+                    return Err(communicator.earlier_failure().unwrap_or(error));
+                }
+            }
+            Ok(())
+        });
+        Wait { watch: Some(watch), ..self.wait(None) }
+    }
+
+    /// Lets go of every communicator, the last made first, so that children go before the parent
+    /// from which they were split.
+    fn destroy(&self, peers: Peers<'_>) -> Result<()> {
+        let ranges = self.take_ranges();
+        let mut outcome = ranges.iter().rev().map(|range| range.destroy(peers)).fold(Ok(()), Result::and);
+        for (communicator, has_work) in self.take_communicators().into_iter().rev() {
+            let is_last = communicator.drop_user();
+            if let Some(world) = self.world().filter(|_| is_last) {
+                world.comms().forget(&communicator);
+            }
+            let ended = match communicator.has_failed().then(|| communicator.earlier_failure()).flatten() {
+                // The work failed with the communicator, so there is nothing to flush. A
+                // communicator that is only split from has no work.
+                Some(error) => {
+                    if has_work {
+                        peers.tell(&error);
+                    }
+                    let _ = if is_last { communicator.abort() } else { Ok(()) };
+                    if has_work { Err(error) } else { Ok(()) }
+                }
+                None if is_last => finalize(&communicator, peers.wait(), &|error| peers.tell(error)),
+                None => Ok(()),
+            };
+            outcome = outcome.and(ended);
+        }
+        outcome
+    }
+}

@@ -1,0 +1,140 @@
+//! The collective calls that give a view new dimensions: flatten, unflatten, reshape and ranges.
+
+use std::sync::Arc;
+
+use super::call::Call;
+use super::dims::{SharedComms, WantedDims, make_dims};
+use super::options::DimOptions;
+use super::view::View;
+use crate::error::{Error, Result};
+use crate::mesh::Mesh;
+use crate::rendezvous::Scope;
+
+impl View {
+    /// One dimension out of all of this view's, with a communicator. **Collective over the root
+    /// mesh**, but local when this dimension exists under this name already.
+    pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
+        self.root_comms().alive()?;
+        let flat = self.mesh().flatten(name)?;
+        // A dimension under its own name is itself: there is nothing to make, nor a name to make
+        // known.
+        if self.mesh().ndim() == 1 && flat.dim_name(0) == self.mesh().dim_name(0) {
+            return Ok(self.with(flat));
+        }
+        let wanted = WantedDims { view: flat.clone(), dims: vec![(0, options.clone())] };
+        let exists = flat.is_known() && wanted.are_known(self.space());
+        if !(exists || self.root_comms().is_offline()) {
+            let text = format!(
+                "dm_flatten(dims=({}), name={}{})",
+                self.mesh().dim_names().join(", "),
+                flat.dim_name(0),
+                options.agreed_suffix()
+            );
+            self.give_comms(&text, &wanted)?;
+        }
+        flat.publish()?;
+        Ok(self.with(flat))
+    }
+
+    /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root
+    /// mesh**.
+    pub fn unflatten(&self, dim: &str, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
+        self.root_comms().alive()?;
+        let at = self.mesh().dim_index(dim)?;
+        let split = self.mesh().unflatten(dim, sizes, names)?;
+        let call = || format!("dm_unflatten(dims=({}), dim={dim}", self.mesh().dim_names().join(", "));
+        self.replace(call, split, at, sizes, names, options)
+    }
+
+    /// All ranks of this view, row-major, under another shape, each dimension with a communicator.
+    /// **Collective over the root mesh**.
+    pub fn reshape(&self, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
+        self.root_comms().alive()?;
+        let other = self.mesh().reshape(sizes, names)?;
+        let call = || format!("dm_reshape(dims=({})", self.mesh().dim_names().join(", "));
+        self.replace(call, other, 0, sizes, names, options)
+    }
+
+    /// `mesh` with communicators for the new dimensions from index `at`.
+    fn replace(
+        &self,
+        call: impl FnOnce() -> String,
+        mesh: Mesh,
+        at: usize,
+        sizes: &[usize],
+        names: &[&str],
+        options: &[DimOptions],
+    ) -> Result<View> {
+        if !self.root_comms().is_offline() {
+            let dims: Vec<(usize, DimOptions)> =
+                (0..sizes.len()).map(|index| (at + index, options.get(index).cloned().unwrap_or_default())).collect();
+            let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
+            let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+            let text = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
+            self.give_comms(&text, &WantedDims { view: mesh.clone(), dims })?;
+        }
+        Ok(self.with(mesh))
+    }
+
+    /// The view with a dimension restricted to its indices `start`, `start + step` ... (`len` of
+    /// them), and a communicator for what is left of it. **Collective over the root mesh**, also
+    /// for the ranks at the other indices.
+    pub fn slice_range(&self, dim: Option<&str>, start: usize, len: usize, step: usize) -> Result<View> {
+        self.root_comms().alive()?;
+        let (along, index) = self.mesh().along(dim)?;
+        let name = along.dim_name(index);
+        let cut = along.slice_range(name, start, len, step)?;
+        if self.root_comms().is_offline() {
+            return Ok(self.with(cut));
+        }
+        let text = format!(
+            "dm_slice_range(dims=({}), dim={name}, start={start}, len={len}, step={step})",
+            along.dim_names().join(", ")
+        );
+        // A range of all indices is the view itself: there is nothing to make, but all ranks agree
+        // on that.
+        let is_all = cut.same_root(&along);
+        let dims = if is_all { Vec::new() } else { vec![(index, DimOptions::default())] };
+        let wanted = WantedDims { view: cut.clone(), dims };
+        let space = self.space();
+        let (call, scope) = self.begin(&text)?;
+        let known = space.known_range(&cut, index).filter(|_| !is_all);
+        let (call, shared) = SharedComms::candidates(space, known.as_deref(), &wanted).agree(call, scope, &text)?;
+        if is_all {
+            return call.run(|_| Ok(())).map(|()| self.with(cut));
+        }
+        let known = known.filter(|_| shared.has(0));
+        let number = call.number();
+        let made = call.run(|work| {
+            let range = match known {
+                Some(known) => known,
+                None => work.log.add_range(space, &cut, number)?,
+            };
+            make_dims(work, space, &range, &wanted, &shared).map(|()| range)
+        });
+        space.drop_failed_ranges();
+        made.map(|range| View::new(cut, range, Arc::clone(self.root_comms())))
+    }
+
+    /// Gives dimensions of a view of this one's root their communicators. Collective over the root
+    /// mesh.
+    fn give_comms(&self, text: &str, wanted: &WantedDims) -> Result<()> {
+        let space = self.space();
+        let (call, scope) = self.begin(text)?;
+        let (call, shared) = SharedComms::candidates(space, None, wanted).agree(call, scope, text)?;
+        call.run(|work| make_dims(work, space, space, wanted, &shared))
+    }
+
+    /// Begins a collective call of the ranks of this view's root.
+    fn begin(&self, text: &str) -> Result<(Call<'_>, &Scope)> {
+        if !self.mesh().is_member() {
+            return Err(Error::not_member(format!(
+                "{text}: rank {} is not in {}",
+                self.mesh().rank(),
+                self.mesh().describe()
+            )));
+        }
+        let (world, scope) = self.space().participants(text)?;
+        Ok((Call::begin(world, Some(self.space()), self.space().wait_for_peers())?, scope))
+    }
+}

@@ -1,0 +1,208 @@
+//! The communicators of a root mesh: along its dimensions, and the parent from which others are
+//! split.
+
+use std::sync::{Arc, PoisonError};
+
+use super::super::communicator::{Communicator, Held, State};
+use super::super::ending::abort_all;
+use super::super::world::EndsWithWorld;
+use super::{DimComm, Life, RootComms};
+use crate::ccl::CallName;
+use crate::error::{Result, Status};
+use crate::layout::Dim;
+use crate::wait::{Wait, Watch};
+
+/// Its communicators.
+impl RootComms {
+    /// The communicator of a dimension; `None` where none was ever planned.
+    pub(in crate::comm) fn communicator(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
+        self.issued(name, dim).map(|issued| issued.0)
+    }
+
+    /// The communicator of a dimension, with the name under which calls along the dimension are
+    /// issued. Where this root is a range and has no such dimension itself, the outer root may have
+    /// it.
+    pub(in crate::comm) fn issued(&self, name: &str, dim: &Dim) -> Option<(Arc<Communicator>, CallName)> {
+        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
+        let same = |known: &&DimComm| known.dim.pairs() == dim.pairs();
+        // The last one counts, because a communicator is made anew when an earlier one has failed.
+        let of_name = |known: &&DimComm| same(known) && known.name == name;
+        let found = dims.iter().rev().find(of_name).or_else(|| dims.iter().rev().find(same));
+        found.map(|known| (Arc::clone(&known.communicator), known.call)).or_else(|| {
+            let (_, dim) = self.mesh.outer_dim(dim)?;
+            self.outer.upgrade()?.issued(name, &dim)
+        })
+    }
+
+    /// The communicator of a dimension of that layout under that very name; the last one if there
+    /// were several.
+    pub(in crate::comm) fn own_dim(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
+        let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
+        let own = dims.iter().rev().find(|known| known.name == name && known.dim.pairs() == dim.pairs());
+        own.map(|known| Arc::clone(&known.communicator))
+    }
+
+    /// Gives a dimension its communicator.
+    pub(in crate::comm) fn add_dim(&self, name: &str, dim: &Dim, communicator: &Arc<Communicator>) {
+        communicator.add_user();
+        self.dims.write().unwrap_or_else(PoisonError::into_inner).push(DimComm {
+            name: name.to_owned(),
+            dim: dim.clone(),
+            communicator: Held::new(Arc::clone(communicator)),
+            call: CallName::new(&self.id, name, dim.pairs()),
+        });
+    }
+
+    /// Undoes the last [`add_dim`](RootComms::add_dim) of this communicator.
+    pub(in crate::comm) fn remove_dim(&self, communicator: &Arc<Communicator>) {
+        let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
+        let at = dims.iter().rposition(|known| Arc::ptr_eq(&known.communicator, communicator));
+        let removed = at.map(|at| dims.remove(at));
+        drop(dims);
+        if removed.is_some() {
+            self.let_go(communicator);
+        }
+    }
+
+    /// The communicator over all ranks of the root from which others are split, if there is one.
+    pub(in crate::comm) fn own_parent(&self) -> Option<Arc<Communicator>> {
+        self.parent.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|own| Arc::clone(own))
+    }
+
+    /// The communicator over all ranks of the root from which others can be split, where there is
+    /// one already that works.
+    pub(in crate::comm) fn working_parent(&self) -> Option<Arc<Communicator>> {
+        let own = self.own_parent().filter(|own| own.state() == State::Ready && own.is_sound());
+        let (world, library) = self.world.as_ref().zip(self.library.as_ref())?;
+        own.or_else(|| world.comms().find_parent(&self.mesh, library))
+    }
+
+    /// Makes `parent` the communicator from which others are split, in place of one that has
+    /// failed, and lets other roots of the same ranks share it. Returns whether it was another one
+    /// before.
+    pub(in crate::comm) fn set_parent(&self, parent: &Arc<Communicator>) -> bool {
+        let mut own = self.parent.write().unwrap_or_else(PoisonError::into_inner);
+        if own.as_ref().is_some_and(|own| Arc::ptr_eq(own, parent)) {
+            return false;
+        }
+        if let Some((world, library)) = self.world.as_ref().zip(self.library.as_ref()) {
+            world.comms().add_living(parent);
+            world.comms().share_parent(&self.mesh, library, parent);
+        }
+        parent.add_user();
+        let replaced = own.replace(Held::new(Arc::clone(parent)));
+        drop(own);
+        if let Some(replaced) = replaced {
+            self.let_go(&replaced);
+        }
+        true
+    }
+
+    /// Undoes [`set_parent`](RootComms::set_parent).
+    pub(in crate::comm) fn remove_parent(&self) {
+        let removed = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(removed) = removed {
+            self.let_go(&removed);
+        }
+    }
+
+    /// Notes that this root does not use the communicator any more. When this root was the last
+    /// user, the communicator ends.
+    fn let_go(&self, communicator: &Arc<Communicator>) {
+        if communicator.drop_user() {
+            let _ = communicator.abort();
+            if let Some(world) = &self.world {
+                world.comms().forget(communicator);
+            }
+        }
+    }
+
+    /// Lets go of failed communicators whose dimension has a new one under the same name.
+    pub(in crate::comm) fn drop_replaced(&self) {
+        let mut dims = self.dims.write().unwrap_or_else(PoisonError::into_inner);
+        let is_replaced = |at: usize, dims: &[DimComm]| {
+            let same = |later: &DimComm| later.name == dims[at].name && later.dim.pairs() == dims[at].dim.pairs();
+            dims[at + 1..].iter().any(same) && dims[at].communicator.has_failed()
+        };
+        let replaced: Vec<usize> = (0..dims.len()).filter(|at| is_replaced(*at, &dims)).collect();
+        let gone: Vec<DimComm> = replaced.into_iter().rev().map(|at| dims.remove(at)).collect();
+        drop(dims);
+        gone.iter().for_each(|known| self.let_go(&known.communicator));
+    }
+
+    /// Takes all communicators of this root, but not those of its ranges: first the parent, then
+    /// those along its dimensions in the order in which they were made. The flag says whether this
+    /// root makes calls on the communicator; on the parent it makes none.
+    pub(in crate::comm) fn take_communicators(&self) -> Vec<(Held, bool)> {
+        let parent = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
+        let dims = std::mem::take(&mut *self.dims.write().unwrap_or_else(PoisonError::into_inner));
+        let of_dims = dims.into_iter().map(|known| (known.communicator, true));
+        parent.into_iter().map(|parent| (parent, false)).chain(of_dims).collect()
+    }
+
+    /// Every communicator of this root and of its ranges once, in the order in which they were
+    /// made.
+    pub(in crate::comm) fn communicators(&self) -> Vec<Arc<Communicator>> {
+        let mut all = Vec::from_iter(self.own_parent());
+        self.collect_dims(&mut all);
+        all
+    }
+
+    /// The communicators on which this root and its ranges make calls, each once.
+    pub(in crate::comm) fn dim_communicators(&self) -> Vec<Arc<Communicator>> {
+        let mut all = Vec::new();
+        self.collect_dims(&mut all);
+        all
+    }
+
+    fn collect_dims(&self, all: &mut Vec<Arc<Communicator>>) {
+        let mut add = |communicator: &Arc<Communicator>| {
+            if !all.iter().any(|other| Arc::ptr_eq(other, communicator)) {
+                all.push(Arc::clone(communicator));
+            }
+        };
+        self.dims.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|known| add(&known.communicator));
+        self.ranges().iter().flat_map(|range| range.communicators()).for_each(|made| add(&made));
+    }
+
+    /// The communicators that end with this root: all but the one of this rank alone, which serves
+    /// every mesh of the world and never blocks.
+    fn own_communicators(&self) -> Vec<Arc<Communicator>> {
+        let is_single = |communicator: &Arc<Communicator>| {
+            self.world.as_ref().is_some_and(|world| world.comms().is_single(communicator))
+        };
+        self.communicators().into_iter().filter(|communicator| !is_single(communicator)).collect()
+    }
+
+    /// A wait for the root's other ranks. It ends early when a communicator has failed because a
+    /// rank has died or aborted, since that rank does not make the call any more. After other
+    /// failures all ranks still make it.
+    pub(in crate::comm) fn wait_for_peers(&self) -> Wait {
+        let communicators = self.communicators();
+        let watch: Watch = Arc::new(move || {
+            let made = communicators.iter().filter(|communicator| !communicator.raw().is_null());
+            let failures = made.filter_map(|communicator| communicator.poll().err());
+            let mut ends = failures.filter(|error| !matches!(error.status(), Status::Mismatch | Status::Timeout));
+            ends.next().map_or(Ok(()), Err)
+        });
+        Wait { watch: Some(watch), ..self.wait(None) }
+    }
+
+    /// Aborts those communicators of this root and of its ranges.
+    pub(in crate::comm) fn abort_communicators(&self, which: impl Fn(&Arc<Communicator>) -> bool) -> Result<()> {
+        let ended: Vec<_> = self.own_communicators().into_iter().filter(which).collect();
+        let outcome = abort_all(&ended);
+        if let Some(world) = &self.world {
+            ended.iter().for_each(|communicator| world.comms().forget(communicator));
+        }
+        outcome
+    }
+}
+
+impl EndsWithWorld for RootComms {
+    fn end_with_world(&self) -> Vec<Arc<Communicator>> {
+        self.end(Life::Aborted);
+        self.cancel.raise();
+        self.own_communicators()
+    }
+}

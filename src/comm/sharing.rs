@@ -1,0 +1,181 @@
+//! The communicators of one world by the ranks they join: what a further mesh can share, and what
+//! still lives.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hostccl::fork;
+
+use super::communicator::{Communicator, State};
+use super::ending::abort_all;
+use crate::ccl::Library;
+use crate::layout::Dim;
+use crate::mesh::{Mesh, RankMap};
+
+/// Which ranks the communicators along a dimension join: the rank map of the root (or of a range of
+/// it), and the dimension's sizes and strides over that root. Keys that are equal on one rank are
+/// equal on all ranks, because every rank computes them from the same agreed call.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct PartitionKey {
+    /// The number of ranks of the root.
+    root_size: usize,
+    /// Which world rank lies at each position of the root.
+    ranks: RankMap,
+    /// The sizes and strides of the dimension.
+    pairs: Vec<(usize, usize)>,
+    /// Whether the communicator is only split from and never handed out (maker.rs).
+    is_parent: bool,
+}
+
+impl PartitionKey {
+    pub(super) fn of(mesh: &Mesh, dim: &Dim) -> PartitionKey {
+        PartitionKey {
+            root_size: mesh.root_size(),
+            ranks: mesh.rank_map_key().clone(),
+            pairs: dim.pairs().to_vec(),
+            is_parent: false,
+        }
+    }
+
+    /// The key of the communicator over all ranks of `root` from which others are split. Where the
+    /// library has no streams, a communicator that is handed out serves for that as well.
+    fn of_parent(root: &Mesh, library: &Library) -> PartitionKey {
+        PartitionKey { is_parent: library.has_streams(), ..PartitionKey::of(root, &root.whole()) }
+    }
+}
+
+/// The communicators of one world on this rank.
+#[derive(Default)]
+pub(super) struct CommTable {
+    /// The communicators that a further dimension over the same ranks can share.
+    shared: Mutex<HashMap<PartitionKey, Arc<Communicator>>>,
+    /// The communicator that holds this rank alone. It serves every dimension of size 1.
+    single: Mutex<Option<Arc<Communicator>>>,
+    /// Every communicator that was made and has not ended, also where no mesh holds it any more,
+    /// because its raw pointer may be in use.
+    living: Mutex<Vec<Arc<Communicator>>>,
+}
+
+impl CommTable {
+    /// A communicator that dimension `dim` of a view of `mesh` can share. It joins the same ranks,
+    /// and was made for this mesh, or for a mesh of which this one is a range.
+    pub(super) fn find(&self, mesh: &Mesh, dim: &Dim) -> Option<Arc<Communicator>> {
+        let known = self.shared().get(&PartitionKey::of(mesh, dim)).cloned();
+        known.filter(|known| known.is_sound()).or_else(|| {
+            let (outer, dim) = mesh.outer_dim(dim)?;
+            self.find(&outer, &dim)
+        })
+    }
+
+    /// The communicator over all ranks of `root` from which others can be split, if there is one
+    /// that works.
+    pub(super) fn find_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
+        let known = match library.has_streams() {
+            true => self.last_parent(root, library),
+            false => self.find(root, &root.whole()),
+        };
+        known.filter(|known| known.state() == State::Ready && known.is_sound())
+    }
+
+    /// The communicator over all ranks of `root` that was made last for splitting from. It may have
+    /// failed, which shrinking allows.
+    pub(super) fn last_parent(&self, root: &Mesh, library: &Library) -> Option<Arc<Communicator>> {
+        self.shared().get(&PartitionKey::of_parent(root, library)).cloned()
+    }
+
+    /// From now on, dimensions over the same ranks as dimension `dim` of `mesh` can share this
+    /// communicator.
+    pub(super) fn share(&self, mesh: &Mesh, dim: &Dim, communicator: &Arc<Communicator>) {
+        self.shared().insert(PartitionKey::of(mesh, dim), Arc::clone(communicator));
+    }
+
+    /// From now on, root meshes over the same ranks as `root` can split from this communicator.
+    pub(super) fn share_parent(&self, root: &Mesh, library: &Library, communicator: &Arc<Communicator>) {
+        self.shared().insert(PartitionKey::of_parent(root, library), Arc::clone(communicator));
+    }
+
+    /// From now on, the dimensions of this root mesh share no communicator that was made before,
+    /// and are split from none of them.
+    pub(super) fn share_no_more(&self, root: &Mesh) {
+        let mut shared = self.shared();
+        for dim in (0..root.ndim()).map(|index| root.dim_layout(index).clone()).chain([root.whole()]) {
+            for is_parent in [false, true] {
+                shared.remove(&PartitionKey { is_parent, ..PartitionKey::of(root, &dim) });
+            }
+        }
+    }
+
+    /// Forgets what further dimensions could share.
+    pub(super) fn share_nothing(&self) {
+        self.shared().clear();
+    }
+
+    /// The communicator that holds this rank alone. `unmade` makes it when there is none or it has
+    /// failed: no other rank has a part in it, so this rank decides that by itself.
+    pub(super) fn single(&self, unmade: impl FnOnce() -> Communicator) -> Arc<Communicator> {
+        let mut single = lock(&self.single);
+        if let Some(known) = single.as_ref().filter(|known| known.is_sound()) {
+            return Arc::clone(known);
+        }
+        let fresh = Arc::new(unmade());
+        // The world is a user of its own, and the last one to leave.
+        fresh.add_user();
+        Arc::clone(single.insert(fresh))
+    }
+
+    /// Whether `communicator` holds this rank alone and serves every dimension of size 1.
+    pub(super) fn is_single(&self, communicator: &Arc<Communicator>) -> bool {
+        lock(&self.single).as_ref().is_some_and(|single| Arc::ptr_eq(single, communicator))
+    }
+
+    /// Notes a communicator that was made.
+    pub(super) fn add_living(&self, made: &Arc<Communicator>) {
+        let mut living = lock(&self.living);
+        living.retain(|known| !Arc::ptr_eq(known, made));
+        living.push(Arc::clone(made));
+    }
+
+    /// Takes all communicators that have not ended; the caller ends them.
+    pub(super) fn take_living(&self) -> Vec<Arc<Communicator>> {
+        std::mem::take(&mut *lock(&self.living))
+    }
+
+    /// Forgets a communicator that has ended, so that nobody shares it any more.
+    pub(super) fn forget(&self, ended: &Arc<Communicator>) {
+        self.shared().retain(|_, communicator| !Arc::ptr_eq(communicator, ended));
+        lock(&self.living).retain(|communicator| !Arc::ptr_eq(communicator, ended));
+    }
+
+    /// Ends the failed communicators that no root mesh holds any more. Those that have not failed
+    /// stay, because their raw pointers may be in use.
+    pub(super) fn end_abandoned(&self) {
+        let known = lock(&self.living).clone();
+        let abandoned: Vec<_> = known.into_iter().filter(|communicator| communicator.is_abandoned()).collect();
+        // An abort that fails leaves nothing to be done.
+        let _ = abort_all(&abandoned);
+        abandoned.iter().for_each(|communicator| self.forget(communicator));
+    }
+
+    fn shared(&self) -> MutexGuard<'_, HashMap<PartitionKey, Arc<Communicator>>> {
+        lock(&self.shared)
+    }
+}
+
+impl Drop for CommTable {
+    /// Ends the communicator that holds this rank alone when all meshes that used it were
+    /// finalized. Where one of them was only freed, the communicator stays, because its raw pointer
+    /// may be in use.
+    fn drop(&mut self) {
+        let single = self.single.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // A forked child leaves it to its parent. On a library with streams, destroying it may
+        // wait.
+        let ours = single.filter(|single| !fork::is_child() && !single.library().has_streams());
+        if let Some(single) = ours.filter(|single| single.drop_user()) {
+            single.take_to_finalize().map(|raw| single.library().destroy(raw));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

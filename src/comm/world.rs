@@ -1,0 +1,306 @@
+//! A world with its communicators: its library, its communicators, and whose turn it is to make a
+//! collective call.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use super::communicator::Communicator;
+use super::ending::abort_all;
+use super::groups::{self, refuse_inside};
+use super::sharing::CommTable;
+use crate::ccl::{self, Device, Library};
+use crate::digest::Fnv1a;
+use crate::error::{Error, Result};
+use crate::rendezvous::{self, Equipment, JoinOptions};
+use crate::wait::{Cancel, Wait};
+
+/// How a process joins a world.
+#[derive(Default)]
+#[non_exhaustive]
+pub struct WorldOptions {
+    /// Where the ranks meet.
+    pub join: JoinOptions,
+    /// A library with NCCL's C API, instead of the default for the device type. Whoever sets it has
+    /// vouched for the library.
+    pub(crate) library: Option<String>,
+}
+
+impl WorldOptions {
+    /// Options that say where the ranks meet. The rest is the default.
+    pub fn new(join: JoinOptions) -> WorldOptions {
+        WorldOptions { join, library: None }
+    }
+
+    /// Sets a library that has NCCL's C API, by path or SONAME, instead of the default for the
+    /// device type. `python` is the wheel of a Python environment.
+    ///
+    /// # Safety
+    /// As for [`ccl::open`].
+    #[must_use]
+    pub unsafe fn library(mut self, name: impl Into<String>) -> WorldOptions {
+        self.library = Some(name.into());
+        self
+    }
+}
+
+/// A root mesh, as its world sees it when the world is aborted.
+pub(super) trait EndsWithWorld: Send + Sync {
+    /// Marks the root mesh as aborted on this rank, and returns its communicators, which the world
+    /// then aborts.
+    fn end_with_world(&self) -> Vec<Arc<Communicator>>;
+}
+
+/// Something that C callers borrow from a world.
+struct Lent {
+    /// What was asked for. The same question gets the same answer.
+    key: Vec<String>,
+    /// What the callers get.
+    thing: Box<dyn Any + Send + Sync>,
+    /// Owns the memory to which `thing` points.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+/// A world with its communicators.
+pub struct World {
+    /// The communicators of this rank. This field is dropped first, while the world still stands.
+    comms: CommTable,
+    /// Who the ranks are, and where they meet.
+    rendezvous: rendezvous::World,
+    /// The library that makes the communicators; `None` in an offline world.
+    library: Option<Arc<Library>>,
+    /// The device for communicators that are made on threads which have none.
+    device: Option<Device>,
+    /// Whether a thread is inside a collective call of this world.
+    is_in_call: Mutex<bool>,
+    /// Wakes the threads that wait for their turn.
+    turn_over: Condvar,
+    /// How many meshes over existing communicators were made, by their ranks.
+    adopted: Mutex<HashMap<Vec<i32>, u64>>,
+    /// Raised by [`abort`](World::abort). The flags of the root meshes are its children.
+    cancel: Cancel,
+    /// Whether the other ranks were told that this one takes no further part.
+    is_departure_told: AtomicBool,
+    /// The root meshes of this world, which its abort ends.
+    roots: Mutex<Vec<Weak<dyn EndsWithWorld>>>,
+    /// Held while the communicator of this rank alone is made.
+    single_turn: Mutex<()>,
+    /// What C callers borrow for as long as the world lives.
+    lent: Mutex<Vec<Lent>>,
+}
+
+/// The right to make one collective call of the world. Dropping it gives the turn to the next
+/// thread.
+pub(super) struct Turn<'a>(&'a World);
+
+impl World {
+    /// Joins the world of `device_type`. **Collective over the world** unless it is offline.
+    ///
+    /// The library is found, and for cuda a device is chosen, before anybody is waited for. A rank
+    /// that fails in that tells the others.
+    pub fn join(device_type: &str, options: &WorldOptions) -> Result<World> {
+        options.join.cancel.check()?;
+        let prepare = |local_rank, world_size| {
+            if options.join.offline {
+                return Ok(((None, None), None));
+            }
+            // SAFETY: whoever named the library vouches for it.
+            let library = unsafe { ccl::named_or_usual(device_type, options.library.as_deref()) }?;
+            if library.is_host_engine() {
+                return Ok(((Some(library), None), None));
+            }
+            let device = (!library.is_rccl()).then(|| ccl::select_device(local_rank, world_size)).transpose()?;
+            let equipment =
+                Equipment { library: library.release(), device: device.as_ref().and_then(exclusive_device) };
+            Ok(((Some(library), device), Some(equipment)))
+        };
+        let (rendezvous, (library, device)) = rendezvous::World::join_with(device_type, &options.join, prepare)?;
+        Ok(World {
+            comms: CommTable::default(),
+            rendezvous,
+            library,
+            device,
+            is_in_call: Mutex::new(false),
+            turn_over: Condvar::new(),
+            adopted: Mutex::default(),
+            cancel: options.join.cancel.clone(),
+            is_departure_told: AtomicBool::new(false),
+            roots: Mutex::default(),
+            single_turn: Mutex::default(),
+            lent: Mutex::default(),
+        })
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.rendezvous.rank()
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.rendezvous.size()
+    }
+
+    /// This process's place in the job, without communicators.
+    pub fn rendezvous(&self) -> &rendezvous::World {
+        &self.rendezvous
+    }
+
+    /// The library that makes this world's communicators. An offline world has none.
+    pub fn library(&self) -> Result<&Arc<Library>> {
+        self.library.as_ref().ok_or_else(|| {
+            Error::unsupported(
+                "this world was joined with DM_WORLD_OFFLINE: it has layouts and ranks, but no communicators",
+            )
+        })
+    }
+
+    /// Returns when every rank of the world has called it. **Collective over the world**.
+    pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
+        self.alive()?;
+        refuse_inside("dm_world_barrier", self.library.as_ref())?;
+        let wait = self.wait(timeout.unwrap_or(self.rendezvous.timeout()));
+        let _turn = self.take_turn(&wait)?;
+        wait.outcome(self.rendezvous.barrier_by(&wait))
+    }
+
+    /// Where every rank is, by rank. **Collective over the world**.
+    pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
+        self.alive()?;
+        refuse_inside("dm_world_locations", self.library.as_ref())?;
+        let wait = self.wait(self.rendezvous.timeout());
+        let _turn = self.take_turn(&wait)?;
+        wait.outcome(self.rendezvous.locations(mine, &wait))
+    }
+
+    /// Something that callers borrow for as long as the world lives. `make` makes it, with what
+    /// owns its memory, at the first call for `key`. Later calls for the same key return the same
+    /// thing, so repeated calls need no further memory.
+    pub(crate) fn lend<T>(&self, key: &[String], make: impl FnOnce() -> (T, Box<dyn Any + Send + Sync>)) -> T
+    where
+        T: Clone + Any + Send + Sync,
+    {
+        let mut lent = lock(&self.lent);
+        let known = lent.iter().find(|known| known.key == key).and_then(|known| known.thing.downcast_ref::<T>());
+        if let Some(known) = known {
+            return known.clone();
+        }
+        let (thing, owner) = make();
+        lent.push(Lent { key: key.to_vec(), thing: Box::new(thing.clone()), _owner: owner });
+        thing
+    }
+
+    /// Ends this rank's part in the world: every call that is blocked in it, its root meshes, and
+    /// all its communicators. Local, from any thread; takes no lock that a blocked call holds. The
+    /// other ranks learn of it when they wait for this one.
+    pub fn abort(&self) -> Result<()> {
+        self.cancel.raise();
+        let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
+        let mut ended: Vec<_> = roots.iter().flat_map(|root| root.end_with_world()).collect();
+        for made in self.comms.take_living() {
+            if !ended.iter().any(|known| Arc::ptr_eq(known, &made)) {
+                ended.push(made);
+            }
+        }
+        let outcome = abort_all(&ended);
+        self.library.iter().for_each(groups::abandon);
+        self.comms.share_nothing();
+        if !self.is_departure_told.swap(true, Ordering::SeqCst) {
+            self.rendezvous.leave();
+        }
+        outcome
+    }
+
+    pub(super) fn comms(&self) -> &CommTable {
+        &self.comms
+    }
+
+    /// Fails with `DM_STATUS_ABORTED` after [`abort`](World::abort).
+    pub(super) fn alive(&self) -> Result<()> {
+        self.cancel.check()
+    }
+
+    /// A flag for a root mesh, which counts as raised also when the world's flag is.
+    pub(super) fn cancel(&self) -> Cancel {
+        self.cancel.child()
+    }
+
+    /// A wait of at most `timeout`, which the world's abort ends.
+    pub(super) fn wait(&self, timeout: Duration) -> Wait {
+        Wait { cancel: self.cancel(), ..Wait::after(timeout) }
+    }
+
+    /// Notes a root mesh, so that aborting the world ends the root mesh too.
+    pub(super) fn register(&self, root: Weak<dyn EndsWithWorld>) {
+        let mut roots = lock(&self.roots);
+        roots.retain(|known| known.strong_count() > 0);
+        roots.push(root);
+    }
+
+    /// Makes this world's device the calling thread's device, where that thread has none.
+    pub(super) fn select_device(&self) -> Result<()> {
+        self.device.as_ref().map_or(Ok(()), Device::select_unless_chosen)
+    }
+
+    /// Waits for the calling thread's turn to make a collective call, because the calls of one
+    /// world happen one after another.
+    pub(super) fn take_turn(&self, wait: &Wait) -> Result<Turn<'_>> {
+        let mut is_in_call = lock(&self.is_in_call);
+        while *is_in_call {
+            wait.cancel.check()?;
+            if wait.deadline.passed() {
+                return Err(Error::timeout(format!(
+                    "another thread of rank {} was inside a collective call of this world for {} ms",
+                    self.rank(),
+                    wait.deadline.timeout().as_millis()
+                )));
+            }
+            let waited = self.turn_over.wait_timeout(is_in_call, wait.deadline.slice());
+            is_in_call = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *is_in_call = true;
+        Ok(Turn(self))
+    }
+
+    /// Held while the communicator of this rank alone is made. That waits for no other rank, so it
+    /// needs no turn behind calls that do.
+    pub(super) fn single_turn(&self) -> MutexGuard<'_, ()> {
+        lock(&self.single_turn)
+    }
+
+    /// The name of the next mesh over existing communicators of these ranks, equal on all of them.
+    /// No mesh of other ranks has this name.
+    pub(super) fn next_adopted(&self, ranks: &[i32]) -> String {
+        let mut adopted = lock(&self.adopted);
+        let count = adopted.entry(ranks.to_vec()).or_default();
+        *count += 1;
+        let digest = Fnv1a::default().bytes(ranks.iter().flat_map(|rank| rank.to_le_bytes())).value();
+        format!("adopted{count}-{}-{digest:016x}", ranks.len())
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.is_in_call) = false;
+        self.0.turn_over.notify_one();
+    }
+}
+
+/// The device that no other rank may have, by its identity, with its name for messages; `None`
+/// where ranks may share it.
+fn exclusive_device(device: &Device) -> Option<(String, String)> {
+    let name = format!("device {} of {} on this host", device.number, device.count);
+    device.uuid.clone().filter(|_| !may_share_devices()).map(|uuid| (uuid, name))
+}
+
+/// Whether the environment lets NCCL put several ranks on one device.
+fn may_share_devices() -> bool {
+    let is_set = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty() && value != "0");
+    is_set("NCCL_MULTI_RANK_GPU_ENABLE") || is_set("NCCL_HOSTID")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
