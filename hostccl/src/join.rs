@@ -55,13 +55,26 @@ pub(crate) struct Join {
     names: Names,
     aborted: Arc<AtomicBool>,
     comm: Option<Arc<Comm>>,
+    /// Whether the id was given up because this rank could not arrive.
+    gave_up: bool,
     /// The process that made the id: it holds the segment for those still to come.
     creator: Option<Arc<Process>>,
 }
 
 impl Join {
     pub(crate) fn new(source: Source, nranks: u32, rank: u32, name: String, aborted: Arc<AtomicBool>) -> Join {
-        Join { source, nranks, rank, crowd: 0, name, names: Names::default(), aborted, comm: None, creator: None }
+        Join {
+            source,
+            nranks,
+            rank,
+            crowd: 0,
+            name,
+            names: Names::default(),
+            aborted,
+            comm: None,
+            gave_up: false,
+            creator: None,
+        }
     }
 
     /// The same for a communicator made of the ranks `members` of `parent`, in this order.
@@ -120,7 +133,12 @@ impl Operation for Join {
                 if self.aborted.load(Ordering::Acquire) {
                     return Err(Error::aborted());
                 }
-                let comm = self.arrive()?;
+                let comm = self.arrive().inspect_err(|error| {
+                    if let Source::Id(id) = &self.source {
+                        id.give_up(self.rank, error);
+                        self.gave_up = true;
+                    }
+                })?;
                 if let Source::Id(id) = &self.source {
                     if id.creator.pid != std::process::id() {
                         self.creator = Some(Process::watch(id.creator));
@@ -169,8 +187,8 @@ impl Drop for Join {
             }
             None => {}
         }
-        // This rank gives up, maybe before it has come: the id is spent, and nobody must wait for it.
-        if let Source::Id(id) = &self.source {
+        // This rank gives up, maybe before it has arrived: the id is used up, and nobody may wait for this rank.
+        if let (Source::Id(id), false) = (&self.source, self.gave_up) {
             id.close();
         }
     }
