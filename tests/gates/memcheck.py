@@ -4,13 +4,13 @@ library is the one that is shipped."""
 import re
 import shutil
 
-from harness import CC, CXX, PLANTED, STRICT, TARGET, Failure, Skip, fails_with, programs, run
+from harness import CC, CXX, PLANTED, ROOT, STRICT, TARGET, Failure, Skip, fails_with, programs, run
 
 FOLDER = TARGET / "memcheck"
 RELEASE = TARGET / "release"
 # Nothing but what is lost for good: what the library keeps until the process ends (worlds, counters) is reachable.
 VALGRIND = ["valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite",
-            "--num-callers=30"]
+            "--num-callers=30", f"--suppressions={ROOT}/tests/gates/memcheck.supp"]
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
 
 
