@@ -43,7 +43,7 @@ static HOLDER: AtomicU32 = AtomicU32::new(0);
 #[inline]
 pub fn is_child() -> bool {
     // SAFETY: MARK always points to a static word, or to one in a page that is never unmapped.
-    unsafe { (*MARK.load(Ordering::Relaxed)).load(Ordering::Relaxed) == 0 }
+    unsafe { (*MARK.load(Ordering::Acquire)).load(Ordering::Relaxed) == 0 }
 }
 
 /// Why nothing works in a forked child, and what to do.
@@ -161,7 +161,8 @@ fn hold() {
     // SAFETY: it is never unmapped.
     unsafe { (*page).store(1, Ordering::Relaxed) };
     HOLDER.store(std::process::id(), Ordering::Relaxed);
-    MARK.store(page, Ordering::Relaxed);
+    // Whoever reads this address also sees the 1 in the page: a new page holds 0, as in a child.
+    MARK.store(page, Ordering::Release);
 }
 
 /// Counts one thing less. It is called inside a section.

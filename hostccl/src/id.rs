@@ -49,7 +49,7 @@ impl Id {
         };
         let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
         // A creator that joins closes its id then; one that only makes ids for others does so here.
-        open.retain(|_, fd| !segment::is_complete(fd));
+        open.retain(|_, fd| !segment::is_over(fd));
         open.insert(token, fd);
         Ok(id)
     }
@@ -117,6 +117,15 @@ impl Id {
         segment::open(self.creator.pid, self.fd, self.token)
     }
 
+    /// Gives the id up, because rank `rank` of this process cannot join for that reason. If this process made the id, the segment stays open until
+    /// the next id is made, so that ranks that come later read the reason.
+    pub(crate) fn give_up(&self, rank: u32, error: &Error) {
+        let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
+        if open.get(&self.token).is_some_and(|fd| !segment::fail(fd, rank, error)) {
+            open.remove(&self.token);
+        }
+    }
+
     /// Closes the segment's descriptor if this process made the id: from now on the id is used up.
     pub(crate) fn close(&self) {
         open_ids().lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
@@ -182,6 +191,17 @@ mod tests {
         let error = id.open().unwrap_err();
         assert_eq!(error.code(), ncclInvalidUsage);
         assert!(error.message().contains("used up"), "{}", error.message());
+    }
+
+    #[test]
+    fn ranks_that_come_after_its_maker_gave_up_read_why() {
+        let id = Id::create().unwrap();
+        id.give_up(0, &Error::new(ncclSystemError, "no memory"));
+        let error = segment::Segment::map(&id.open().unwrap(), 2, 1).unwrap_err();
+        assert_eq!((error.code(), error.lost()), (ncclSystemError, Some(0)));
+        assert!(error.message().ends_with("no memory"), "{}", error.message());
+        Id::create().unwrap().close();
+        assert!(id.open().unwrap_err().message().contains("used up"), "the next id closes what has failed");
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub(crate) struct Join {
     global_ranks: GlobalRanks,
     aborted: Arc<AtomicBool>,
     comm: Option<Arc<Comm>>,
+    /// Whether the id was given up because this rank could not arrive.
+    gave_up: bool,
     /// The process that made the id: it holds the segment for those still to come.
     creator: Option<Arc<Process>>,
 }
@@ -72,6 +74,7 @@ impl Join {
             global_ranks: GlobalRanks::default(),
             aborted,
             comm: None,
+            gave_up: false,
             creator: None,
         }
     }
@@ -131,7 +134,12 @@ impl Operation for Join {
                 if self.aborted.load(Ordering::Acquire) {
                     return Err(Error::aborted());
                 }
-                let comm = self.arrive()?;
+                let comm = self.arrive().inspect_err(|error| {
+                    if let Source::Id(id) = &self.source {
+                        id.give_up(self.rank, error);
+                        self.gave_up = true;
+                    }
+                })?;
                 if let Source::Id(id) = &self.source {
                     if id.creator.pid != std::process::id() {
                         self.creator = Some(Process::watch(id.creator));
@@ -180,8 +188,8 @@ impl Drop for Join {
             }
             None => {}
         }
-        // This rank gives up, maybe before it has come: the id is spent, and nobody must wait for it.
-        if let Source::Id(id) = &self.source {
+        // This rank gives up, maybe before it has arrived: the id is used up, and nobody may wait for this rank.
+        if let (Source::Id(id), false) = (&self.source, self.gave_up) {
             id.close();
         }
     }

@@ -1,8 +1,9 @@
 //! Messages from one rank to another.
 //!
-//! Each ordered pair of ranks has a ring of bytes with two counters. A message is a header line and its bytes, padded to
-//! whole lines; long ones flow through the ring piece by piece. A send ends when the receiver has taken everything, so that
-//! both sides hear of sizes that disagree, and so that the sender may leave afterwards.
+//! Each ordered pair of ranks has a ring of bytes with two counters. A message is a header line and
+//! its bytes, padded to whole cache lines. A long message flows through the ring piece by piece. A
+//! send ends when the receiver has taken all of it. So both sides learn of sizes that disagree, and
+//! the sender may leave afterwards.
 
 use std::sync::Arc;
 
@@ -16,47 +17,64 @@ use crate::segment::LINE;
 use crate::turn::Pass;
 use crate::types::{DataType, ncclInvalidUsage};
 
+/// The first line of a message in the ring.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Header {
+    /// How many elements the sender sends. The receiver compares it with its own count.
     count: u64,
+    /// The sender's element type, which the receiver compares with its own.
     dtype: i32,
+    /// The name under which the sender sends.
     name: Name,
 }
 
 const _: () = assert!(size_of::<Header>() <= LINE);
 
-/// Which side of a message.
+/// The side of a message on which this rank is, with the caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
+    /// This rank sends from the buffer.
     Send(*const u8),
+    /// This rank receives into the buffer.
     Recv(*mut u8),
 }
 
 /// A send or receive under way.
 pub(crate) struct Message {
+    /// The communicator.
     comm: Arc<Comm>,
+    /// Whether this rank sends or receives, and its buffer.
     side: Side,
+    /// The other rank.
     peer: usize,
+    /// How many elements the caller's buffer has.
     count: usize,
+    /// The element type.
     dtype: DataType,
+    /// The call's turn at its place.
     pass: Pass,
-    /// Whether the header has passed.
+    /// Whether this side has written or read the header.
     opened: bool,
-    /// Where in the ring the message starts, as a value of the head; known to the sender once `opened`.
+    /// Where in the ring the message starts, as a value of the head. The sender sets it when it
+    /// writes the header.
     start: u32,
-    /// The value of the channel's `order` when this receive wrote its name to the channel's `expects`. `None` while it has not.
+    /// The value of the channel's `order` when this receive wrote its name to the channel's
+    /// `expects`. `None` while it has not.
     asked: Option<u32>,
-    /// Bytes of the message that have passed.
+    /// How many bytes of the message this side has written or read.
     done: usize,
 }
 
-// SAFETY: the buffer is the caller's, who promises it for as long as the call is under way, on whatever thread.
+// SAFETY: the buffer is the caller's, who promises that it is valid while the call is under way, on
+// whatever thread.
 unsafe impl Send for Message {}
 
 impl Message {
+    /// Returns a message that has not begun. Fails when the communicator takes no more calls.
+    ///
     /// # Safety
-    /// The buffer holds `count` elements and stays there until the operation is dropped.
+    /// The buffer holds `count` elements, and stays valid until the operation is dropped.
     pub(crate) unsafe fn new(
         comm: Arc<Comm>,
         side: Side,
@@ -94,13 +112,13 @@ impl Message {
         self.side
     }
 
-    /// Copies from a rank to itself: `self` sends what `other` receives.
+    /// Copies a message of a rank to itself. `self` is the send and `other` the receive.
     pub(crate) fn deliver(&self, other: &Message) -> Result<()> {
         let (Side::Send(from), Side::Recv(to)) = (self.side, other.side) else { return Ok(()) };
         if (self.count, self.dtype) != (other.count, other.dtype) {
             return Err(other.mismatch(self.count as u64, self.dtype as i32));
         }
-        // SAFETY: both buffers hold that many bytes, as `new` demands.
+        // SAFETY: both buffers hold that many bytes, as `new` requires.
         unsafe { std::ptr::copy(from, to, self.bytes()) };
         Ok(())
     }
@@ -121,11 +139,12 @@ impl Message {
         self.comm.fail(ncclInvalidUsage, None, &message)
     }
 
-    /// Bytes to pass next, of `free` in the ring: up to its end, and to the end of the message.
+    /// Returns how many bytes to copy next, where `free` bytes of the ring are available from `at`
+    /// on. A piece ends at the end of the ring or of the message.
     fn piece(&self, at: u32, free: usize) -> usize {
         let ring = self.comm.segment.layout().ring_bytes;
         let to_end = ring - at as usize % ring;
-        // A quarter of a ring at a time, so that both sides work at once.
+        // A piece is a quarter of the ring at most, so that both sides copy at one time.
         (self.bytes() - self.done).min(free).min(to_end).min(ring / 4)
     }
 
@@ -160,14 +179,16 @@ impl Message {
             let mut room = free;
             if !self.opened {
                 let header = Header { count: self.count as u64, dtype: self.dtype as i32, name: *self.pass.name() };
-                // SAFETY: a line is free at the head; heads are multiples of lines, which divide the ring.
+                // SAFETY: a line is free at the head. The head is a multiple of the line's size,
+                // and the ring's size is, too.
                 unsafe { memory.add(head as usize % ring).cast::<Header>().write(header) };
                 (self.opened, self.start) = (true, head);
                 head = head.wrapping_add(LINE as u32);
                 room -= LINE;
             }
             let bytes = self.piece(head, room);
-            // SAFETY: `piece` keeps to the buffer and to the free bytes of the ring, which the receiver does not touch.
+            // SAFETY: `piece` keeps to the buffer and to the free bytes of the ring, which the
+            // receiver does not touch.
             unsafe { std::ptr::copy_nonoverlapping(from.add(self.done), memory.add(head as usize % ring), bytes) };
             self.done += bytes;
             head = head.wrapping_add(bytes.next_multiple_of(LINE) as u32);
@@ -176,8 +197,9 @@ impl Message {
         }
     }
 
-    /// Takes back this message, of which the receiver has taken nothing, if the receiver waits under a name for which another send of this
-    /// rank waits here, and lets that send go first. Returns `None` when this message has to wait in the ring, or to be written anew.
+    /// Takes back this message, of which the receiver has taken nothing, if the receiver waits
+    /// under a name for which another send of this rank waits here, and lets that send go first.
+    /// Returns `None` when this message has to wait in the ring, or to be written anew.
     #[cold]
     fn let_other_send(&mut self) -> Option<Poll> {
         let comm = &self.comm;
@@ -193,8 +215,9 @@ impl Message {
         self.pass.hand_over(comm, tag).then_some(Poll::Blocked { seen, blocker: Blocker::Turn })
     }
 
-    /// The message in the ring has another name than this receive. Lets this rank's receive of that name go first, if there is one, else
-    /// tells the sender what this rank waits for. Returns `None` when something has changed meanwhile.
+    /// The message in the ring has another name than this receive. Lets this rank's receive of that
+    /// name go first, if there is one, else tells the sender what this rank waits for. Returns
+    /// `None` when something has changed meanwhile.
     #[cold]
     fn wait_for_other(&mut self, name: &Name) -> Option<Poll> {
         let comm = &self.comm;
@@ -210,7 +233,8 @@ impl Message {
         self.asked.map(|seen| Poll::Blocked { seen, blocker: Blocker::OtherCall(self.peer) })
     }
 
-    /// Takes back what this receive has told the sender, so that it may look at the ring. Returns what to wait for while it may not.
+    /// Takes back what this receive has told the sender, so that it may look at the ring. Returns
+    /// what to wait for while it may not.
     #[inline]
     fn look_again(&mut self) -> Option<Poll> {
         let channel = self.comm.segment.channel(self.peer, self.comm.rank);
@@ -261,7 +285,8 @@ impl Message {
                 tail = tail.wrapping_add(LINE as u32);
             }
             let bytes = self.piece(tail, head.wrapping_sub(tail) as usize);
-            // SAFETY: `piece` keeps to the buffer and to the published bytes of the ring, which the sender leaves alone.
+            // SAFETY: `piece` keeps to the buffer and to the published bytes of the ring, which the
+            // sender leaves alone.
             unsafe { std::ptr::copy_nonoverlapping(memory.add(tail as usize % ring), to.add(self.done), bytes) };
             self.done += bytes;
             tail = tail.wrapping_add(bytes.next_multiple_of(LINE) as u32);
@@ -314,7 +339,7 @@ impl Operation for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        // What failed here has its error already.
+        // A failure of this communicator has been reported already.
         let _ = self.pass.leave(&self.comm);
     }
 }
@@ -327,15 +352,18 @@ fn describe(comm: &Comm, side: Side, count: usize, dtype: DataType, peer: usize)
     format!("{call}({count} x {}, {way} {}) on {}", dtype.name(), comm.label(peer), comm.own_label())
 }
 
-/// Returns "rank 0 sends to rank 1 along pp, where rank 1 receives along all", for a message that is for none of the receiver's calls. This
-/// rank is one of the two, and its call has waited for too long.
+/// Returns "rank 0 sends to rank 1 along pp, where rank 1 receives along all", for a message that
+/// is for none of the receiver's calls. This rank is one of the two, and its call has waited for
+/// too long.
 pub(crate) fn different_names(comm: &Comm, from: usize, to: usize) -> String {
     let (channel, ring) = (comm.segment.channel(from, to), comm.segment.layout().ring_bytes);
     let expected = channel.expects.name().unwrap_or(Name::NONE);
     let tail = channel.tail.value();
-    // The sender reads its own message. The receiver first forbids the sender to take the message back.
+    // The sender reads its own message. The receiver first forbids the sender to take the message
+    // back.
     let is_there = (comm.rank == from || channel.expects.withdraw()) && channel.head.value() != tail;
-    // SAFETY: there is a header at the tail, which the receiver has left there because its calls have other names.
+    // SAFETY: there is a header at the tail, which the receiver has left there because its calls
+    // have other names.
     let sent =
         is_there.then(|| unsafe { comm.segment.ring(from, to).add(tail as usize % ring).cast::<Header>().read() });
     let of = |name: &Name| if name.along().is_empty() { " without a name".to_owned() } else { name.along() };

@@ -23,8 +23,8 @@ pub(crate) enum Blocker {
     Step(u64),
     /// The next bytes from that rank have not been written yet.
     From(usize),
-    /// That rank has not taken the bytes that were sent to it, and there is no reason to send another
-    /// message first.
+    /// That rank has not taken the bytes that were sent to it, and there is no reason to send
+    /// another message first.
     To {
         /// The receiver.
         peer: usize,
@@ -33,8 +33,8 @@ pub(crate) enum Blocker {
     },
     /// Another thread of this rank has its turn. Its call has a deadline, so this wait needs none.
     Turn,
-    /// That rank has not sent a message under this call's name, and no thread of this rank has made the
-    /// call for which the message in the ring is.
+    /// That rank has not sent a message under this call's name, and no thread of this rank has made
+    /// the call for which the message in the ring is.
     OtherCall(usize),
     /// This rank is rank 0, and the ranks whose calls differed in the step of that number have no
     /// call under one common name yet.

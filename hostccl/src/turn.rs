@@ -1,12 +1,14 @@
 //! Turns: which call of this rank is inside a communicator, and which ones wait.
 //!
-//! Calls of several threads under different [names](Name) wait for each other; two calls under one name at the same time are refused,
-//! because nobody can know which of them belongs to which call of the other ranks. The module `places` has the words and lists behind this.
+//! Calls of several threads under different [names](Name) wait for each other; two calls under one
+//! name at the same time are refused, because nobody can know which of them belongs to which call
+//! of the other ranks. The module `places` has the words and lists behind this.
 //!
-//! The order in which threads enter may differ from rank to rank. When the ranks find calls under different names in one step of the
-//! collectives, the ranks withdraw these calls, and rank 0 picks the name that goes first: one under which every rank has a call. Each rank
-//! keeps the names of its waiting calls in shared memory for rank 0 ([`Seat::wanted`](crate::segment::Seat)). So each name makes progress
-//! whenever it would with a communicator of its own (module `admission`).
+//! The order in which threads enter may differ from rank to rank. When the ranks find calls under
+//! different names in one step of the collectives, the ranks withdraw these calls, and rank 0 picks
+//! the name that goes first: one under which every rank has a call. Each rank keeps the names of
+//! its waiting calls in shared memory for rank 0 ([`Seat::wanted`](crate::segment::Seat)). So each
+//! name makes progress whenever it would with a communicator of its own (module `admission`).
 
 use std::sync::atomic::Ordering;
 
@@ -17,24 +19,32 @@ use crate::places::{ALONE, Entries, Entry, Place};
 use crate::poll::{Blocker, Poll};
 use crate::types::ncclInvalidUsage;
 
+/// How a call holds its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
+    /// The call has not tried to enter, or has left.
     Nothing,
-    /// The place's word holds this call's tag, or the entry with the number [`ALONE`] is this call's.
+    /// The place's word holds this call's tag, or the entry with the number [`ALONE`] is this
+    /// call's.
     Word,
     /// The entry with that number is this call's.
     Entry(u64),
 }
 
-/// A call's right to be inside a place, or its wait for that right. The owner calls [`leave`](Pass::leave) before dropping the pass.
+/// A call's right to be inside a place, or its wait for that right. The owner calls
+/// [`leave`](Pass::leave) before dropping the pass.
 #[derive(Debug)]
 pub(crate) struct Pass {
+    /// The place that the call enters.
     place: Place,
+    /// The name under which the call is issued.
     name: Name,
+    /// How the call holds its turn, or its place among those that wait.
     held: Held,
 }
 
 impl Pass {
+    /// Returns the pass of a call that has not tried to enter.
     pub(crate) fn new(place: Place, name: Name) -> Pass {
         Pass { place, name, held: Held::Nothing }
     }
@@ -43,8 +53,8 @@ impl Pass {
         &self.name
     }
 
-    /// Returns `None` once this call is inside, else what it waits for. Refuses a second call under the same name; `call` describes this
-    /// call in the error.
+    /// Returns `None` once this call is inside, and otherwise what it waits for. Refuses a second
+    /// call under the same name; `call` describes this call in the error.
     #[inline]
     pub(crate) fn enter(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<Option<Poll>> {
         match self.held {
@@ -62,6 +72,7 @@ impl Pass {
         Ok(self.inside(comm))
     }
 
+    /// Adds this call to the entries of its place.
     #[cold]
     fn queue(&mut self, comm: &Comm, call: impl FnOnce() -> String) -> Result<()> {
         let (places, place) = (&comm.places, self.place.index(comm.nranks));
@@ -94,6 +105,8 @@ impl Pass {
         Ok(())
     }
 
+    /// Returns `None` when this call, which has an entry, is inside, and otherwise what it waits
+    /// for.
     #[cold]
     fn inside(&self, comm: &Comm) -> Option<Poll> {
         let (places, place) = (&comm.places, self.place.index(comm.nranks));
@@ -127,8 +140,8 @@ impl Pass {
         publish(comm, &mut entries);
     }
 
-    /// Lets the waiting call with that tag inside in place of this call, which then waits for its next turn. Returns whether there is such
-    /// a call.
+    /// Lets the waiting call with that tag inside in place of this call, which then waits for its
+    /// next turn. Returns whether there is such a call.
     pub(crate) fn hand_over(&mut self, comm: &Comm, tag: u64) -> bool {
         self.list(comm);
         let place = self.place.index(comm.nranks);
@@ -152,7 +165,8 @@ impl Pass {
         entries.list.iter().filter(|entry| entry.place == place && !entry.inside).map(|entry| entry.tag).collect()
     }
 
-    /// Ends this call's stay, or its wait. Fails when its result may belong to another call of the same name.
+    /// Ends this call's stay, or its wait. Fails when its result may belong to another call of the
+    /// same name.
     #[inline]
     pub(crate) fn leave(&mut self, comm: &Comm) -> Result<()> {
         match std::mem::replace(&mut self.held, Held::Nothing) {
@@ -172,6 +186,7 @@ impl Pass {
         }
     }
 
+    /// Removes the entry of this call.
     #[cold]
     fn remove(&self, comm: &Comm, id: u64) {
         let (places, place) = (&comm.places, self.place.index(comm.nranks));
@@ -198,7 +213,8 @@ fn publish(comm: &Comm, entries: &mut Entries) {
     for entry in entries.list.iter_mut().filter(|entry| entry.place == collectives && entry.cell.is_none()) {
         let free = seat.wanted.iter().position(|cell| cell.load(Ordering::Relaxed) == 0);
         let Some(cell) = free else { break };
-        // A call that is alone does not get here: its tag is not needed before ranks withdraw their calls.
+        // A call that is alone does not get here: its tag is not needed before ranks withdraw their
+        // calls.
         seat.wanted[cell].store(entry.tag, Ordering::SeqCst);
         entry.cell = Some(cell);
         told = true;

@@ -61,7 +61,8 @@ int main(void)
     began = seconds_now();
     FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))", dm_init("cpu", square, 2, names, &options, &never));
     const double waited = seconds_now() - began;
-    CHECK(waited * slowness() > 0.69 && waited < 0.7 * 1.1 + 0.25);
+    /* The rank whose call began first has the first deadline, which ends the call of all: a rank that a busy machine has delayed waits for less. */
+    CHECK(waited < 0.7 * 1.1 + 0.25);
     if (rank == 3) OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   }
   OK(dm_world_barrier(world, 0));

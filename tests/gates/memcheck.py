@@ -6,14 +6,14 @@ blocks to which no pointer is left."""
 import re
 import shutil
 
-from harness import CC, CXX, PLANTED, STRICT, TARGET, Failure, Skip, fails_with, programs, run
+from harness import CC, CXX, PLANTED, ROOT, STRICT, TARGET, Failure, Skip, fails_with, programs, run
 
 FOLDER = TARGET / "memcheck"
 RELEASE = TARGET / "release"
 # Only blocks to which no pointer is left are errors. The library keeps some blocks (worlds,
 # counters) until the process ends, and those stay reachable.
 VALGRIND = ["valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite",
-            "--num-callers=30"]
+            "--num-callers=30", f"--suppressions={ROOT}/tests/gates/memcheck.supp"]
 COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
 
 

@@ -1,4 +1,4 @@
-//! The parts of a segment that all ranks write to: atomics only.
+//! The parts of a segment to which several ranks write. They are made of atomics only.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -7,49 +7,57 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::types::ncclResult_t;
 
-/// What all ranks of a segment share from the start.
+/// The first page of a segment, which all ranks share.
 #[repr(C)]
 pub(crate) struct Header {
+    /// The mark of a segment.
     pub(super) magic: u64,
+    /// The version of the layout.
     pub(super) version: u32,
-    /// 0 until the first rank comes.
+    /// The number of ranks; 0 until the first rank has mapped the segment.
     pub(crate) nranks: AtomicU32,
+    /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
+    /// The failure that ended the segment.
     pub(crate) failure: Failure,
     /// Changes when the segment fails.
     pub(crate) alarm: Event,
-    /// The ranks that have mapped the segment.
+    /// How many ranks have mapped the segment.
     pub(crate) arrived: Event,
-    /// The ranks that have ended the current step.
+    /// How many ranks have ended the current step.
     pub(crate) barrier_count: Event,
-    /// The steps that all ranks have ended.
+    /// How many steps all ranks have ended.
     pub(crate) barrier: Event,
     /// Changes when a rank has one more call in its [`Seat::wanted`].
     pub(crate) wants: Event,
-    /// The last step in which rank 0 decided whose turn it is.
+    /// The last step in which rank 0 has decided which name goes first.
     pub(crate) verdict: Event,
-    /// The tag of the call whose turn it is then; set before `verdict`.
+    /// The tag of that name. It is set before `verdict`.
     pub(crate) verdict_tag: AtomicU64,
 }
 
-/// The first failure of a segment; the first writer wins.
+/// The first failure of a segment. Later ones are not written.
 #[repr(C)]
 pub(crate) struct Failure {
-    /// 0 none, 1 being written, 2 there.
+    /// 0 when there is no failure, 1 while a rank writes it, 2 when it can be read.
     state: AtomicU32,
+    /// NCCL's code.
     code: AtomicI32,
-    /// The rank found dead, gone or late; -1 none.
+    /// The rank that was found lost or late; -1 for none.
     rank: AtomicI32,
+    /// The message.
     text: Text<64>,
-    /// The call that was under way on the rank that wrote the failure down; empty when there was none.
+    /// The call that was under way on the rank that wrote the failure down; empty when there was
+    /// none.
     call: Text<40>,
 }
 
 /// A text of at most `8 * WORDS` bytes, written once.
 #[repr(C)]
 struct Text<const WORDS: usize> {
-    /// In bytes.
+    /// The length in bytes.
     length: AtomicU32,
+    /// The bytes, padded with zeros.
     words: [AtomicU64; WORDS],
 }
 
@@ -77,60 +85,70 @@ impl<const WORDS: usize> Text<WORDS> {
     }
 }
 
-/// One rank's place.
+/// What one rank tells the others about itself.
 #[repr(C, align(64))]
 pub(crate) struct Seat {
-    /// 0 free, 1 taken, 2 `pid` and `start` are there.
+    /// 0 while the seat is free, 1 when a process has taken it, 2 when `pid` and `start` can be
+    /// read.
     pub(crate) claim: AtomicU32,
+    /// The number of the rank's process.
     pub(crate) pid: AtomicU32,
+    /// The start time of the rank's process, which tells it from a later one of that number.
     pub(crate) start: AtomicU64,
     /// 1 once the rank has freed its communicator.
     pub(crate) left: AtomicU32,
-    /// Where this rank has put the segment of a communicator that it has shrunk this one to.
+    /// Where this rank has put the segment of the communicator to which it shrinks this one.
     pub(crate) offer: Offer,
-    /// The tags of the collectives in which this rank's threads are or wait, where several are; 0: free.
+    /// The tags of the collectives in which this rank's threads are or wait, where there are
+    /// several; 0 in a free cell.
     pub(crate) wanted: [AtomicU64; 16],
-    /// The steps this rank has ended, on a line of its own.
+    /// How many steps this rank has ended. The word has a cache line of its own.
     pub(crate) step: Event,
 }
 
-/// A new segment held open by the rank whose seat this lies in, for those that shrink the communicator with it.
+/// A new segment, which the rank of this seat holds open for the ranks that shrink the communicator
+/// with it.
 #[repr(C)]
 pub(crate) struct Offer {
+    /// The segment's descriptor in the rank's process.
     pub(crate) fd: AtomicI32,
-    /// Of the ranks that are left out; 0 when it is withdrawn.
+    /// The checksum of the set of excluded ranks; 0 when the rank holds the segment open no longer.
     pub(crate) digest: AtomicU64,
+    /// The segment's token.
     pub(crate) token: [AtomicU64; 2],
-    /// How many offers there were; set last.
+    /// How many such segments this rank has made. It is set last.
     pub(crate) number: Event,
 }
 
-/// The counters of one ordered pair of ranks, in bytes, wrapping.
+/// The state of the messages from one rank to another. The counters are in bytes and wrap.
 #[repr(C)]
 pub(crate) struct Channel {
-    /// Bytes written by the sender.
+    /// How many bytes the sender has written.
     pub(crate) head: Event,
-    /// Bytes taken by the receiver.
+    /// How many bytes the receiver has taken.
     pub(crate) tail: Event,
-    /// Changes when one more call of either side waits for its turn at this channel, when the receiver has written `expects`, and
-    /// when the sender has taken back its message.
+    /// Changes when one more call of either side waits for its turn at this channel, when the
+    /// receiver has written `expects`, and when the sender has taken back its message.
     pub(crate) order: Event,
-    /// Which messages the receiver waits for, while the message in the ring is for none of its calls.
+    /// Which messages the receiver waits for, while the message in the ring is for none of its
+    /// calls.
     pub(crate) expects: Expected,
 }
 
 /// The names of the receives that wait at a channel whose message has another name.
 ///
-/// The word `state` also says who may touch the message in the ring. While it is 0, the receiver may read the message, and the sender may
-/// not take it back. While it holds a tag, the receiver leaves the message alone, and the sender may take it back. While it is
-/// [`TAKING_BACK`], the sender takes its message back, and the receiver waits.
+/// The word `state` also says who may touch the message in the ring. While it is 0, the receiver
+/// may read the message, and the sender may not take it back. While it holds a tag, the receiver
+/// leaves the message alone, and the sender may take it back. While it is [`TAKING_BACK`], the
+/// sender takes its message back, and the receiver waits.
 #[repr(C)]
 pub(crate) struct Expected {
     /// 0, the tag of the receive that is inside the place, or [`TAKING_BACK`].
     state: AtomicU64,
     /// The text of that receive's name, for messages.
     text: [AtomicU64; NAME_BYTES / 8],
-    /// The tags of the receives that wait behind it, as many as there is room for; 0 in the cells that are free.
+    /// The tags of the receives that wait behind it, as many as there is room for; 0 in the cells
+    /// that are free.
     waiting: [AtomicU64; 15],
 }
 
@@ -138,7 +156,8 @@ pub(crate) struct Expected {
 const TAKING_BACK: u64 = u64::MAX;
 
 impl Expected {
-    /// Tells the sender the names under which the receiver waits, and lets it take back its message. The receiver calls this.
+    /// Tells the sender the names under which the receiver waits, and lets it take back its
+    /// message. The receiver calls this.
     pub(crate) fn publish(&self, name: &Name, waiting: impl Iterator<Item = u64>) {
         for (word, bytes) in self.text.iter().zip(name.text.chunks_exact(8)) {
             word.store(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")), Ordering::Relaxed);
@@ -155,23 +174,25 @@ impl Expected {
         self.state.load(Ordering::Acquire) != 0
     }
 
-    /// Forbids the sender to take back its message. Returns whether the receiver may touch the message now; it may not while the
-    /// sender is just taking the message back. The receiver calls this.
+    /// Forbids the sender to take back its message. Returns whether the receiver may touch the
+    /// message now; it may not while the sender is just taking the message back. The receiver calls
+    /// this.
     #[inline]
     pub(crate) fn withdraw(&self) -> bool {
         let state = self.state.load(Ordering::Acquire);
         state == 0 || state != TAKING_BACK && self.exchange(state, 0)
     }
 
-    /// Begins to take back the message if the receiver waits under one of the names that `has_call` knows. Returns that name's tag. The
-    /// sender calls this, and [`took_back`](Expected::took_back) afterwards.
+    /// Begins to take back the message if the receiver waits under one of the names that `has_call`
+    /// knows. Returns that name's tag. The sender calls this, and
+    /// [`took_back`](Expected::took_back) afterwards.
     pub(crate) fn take_back(&self, has_call: impl Fn(u64) -> bool) -> Option<u64> {
         let state = self.state.load(Ordering::Acquire);
         if state == 0 {
             return None;
         }
-        // The receiver may change the cells meanwhile. A name for which nobody waits any more does no harm: the receiver then finds a
-        // message of another name once more.
+        // The receiver may change the cells meanwhile. A name for which nobody waits any more does
+        // no harm: the receiver then finds a message of another name once more.
         let waiting = self.waiting.iter().map(|cell| cell.load(Ordering::Relaxed)).filter(|tag| *tag != 0);
         let tag = std::iter::once(state).chain(waiting).find(|tag| has_call(*tag))?;
         self.exchange(state, TAKING_BACK).then_some(tag)
@@ -234,7 +255,8 @@ impl Failure {
 }
 
 impl Header {
-    /// Ends the segment for every rank, unless something else has. `call` is what the rank that says so was doing, or empty.
+    /// Ends the segment for every rank, unless something else has. `call` is what the rank that
+    /// says so was doing, or empty.
     pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<u32>, message: &str, call: &str) {
         self.failure.set(code, rank, message, call);
         self.alarm.set(1);

@@ -1,42 +1,51 @@
-//! Where everything lies in a segment.
+//! The layout of a segment: where its parts lie.
 
 use super::header::{Channel, Seat};
 
-/// Staging areas of one rank; see [`crate::collective`] for why five.
+/// How many staging slots each rank has. The module [`crate::collective`] says why five are enough.
 pub(crate) const SLOTS: usize = 5;
-/// The most ranks of one communicator.
+/// The most ranks that a communicator may have.
 pub(crate) const MAX_RANKS: u32 = 1024;
-/// A cache line.
+/// The size of a cache line in bytes.
 pub(crate) const LINE: usize = 64;
 pub(super) const HEADER_BYTES: usize = 4096;
 const PAGE: usize = 4096;
-/// What all slots of a communicator take together, where that gives slots of a reasonable size.
+/// The bytes that all slots of a communicator take together, where that gives slots of a reasonable
+/// size.
 const SLOT_BUDGET: usize = 12 << 20;
-/// The same for rings; they take memory only where messages flow.
+/// The bytes that all rings of a communicator take together, in the same way. They take memory only
+/// where messages flow.
 const RING_BUDGET: usize = 256 << 20;
 
-/// Where everything lies, from the number of ranks alone.
+/// Where the parts of a segment lie, in bytes from its start. The number of ranks alone decides it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
+    /// The number of ranks.
     pub(crate) nranks: usize,
-    /// Data bytes of a slot.
+    /// How many bytes of data a slot holds.
     pub(crate) slot_bytes: usize,
-    /// Bytes of a ring, a power of two.
+    /// How many bytes a ring holds: a power of two.
     pub(crate) ring_bytes: usize,
+    /// Where the descriptors begin.
     pub(super) descriptors: usize,
+    /// Where the slots begin.
     pub(super) slots: usize,
-    /// From slot to slot: a line more than the data, lest the same place in all slots falls on the same cache sets.
+    /// The distance from slot to slot. It is a line more than the data, so that equal offsets in
+    /// all slots do not fall on one cache set.
     pub(super) slot_pitch: usize,
+    /// Where the channels begin.
     pub(super) channels: usize,
+    /// Where the rings begin.
     pub(super) rings: usize,
+    /// The size of the segment.
     pub(super) total: usize,
 }
 
 impl Layout {
     pub(crate) fn new(nranks: u32) -> Layout {
         let nranks = nranks as usize;
-        // All slots of every rank stay in a shared last-level cache of common size, and a slot is large enough that
-        // copying it takes much longer than waking somebody.
+        // The slots of all ranks stay in a last-level cache of common size. A slot is large enough
+        // that copying it takes much longer than waking a thread.
         let slot_bytes = (SLOT_BUDGET / (SLOTS * nranks) / PAGE * PAGE).clamp(64 << 10, 1 << 20);
         let ring_bytes = prev_power_of_two(RING_BUDGET / (nranks * nranks)).clamp(4 << 10, 256 << 10);
         let slot_pitch = slot_bytes + LINE;

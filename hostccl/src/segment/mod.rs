@@ -104,12 +104,27 @@ unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
-/// Whether all ranks have come.
-pub(crate) fn is_complete(fd: &OwnedFd) -> bool {
+/// Whether nobody needs the descriptor any more: all ranks have arrived, or the segment has failed.
+pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
         let nranks = header.nranks.load(Ordering::Acquire);
-        nranks != 0 && header.arrived.value() == nranks
+        nranks != 0 && header.arrived.value() == nranks || header.failure.is_set()
+    })
+}
+
+/// Writes down why rank `rank` cannot join, for the ranks that come later. Returns whether the segment says now why it has failed. A
+/// communicator whose ranks have all arrived does not fail for a rank too many.
+pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
+    Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
+        let header = mapping.header();
+        let nranks = header.nranks.load(Ordering::Acquire);
+        if nranks != 0 && header.arrived.value() == nranks {
+            return false;
+        }
+        let message = format!("pid {}: {}", std::process::id(), error.message());
+        header.fail(error.code(), Some(rank), &message, "");
+        header.failure.is_set()
     })
 }
 
