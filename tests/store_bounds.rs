@@ -1,5 +1,7 @@
 //! What hostile clients make the server keep or do is bounded, whichever operation they use. Each
 //! case has a process of its own.
+//!
+//! It takes about 10 s, because two tests fill a store of 1 GiB.
 
 #[macro_use]
 mod wire;
