@@ -1,9 +1,11 @@
-//! Nobody holds up an honest client: floods of requests that are small to send and large to answer, beside a client that asks one small thing
-//! after another. It takes about 15 s, because each flood lasts long enough to show a slow answer.
+//! Nobody holds up an honest client: floods of requests that are small to send and large to answer,
+//! beside a client that asks one small thing after another. It takes about 15 s, because each flood
+//! lasts long enough to show a slow answer.
 //!
-//! What is certain is the server's work: the server counts what it does between two looks at the sockets. The clock is looked at too. An answer takes
-//! at most 100 ms, without the time in which the server or this test waited for a processor that another program had. The machine gets several
-//! chances, the server none.
+//! What is certain is the server's work: the server counts what it does between two looks at the
+//! sockets. The clock is looked at too. An answer takes at most 100 ms, without the time in which
+//! the server or this test waited for a processor that another program had. The machine gets
+//! several chances, the server none.
 
 mod wire;
 
@@ -20,13 +22,16 @@ use wire::{connect, greeted, honest, soon, string};
 
 const LIMIT: Duration = Duration::from_millis(100);
 const CHANCES: usize = 4;
-/// Whatever is asked for, a turn ends when so much was done: the limits of server/serving.rs, and the step that passes them.
+/// Whatever is asked for, a turn ends when so much was done: the limits of server/serving.rs, and
+/// the step that passes them.
 const SMALL_TURN: usize = 768 << 10;
 const ROUND: usize = 512 << 10;
-/// The most work between two looks at the sockets: the small turns of 256 clients, a round, and the lists of waits.
+/// The most work between two looks at the sockets: the small turns of 256 clients, a round, and the
+/// lists of waits.
 const LOOK: usize = 4 << 20;
 
-/// How long threads of this process have waited for a processor: the server's and this one. The kernel's schedstat says so, where it exists.
+/// How long threads of this process have waited for a processor: the server's and this one. The
+/// kernel's schedstat says so, where it exists.
 struct Processors {
     paths: Vec<PathBuf>,
 }
@@ -45,7 +50,8 @@ impl Processors {
     }
 }
 
-/// The slowest of the answers in that time: as the clock has it, and without the time in which other programs had the processors.
+/// The slowest of the answers in that time: as the clock has it, and without the time in which
+/// other programs had the processors.
 fn slowest(store: &TcpStore, time: Duration) -> (Duration, Duration) {
     let processors = Processors::new();
     let (began, mut slowest, mut slowest_own) = (Instant::now(), Duration::ZERO, Duration::ZERO);
@@ -87,7 +93,8 @@ fn holds_up_nobody(what: &str, server: &Server, flood: impl Fn(&AtomicBool) + Sy
     }
 }
 
-/// Connections that send a request and never read; beyond `most` the oldest is closed for each new one.
+/// Connections that send a request and never read; beyond `most` the oldest is closed for each new
+/// one.
 fn roll(server: &Server, over: &AtomicBool, most: usize, request: &[u8]) {
     let request = [&[0, 0xce, 0xf7, 0x85, 0x3c], request].concat();
     let mut rolling: VecDeque<TcpStream> = VecDeque::new();

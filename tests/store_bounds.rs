@@ -1,4 +1,7 @@
-//! What hostile clients make the server keep or do is bounded, whichever operation they use. Each case has a process of its own.
+//! What hostile clients make the server keep or do is bounded, whichever operation they use. Each
+//! case has a process of its own.
+//!
+//! It takes about 10 s, because two tests fill a store of 1 GiB.
 
 #[macro_use]
 mod wire;
@@ -71,7 +74,8 @@ fn a_full_store_says_so_and_calls_nobody_lost() {
         World::join("cpu", &options).unwrap()
     };
     let refused = std::thread::scope(|threads| {
-        // The second rank is a thread, and the server is this process's, which is as good as rank 0's own.
+        // The second rank is a thread, and the server is this process's, which is as good as rank
+        // 0's own.
         let second = threads.spawn(|| join(1));
         let (first, second) = (join(0), second.join().unwrap());
         store.leave_last_word("gone", b"1", &soon()).unwrap();

@@ -268,7 +268,8 @@ fn a_last_word_is_passed_on_when_the_last_connection_ends() {
             scope.spawn(|| leaving.get("never", &Wait::after(Duration::from_millis(50))).unwrap_err());
         }
     });
-    // Waits that were ended from outside leave connections out of step; they are no end of the process.
+    // Waits that were ended from outside leave connections out of step; they are no end of the
+    // process.
     for _ in 0..5 {
         let wait = soon();
         std::thread::scope(|scope| {
@@ -309,6 +310,17 @@ fn a_store_with_a_secret_is_for_those_who_have_it() {
         assert!(error.message().contains(words), "{error}");
     }
     assert!(began.elapsed() < Duration::from_secs(5), "said at once, not at the deadline");
+    // The ranks that wait for the refused one can learn of it.
+    for (store, words) in [
+        (&store, "refused 2 connections, the last one from 127.0.0.1, because its DM_STORE_SECRET is another one"),
+        (
+            &connect(&open, None).unwrap(),
+            "refused 1 connection, the last one from 127.0.0.1, because it has a DM_STORE_SECRET",
+        ),
+    ] {
+        let said = store.try_get("devicemesh/refused", &soon()).unwrap().unwrap_or_default();
+        assert!(String::from_utf8_lossy(&said).contains(words), "{}", said.escape_ascii());
+    }
 
     // PyTorch's server closes at an operation that it does not know.
     let closing = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,5 +1,5 @@
-//! A store that is far away, or slow to answer: nothing is late before its deadline, and order is kept. A relay stands between, which holds
-//! back what it is told to.
+//! A store that is far away, or slow to answer: nothing is late before its deadline, and order is
+//! kept. A relay stands between, which holds back what it is told to.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,8 +14,9 @@ fn soon() -> Wait {
     Wait::after(Duration::from_secs(20))
 }
 
-/// The port of a relay to `server`. Before it passes on what a client sends it sleeps as long as `hold` says for the connection's
-/// number and these bytes. A `foreign` server is one that does not say that it is ours.
+/// The port of a relay to `server`. Before it passes on what a client sends it sleeps as long as
+/// `hold` says for the connection's number and these bytes. A `foreign` server is one that does not
+/// say that it is ours.
 fn relay(server: &Server, foreign: bool, hold: impl Fn(usize, &[u8]) -> Duration + Send + Sync + 'static) -> u16 {
     let (listener, to) = (TcpListener::bind("127.0.0.1:0").unwrap(), server.local_addr());
     let (port, hold) = (listener.local_addr().unwrap().port(), Arc::new(hold));

@@ -1,4 +1,5 @@
-//! A folder as store in which others have put something: it is refused at once with its name, never followed and never waited for.
+//! A folder as store in which others have put something: it is refused at once with its name, never
+//! followed and never waited for.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

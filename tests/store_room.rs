@@ -1,4 +1,5 @@
-//! Connections are bounded: strangers leave descriptors to the process, and room to those that a job needs.
+//! Connections are bounded: strangers leave descriptors to the process, and room to those that a
+//! job needs.
 
 #[macro_use]
 mod wire;
@@ -19,7 +20,8 @@ fn limit_descriptors(limit: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 
-/// Clients in a process of their own, so that only the server runs out of descriptors. They begin when the result's input ends.
+/// Clients in a process of their own, so that only the server runs out of descriptors. They begin
+/// when the result's input ends.
 fn clients(server: &Server, program: &str) -> std::process::Child {
     let prelude = "import socket, struct, sys, time\n\
         sys.stdin.read()\n\

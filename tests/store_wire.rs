@@ -1,4 +1,5 @@
-//! The server byte by byte, as PyTorch's clients speak to it, and clients that do not keep to the protocol.
+//! The server byte by byte, as PyTorch's clients speak to it, and clients that do not keep to the
+//! protocol.
 
 mod wire;
 
@@ -147,7 +148,8 @@ fn a_wait_for_a_queue_and_a_key_ends_whichever_comes_last() {
     in_step(&mut both);
 }
 
-/// Requests of other connections that were sent before have come by now: they are read in the order in which they came.
+/// Requests of other connections that were sent before have come by now: they are read in the order
+/// in which they came.
 fn in_step_after_wait(other: &mut TcpStream) {
     std::thread::sleep(Duration::from_millis(50));
     in_step(other);

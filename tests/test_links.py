@@ -67,7 +67,7 @@ def test_docs_readme_leads_to_every_page():
 
 def test_launchers_page_has_every_variable():
     """Those that src/rendezvous/launcher reads."""
-    source = "".join((ROOT / f"src/rendezvous/launcher/{name}.rs").read_text() for name in ("mod", "meeting", "variables"))
+    source = "".join((ROOT / f"src/rendezvous/launcher/{name}.rs").read_text() for name in ("mod", "family", "meeting", "variables"))
     read = set(re.findall(r"\"((?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(?:MASTER|TORCHELASTIC|OMPI|PMIX?|PALS|MPI|SLURM|JOB)_\w+))\"", source))
     assert len(read) > 25, f"only {sorted(read)} found in src/rendezvous/launcher"
     page = (ROOT / "docs/launchers.md").read_text()

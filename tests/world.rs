@@ -1,4 +1,5 @@
-//! Joining a world: with ranks as threads, over every kind of store, and the ways in which it goes wrong.
+//! Joining a world: with ranks as threads, over every kind of store, and the ways in which it goes
+//! wrong.
 
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -137,7 +138,8 @@ impl Store for Faulty {
     }
 }
 
-/// How the join of two ranks ends on each; `None` is a panic. The ranks are threads that nobody joins, so that one that hangs fails the test.
+/// How the join of two ranks ends on each; `None` is a panic. The ranks are threads that nobody
+/// joins, so that one that hangs fails the test.
 fn join_with(wrong: Wrong, timeout: Duration) -> Vec<Option<Result<()>>> {
     let (memory, (ended, end)) = (MemoryStore::new(), channel());
     for rank in 0..2 {
@@ -265,7 +267,8 @@ fn a_rank_that_leaves_is_not_waited_for() {
 #[test]
 fn two_processes_cannot_be_one_rank() {
     let method = format!("tcp://127.0.0.1:{}", free_port());
-    // The count of joins is by rank, so the same process stands for two here only through a second name of the address.
+    // The count of joins is by rank, so the same process stands for two here only through a second
+    // name of the address.
     let twin = method.replace("127.0.0.1", "localhost");
     let outcomes = join_all(&[0, 1, 2], |number| match number {
         2 => {
@@ -286,7 +289,8 @@ fn two_processes_cannot_be_one_rank() {
 #[test]
 fn another_job_of_another_size_is_said_to_be_there() {
     let method = format!("tcp://127.0.0.1:{}", free_port());
-    // A process has one name for each address, so the other job comes by another name of the address.
+    // A process has one name for each address, so the other job comes by another name of the
+    // address.
     let other = method.replace("127.0.0.1", "localhost");
     let worlds = join_all(&[0, 1, 2], |rank| join_method(&method, rank, 3, Duration::from_secs(30)).unwrap());
     // The keys of its first call are removed by then.

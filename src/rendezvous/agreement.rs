@@ -14,8 +14,8 @@
 //! The work of the call follows. A second verdict at `<prefix>/<s>/end/` ends the call: either all
 //! ranks got through, or the verdict is the first failure.
 //!
-//! What a call left in the store is removed when the next call is agreed (cleanup.rs), so the store
-//! stays small.
+//! Keys that a call left in the store are removed when the next call is agreed (cleanup.rs), so the
+//! store stays small.
 
 mod cleanup;
 mod comparing;
@@ -35,7 +35,7 @@ mod waiting;
 
 pub(super) use cleanup::{ScopeKeys, WorldKeys};
 pub(super) use members::Members;
-pub(super) use round::Party;
+pub(super) use round::Membership;
 pub use round::Round;
 pub use scope::Scope;
 pub(super) use verdict::ranges;

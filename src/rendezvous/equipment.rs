@@ -6,7 +6,7 @@ use super::store::Store;
 use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
 
-/// What one rank brings.
+/// The things that one rank brings.
 #[derive(Debug, Clone, Default)]
 pub struct Equipment {
     /// The communicator library in words. It must be the same on all ranks, because NCCL refuses

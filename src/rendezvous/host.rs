@@ -7,7 +7,7 @@ use rustix::system::uname;
 
 use crate::printable::printable;
 
-/// What must be equal on two ranks that share memory, with a name for messages.
+/// The identity that must be equal on two ranks that share memory, with a name for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostIdentity {

@@ -1,4 +1,5 @@
-//! The number of a join, which is the same on all ranks, and the keys that earlier worlds of this process left in the store.
+//! The number of a join, which is the same on all ranks, and the keys that earlier worlds of this
+//! process left in the store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,14 +15,16 @@ use crate::wait::Wait;
 
 /// How long it may take to give a number back.
 const SHORT: Duration = Duration::from_millis(200);
-/// The most notes of lost ranks that are removed. There is a bound because the number of notes is read from the store.
+/// The most notes of lost ranks that are removed. There is a bound because the number of notes is
+/// read from the store.
 const MOST_LOST: usize = 1 << 16;
 /// For how many worlds that this process has left the keys are remembered. It is also the most
 /// nonces of failed joins that are kept.
 const MOST: usize = 64;
 
-/// The place of a join in the store. It is given back when it is dropped before the join has succeeded, so the next try has the same
-/// number. The next try needs the same number because the other ranks may not have begun this join at all.
+/// The place of a join in the store. It is given back when it is dropped before the join has
+/// succeeded, so the next try has the same number. The next try needs the same number because the
+/// other ranks may not have begun this join at all.
 pub(super) struct JoinAttempt {
     /// The store that counts the joins.
     store: Arc<dyn Store>,
@@ -31,7 +34,8 @@ pub(super) struct JoinAttempt {
     pub(super) prefix: String,
     /// The rank that joins.
     rank: usize,
-    /// The nonces under which this rank tried this join in vain. Rank 0 may still be handing out the nonce of such a try.
+    /// The nonces under which this rank tried this join in vain. Rank 0 may still be handing out
+    /// the nonce of such a try.
     pub(super) tried: Vec<String>,
     /// The nonce of this try, once it is known.
     nonce: Option<String>,
@@ -44,8 +48,9 @@ static TRIED: Lazy<Mutex<Tried>> = Lazy::new(Mutex::default);
 type Tried = HashMap<(String, usize), Vec<String>>;
 
 impl JoinAttempt {
-    /// Begins the n-th join of this rank of this process in that store. The store counts the joins. So what this process does in other
-    /// stores of that name, or with an earlier server there, does not matter to the ranks that meet now.
+    /// Begins the n-th join of this rank of this process in that store. The store counts the joins.
+    /// So what this process does in other stores of that name, or with an earlier server there,
+    /// does not matter to the ranks that meet now.
     pub(super) fn begin(store: &Arc<dyn Store>, job: u64, rank: usize, wait: &Wait) -> Result<JoinAttempt> {
         static NAMES: Lazy<Mutex<HashMap<(String, usize), String>>> = Lazy::new(Mutex::default);
         let mut names = lock(&NAMES);
@@ -86,8 +91,8 @@ impl Drop for JoinAttempt {
                 tried.push(nonce);
             }
             let wait = Wait::after(SHORT);
-            // This comes before the number is free again, because a rank that gets the number must not find what rank 0 left for
-            // this join.
+            // This comes before the number is free again, because a rank that gets the number must
+            // not find what rank 0 left for this join.
             if self.rank == 0 {
                 let _ = self.store.delete(&format!("{}/session", self.prefix), &wait);
             }
@@ -112,8 +117,8 @@ struct LeftWorld {
 
 static LEFT: Mutex<Vec<LeftWorld>> = Mutex::new(Vec::new());
 
-/// Collects the keys that a rank leaves in a world of `size` ranks whose keys begin with `prefix`. When the world is gone, these keys are
-/// remembered for [`clean_up`].
+/// Collects the keys that a rank leaves in a world of `size` ranks whose keys begin with `prefix`.
+/// When the world is gone, these keys are remembered for [`clean_up`].
 pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix: &str) -> WorldKeys {
     let (store, prefix) = (store.name().to_owned(), prefix.to_owned());
     WorldKeys::for_world(move |keys| {
@@ -128,8 +133,9 @@ pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix:
     })
 }
 
-/// Removes the keys that this rank left in the worlds that it joined in this store earlier and has left since. Only the last rank
-/// to do so for a world removes the notes of who has gone from it, because ranks that are still in the world look for these notes.
+/// Removes the keys that this rank left in the worlds that it joined in this store earlier and has
+/// left since. Only the last rank to do so for a world removes the notes of who has gone from it,
+/// because ranks that are still in the world look for these notes.
 pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()> {
     let mut all = lock(&LEFT);
     let (mine, others) = all.drain(..).partition::<Vec<_>, _>(|left| left.rank == rank && left.store == store.name());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hostccl::fork::Own;
 
-use super::agreement::{Members, Party, Scope, ScopeKeys};
+use super::agreement::{Members, Membership, Scope, ScopeKeys};
 use super::equipment::{self, Equipment};
 use super::handshake::{self, NonceServer};
 use super::init_method::Method;
@@ -185,7 +185,7 @@ impl World {
             leftovers.note(format!("{}/session", join.prefix));
             leftovers.note(format!("{}/tokens", join.prefix));
         }
-        let party = Party {
+        let membership = Membership {
             store: Arc::clone(&store),
             losses: Arc::clone(&losses),
             left: ScopeKeys::new(&members, &leftovers),
@@ -194,7 +194,7 @@ impl World {
             served,
             serving: served && rank == 0,
         };
-        let scope = Arc::new(Scope::new(party, format!("{prefix}/world")));
+        let scope = Arc::new(Scope::new(membership, format!("{prefix}/world")));
         let session = Session { scope, losses, leftovers, store, prefix, size_there, served, server };
         Ok((session, join, host))
     }

@@ -56,7 +56,7 @@ impl World {
     }
 }
 
-/// What a rank states about its place.
+/// The place that a rank states.
 enum Stated<'a> {
     Path(&'a str),
     Nothing(HostIdentity),

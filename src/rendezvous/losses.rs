@@ -29,12 +29,13 @@ pub(super) struct Losses {
     store: Arc<dyn Store>,
     /// The keys of the world begin with this prefix.
     prefix: String,
-    /// What was read so far.
+    /// The losses that were read so far.
     known: Mutex<Known>,
     /// The ranks of this host; `None` where the store itself knows who is lost.
     local_ranks: Option<LocalRanks>,
 }
 
+/// The losses that this rank knows of.
 #[derive(Default)]
 struct Known {
     /// The lost ranks, in the order in which this rank has learned of them.
@@ -136,6 +137,7 @@ struct LocalRanks {
     found: Mutex<Vec<LocalRank>>,
 }
 
+/// A rank of this host.
 struct LocalRank {
     /// The rank in the world.
     rank: i32,

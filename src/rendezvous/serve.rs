@@ -12,17 +12,21 @@ use super::store::{NotListening, Secret, Server};
 use crate::error::Result;
 use crate::wait::{Deadline, Wait};
 
-/// How long a service that listens at the port already may take to end. The server of the job before may be about to end.
+/// How long a service that listens at the port already may take to end. The server of the job
+/// before may be about to end.
 const GOING: Duration = Duration::from_secs(1);
-/// The pause between two tries. Looking for a listener reads the list of all sockets of the host, which may be long.
+/// The pause between two tries. Looking for a listener reads the list of all sockets of the host,
+/// which may be long.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Returns this process's server at that address. A second world at that address uses the server that runs already. Returns `None` when
-/// another library of this process serves there, as PyTorch's rank 0 does in a program that called init_process_group before. That store
-/// is no older than this process, so it is as good as ours.
+/// Returns this process's server at that address. A second world at that address uses the server
+/// that runs already. Returns `None` when another library of this process serves there, as
+/// PyTorch's rank 0 does in a program that called init_process_group before. That store is no older
+/// than this process, so it is as good as ours.
 ///
-/// A port that only a connection of this host holds (the kernel gives free ports to outgoing connections) is tried again until the
-/// deadline. A port at which somebody else listens is an error after [`GOING`]. The server is told how many ranks will connect to it.
+/// A port that only a connection of this host holds (the kernel gives free ports to outgoing
+/// connections) is tried again until the deadline. A port at which somebody else listens is an
+/// error after [`GOING`]. The server is told how many ranks will connect to it.
 pub(super) fn serve(
     (host, port): (&str, u16),
     ranks: usize,
@@ -60,7 +64,8 @@ pub(super) fn serve(
     }
 }
 
-/// A server, or why it cannot listen and whether an earlier server of this process was at the same address.
+/// A server, or why it cannot listen and whether an earlier server of this process was at the same
+/// address.
 type Started = std::result::Result<Arc<Server>, (NotListening, bool)>;
 
 /// Returns the server that runs at that address, or a new one.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hostccl::fork::Own;
 
-use super::agreement::{Members, Party, Scope, ScopeKeys, WorldKeys};
+use super::agreement::{Members, Membership, Scope, ScopeKeys, WorldKeys};
 use super::launcher::Place;
 use super::losses::Losses;
 use super::store::{Server, Store};
@@ -22,12 +22,13 @@ pub struct World {
     pub(super) timeout: Duration,
     /// Whether there is no rendezvous by choice.
     pub(super) offline: bool,
-    /// What the ranks share; `None` in an offline world, and until the rank has joined.
+    /// The state that the rank has after joining; `None` in an offline world, and until the rank
+    /// has joined.
     pub(super) session: Option<Own<Session>>,
 }
 
-/// What a rank has after it has joined. A forked child never drops it. The fields are dropped in
-/// order, so the connections to the store end before the server to which they may lead.
+/// The state that a rank has after it has joined. A forked child never drops it. The fields are
+/// dropped in order, so the connections to the store end before the server to which they may lead.
 pub(super) struct Session {
     /// All ranks.
     pub(super) scope: Arc<Scope>,
@@ -97,8 +98,8 @@ impl World {
         let (store, losses) = (Arc::clone(&session.store), Arc::clone(&session.losses));
         let members = Members::Listed(ranks);
         let left = ScopeKeys::new(&members, &session.leftovers);
-        let party = Party { store, losses, members, me: position, served: session.served, serving, left };
-        Ok(Scope::new(party, prefix))
+        let membership = Membership { store, losses, members, me: position, served: session.served, serving, left };
+        Ok(Scope::new(membership, prefix))
     }
 
     /// Tells the other ranks that this rank takes no further part. To them it is lost from now on.

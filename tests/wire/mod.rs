@@ -1,4 +1,5 @@
-//! Shared by the tests that speak to the store's server byte by byte. Not every test uses all of it.
+//! Shared by the tests that speak to the store's server byte by byte. Not every test uses all of
+//! it.
 #![allow(dead_code)]
 
 use std::io::{Read, Write};
@@ -8,7 +9,8 @@ use std::time::Duration;
 use devicemesh::rendezvous::store::{Server, TcpStore};
 use devicemesh::wait::Wait;
 
-/// Runs the rest of the test in another process, because limits and memory are counted by process; in this one it is already over.
+/// Runs the rest of the test in another process, because limits and memory are counted by process;
+/// in this one it is already over.
 #[macro_export]
 macro_rules! alone {
     ($name:literal) => {

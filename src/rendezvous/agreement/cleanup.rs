@@ -1,13 +1,15 @@
 //! The keys that this rank has left in the store for its calls, and when it removes them.
 //!
-//! Each key is removed by the rank that wrote it. A counter or a verdict, which several ranks may write, is removed by the rank that wrote
-//! it first. A rank begins a call only after it has left the call before. So once all ranks of a scope have agreed on a call, nobody reads
-//! what was left in that scope before, and every rank removes the keys that it had left when it began the call. When a scope is dropped (a
-//! mesh was finalized or freed), the keys that the scope still holds are removed after the next agreed call of a scope that has all of its
-//! ranks, for example dm_init of the next mesh.
+//! Each key is removed by the rank that wrote it. A counter or a verdict, which several ranks may
+//! write, is removed by the rank that wrote it first. A rank begins a call only after it has left
+//! the call before. So once all ranks of a scope have agreed on a call, nobody reads what was left
+//! in that scope before, and every rank removes the keys that it had left when it began the call.
+//! When a scope is dropped (a mesh was finalized or freed), the keys that the scope still holds are
+//! removed after the next agreed call of a scope that has all of its ranks, for example dm_init of
+//! the next mesh.
 //!
-//! A call that failed keeps its keys until a later call is agreed, so a rank that is late for the failed call reads the same verdict as the
-//! others.
+//! A call that failed keeps its keys until a later call is agreed, so a rank that is late for the
+//! failed call reads the same verdict as the others.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +30,8 @@ pub(in crate::rendezvous) struct ScopeKeys {
     leftovers: Arc<WorldKeys>,
 }
 
-/// The keys that this rank left in one world: those of the scopes that it has dropped, and those of the world as a whole.
+/// The keys that this rank left in one world: those of the scopes that it has dropped, and those of
+/// the world as a whole.
 #[derive(Default)]
 pub(in crate::rendezvous) struct WorldKeys {
     /// The keys that were handed over so far.
@@ -37,9 +40,11 @@ pub(in crate::rendezvous) struct WorldKeys {
     at_end: Option<AtEnd>,
 }
 
-/// Receives the keys that are left of a world when this rank has dropped the world and all of its scopes.
+/// Receives the keys that are left of a world when this rank has dropped the world and all of its
+/// scopes.
 type AtEnd = Box<dyn Fn(Vec<String>) + Send + Sync>;
 
+/// The keys that were handed over by dropped scopes and by the world itself.
 #[derive(Default)]
 struct Dropped {
     /// The number of each dropped scope, its ranks, and its keys.
@@ -86,7 +91,8 @@ impl WorldKeys {
         lock(&self.dropped)
     }
 
-    /// `at_end` receives the keys that are still there when this rank has dropped the world and all of its scopes.
+    /// `at_end` receives the keys that are still there when this rank has dropped the world and all
+    /// of its scopes.
     pub(in crate::rendezvous) fn for_world(at_end: impl Fn(Vec<String>) + Send + Sync + 'static) -> WorldKeys {
         WorldKeys { dropped: Mutex::default(), at_end: Some(Box::new(at_end)) }
     }
@@ -96,7 +102,8 @@ impl WorldKeys {
         self.lock().of_world.push(key);
     }
 
-    /// Takes the keys of the scopes that were dropped since `examined` and whose ranks are all among `members`.
+    /// Takes the keys of the scopes that were dropped since `examined` and whose ranks are all
+    /// among `members`.
     pub(super) fn take(&self, members: &Members, examined: &mut u64) -> Vec<String> {
         let mut dropped = self.lock();
         let since = std::mem::replace(examined, dropped.next);

@@ -8,8 +8,8 @@ use crate::error::{Result, Status};
 use crate::rendezvous::store::any_of;
 use crate::wait::{Deadline, Wait};
 
-/// What a dissenter adds to the counter beside 1. The low half counts all ranks that have called,
-/// and the high half counts the dissenters.
+/// The number that a dissenter adds to the counter beside 1. The low half counts all ranks that
+/// have called, and the high half counts the dissenters.
 pub(super) const DISSENT: i64 = 1 << 32;
 
 /// How long the first dissenter waits for others, so that the message names more than one.
@@ -33,14 +33,14 @@ impl Round {
     /// Handles that this rank was asked for something else than the first rank. The first dissenter
     /// speaks for all dissenters.
     pub(super) fn dissent(&self, phase: &str, mine: &str, theirs: &str, wait: &Wait) -> Result<Verdict> {
-        let store = &self.party.store;
+        let store = &self.membership.store;
         let counted = self.count(self.key(phase, "count"), DISSENT + 1, wait)?;
-        let all = counted % DISSENT == self.party.members.len() as i64;
+        let all = counted % DISSENT == self.membership.members.len() as i64;
         let number = counted / DISSENT;
-        self.leave(self.differing(phase, number), self.party.me.to_string().as_bytes(), wait)?;
+        self.put(self.differing(phase, number), self.membership.me.to_string().as_bytes(), wait)?;
         let stands = if number > 1 {
             if all {
-                self.leave(self.key(phase, "all"), b"1", wait)?;
+                self.put(self.key(phase, "all"), b"1", wait)?;
             }
             self.await_verdict(phase, wait)?
         } else {
@@ -71,7 +71,7 @@ impl Round {
     /// Returns the verdict with what the dissenters ask for, as far as they are known by now;
     /// `None` when there are none.
     fn spell_out(&self, phase: &str, theirs: &str, soon: &Wait) -> Result<Option<Verdict>> {
-        let store = &self.party.store;
+        let store = &self.membership.store;
         let all = store.add(&self.key(phase, "count"), 0, soon)? / DISSENT;
         let keys: Vec<String> = (1..=all.min(READ)).map(|number| self.differing(phase, number)).collect();
         let mut positions: Vec<_> = keys.iter().map(|key| store.try_get(key, soon).ok().flatten()).collect();
@@ -84,9 +84,11 @@ impl Round {
         let mut dissenters = Vec::new();
         for position in positions.into_iter().flatten() {
             let position = String::from_utf8_lossy(&position).parse::<usize>().ok();
-            let Some(position) = position.filter(|position| *position < self.party.members.len()) else { continue };
+            let Some(position) = position.filter(|position| *position < self.membership.members.len()) else {
+                continue;
+            };
             if let Ok(Some(text)) = store.try_get(&self.here(phase, position), soon) {
-                dissenters.push((self.party.members.rank(position), String::from_utf8_lossy(&text).into_owned()));
+                dissenters.push((self.membership.members.rank(position), String::from_utf8_lossy(&text).into_owned()));
             }
         }
         dissenters.sort();
@@ -94,7 +96,7 @@ impl Round {
     }
 
     pub(super) fn mismatch(&self, dissenters: &[(i32, String)], all: usize, theirs: &str) -> Verdict {
-        Verdict::of_mismatch(dissenters, all, self.party.members.rank(0), theirs, self.number)
+        Verdict::of_mismatch(dissenters, all, self.membership.members.rank(0), theirs, self.number)
     }
 
     /// The key where the dissenter of that number says who it is.
@@ -105,7 +107,7 @@ impl Round {
     /// Returns the mismatch, if a rank differs. A mismatch says more than a missing rank does. It
     /// was about to be written, or its writer has died.
     pub(super) fn late_dissent(&self, phase: &str, soon: &Wait) -> Option<Verdict> {
-        let store = &self.party.store;
+        let store = &self.membership.store;
         let counted = store.try_get(&self.key(phase, "count"), soon).ok()??;
         let counted: i64 = String::from_utf8_lossy(&counted).trim().parse().ok()?;
         if counted < DISSENT {

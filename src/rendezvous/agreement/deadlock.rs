@@ -57,13 +57,13 @@ pub(super) fn take_back_word(round: &Round, wait: &Wait) {
         // waits for its answer.
         let hurried = wait.cancel.is_raised() || wait.deadline.passed();
         let longest = if hurried { HURRIED } else { SHORT };
-        let _ = round.party.store.delete(&at(round, round.my_rank()), &Wait::after(longest));
+        let _ = round.membership.store.delete(&at(round, round.my_rank()), &Wait::after(longest));
     }
 }
 
 /// The key where a rank notes in which call it waits.
 pub(super) fn at(round: &Round, rank: i32) -> String {
-    format!("{}/at/{rank}", round.party.losses.prefix())
+    format!("{}/at/{rank}", round.membership.losses.prefix())
 }
 
 impl DeadlockSearch {
@@ -87,13 +87,13 @@ impl DeadlockSearch {
     }
 
     fn leave_word(&self, wait: &Wait) -> Result<()> {
-        let Round { party, prefix, call, number, search, .. } = &self.0;
+        let Round { membership, prefix, call, number, search, .. } = &self.0;
         search.word.store(true, Ordering::SeqCst);
         let word = format!("{prefix}\n{number}\n{call}");
-        party.store.set(&at(&self.0, self.0.my_rank()), word.as_bytes(), wait)?;
+        membership.store.set(&at(&self.0, self.0.my_rank()), word.as_bytes(), wait)?;
         let turn = self.0.count(self.0.key("", "looks"), 1, wait)?;
         if turn == 1 {
-            self.0.leave(self.0.key("", "members"), party.members.to_text().as_bytes(), wait)?;
+            self.0.put(self.0.key("", "members"), membership.members.to_text().as_bytes(), wait)?;
         }
         search.turn.store(turn, Ordering::SeqCst);
         Ok(())
@@ -103,7 +103,7 @@ impl DeadlockSearch {
     /// s and so on.
     fn look_for_missing(&self, look: u32, wait: &Wait) -> Result<()> {
         let search = &self.0.search;
-        let left_word = self.0.party.store.add(&self.0.key("", "looks"), 0, wait)?;
+        let left_word = self.0.membership.store.add(&self.0.key("", "looks"), 0, wait)?;
         let due = look & (look + 1) == 0;
         if (due || left_word != search.seen.load(Ordering::SeqCst)) && self.search(wait)? {
             search.seen.store(left_word, Ordering::SeqCst);
@@ -114,10 +114,10 @@ impl DeadlockSearch {
     /// Goes from this call over its missing ranks to the calls where they wait, and so on. Returns
     /// `false` when a rank was just leaving its note, so the search must be repeated.
     pub(super) fn search(&self, wait: &Wait) -> Result<bool> {
-        let Round { party, prefix, call, number, .. } = &self.0;
+        let Round { membership, prefix, call, number, .. } = &self.0;
         let mut calls = vec![Call {
             prefix: prefix.clone(),
-            members: party.members.clone(),
+            members: membership.members.clone(),
             number: number.to_string(),
             call: call.clone(),
             wanted: None,
@@ -130,16 +130,16 @@ impl DeadlockSearch {
             if at_call == 0 {
                 waiting = HashSet::from_iter(came);
             } else if let Some(rank) = missing.iter().find(|rank| waiting.contains(rank)) {
-                return self.tell(&calls, at_call, *rank, wait).map(|()| true);
+                return self.report(&calls, at_call, *rank, wait).map(|()| true);
             }
             for rank in missing.into_iter().take(LOOKED_FOR) {
-                let Some(word) = party.store.try_get(&at(&self.0, rank), wait)? else { continue };
+                let Some(word) = membership.store.try_get(&at(&self.0, rank), wait)? else { continue };
                 let text = String::from_utf8_lossy(&word).into_owned();
                 let Some((prefix, number, call)) = read(&text) else { continue };
                 if calls.len() == CALLS || calls.iter().any(|known| known.prefix == prefix) {
                     continue;
                 }
-                let Some(members) = party.store.try_get(&format!("{prefix}/members"), wait)? else {
+                let Some(members) = membership.store.try_get(&format!("{prefix}/members"), wait)? else {
                     complete = false;
                     continue;
                 };
@@ -161,7 +161,7 @@ impl DeadlockSearch {
             return Ok((Vec::new(), Vec::new()));
         }
         let keys: Vec<String> = (0..call.members.len()).map(|position| call.here(position)).collect();
-        let present = self.0.party.store.present(&keys, wait)?;
+        let present = self.0.membership.store.present(&keys, wait)?;
         let (came, missing): (Vec<_>, Vec<_>) = present.into_iter().enumerate().partition(|(_, here)| *here);
         let ranks = |positions: Vec<(usize, bool)>| {
             positions.into_iter().map(|(position, _)| call.members.rank(position)).collect::<Vec<i32>>()
@@ -172,18 +172,19 @@ impl DeadlockSearch {
     /// Whether that rank waits in that call now. A note about a call that has ended is out of date.
     fn waits_in(&self, rank: i32, call: &Call, wait: &Wait) -> Result<bool> {
         let Some(position) = call.members.position(rank) else { return Ok(false) };
-        Ok(self.0.party.store.present(&[call.here(position), call.verdict()], wait)? == [true, false])
+        Ok(self.0.membership.store.present(&[call.here(position), call.verdict()], wait)? == [true, false])
     }
 
     /// Writes the deadlock as the verdict of its calls. The last of these calls waits for `rank`,
     /// which waits in the first one.
-    fn tell(&self, calls: &[Call], last: usize, rank: i32, wait: &Wait) -> Result<()> {
+    fn report(&self, calls: &[Call], last: usize, rank: i32, wait: &Wait) -> Result<()> {
         let mut ring = vec![(rank, &calls[0])];
         let mut at_call = last;
         while let Some((by, wanted)) = calls[at_call].wanted {
-            // What was read of a call is true only while this rank is in the call. The rank takes
-            // its note back when it leaves the call, and only then can the call's keys be removed.
-            if self.0.party.store.try_get(&at(&self.0, wanted), wait)?.as_ref() != Some(&calls[at_call].word) {
+            // The facts that were read about a call are true only while this rank is in the call.
+            // The rank takes its note back when it leaves the call, and only then can the call's
+            // keys be removed.
+            if self.0.membership.store.try_get(&at(&self.0, wanted), wait)?.as_ref() != Some(&calls[at_call].word) {
                 return Ok(());
             }
             ring.push((wanted, &calls[at_call]));
@@ -201,7 +202,7 @@ impl DeadlockSearch {
         let verdict = Verdict::of(&Error::new(Status::Mismatch, message));
         let theirs: Vec<String> = others.iter().map(|(_, call)| call.verdict()).collect();
         // If one of the calls has ended meanwhile, there is no deadlock.
-        if self.0.party.store.present(&theirs, wait)?.contains(&true)
+        if self.0.membership.store.present(&theirs, wait)?.contains(&true)
             || self.0.decide_at(calls[0].verdict(), &verdict, wait)? != verdict
         {
             return Ok(());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::comparing::DISSENT;
-use super::missing::HASTY;
+use super::missing::FIRST_AT_DEADLINE;
 use super::round::Round;
 use super::verdict::Verdict;
 use super::waiting::Found;
@@ -24,17 +24,17 @@ impl Round {
     pub(super) fn reach_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<()> {
         // Thousands of ranks pass their deadlines at the same moment. Most of them only wait a
         // little longer for what the first ranks find.
-        let patience = if self.party.me < HASTY { Duration::ZERO } else { grace(wait) / 2 };
+        let patience = if self.membership.me < FIRST_AT_DEADLINE { Duration::ZERO } else { grace(wait) / 2 };
         // The rank that serves the store may end its process when this function returns, so it
         // stays until the others have read the final verdict.
-        let with_server = self.party.served && self.party.members.position(0).is_some();
+        let with_server = self.membership.served && self.membership.members.position(0).is_some();
         let arrived = self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience)));
         let verdict = match arrived {
             Ok(verdict) => verdict,
             // If the deadline has not passed, a watch has reported that another wait passed its
             // deadline.
             Err(error) if error.status() == Status::Timeout && self.failure.is_none() && wait.deadline.passed() => {
-                self.after_deadline(phase, wait, error).map_err(|error| self.party.explain(error))?
+                self.after_deadline(phase, wait, error).map_err(|error| self.membership.explain(error))?
             }
             Err(error) => {
                 // The others learn now that this rank has left, and why, and need not wait for
@@ -47,9 +47,9 @@ impl Round {
                 let verdict = Verdict::of_failure(self.my_rank(), &self.call, &verdict);
                 // Another verdict may stand already, and then the rank that serves the store waits
                 // until this rank has read it.
-                let reads = with_server && !self.party.serving;
+                let reads = with_server && !self.membership.serving;
                 self.publish_verdict(phase, &verdict, Duration::from_millis(250), wait, reads);
-                return Err(self.party.explain(error));
+                return Err(self.membership.explain(error));
             }
         };
         if verdict.status == Status::Ok && self.offers.is_some() && phase.is_empty() {
@@ -64,8 +64,8 @@ impl Round {
     /// Leaves a note that this rank is here, compares, counts itself in, and waits for the verdict.
     fn arrive(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Verdict> {
         let first = self.here(phase, 0);
-        self.leave(self.here(phase, self.party.me), text.unwrap_or("done").as_bytes(), wait)?;
-        if let Some(mine) = text.filter(|_| self.party.me > 0) {
+        self.put(self.here(phase, self.membership.me), text.unwrap_or("done").as_bytes(), wait)?;
+        if let Some(mine) = text.filter(|_| self.membership.me > 0) {
             match self.await_value(Some(&first), phase, wait)? {
                 Found::Verdict(verdict) => return Ok(verdict),
                 Found::Value(theirs) if !self.is_like(mine, &theirs) => {
@@ -75,12 +75,12 @@ impl Round {
             }
         }
         let counted = self.count(self.key(phase, "count"), 1, wait)?;
-        if counted % DISSENT == self.party.members.len() as i64 {
+        if counted % DISSENT == self.membership.members.len() as i64 {
             if counted < DISSENT {
                 let verdict = Verdict::agreed_on(self.what_is_shared(phase, wait)?);
                 return self.decide(phase, &verdict, wait);
             }
-            self.leave(self.key(phase, "all"), b"1", wait)?;
+            self.put(self.key(phase, "all"), b"1", wait)?;
         }
         self.await_verdict(phase, wait)
     }
@@ -90,15 +90,15 @@ impl Round {
     fn after_deadline(&self, phase: &str, wait: &Wait, error: Error) -> Result<Verdict> {
         let timeout = wait.deadline.timeout();
         let grace = grace(wait);
-        let (store, verdict_key) = (&self.party.store, self.key(phase, "verdict"));
+        let (store, verdict_key) = (&self.membership.store, self.key(phase, "verdict"));
         let mut until = wait.deadline.extended(grace);
-        // The time may have run out elsewhere: in an earlier part of the call, or because this process was stopped. The store may know
-        // the verdict all the same.
+        // The time may have run out elsewhere: in an earlier part of the call, or because this
+        // process was stopped. The store may know the verdict all the same.
         if until.left() < LEAST_ASK {
             until = Deadline::after(LEAST_ASK);
         }
         let whole = Wait { watch: None, ..wait.with_deadline(until) };
-        let _ = self.leave(self.stuck(phase, self.party.me), b"1", &whole);
+        let _ = self.put(self.stuck(phase, self.membership.me), b"1", &whole);
         // The first rank to pass its deadline looks for the missing ones, because there may be
         // thousands.
         if self.count(self.key(phase, "late"), 1, &whole).is_ok_and(|number| number > 1) {
@@ -114,7 +114,7 @@ impl Round {
         let verdict = match found {
             Ok(verdict) => verdict,
             Err(why) => {
-                let served = if self.party.served { ", which rank 0 serves," } else { "" };
+                let served = if self.membership.served { ", which rank 0 serves," } else { "" };
                 let why = if why.status() == Status::Timeout {
                     format!("gives no answer: {}", error.message())
                 } else {

@@ -1,4 +1,4 @@
-//! What the ranks of an agreed call do in it: publish and fetch values, say that they failed, and end it.
+//! Lets the ranks of an agreed call publish and fetch values, say that they failed, and end it.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ impl Round {
 
     /// The name of the call in its world. It is the same on every rank, and no other call has it.
     pub fn name(&self) -> String {
-        let name = self.prefix.strip_prefix(self.party.losses.prefix()).unwrap_or(&self.prefix);
+        let name = self.prefix.strip_prefix(self.membership.losses.prefix()).unwrap_or(&self.prefix);
         name.replace(' ', "_")
     }
 
     /// Publishes a value for the other ranks of the call.
     pub fn publish(&self, key: &str, value: &[u8], wait: &Wait) -> Result<()> {
-        self.leave(self.key("/data", key), value, wait).map_err(|error| self.party.explain(error))
+        self.put(self.key("/data", key), value, wait).map_err(|error| self.membership.explain(error))
     }
 
     /// Returns the value that another rank publishes; `from` is its world rank. Fails early when a
@@ -44,14 +44,14 @@ impl Round {
                 self.call
             ))
             .with_ranks(&[from])),
-            Err(error) => Err(self.party.explain(error)),
+            Err(error) => Err(self.membership.explain(error)),
         }
     }
 
     /// Tells the other ranks that this one failed. The first failure of any rank becomes the
     /// verdict. This takes a moment at most when the deadline has passed.
     pub fn fail(&self, error: &Error, wait: &Wait) {
-        if self.party.members.len() > 1 {
+        if self.membership.members.len() > 1 {
             let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
             self.publish_verdict("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, false);
         }
@@ -60,21 +60,21 @@ impl Round {
     /// Returns the failure that a rank has reported by now, if any. If a rank was lost, the loss is
     /// that failure from then on.
     pub fn failed(&self, wait: &Wait) -> Result<Option<Error>> {
-        if self.party.members.len() < 2 {
+        if self.membership.members.len() < 2 {
             return Ok(None);
         }
-        self.party.losses.look(wait);
+        self.membership.losses.look(wait);
         match self.await_value(None, "/end", &wait.with_deadline(Deadline::after(LISTEN))) {
             Ok(Found::Verdict(verdict)) => Ok(verdict.into_result().err()),
             Ok(Found::Value(_)) => Ok(None),
             Err(error) if error.status() == Status::Timeout => Ok(None),
-            Err(error) => Err(self.party.explain(error)),
+            Err(error) => Err(self.membership.explain(error)),
         }
     }
 
     /// Returns when every rank of the call got through its work. Otherwise every rank gets the
     /// first failure, or the ranks that did not get through.
     pub fn finish(self, wait: &Wait) -> Result<()> {
-        if self.party.members.len() > 1 { self.reach_verdict("/end", None, wait) } else { Ok(()) }
+        if self.membership.members.len() > 1 { self.reach_verdict("/end", None, wait) } else { Ok(()) }
     }
 }

@@ -1,5 +1,5 @@
-//! Finds out who is missing in a call. The memory for that grows with the number of ranks that are looked at, not with the size that a
-//! world is said to have.
+//! Finds out who is missing in a call. The memory for that grows with the number of ranks that are
+//! looked at, not with the size that a world is said to have.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::rendezvous::store::refused_connections;
 use crate::wait::{Deadline, Wait};
 
 /// The ranks at the first positions, as many as this, act as soon as a deadline has passed.
-pub(super) const HASTY: usize = 4;
+pub(super) const FIRST_AT_DEADLINE: usize = 4;
 
-/// How many ranks the first question asks for; it asks for few, so that a slow store can answer it soon. `AT_ONCE` is for each later
-/// question, and `AT_MOST` for the whole search.
+/// How many ranks the first question asks for; it asks for few, so that a slow store can answer it
+/// soon. `AT_ONCE` is for each later question, and `AT_MOST` for the whole search.
 const AT_FIRST: usize = 256;
 
 const AT_ONCE: usize = 4096;
@@ -24,23 +24,27 @@ const NEVER_CALLED: &str = "never called";
 
 /// The ranks that left no key, among the members at the first `looked_at` positions.
 struct Absent {
+    /// The missing ranks, as ranks of the world.
     ranks: Vec<i32>,
+    /// How many members were looked at.
     looked_at: usize,
 }
 
 impl Round {
-    /// Returns the verdict of a call whose deadline has passed. The verdict names the ranks that are not here.
+    /// Returns the verdict of a call whose deadline has passed. The verdict names the ranks that
+    /// are not here.
     pub(super) fn name_missing(&self, phase: &str, timeout: Duration, soon: &Wait) -> Result<Verdict> {
-        let size = self.party.members.len();
+        let size = self.membership.members.len();
         let half = || Deadline::after(soon.deadline.left() / 2);
         let mut absent = self.absent(|position| self.here(phase, position), half(), soon)?;
         let mut what = if phase.is_empty() { NEVER_CALLED } else { "did not get through" };
         if absent.ranks.is_empty() && absent.looked_at == size {
-            // All ranks have come. If the last of them are only late, they count themselves in soon, and the verdict appears. If a
-            // rank has stopped before it counted itself in, no verdict appears.
-            let late = if size > HASTY { soon.deadline.left() * 3 / 4 } else { soon.deadline.left() / 4 };
+            // All ranks have come. If the last of them are only late, they count themselves in
+            // soon, and the verdict appears. If a rank has stopped before it counted itself in, no
+            // verdict appears.
+            let late = if size > FIRST_AT_DEADLINE { soon.deadline.left() * 3 / 4 } else { soon.deadline.left() / 4 };
             let key = self.key(phase, "verdict");
-            if let Ok(stands) = self.party.store.get(&key, &soon.with_deadline(Deadline::after(late))) {
+            if let Ok(stands) = self.membership.store.get(&key, &soon.with_deadline(Deadline::after(late))) {
                 return Ok(self.verdict_in(&stands, &key));
             }
             // If the store has gone meanwhile, any of the ranks may be the one that is stuck.
@@ -61,8 +65,10 @@ impl Round {
         if what != NEVER_CALLED {
             return Ok(Verdict::of(&Error::timeout(message).with_ranks(&absent.ranks)));
         }
-        // A rank that the store refused says why in its own log alone, so all ranks are told that there was one.
-        if let Some(refused) = (self.number == 0).then(|| refused_connections(&*self.party.store, soon)).flatten() {
+        // A rank that the store refused says why in its own log alone, so all ranks are told that
+        // there was one.
+        if let Some(refused) = (self.number == 0).then(|| refused_connections(&*self.membership.store, soon)).flatten()
+        {
             message = format!("{message}; {refused}");
         }
         Ok(Verdict::of_missing(&absent.ranks, message))
@@ -71,11 +77,11 @@ impl Round {
     /// Returns the ranks that have not left their key. When there is no time for all ranks, it
     /// looks at the first ones only.
     fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
-        let (members, mut ranks, mut at) = (&self.party.members, Vec::new(), 0);
+        let (members, mut ranks, mut at) = (&self.membership.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {
             let end = members.len().min(at + if at == 0 { AT_FIRST } else { AT_ONCE });
             let keys: Vec<String> = (at..end).map(&key).collect();
-            let present = match self.party.store.present(&keys, wait) {
+            let present = match self.membership.store.present(&keys, wait) {
                 // The missing ranks that are known already are reported.
                 Err(_) if at > 0 => break,
                 present => present?,
@@ -94,14 +100,14 @@ impl Round {
         counts: impl Fn(i32) -> bool,
         wait: &Wait,
     ) -> Result<bool> {
-        let members = &self.party.members;
+        let members = &self.membership.members;
         let mut ranks = (0..members.len()).map(|position| members.rank(position)).filter(|rank| counts(*rank));
         loop {
             let keys: Vec<String> = ranks.by_ref().take(AT_ONCE).map(&key).collect();
             if keys.is_empty() {
                 return Ok(true);
             }
-            if self.party.store.present(&keys, wait)?.contains(&false) {
+            if self.membership.store.present(&keys, wait)?.contains(&false) {
                 return Ok(false);
             }
         }

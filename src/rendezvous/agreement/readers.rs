@@ -1,10 +1,11 @@
-//! Publishes a verdict, and has the rank that serves the store stay until the other ranks have read it.
+//! Publishes a verdict, and has the rank that serves the store stay until the other ranks have read
+//! it.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::comparing::MOMENT;
-use super::round::{HURRIED, Party, Round};
+use super::round::{HURRIED, Membership, Round};
 use super::verdict::Verdict;
 use crate::error::{Result, Status};
 use crate::rendezvous::store::any_of;
@@ -61,17 +62,17 @@ impl Round {
         let stay = Deadline::after(stay.min(wait.deadline.left().max(STAY_AFTER_LOSS)));
         let stay = Wait { watch: None, ..wait.with_deadline(stay) };
         // It does not matter how this ends, because the call has its verdict.
-        let _ = if self.party.serving { self.await_readers(phase, &stay) } else { self.say_read(phase, &stay) };
+        let _ = if self.membership.serving { self.await_readers(phase, &stay) } else { self.say_read(phase, &stay) };
     }
 
     pub(super) fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
-        self.leave(self.read_by(phase, self.my_rank()), b"1", wait)?;
+        self.put(self.read_by(phase, self.my_rank()), b"1", wait)?;
         let count = self.count(self.key(phase, "read"), 1, wait)?;
-        self.leave(self.key(phase, &format!("read/{count}")), b"1", wait)
+        self.put(self.key(phase, &format!("read/{count}")), b"1", wait)
     }
 
     fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
-        let Party { store, losses, members, .. } = &*self.party;
+        let Membership { store, losses, members, .. } = &*self.membership;
         loop {
             if self.lost().is_some() {
                 return self.await_each_reader(phase, wait);
@@ -87,7 +88,7 @@ impl Round {
     /// Waits until each rank that is not lost has read the verdict. Counting is not enough here,
     /// because a lost rank may have died after its note and before it was counted.
     fn await_each_reader(&self, phase: &str, wait: &Wait) -> Result<()> {
-        let Party { store, losses, .. } = &*self.party;
+        let Membership { store, losses, .. } = &*self.membership;
         loop {
             let gone = losses.all(|rank| self.is_other(rank));
             let stays = |rank| rank != self.my_rank() && !gone.contains(&rank);

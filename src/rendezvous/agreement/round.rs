@@ -16,7 +16,7 @@ use crate::wait::Wait;
 pub(super) const HURRIED: Duration = Duration::from_millis(50);
 
 /// The ranks that agree, and their store. A scope shares it with its rounds.
-pub(in crate::rendezvous) struct Party {
+pub(in crate::rendezvous) struct Membership {
     /// The store in which the ranks meet.
     pub(in crate::rendezvous) store: Arc<dyn Store>,
     /// The ranks of the world that are known to be lost.
@@ -33,7 +33,7 @@ pub(in crate::rendezvous) struct Party {
     pub(in crate::rendezvous) left: ScopeKeys,
 }
 
-impl Party {
+impl Membership {
     /// When rank 0 serves the store, an error of the store usually means that rank 0 was lost. A
     /// store that is full is none such.
     pub(super) fn explain(&self, error: Error) -> Error {
@@ -53,7 +53,7 @@ impl Party {
 /// One agreed call, in which its ranks exchange what they need.
 pub struct Round {
     /// The ranks, and the store.
-    pub(super) party: Arc<Party>,
+    pub(super) membership: Arc<Membership>,
     /// The keys of the call begin with this prefix.
     pub(super) prefix: String,
     /// The text of the call, for comparisons and messages.
@@ -64,7 +64,7 @@ pub struct Round {
     pub(super) search: Arc<SearchState>,
     /// Why this rank cannot take part in the call, if it cannot.
     pub(super) failure: Option<Error>,
-    /// What this rank could share, in one line; `None` when the call shares nothing.
+    /// The things that this rank could share, in one line; `None` when the call shares nothing.
     pub(super) offers: Option<String>,
     /// The places of what all ranks share, once the ranks have agreed.
     pub(super) shared: OnceLock<String>,
@@ -86,17 +86,17 @@ pub(super) struct SearchState {
 
 impl Round {
     /// Stores a value that only this rank writes, and notes that the key is to be removed.
-    pub(super) fn leave(&self, key: String, value: &[u8], wait: &Wait) -> Result<()> {
-        let set = self.party.store.set(&key, value, wait);
-        self.party.left.note([key]);
+    pub(super) fn put(&self, key: String, value: &[u8], wait: &Wait) -> Result<()> {
+        let set = self.membership.store.set(&key, value, wait);
+        self.membership.left.note([key]);
         set
     }
 
     /// Adds to a counter and returns the sum. The first rank to count removes the counter later.
     pub(super) fn count(&self, key: String, amount: i64, wait: &Wait) -> Result<i64> {
-        let sum = self.party.store.add(&key, amount, wait)?;
+        let sum = self.membership.store.add(&key, amount, wait)?;
         if sum == amount {
-            self.party.left.note([key]);
+            self.membership.left.note([key]);
         }
         Ok(sum)
     }
@@ -109,22 +109,22 @@ impl Round {
 
     pub(super) fn decide_at(&self, key: String, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
         let mine = verdict.encode();
-        let stands = self.party.store.set_once(&key, &mine, wait)?;
+        let stands = self.membership.store.set_once(&key, &mine, wait)?;
         let verdict = self.verdict_in(&stands, &key);
         if stands == mine {
-            self.party.left.note([key]);
+            self.membership.left.note([key]);
         }
         Ok(verdict)
     }
 
     /// Decodes the verdict that the store has under that key.
     pub(super) fn verdict_in(&self, value: &[u8], key: &str) -> Verdict {
-        Verdict::decode(value, key, self.party.store.name())
+        Verdict::decode(value, key, self.membership.store.name())
     }
 
     pub(super) fn copy(&self) -> Round {
         Round {
-            party: Arc::clone(&self.party),
+            membership: Arc::clone(&self.membership),
             prefix: self.prefix.clone(),
             call: self.call.clone(),
             number: self.number,
@@ -140,7 +140,7 @@ impl Round {
     }
 
     pub(super) fn my_rank(&self) -> i32 {
-        self.party.members.rank(self.party.me)
+        self.membership.members.rank(self.membership.me)
     }
 
     /// The full name of a key; `phase` is "", "/data" or "/end".
@@ -155,7 +155,7 @@ impl Round {
 
     /// A rank of the scope that is known to be lost.
     pub(super) fn lost(&self) -> Option<i32> {
-        self.party.losses.first(|rank| self.is_other(rank))
+        self.membership.losses.first(|rank| self.is_other(rank))
     }
 
     pub(super) fn lost_before(&self, rank: i32) -> Error {
@@ -172,6 +172,6 @@ impl Round {
 
     /// Whether this is a rank of the scope, and not this rank itself.
     pub(super) fn is_other(&self, rank: i32) -> bool {
-        rank != self.my_rank() && self.party.members.position(rank).is_some()
+        rank != self.my_rank() && self.membership.members.position(rank).is_some()
     }
 }

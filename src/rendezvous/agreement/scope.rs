@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::deadlock::take_back_word;
-use super::round::{Party, Round};
+use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
 use crate::error::{Error, Result, Status};
@@ -13,7 +13,7 @@ use crate::wait::Wait;
 /// A set of ranks that make collective calls in the same order.
 pub struct Scope {
     /// The ranks, and the store.
-    pub(super) party: Arc<Party>,
+    pub(super) membership: Arc<Membership>,
     /// The keys of the scope begin with this prefix.
     pub(super) prefix: String,
     /// How many calls were begun so far.
@@ -26,8 +26,8 @@ pub struct Scope {
 impl Scope {
     /// The keys of the scope begin with `prefix`, which is the same on all its ranks and is used
     /// once.
-    pub(in crate::rendezvous) fn new(party: Party, prefix: String) -> Scope {
-        Scope { party: Arc::new(party), prefix, calls: AtomicU64::new(0), over: AtomicBool::new(false) }
+    pub(in crate::rendezvous) fn new(membership: Membership, prefix: String) -> Scope {
+        Scope { membership: Arc::new(membership), prefix, calls: AtomicU64::new(0), over: AtomicBool::new(false) }
     }
 
     /// Returns when every rank of the scope has made this call as its call of the same number.
@@ -43,7 +43,7 @@ impl Scope {
     /// are not.
     pub fn agree_in_detail(&self, call: &str, detail: &str, wait: &Wait) -> Result<Round> {
         let round = self.next_round(call);
-        if round.party.members.len() > 1 {
+        if round.membership.members.len() > 1 {
             self.enter(&round, &format!("{call}{DETAIL}{detail}"), wait)?;
         }
         Ok(round)
@@ -57,13 +57,13 @@ impl Scope {
     pub fn agree_to_share(&self, call: &str, offers: &[Option<String>], wait: &Wait) -> Result<(Round, Vec<bool>)> {
         let names = offers.iter().map(|offer| offer.as_deref().unwrap_or(NOTHING)).collect();
         let round = Round { offers: Some(names_in_line(names)), ..self.next_round(call) };
-        if round.party.members.len() < 2 {
+        if round.membership.members.len() < 2 {
             let shared = offers.iter().map(Option::is_some).collect();
             return Ok((round, shared));
         }
         // Only what the first rank offers can be shared, so the other ranks keep their offers to
         // themselves.
-        let offered = if round.party.me == 0 { round.offers.as_deref().unwrap_or_default() } else { "" };
+        let offered = if round.membership.me == 0 { round.offers.as_deref().unwrap_or_default() } else { "" };
         self.enter(&round, &format!("{call}{DETAIL}{offered}"), wait)?;
         let agreed = round.shared.get().map_or("", String::as_str);
         let places: Vec<usize> = agreed.split(' ').filter_map(|place| place.parse().ok()).collect();
@@ -77,15 +77,15 @@ impl Scope {
         if let Some(lost) = round.lost().filter(|_| self.over.load(Ordering::SeqCst)) {
             return Err(round.lost_before(lost));
         }
-        let behind = self.party.left.take();
+        let removable = self.membership.left.take();
         let settled = round.reach_verdict("", Some(text), wait);
         // This comes before the rank begins another call, because other ranks rely on the note
         // while it stands.
         take_back_word(round, wait);
         match &settled {
-            Ok(()) => self.party.store.forget(behind, wait),
+            Ok(()) => self.membership.store.forget(removable, wait),
             Err(error) => {
-                self.party.left.note(behind);
+                self.membership.left.note(removable);
                 // The store keeps the loss, so every rank finds it by itself, and no later call
                 // needs keys for it.
                 if error.status() == Status::PeerLost && round.lost().is_some() {
@@ -111,9 +111,9 @@ impl Scope {
     fn next_round(&self, call: &str) -> Round {
         let number = self.calls.fetch_add(1, Ordering::SeqCst);
         let prefix = format!("{}/{number}", self.prefix);
-        let (party, call) = (Arc::clone(&self.party), call.to_owned());
+        let (membership, call) = (Arc::clone(&self.membership), call.to_owned());
         Round {
-            party,
+            membership,
             prefix,
             call,
             number,

@@ -1,4 +1,5 @@
-//! What the ranks of a call can share: the first rank offers, the others object to what they do not have.
+//! Finds out which things the ranks of a call can share: the first rank offers, the others object
+//! to what they do not have.
 
 use super::round::Round;
 use super::verdict::DETAIL;
@@ -21,7 +22,7 @@ impl Round {
         let Some(mine) = &self.offers else { return Ok(()) };
         for (place, name) in offered(theirs) {
             if mine.split(' ').nth(place) != Some(name) {
-                self.leave(self.objection(phase, place), b"1", wait)?;
+                self.put(self.objection(phase, place), b"1", wait)?;
             }
         }
         Ok(())
@@ -33,14 +34,14 @@ impl Round {
         if self.offers.is_none() || !phase.is_empty() {
             return Ok(String::new());
         }
-        let theirs = self.party.store.get(&self.here(phase, 0), wait)?;
+        let theirs = self.membership.store.get(&self.here(phase, 0), wait)?;
         let theirs = String::from_utf8_lossy(&theirs).into_owned();
         let places: Vec<usize> = offered(&theirs).map(|(place, _)| place).collect();
         if places.is_empty() {
             return Ok(String::new());
         }
         let keys: Vec<String> = places.iter().map(|place| self.objection(phase, *place)).collect();
-        let objected = self.party.store.present(&keys, wait)?;
+        let objected = self.membership.store.present(&keys, wait)?;
         let agreed = places.iter().zip(objected).filter(|(_, objected)| !objected);
         Ok(agreed.map(|(place, _)| place.to_string()).collect::<Vec<_>>().join(" "))
     }

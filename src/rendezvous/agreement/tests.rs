@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::verdict::{Verdict, ranges};
-use super::{Members, Party, Scope, ScopeKeys};
+use super::{Members, Membership, Scope, ScopeKeys};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
@@ -15,13 +15,13 @@ use crate::wait::Wait;
 fn scope(store: &MemoryStore, me: usize, size: usize) -> Scope {
     let store: Arc<dyn Store> = Arc::new(store.clone());
     let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
-    let party = party(store, losses, Members::All(size), me);
-    Scope::new(party, "test/world".to_owned())
+    let membership = membership(store, losses, Members::All(size), me);
+    Scope::new(membership, "test/world".to_owned())
 }
 
-pub(super) fn party(store: Arc<dyn Store>, losses: Arc<Losses>, members: Members, me: usize) -> Party {
+pub(super) fn membership(store: Arc<dyn Store>, losses: Arc<Losses>, members: Members, me: usize) -> Membership {
     let left = ScopeKeys::new(&members, &Arc::default());
-    Party { store, losses, members, me, served: false, serving: false, left }
+    Membership { store, losses, members, me, served: false, serving: false, left }
 }
 
 /// Returns what each of `size` ranks gets from `run(rank, scope)`.
@@ -130,7 +130,7 @@ fn a_rank_that_has_gone_is_not_waited_for() {
     // A store that knows of losses writes them like this. The first loss was noted for a call that
     // it did not harm.
     let errors = ranks(5, |me, scope| {
-        let store = Arc::clone(&scope.party.store);
+        let store = Arc::clone(&scope.membership.store);
         scope.agree("first()", &soon()).unwrap().finish(&soon()).unwrap();
         if me == 2 {
             store.add("test/lost", 1, &soon()).unwrap();
@@ -201,7 +201,7 @@ fn a_rank_whose_time_ran_out_before_the_call_does_not_blame_the_store() {
 #[test]
 fn connections_that_the_store_refused_are_told_to_all_ranks_of_the_first_call() {
     let errors = ranks(3, |me, scope| {
-        scope.party.store.set("devicemesh/refused", b"the store refused 1 connection", &soon()).unwrap();
+        scope.membership.store.set("devicemesh/refused", b"the store refused 1 connection", &soon()).unwrap();
         let call = || scope.agree("dm_world_init()", &Wait::after(Duration::from_millis(200))).map(drop).unwrap_err();
         (me != 1).then(|| [call(), call()])
     });
@@ -293,7 +293,7 @@ fn a_mismatch_is_told_also_when_a_rank_is_missing_and_the_deadline_is_near() {
 fn the_first_that_differs_may_be_lost_before_it_speaks() {
     // Rank 3 takes the world to be larger than the others do, so they do not miss it.
     let errors = ranks(4, |me, scope| {
-        let store = &scope.party.store;
+        let store = &scope.membership.store;
         if me == 3 {
             store.set("test/world/0/here/3", b"call of 3", &soon()).unwrap();
             store.add("test/world/0/count", (1 << 32) + 1, &soon()).unwrap();
@@ -345,7 +345,7 @@ fn a_slow_store_does_not_keep_a_rank_that_is_aborted_and_the_others_learn_all_th
     let memory = MemoryStore::new();
     let store: Arc<dyn Store> = Arc::new(Slow(memory.clone()));
     let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
-    let scope = Scope::new(party(store, losses, Members::All(2), 0), "test/world".to_owned());
+    let scope = Scope::new(membership(store, losses, Members::All(2), 0), "test/world".to_owned());
     let wait = soon();
     let (aborted, took) = std::thread::scope(|threads| {
         let waiting = threads.spawn(|| (scope.agree("dm_init()", &wait).map(drop).unwrap_err(), Instant::now()));

@@ -1,4 +1,4 @@
-//! What all ranks of a call are told, and its words.
+//! The verdict that all ranks of a call are told, and its words.
 
 use crate::error::{Error, Result, Status};
 
@@ -12,7 +12,7 @@ const SHOWN_CHARACTERS: usize = 40;
 /// A status. When the status is not OK, there is a message, with the codes of the layers below.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
-    /// What all ranks of the call return.
+    /// The status that all ranks of the call return.
     pub(super) status: Status,
     /// The result code of the communicator library; 0 if there is none.
     ccl: i32,
@@ -51,7 +51,7 @@ impl Verdict {
         Verdict { message: note, ..Verdict::agreed() }
     }
 
-    /// What the ranks have agreed on.
+    /// Returns the text on which the ranks have agreed.
     pub(super) fn note(&self) -> &str {
         &self.message
     }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::rendezvous::store::any_of;
 use crate::wait::{Wait, Watch};
 
-/// What a wait inside a call has found.
+/// The thing that a wait inside a call has found.
 pub(super) enum Found {
     Value(Vec<u8>),
     Verdict(Verdict),
@@ -27,7 +27,7 @@ impl Round {
     /// Waits for a key (if any) or the verdict of the phase. When a rank of the scope is lost and
     /// neither is there, the loss becomes the verdict.
     pub(super) fn await_value(&self, key: Option<&str>, phase: &str, wait: &Wait) -> Result<Found> {
-        let losses = Arc::clone(&self.party.losses);
+        let losses = Arc::clone(&self.membership.losses);
         let of_caller = wait.watch.clone();
         let (order, looking) =
             (phase.is_empty().then(|| DeadlockSearch::of(self)), Wait { watch: None, ..wait.clone() });
@@ -39,7 +39,7 @@ impl Round {
             of_caller.as_ref().map_or(Ok(()), |watch| watch())
         });
         let wait = &Wait { watch: Some(watch), ..wait.clone() };
-        let (store, verdict) = (&self.party.store, self.key(phase, "verdict"));
+        let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
         loop {
             if let Some(lost) = self.lost() {
                 // A value that was published before the loss still counts.
@@ -49,12 +49,12 @@ impl Round {
                 let found = Verdict::of(&self.loss(phase, lost, wait));
                 return self.decide(phase, &found, wait).map(Found::Verdict);
             }
-            let (number, lost) = self.party.losses.next();
+            let (number, lost) = self.membership.losses.next();
             let keys: Vec<&str> = key.into_iter().chain([verdict.as_str(), lost.as_str()]).collect();
             let (index, value) = any_of(&**store, &keys, wait)?;
             match (keys.len() - index, key) {
                 (1, _) => {
-                    self.party.losses.note(number, &value);
+                    self.membership.losses.note(number, &value);
                     // The call ends at its deadline also when the store reports losses without end
                     // that are no ranks of this scope.
                     wait.cancel.check()?;
@@ -72,8 +72,8 @@ impl Round {
     }
 
     fn loss(&self, phase: &str, rank: i32, wait: &Wait) -> Error {
-        let position = self.party.members.position(rank);
-        let came = position.and_then(|position| self.party.store.try_get(&self.here(phase, position), wait).ok());
+        let position = self.membership.members.position(rank);
+        let came = position.and_then(|position| self.membership.store.try_get(&self.here(phase, position), wait).ok());
         if phase.is_empty() && came.flatten().is_none() { self.lost_before(rank) } else { self.lost_when("in", rank) }
     }
 }

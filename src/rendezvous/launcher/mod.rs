@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use family::{Family, KUBERNETES, MPI, SLURM, TORCH, partial};
 use variables::{Number, Variables};
 
-/// What a launcher says about this process.
+/// The facts that a launcher states about this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {
@@ -46,7 +46,7 @@ pub struct Place {
     pub agent: bool,
     /// The launcher's name, for messages.
     pub launcher: &'static str,
-    /// What the user can set when there is no address, or its port is taken.
+    /// The advice for the user when there is no address, or its port is taken.
     pub advice: &'static str,
 }
 

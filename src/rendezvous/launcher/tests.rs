@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What each launcher really set, as far as it says who and where (2026-11-21: Open MPI 4.1.4, MPICH 4.0.2, Slurm 22.05.8, torch 2.15).
+/// The variables that each launcher really set, as far as they say who and where (2026-11-21: Open
+/// MPI 4.1.4, MPICH 4.0.2, Slurm 22.05.8, torch 2.15).
 const OPEN_MPI: &str = "OMPI_APP_CTX_NUM_PROCS=4 OMPI_COMM_WORLD_LOCAL_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=4 OMPI_COMM_WORLD_NODE_RANK=2 \
     OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_MCA_ess_base_jobid=723910657 OMPI_MCA_ess_base_vpid=2 OMPI_MCA_orte_ess_num_procs=4 \
     OMPI_MCA_orte_hnp_uri=723910656.0;tcp://192.0.2.2:38973;tcp6://[fd00::2]:47005 OMPI_MCA_orte_num_nodes=1 PMIX_HOSTNAME=vm \
@@ -28,7 +29,8 @@ const SBATCH_SCRIPT: &str = "SLURM_GTIDS=0 SLURM_JOB_ID=5 SLURM_JOB_NODELIST=nod
 /// `mpiexec.hydra -n 4` in a batch script: the step is that of the proxies, one per node.
 const MPICH_IN_SLURM: &str = "MPI_LOCALNRANKS=3 MPI_LOCALRANKID=2 PMI_FD=9 PMI_RANK=2 PMI_SIZE=4 SLURM_JOB_ID=8 SLURM_LOCALID=0 SLURM_NODEID=0 \
     SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_STEPID=0 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=node[001-002] SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2";
-/// `mpirun -n 2` in a batch script of two nodes: both ranks on the first, started by Slurm's step of the daemons.
+/// `mpirun -n 2` in a batch script of two nodes: both ranks on the first, started by Slurm's step
+/// of the daemons.
 const OPEN_MPI_IN_SLURM: &str = "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 \
     PMIX_NAMESPACE=579010561 PMIX_RANK=1 SLURM_JOB_ID=7 SLURM_LOCALID=0 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_STEP_ID=0 \
     SLURM_STEP_NODELIST=node[001-002] SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2";

@@ -6,13 +6,16 @@ use crate::error::{Error, Result};
 
 /// Looks up environment variables. An empty variable counts as one that is not set.
 pub(super) struct Variables<'a> {
+    /// Returns the value of a variable.
     pub(super) get: &'a dyn Fn(&str) -> Option<String>,
 }
 
 /// A variable that holds a rank or a count.
 #[derive(Clone, Copy)]
 pub(super) struct Number<'a> {
+    /// The name of the variable, for messages.
     pub(super) name: &'a str,
+    /// The number that the variable holds.
     pub(super) value: usize,
 }
 

@@ -33,18 +33,24 @@ pub struct Callbacks {
 
 /// A store made of the caller's functions.
 pub struct CallbackStore {
-    /// What every function gets as its first argument.
+    /// The first argument of every function.
     user_data: *mut c_void,
+    /// Stores a value.
     set: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, usize) -> i32,
+    /// Waits for a value, and returns it.
     get: unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_void, usize, *mut usize, i64) -> i32,
+    /// Adds to a counter.
     add: unsafe extern "C" fn(*mut c_void, *const c_char, i64, *mut i64) -> i32,
+    /// Is called when the store is dropped.
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
+    /// Removes a key.
     remove: Option<unsafe extern "C" fn(*mut c_void, *const c_char) -> i32>,
     /// Whether a world was made with this store. Only then does `drop` have to be called.
     kept: AtomicBool,
 }
 
-// SAFETY: the contract of dm_store_callbacks: the functions may be called from any thread, several at once.
+// SAFETY: the contract of dm_store_callbacks: the functions may be called from any thread, several
+// at once.
 unsafe impl Send for CallbackStore {}
 // SAFETY: as above.
 unsafe impl Sync for CallbackStore {}

@@ -34,12 +34,12 @@ const CLOSED: u32 = 5;
 /// Where a server listens, and how to greet it.
 pub(super) struct Address {
     /// `tcp://host:port`, for messages.
-    /// The host, as the caller named it.
     pub(super) name: String,
-    /// The port.
+    /// The host, as the caller named it.
     pub(super) host: String,
-    /// The secret to prove, if there is one.
+    /// The port.
     pub(super) port: u16,
+    /// The secret to prove, if there is one.
     pub(super) secret: Option<Secret>,
     /// The address of the name that was reached. Later connections need no name server.
     pub(super) reached: OnceCell<SocketAddr>,

@@ -25,8 +25,9 @@ pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
 /// The key by which a client knows a server of this library. It is not listed or counted. Its value
 /// is empty, or says that the store is full.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
-/// The key under which a server of this library says how many connections it refused, because they had the wrong secret or none. It exists
-/// once there is such a connection, and is not listed or counted.
+/// The key under which a server of this library says how many connections it refused, because they
+/// had the wrong secret or none. It exists once there is such a connection, and is not listed or
+/// counted.
 pub const REFUSED_KEY: &[u8] = b"/devicemesh/refused";
 /// The first word a client sends.
 pub const MAGIC: u32 = 0x3c85_f7ce;
@@ -75,14 +76,17 @@ pub mod op {
     // The operations below are this library's own, for a server at which the key SERVER_KEY exists.
     // PyTorch's server closes the connection.
 
-    /// keys; replies with a byte 0, the i64 index of one that is there and its value, once there is one.
+    /// keys; replies with a byte 0, the i64 index of one that is there and its value, once there is
+    /// one.
     pub const WAIT_ANY: u8 = 100;
-    /// key, value; replies with a byte 0. When the last connection that left these two ends, key counts one more (as ADD does) and the
-    /// value stands under the key, a slash and the count.
+    /// key, value; replies with a byte 0. When the last connection that left these two ends, key
+    /// counts one more (as ADD does) and the value stands under the key, a slash and the count.
     pub const LAST_WORD: u8 = 101;
-    /// The client's nonce; replies with the server's, which is empty where the server has no secret.
+    /// The client's nonce; replies with the server's, which is empty where the server has no
+    /// secret.
     pub const CHALLENGE: u8 = 102;
-    /// The client's proof that it has the secret; replies with the server's, which is empty when it does not believe the client's.
+    /// The client's proof that it has the secret; replies with the server's, which is empty when it
+    /// does not believe the client's.
     pub const PROOF: u8 = 103;
 }
 
@@ -281,7 +285,9 @@ pub(super) fn request(bytes: Cow<'_, [u8]>) -> Option<Request> {
     })
 }
 
+/// Reads the parts of a request that was measured.
 struct Reader<'a> {
+    /// The bytes that are still to be read.
     bytes: &'a [u8],
 }
 

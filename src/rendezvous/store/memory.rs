@@ -1,4 +1,5 @@
-//! A store in this process's memory: for a world of one rank, and for ranks that are threads of one process.
+//! A store in this process's memory: for a world of one rank, and for ranks that are threads of one
+//! process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

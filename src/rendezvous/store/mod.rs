@@ -1,5 +1,5 @@
-//! The key-value store that ranks meet in: one interface over PyTorch's TCPStore protocol, a shared folder, this
-//! process's memory and the caller's own callbacks.
+//! The key-value store that ranks meet in: one interface over PyTorch's TCPStore protocol, a shared
+//! folder, this process's memory and the caller's own callbacks.
 
 mod callbacks;
 mod client;

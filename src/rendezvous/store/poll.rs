@@ -14,7 +14,8 @@ const MOST_EVENTS: usize = 256;
 /// The longest time that one look takes when it has a limit.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What is waited for on a descriptor. Errors and a hang-up of both directions are always reported.
+/// The events on a descriptor that the loop waits for. Errors and a hang-up of both directions are
+/// always reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Interest {
     /// Whether the loop wants to know that there is something to read.
@@ -23,7 +24,7 @@ pub(super) struct Interest {
     pub(super) write: bool,
 }
 
-/// What happened on a descriptor.
+/// The events that have happened on a descriptor.
 pub(super) struct Ready {
     /// The number under which the descriptor was added.
     pub(super) token: u64,
@@ -54,15 +55,18 @@ impl Poll {
         Ok(epoll::modify(&*self.0, source, EventData::new_u64(token), flags(interest))?)
     }
 
-    /// Looks no longer at a descriptor that is about to be closed. Closing it is not enough where a process made by `clone` has a copy.
+    /// Looks no longer at a descriptor that is about to be closed. Closing it is not enough where a
+    /// process made by `clone` has a copy.
     pub(super) fn remove(&self, source: impl AsFd) {
         let _ = epoll::delete(&*self.0, source);
     }
 
-    /// Fills `ready` with what has happened, at the latest after `limit`. Nothing happened when a signal has interrupted the wait.
+    /// Fills `ready` with what has happened, at the latest after `limit`. Nothing happened when a
+    /// signal has interrupted the wait.
     pub(super) fn wait(&self, limit: Option<Duration>, ready: &mut Vec<Ready>) {
         let mut buffer = [const { MaybeUninit::uninit() }; MOST_EVENTS];
-        // The next look is not before the moment that the limit means, so a part of a millisecond counts as a whole one.
+        // The next look is not before the moment that the limit means, so a part of a millisecond
+        // counts as a whole one.
         let limit = limit.map(|limit| limit.min(LONGEST).as_micros().div_ceil(1000) as u64);
         let limit = limit.map(|millis| timespec(Duration::from_millis(millis)));
         ready.clear();

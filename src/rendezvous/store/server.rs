@@ -44,7 +44,7 @@ pub struct Server {
     address: SocketAddr,
     /// Whether it listens on loopback addresses alone.
     is_local: bool,
-    /// What the server shares with its thread.
+    /// The state that the server shares with its thread.
     shared: Arc<Shared>,
     /// The thread of the loop, until it is joined.
     thread: Option<JoinHandle<()>>,
@@ -140,9 +140,9 @@ impl Server {
         self.is_local
     }
 
-    /// Returns the most work since the last call of this function: that of one small turn, that of one round of larger turns, and all work
-    /// between two looks at the sockets. One unit of work is about a byte that was read, copied or sent. A key that was looked at counts
-    /// 256 units.
+    /// Returns the most work since the last call of this function: that of one small turn, that of
+    /// one round of larger turns, and all work between two looks at the sockets. One unit of work
+    /// is about a byte that was read, copied or sent. A key that was looked at counts 256 units.
     #[doc(hidden)]
     pub fn most_work(&self) -> (usize, usize, usize) {
         let take = |most: &AtomicUsize| most.swap(0, Ordering::SeqCst);

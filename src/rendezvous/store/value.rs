@@ -20,6 +20,7 @@ impl DetachedBytes {
 #[derive(Clone)]
 pub(super) struct Value(Arc<Held>);
 
+/// The bytes of a value, and whether they are counted.
 struct Held {
     /// The value itself.
     bytes: Vec<u8>,

@@ -1,4 +1,5 @@
-//! What calls leave in the store: ranks as threads over a store in memory.
+//! Calls leave no more in the store than the last one did: ranks are threads over a store in
+//! memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use proptest::prelude::RngCore;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use super::super::tests::soon;
-use super::super::{Party, Scope};
+use super::super::{Membership, Scope};
 use super::*;
 use crate::error::{Error, Status};
 use crate::rendezvous::losses::Losses;
@@ -51,9 +52,9 @@ fn scope(
 ) -> Scope {
     let left = ScopeKeys::new(&members, leftovers);
     let serving = served && members.rank(me) == 0;
-    let party =
-        Party { store: Arc::new(store.clone()), losses: Arc::clone(losses), members, me, served, serving, left };
-    Scope::new(party, prefix.to_owned())
+    let membership =
+        Membership { store: Arc::new(store.clone()), losses: Arc::clone(losses), members, me, served, serving, left };
+    Scope::new(membership, prefix.to_owned())
 }
 
 fn run<T: Send>(store: &MemoryStore, size: usize, served: bool, run: impl Fn(Rank) -> T + Sync) -> Vec<T> {
@@ -167,8 +168,9 @@ fn calls_without_a_lost_rank_leave_nothing_however_many_they_are() {
     assert!(store.keys().len() < 30, "{:?}", store.keys());
 }
 
-/// Ranks come at random moments, some with deadlines that pass before the others come: whatever the interleaving of verdicts, late ranks and
-/// removals, all ranks hear the same of each call, and only the last calls are left in the end.
+/// Ranks come at random moments, some with deadlines that pass before the others come: whatever the
+/// interleaving of verdicts, late ranks and removals, all ranks hear the same of each call, and
+/// only the last calls are left in the end.
 #[test]
 fn late_ranks_and_removals_in_any_order_change_no_verdict() {
     for seed in 0..6u8 {

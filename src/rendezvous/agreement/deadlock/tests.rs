@@ -3,19 +3,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::tests::{party, ranks, soon};
-use super::super::{Party, Scope};
+use super::super::tests::{membership, ranks, soon};
+use super::super::{Membership, Scope};
 use super::*;
 
 /// A set of these ranks as rank `rank` sees it, beside the scope of the world.
 fn set(world: &Scope, name: &str, ranks: &[i32], rank: usize) -> Scope {
     let members = Members::Listed(ranks.into());
     let me = members.position(rank as i32).unwrap();
-    let Party { store, losses, .. } = &*world.party;
-    Scope::new(party(Arc::clone(store), Arc::clone(losses), members, me), format!("test/{name}"))
+    let Membership { store, losses, .. } = &*world.membership;
+    Scope::new(membership(Arc::clone(store), Arc::clone(losses), members, me), format!("test/{name}"))
 }
 
-/// Each rank calls in one of these sets, after so many milliseconds; all must be told within `limit` of the last one.
+/// Each rank calls in one of these sets, after so many milliseconds; all must be told within
+/// `limit` of the last one.
 fn wait_for_each_other(calls: &[(&[i32], &str, u64)], limit: Duration) {
     let last = calls.iter().map(|call| call.2).max().unwrap();
     let began = Instant::now();
@@ -66,14 +67,14 @@ fn a_wait_in_a_ring_is_found() {
 
 #[test]
 fn calls_of_different_sets_in_different_orders_are_a_mismatch_and_not_a_wait() {
-    // Of the set {3, 1}, rank 1 calls first in the set and rank 3 first in the world.
+    // In the set {3, 1}, rank 1 calls first in the set and rank 3 first in the world.
     let began = Instant::now();
     let errors = ranks(4, |me, world| {
         let inside = || {
             let members = Members::Listed([3, 1].into());
-            let Party { store, losses, .. } = &*world.party;
-            let party = party(Arc::clone(store), Arc::clone(losses), members, 1);
-            Scope::new(party, "test/set".to_owned())
+            let Membership { store, losses, .. } = &*world.membership;
+            let membership = membership(Arc::clone(store), Arc::clone(losses), members, 1);
+            Scope::new(membership, "test/set".to_owned())
         };
         match me {
             1 => inside().agree("dm_flatten(dp, cp)", &soon()).map(drop).unwrap_err(),
@@ -94,10 +95,10 @@ fn a_rank_that_is_late_because_of_another_set_is_waited_for() {
     let outcomes = ranks(4, |me, world| {
         if me == 1 || me == 3 {
             let members = Members::Listed([3, 1].into());
-            let Party { store, losses, .. } = &*world.party;
+            let Membership { store, losses, .. } = &*world.membership;
             let position = usize::from(me == 1);
-            let party = party(Arc::clone(store), Arc::clone(losses), members, position);
-            let set = Scope::new(party, "test/set".to_owned());
+            let membership = membership(Arc::clone(store), Arc::clone(losses), members, position);
+            let set = Scope::new(membership, "test/set".to_owned());
             std::thread::sleep(Duration::from_millis(if me == 3 { 1500 } else { 0 }));
             set.agree("dm_flatten(dp, cp)", &soon())?;
         }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{party, soon};
-use crate::rendezvous::agreement::{Members, Party, Round, Scope};
+use super::{membership, soon};
+use crate::rendezvous::agreement::{Members, Membership, Round, Scope};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
-/// The end of a call by hand: of a rank that is counted, not as the last one, and is slow to read the verdict.
+/// The end of a call by hand: of a rank that is counted, not as the last one, and is slow to read
+/// the verdict.
 fn come_to_the_end(store: &MemoryStore) {
     store.add("test/world/0/end/count", 1, &soon()).unwrap();
     store.set("counted", b"1", &soon()).unwrap();
@@ -23,8 +24,8 @@ fn end(store: &MemoryStore, round: Round, wait: &Wait) {
 fn serving(store: &MemoryStore, me: usize, size: usize) -> Scope {
     let store: Arc<dyn Store> = Arc::new(store.clone());
     let losses = Arc::new(Losses::none(Arc::clone(&store), "test"));
-    let party = Party { served: true, serving: me == 0, ..party(store, losses, Members::All(size), me) };
-    Scope::new(party, "test/world".to_owned())
+    let membership = Membership { served: true, serving: me == 0, ..membership(store, losses, Members::All(size), me) };
+    Scope::new(membership, "test/world".to_owned())
 }
 
 #[test]

@@ -27,7 +27,8 @@ impl Serving {
         }
     }
 
-    /// Stops listening for a moment, because looking again at who wants to connect is no use until something changes.
+    /// Stops listening for a moment, because looking again at who wants to connect is no use until
+    /// something changes.
     fn pause(&mut self) {
         self.listen(false);
         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
@@ -84,9 +85,10 @@ impl Serving {
         }
     }
 
-    /// Returns the client that makes room. It is from the address with the most connections, and is the newest one there that is idle,
-    /// waits for nothing and has left no last word. Where there is no such client, but that address leaves little to the others, it is
-    /// the newest one from that address.
+    /// Returns the client that makes room. It is from the address with the most connections, and is
+    /// the newest one there that is idle, waits for nothing and has left no last word. Where there
+    /// is no such client, but that address leaves little to the others, it is the newest one from
+    /// that address.
     fn dispensable(&self) -> Option<Client> {
         let (address, is_greedy) = self.connections.busiest()?;
         let is_idle = |connection: &Connection| {

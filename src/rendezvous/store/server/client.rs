@@ -34,10 +34,15 @@ pub(super) enum Authentication {
     Admitted,
 }
 
+/// A connection of one client.
 pub(super) struct Connection {
+    /// The socket, which does not block.
     pub(super) stream: Private<TcpStream>,
+    /// The address from which the client connects.
     pub(super) address: IpAddr,
+    /// The events for which the loop waits.
     pub(super) interest: Interest,
+    /// How far the client is with its greeting and its proof.
     pub(super) authentication: Authentication,
     /// Whether the connection is dropped once its replies are sent.
     pub(super) ending: bool,
@@ -60,22 +65,24 @@ pub(super) struct Connection {
     measure: Measure,
     /// The length of the next request, once all of it is there.
     measured: Option<usize>,
+    /// The replies that are still to be sent.
     pub(super) outgoing: Outgoing,
     /// How many bytes the server counts for this client.
     pub(super) counted: usize,
 }
 
-/// What came of a request at a connection whose client may have to prove that it has the secret.
+/// The result of a request at a connection whose client may have to prove that it has the secret.
 pub(super) enum Admission {
     /// The request is to be carried out.
     CarryOut(Request),
     /// The connection itself has answered the request.
     Answered,
-    /// The client has the wrong secret, or none, or one where none is asked for. The text says which of these it is.
+    /// The client has the wrong secret, or none, or one where none is asked for. The text says
+    /// which of these it is.
     Refused(&'static str),
 }
 
-/// What an attempt to read has found.
+/// The result of an attempt to read.
 pub(super) enum ReadOutcome {
     Bytes(usize),
     Nothing,
@@ -117,7 +124,7 @@ impl Connection {
     }
 
     /// Whether the client's requests must wait until it reads its replies.
-    pub(super) fn is_deaf(&self) -> bool {
+    pub(super) fn is_backlogged(&self) -> bool {
         self.outgoing.left() > HIGH_WATER
     }
 
@@ -184,7 +191,7 @@ impl Connection {
     }
 
     /// Frees what the client makes the server keep. The connection is dropped afterwards.
-    pub(super) fn give_up(&mut self) {
+    pub(super) fn release(&mut self) {
         (self.received, self.done, self.measured) = (Vec::new(), 0, None);
         (self.outgoing, self.task) = (Outgoing::default(), None);
         (self.ending, self.counted) = (true, 0);
@@ -204,7 +211,8 @@ impl Connection {
         self.outgoing.push(bytes);
     }
 
-    /// Answers what the connection itself answers before the client may ask: a greeting, and with a secret the two proofs.
+    /// Answers what the connection itself answers before the client may ask: a greeting, and with a
+    /// secret the two proofs.
     pub(super) fn admit(&mut self, request: Request, secret: Option<&Secret>) -> Result<Admission, String> {
         let string = |bytes: &[u8]| Writer::default().string(bytes).finish();
         match (&self.authentication, request, secret) {

@@ -24,17 +24,27 @@ pub(super) const MOST_READ: usize = 64 << 10;
 /// How many bytes are sent to one client in a small turn.
 pub(super) const SMALL_SEND: usize = 16 << 10;
 
-/// The token of the event that wakes the loop. The listeners' tokens are lower, the clients' tokens are higher.
+/// The token of the event that wakes the loop. The listeners' tokens are lower, the clients' tokens
+/// are higher.
 pub(super) const WAKE: u64 = 1 << 16;
 
+/// The state of the server's loop.
 pub(super) struct Serving {
+    /// The sockets on which the server listens.
     pub(super) listeners: Vec<Private<TcpListener>>,
+    /// The descriptors for which the loop waits.
     pub(super) poll: Poll,
+    /// The state that the loop shares with the server's handle.
     pub(super) shared: Arc<Shared>,
+    /// The secret that clients must prove, if there is one.
     pub(super) secret: Option<Secret>,
+    /// The values, and which clients wait for what.
     pub(super) table: Table,
+    /// The connections by number.
     pub(super) clients: HashMap<Client, Connection>,
+    /// The number of the next client.
     pub(super) next: Client,
+    /// The facts by which the server decides who may be connected.
     pub(super) connections: Connections,
     /// When the server listens again, after there was no room for a connection.
     pub(super) paused: Option<Instant>,
@@ -46,7 +56,9 @@ pub(super) struct Serving {
     pub(super) answered: VecDeque<Client>,
     /// Clients whose sockets failed while other clients were answered.
     pub(super) lost: Vec<Client>,
+    /// The replies of the table that are not handed out yet.
     pub(super) replies: Replies,
+    /// The buffer for reading, which all clients use in turn.
     pub(super) buffer: Vec<u8>,
 }
 
@@ -80,10 +92,10 @@ impl Serving {
     }
 
     /// Sets the events of a client for which the loop waits.
-    fn look_out(&mut self, client: Client) {
+    fn update_interest(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let interest = Interest {
-            read: !connection.busy && !connection.is_deaf() && !connection.ending,
+            read: !connection.busy && !connection.is_backlogged() && !connection.ending,
             write: !connection.busy && connection.outgoing.left() > 0,
         };
         if interest != connection.interest {
@@ -95,12 +107,12 @@ impl Serving {
     }
 
     /// Puts the client into the queue for a larger turn.
-    pub(super) fn put_off(&mut self, client: Client) {
+    pub(super) fn queue_turn(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         if !connection.busy {
             connection.busy = true;
             self.busy.push_back(client);
-            self.look_out(client);
+            self.update_interest(client);
         }
     }
 
@@ -117,15 +129,15 @@ impl Serving {
             self.lost.push(client);
             return sent;
         }
-        self.look_out(client);
-        self.account(client);
+        self.update_interest(client);
+        self.account_memory(client);
         sent
     }
 
-    /// Counts the memory that a client makes the server keep. When the memory for all clients, with the values that only unread replies
-    /// keep, is too much, one client is dropped: first one that has not even greeted, then one that does not read, then the one that has
-    /// most.
-    fn account(&mut self, client: Client) {
+    /// Counts the memory that a client makes the server keep. When the memory for all clients, with
+    /// the values that only unread replies keep, is too much, one client is dropped: first one that
+    /// has not even greeted, then one that does not read, then the one that has most.
+    fn account_memory(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let now = connection.buffered();
         self.buffered = self.buffered + now - connection.counted;
@@ -138,13 +150,13 @@ impl Serving {
             let most = self.clients.iter_mut().filter(|(_, connection)| !connection.ending);
             let Some((most, connection)) = most.max_by_key(|(_, connection)| weight(connection)) else { return };
             self.buffered -= connection.counted;
-            connection.give_up();
+            connection.release();
             self.lost.push(*most);
         }
     }
 
-    /// Hands out the table's replies. The replies to `asking` are sent at the end of the turn, those to other clients soon after. Returns
-    /// how much work that was.
+    /// Hands out the table's replies. The replies to `asking` are sent at the end of the turn,
+    /// those to other clients soon after. Returns how much work that was.
     pub(super) fn answer(&mut self, asking: Client) -> usize {
         let mut replies = std::mem::take(&mut self.replies);
         let mut handed = 0;
@@ -172,7 +184,7 @@ impl Serving {
 
     /// Does what the turns of other clients have left. Of the clients that these turns woke, at
     /// most `woken` are answered now.
-    pub(super) fn settle(&mut self, woken: usize) {
+    pub(super) fn finish_turn(&mut self, woken: usize) {
         for _ in 0..woken {
             let Some(client) = self.answered.pop_front() else { break };
             let Some(connection) = self.clients.get_mut(&client) else { continue };

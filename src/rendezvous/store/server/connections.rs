@@ -1,5 +1,5 @@
-//! Decides who may be connected. Descriptors and memory are finite, so there is a limit. When the limit is reached, the connections that a
-//! job needs least make room.
+//! Decides who may be connected. Descriptors and memory are finite, so there is a limit. When the
+//! limit is reached, the connections that a job needs least make room.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -15,14 +15,15 @@ use super::super::table::Client;
 
 /// The most connections when the number of ranks is not known.
 pub(super) const MAX_CLIENTS: usize = 1 << 16;
-/// Connections for each rank when the number of ranks is known: each thread of a rank that is in a call has a connection of its own. Other
-/// programs may meet in this store too, and have `OF_OTHERS` connections.
+/// Connections for each rank when the number of ranks is known: each thread of a rank that is in a
+/// call has a connection of its own. Other programs may meet in this store too, and have
+/// `OF_OTHERS` connections.
 const OF_A_RANK: usize = 16;
 const OF_OTHERS: usize = 1024;
 /// How long a client has had to say something before it may have to make room.
 pub(super) const HESITANT: Duration = Duration::from_secs(1);
-/// The part of all descriptors that is left to the process itself: one in `RESERVED`, but at most `MAX_RESERVE`. When there are very few
-/// descriptors, the ranks need nearly all.
+/// The part of all descriptors that is left to the process itself: one in `RESERVED`, but at most
+/// `MAX_RESERVE`. When there are very few descriptors, the ranks need nearly all.
 const RESERVED: usize = 8;
 const MAX_RESERVE: usize = 1024;
 
@@ -43,7 +44,8 @@ pub(super) struct Connections {
     silent: BTreeMap<Client, Instant>,
     /// How many descriptors the server may use under the present limit of the process.
     usable: usize,
-    /// How many connections there were when one more connection took a descriptor that is reserved for the process.
+    /// How many connections there were when one more connection took a descriptor that is reserved
+    /// for the process.
     fits: Option<usize>,
 }
 
@@ -81,7 +83,8 @@ impl Connections {
         self.strangers.first_key_value().map(|(client, came)| (*client, *came))
     }
 
-    /// Whether there is no room for one more connection beside `clients`, when there may be at most `most`.
+    /// Whether there is no room for one more connection beside `clients`, when there may be at most
+    /// `most`.
     pub(super) fn is_full(&self, clients: usize, most: usize) -> bool {
         clients >= most.min(self.fits.unwrap_or(usize::MAX))
     }
@@ -91,8 +94,8 @@ impl Connections {
         self.fits.is_some_and(|fits| clients >= fits)
     }
 
-    /// Returns the client that makes room before any client that a job may need: the oldest one that has not said who it is, or that has
-    /// asked for nothing.
+    /// Returns the client that makes room before any client that a job may need: the oldest one
+    /// that has not said who it is, or that has asked for nothing.
     pub(super) fn hesitant(&self) -> Option<Client> {
         let late = |list: &BTreeMap<Client, Instant>| {
             let (client, since) = list.first_key_value()?;
@@ -101,16 +104,16 @@ impl Connections {
         late(&self.strangers).or_else(|| late(&self.silent))
     }
 
-    /// Returns the address from which most connections come, and whether this address leaves less than a quarter of all connections to the
-    /// others, if there are any.
+    /// Returns the address from which most connections come, and whether this address leaves less
+    /// than a quarter of all connections to the others, if there are any.
     pub(super) fn busiest(&self) -> Option<(IpAddr, bool)> {
         let (address, count) = self.by_address.iter().max_by_key(|(_, count)| **count)?;
         let all: usize = self.by_address.values().sum();
         Some((*address, *count < all && *count > all - all / 4))
     }
 
-    /// Looks at the descriptor of a new connection; there are `clients` others. The kernel gives out the lowest free descriptor, so a high
-    /// number means that few are left.
+    /// Looks at the descriptor of a new connection; there are `clients` others. The kernel gives
+    /// out the lowest free descriptor, so a high number means that few are left.
     pub(super) fn look_at(&mut self, stream: &TcpStream, clients: usize) {
         let descriptor = stream.as_raw_fd() as usize;
         while descriptor >= self.usable {
@@ -119,15 +122,16 @@ impl Connections {
             if descriptor < self.usable {
                 return;
             }
-            // Every rank needs a descriptor here, and the usual soft limit is 1024. Within the hard limit the process may raise it, so a
-            // job of thousands need not fail for it.
+            // Every rank needs a descriptor here, and the usual soft limit is 1024. Within the hard
+            // limit the process may raise it, so a job of thousands need not fail for it.
             if soft >= hard || !raise_descriptor_limit(soft.saturating_mul(4).min(hard), hard) {
                 return self.ends_at(clients);
             }
         }
     }
 
-    /// Notes that there was no descriptor for a new connection beside `clients`. Returns whether there is one now.
+    /// Notes that there was no descriptor for a new connection beside `clients`. Returns whether
+    /// there is one now.
     pub(super) fn ran_out(&mut self, clients: usize) -> bool {
         let (soft, hard) = descriptor_limits();
         let raised = soft < hard && raise_descriptor_limit(soft.saturating_mul(4).min(hard), hard);
@@ -157,8 +161,9 @@ fn raise_descriptor_limit(soft: usize, hard: usize) -> bool {
     setrlimit(Resource::Nofile, Rlimit { current: number(soft), maximum: number(hard) }).is_ok()
 }
 
-/// Accepts a connection, and returns it with the address from which it comes. The connection does not block; its other options are the
-/// listener's. This takes one system call, where the standard library needs two.
+/// Accepts a connection, and returns it with the address from which it comes. The connection does
+/// not block; its other options are the listener's. This takes one system call, where the standard
+/// library needs two.
 pub(super) fn accept(listener: &TcpListener) -> io::Result<(Private<TcpStream>, IpAddr)> {
     let mut from = IpAddr::from([0, 0, 0, 0]);
     let stream = Private::open(|| {

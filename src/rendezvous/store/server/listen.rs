@@ -21,7 +21,7 @@ const BACKLOG: i32 = 4096;
 pub(in crate::rendezvous) struct NotListening {
     /// The addresses, as messages name them.
     addresses: String,
-    /// What the system said.
+    /// The error of the system.
     pub(in crate::rendezvous) cause: io::Error,
 }
 
@@ -89,8 +89,8 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<Private<TcpListener>> {
     // Accepted connections inherit these options.
     socket.set_tcp_nodelay(true)?;
     notice_silence(&*socket)?;
-    // What a client does not read waits in the shared values, not in copies that the kernel makes.
-    // The error of a system that does not know this option does not matter.
+    // Bytes that a client does not read wait in the shared values, not in copies that the kernel
+    // makes. The error of a system that does not know this option does not matter.
     let _ = socket.set_tcp_notsent_lowat(NOT_SENT);
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;

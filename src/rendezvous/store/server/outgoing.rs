@@ -1,5 +1,5 @@
-//! Keeps the replies that are still to be sent to one client: bytes of the client's own, and between them values that are shared with the
-//! table and with other clients.
+//! Keeps the replies that are still to be sent to one client: bytes of the client's own, and
+//! between them values that are shared with the table and with other clients.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};
@@ -18,6 +18,7 @@ const SENT: usize = 256 << 10;
 /// The most pieces that are sent in one system call.
 const PIECES: usize = 32;
 
+/// The replies that are still to be sent to one client.
 #[derive(Default)]
 pub(super) struct Outgoing {
     /// The bytes that belong to this client alone.

@@ -56,7 +56,7 @@ impl Serving {
             let (mut most, mut all) = (0, 0);
             for event in &ready {
                 let work = self.small_turn(event, if all < SMALL_TURNS { SMALL_TURN } else { LEAST });
-                self.settle(WOKEN_TURN);
+                self.finish_turn(WOKEN_TURN);
                 (most, all) = (most.max(work), all + work);
             }
             let mut round = 0;
@@ -65,7 +65,7 @@ impl Serving {
                 if let Some(connection) = self.clients.get_mut(&client) {
                     connection.busy = false;
                     round += self.flush(client, SEND) + self.turn(client, TURN, false) + LEAST;
-                    self.settle(WOKEN_TURN);
+                    self.finish_turn(WOKEN_TURN);
                 }
             }
             // Ended waits are taken out of the lists no slower than waits are put in, so they do
@@ -78,7 +78,7 @@ impl Serving {
                 tidied += self.table.take_work() + 1;
             }
             self.keep_time();
-            self.settle(WOKEN_ROUND);
+            self.finish_turn(WOKEN_ROUND);
             self.shared.clients.store(self.clients.len(), Ordering::SeqCst);
             self.shared.small_turn.fetch_max(most, Ordering::SeqCst);
             self.shared.round.fetch_max(round, Ordering::SeqCst);

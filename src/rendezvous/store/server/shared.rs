@@ -1,4 +1,4 @@
-//! What the server's handle and its thread share.
+//! The state that the server's handle and its thread share.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -13,18 +13,23 @@ pub const GREETING: Duration = Duration::from_secs(10);
 /// all clients.
 pub const MAX_BUFFERED: usize = 256 << 20;
 
+/// The state that the server's handle and its thread share.
 pub(super) struct Shared {
+    /// Whether the loop must end.
     pub(super) stop: AtomicBool,
+    /// Wakes the loop.
     pub(super) wake: Private<OwnedFd>,
+    /// How many clients are connected.
     pub(super) clients: AtomicUsize,
     /// Whether a connection could not be accepted because this process has as many files open as it
     /// may.
     pub(super) starved: AtomicBool,
     /// How many clients may be connected; 0 when the number of ranks is not known.
     pub(super) room: AtomicUsize,
-    /// The most work of one small turn, of one round, and of everything between two looks at the
-    /// sockets (server/serving.rs).
+    /// The most work of one small turn (server/serving.rs).
     pub(super) small_turn: AtomicUsize,
+    /// The most work of one round.
     pub(super) round: AtomicUsize,
+    /// The most work between two looks at the sockets.
     pub(super) look: AtomicUsize,
 }

@@ -19,7 +19,7 @@ impl Serving {
                 if event.write {
                     // The client has more replies than a small turn sends, so it gets the rest in
                     // larger turns.
-                    self.put_off(client);
+                    self.queue_turn(client);
                 } else if event.read {
                     return self.turn(client, limit, true);
                 } else if event.over {
@@ -40,12 +40,12 @@ impl Serving {
             if connection.ending {
                 break;
             }
-            if connection.is_deaf() {
+            if connection.is_backlogged() {
                 break;
             }
             if work >= limit {
                 if readable || connection.has_more() {
-                    self.put_off(client);
+                    self.queue_turn(client);
                 }
                 break;
             }
@@ -55,7 +55,7 @@ impl Serving {
                 match connection.measure() {
                     // The request is too long for the rest of this turn.
                     Ok(Some(length)) if (work > 0 || is_small) && work + length > limit => {
-                        self.put_off(client);
+                        self.queue_turn(client);
                         break;
                     }
                     Ok(Some(length)) => self.request(client, length),

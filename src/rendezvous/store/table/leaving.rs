@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::super::value::Value;
 use super::limits::{MAX_WAITS, MOST_STORED, Refusal, cost_of_word};
-use super::state::{Client, Kind, Replies, Table};
+use super::state::{Client, Replies, Room, Table};
 
 impl Table {
     /// Passes on the result of a request or a step. A client whose request there is no room for is
@@ -17,14 +17,14 @@ impl Table {
                 let said = format!(
                     "it keeps {stored} bytes in {keys} keys, and at most {most} bytes; remove keys that the program has put there itself"
                 );
-                self.turn_away(client, Kind::Stored, said);
+                self.turn_away(client, Room::Stored, said);
             }
             Err(Refusal::WaitsFull) => {
                 let waits = self.waits;
                 let said = format!(
                     "the keys that its clients wait for take {waits} bytes, and at most {MAX_WAITS} bytes; wait for fewer keys at a time"
                 );
-                self.turn_away(client, Kind::Waits, said);
+                self.turn_away(client, Room::Waits, said);
             }
             Err(Refusal::Protocol(_)) | Ok(_) => {}
         }
@@ -34,7 +34,7 @@ impl Table {
     /// Drops a client because there is no room for its request. The client has not gone by itself,
     /// so its last words are not passed on. It finds under
     /// [`SERVER_KEY`](super::super::frame::SERVER_KEY) why it was dropped, and what to do.
-    fn turn_away(&mut self, client: Client, kind: Kind, said: String) {
+    fn turn_away(&mut self, client: Client, kind: Room, said: String) {
         self.full.retain(|(known, _)| *known != kind);
         self.full.push((kind, Value::new(said.into_bytes(), &self.loose)));
         for of_both in self.words_of.remove(&client).unwrap_or_default() {
@@ -73,7 +73,8 @@ impl Table {
         }
     }
 
-    /// Notes that a connection from that address was refused, because it had the wrong secret or none. `why` ends the sentence "N connections ...".
+    /// Notes that a connection from that address was refused, because it had the wrong secret or
+    /// none. `why` ends the sentence "N connections ...".
     pub(in crate::rendezvous::store) fn note_refused(&mut self, from: IpAddr, why: &str) {
         self.refused.0 += 1;
         let number = self.refused.0;

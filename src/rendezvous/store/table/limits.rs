@@ -13,7 +13,7 @@ const FOR_AGREEMENT: usize = 64 << 20;
 const FOR_VERDICTS: usize = 64 << 20;
 /// The most bytes that are kept, whatever they are for.
 pub(super) const MOST_STORED: usize = MAX_STORED + FOR_AGREEMENT + FOR_VERDICTS;
-/// What all keys of this library begin with.
+/// The bytes with which all keys of this library begin.
 const OURS: &[u8] = b"/devicemesh/";
 /// The longest key and the longest value of a small entry, in bytes.
 const SMALL_KEY: usize = 1 << 10;

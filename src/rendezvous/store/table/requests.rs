@@ -111,7 +111,7 @@ impl Table {
                 reply((self.queues.get(&key).map_or(0, VecDeque::len) as i64).to_le_bytes().to_vec());
             }
             Request::Barrier(key, world) => {
-                // As in PyTorch's server, the key counts arrivals, so a client that comes after the
+                // The key counts arrivals, as in PyTorch's server, so a client that comes after the
                 // last one passes at once.
                 let count = self.integer(&key)?.wrapping_add(1);
                 if count >= world {
@@ -135,7 +135,8 @@ impl Table {
                     let len = word.len();
                     return Err(format!("a last word of {len} bytes; at most {MAX_WORD} are taken").into());
                 }
-                // A client that was refused for lack of room leaves its word again when it connects again.
+                // A client that was refused for lack of room leaves its word again when it connects
+                // again.
                 self.stored = room(self.stored, cost_of_word(&key, &word), MOST_STORED)?;
                 let words = self.words_of.entry(client).or_default();
                 words.push((key.clone(), word.clone()));

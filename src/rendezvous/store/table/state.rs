@@ -25,12 +25,12 @@ pub(super) const STEP_KEYS: usize = 256;
 
 /// The state behind the operations.
 #[derive(Default)]
-/// The values by key.
 pub(in crate::rendezvous::store) struct Table {
-    /// The queues by key.
+    /// The values by key.
     pub(super) values: BTreeMap<Key, Value>,
-    /// How many bytes are stored, as limits.rs counts them.
+    /// The queues by key.
     pub(super) queues: BTreeMap<Key, VecDeque<Value>>,
+    /// How many bytes are stored, as limits.rs counts them.
     pub(super) stored: usize,
     /// How many bytes the answer to LIST_KEYS has, beside its count.
     pub(super) listed: usize,
@@ -61,9 +61,10 @@ pub(in crate::rendezvous::store) struct Table {
     pub(super) words: BTreeMap<(Key, Vec<u8>), usize>,
     /// The keys and words that each client has left.
     pub(super) words_of: HashMap<Client, Vec<(Key, Vec<u8>)>>,
-    /// What clients that were refused for lack of room are told under [`SERVER_KEY`], while much of what filled the room is still there. Each
-    /// kind of room has one entry at most. The newest entry is the last one.
-    pub(super) full: Vec<(Kind, Value)>,
+    /// The texts that clients which were refused for lack of room find under [`SERVER_KEY`], while
+    /// much of what filled the room is still there. Each kind of room has one entry at most. The
+    /// newest entry is the last one.
+    pub(super) full: Vec<(Room, Value)>,
     /// How many connections were refused because they had the wrong secret or none, and the value
     /// of [`REFUSED_KEY`].
     pub(super) refused: (u64, Option<Value>),
@@ -71,7 +72,7 @@ pub(in crate::rendezvous::store) struct Table {
 
 /// The kinds of room of which there may be none left.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Room {
     Stored,
     Waits,
 }
@@ -100,7 +101,7 @@ pub(super) struct EndedWait {
     pub(super) bytes: usize,
 }
 
-/// What is to be sent to a client.
+/// The bytes and the value that are to be sent to a client.
 pub(in crate::rendezvous::store) struct Reply {
     /// The client.
     pub(in crate::rendezvous::store) to: Client,
@@ -163,9 +164,9 @@ impl Table {
 
     pub(super) fn value(&self, key: &[u8]) -> Option<&Value> {
         if key == SERVER_KEY {
-            let is_so = |kind: Kind| match kind {
-                Kind::Waits => self.waits > MAX_WAITS / 2,
-                Kind::Stored => self.stored > MAX_STORED / 2,
+            let is_so = |kind: Room| match kind {
+                Room::Waits => self.waits > MAX_WAITS / 2,
+                Room::Stored => self.stored > MAX_STORED / 2,
             };
             if let Some((_, said)) = self.full.iter().rev().find(|(kind, _)| is_so(*kind)) {
                 return Some(said);

@@ -11,7 +11,7 @@ use super::state::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, STEP_KEYS, Tabl
 /// A step ends when it has looked at this many bytes.
 const STEP_BYTES: usize = 64 << 10;
 
-/// What is left to do of a request.
+/// The work that is left to do of a request.
 pub(in super::super) enum Task {
     Check(Strings),
     /// WAIT or WAIT_ANY. The keys are in [`Table::waiting`].

@@ -1,4 +1,5 @@
-//! Any operations of several clients in any order: what is counted as stored is what is there, and nothing is left in the end.
+//! Any operations of several clients in any order: what is counted as stored is what is there, and
+//! nothing is left in the end.
 
 use proptest::prelude::*;
 

@@ -73,7 +73,7 @@ impl Table {
     /// Wakes the clients for which this key was the last missing one; `value` is the key's value.
     pub(super) fn wake(&mut self, key: &[u8], value: &Value, replies: &mut Replies) {
         for (ticket, (client, index)) in self.waiters.remove(key).unwrap_or_default() {
-            replies.extend(self.came(client, ticket, index, Some(value)));
+            replies.extend(self.key_arrived(client, ticket, index, Some(value)));
         }
     }
 
@@ -83,7 +83,7 @@ impl Table {
         while let Some((ticket, (client, index))) = self.waiters.get(key).and_then(BTreeMap::first_key_value) {
             let (ticket, client, index) = (*ticket, *client, *index);
             self.unlist(key, ticket);
-            if let Some(reply) = self.came(client, ticket, index, None) {
+            if let Some(reply) = self.key_arrived(client, ticket, index, None) {
                 replies.push(reply);
                 return;
             }
@@ -92,7 +92,7 @@ impl Table {
 
     /// Notes that a key has come for which this client waits under that ticket. Returns the
     /// client's reply, if that was the last key.
-    fn came(&mut self, client: Client, ticket: u64, index: usize, value: Option<&Value>) -> Option<Reply> {
+    fn key_arrived(&mut self, client: Client, ticket: u64, index: usize, value: Option<&Value>) -> Option<Reply> {
         self.work += LOOK;
         let waiting = self.waiting.get_mut(&client).filter(|waiting| waiting.ticket == ticket)?;
         waiting.missing -= 1;
