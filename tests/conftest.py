@@ -109,7 +109,8 @@ def nothing_left(monkeypatch):
 
 @pytest.fixture
 def free_port():
-    """A function that gives ports where nobody listens; nobody else gets them while the test runs."""
+    """A function that gives ports where nobody listens; nobody else gets them while the test
+    runs."""
     ports = Ports()
     yield ports.free
     ports.close()
@@ -117,7 +118,8 @@ def free_port():
 
 @pytest.fixture
 def start_ranks(free_port):
-    """A function that starts ranks by environment variables (support/ranks.py); they end with the test."""
+    """A function that starts ranks by environment variables (support/ranks.py); they end with
+    the test."""
     started = []
 
     def start(command, size, port=None, **how):

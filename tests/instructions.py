@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""`make instructions`: the processor's instructions for one call of the quick functions, counted by valgrind, against those in tests/instructions.json. A call
-that takes 10 % more is a failure, whatever the clock says. With another compiler, C library or valgrind than those recorded 25 % are allowed, because they
-generate other code for the same source. `--record` writes what is counted now. tests/test_instructions.py is the test.
+"""`make instructions`: the processor's instructions for one call of the quick functions, counted by
+valgrind, against those in tests/instructions.json. A call that takes 10 % more is a failure,
+whatever the clock says. With another compiler, C library or valgrind than those recorded 25 % are
+allowed, because they generate other code for the same source. `--record` writes what is counted
+now. tests/test_instructions.py is the test.
 
-A count is the difference between 2 N calls and N, divided by N, so that what happens once, and the loop's surroundings, are not in it."""
+A count is the difference between 2 N calls and N, divided by N, so that what happens once, and
+the loop's surroundings, are not in it."""
 
 import json
 import os
@@ -25,7 +28,8 @@ SAME_TOOLS, OTHER_TOOLS = 0.10, 0.25
 
 
 def tools():
-    """The tools and the processor's features, which decide how many instructions the same source becomes."""
+    """The tools and the processor's features, which decide how many instructions the same source
+    becomes."""
     comment = run("readelf", "-p", ".comment", LIBRARY / "libdevicemesh.so").stdout
     rustc = re.search(r"rustc version (.*)", comment)
     processor = Path("/proc/cpuinfo").read_text()
@@ -42,7 +46,8 @@ def tools():
 def count(folder):
     """Instructions per call, by the name of the function."""
     program = Programs(folder).c("tests/c/programs/instructions.c", "-Wall", "-Wextra")
-    # With a cache that takes all that is freed, an allocation costs the same whatever was allocated before.
+    # With a cache that takes all that is freed, an allocation costs the same whatever was allocated
+    # before.
     done = run("valgrind", "--tool=callgrind", "--dump-before=mark", f"--callgrind-out-file={folder}/dump", program, code=None, timeout=500,
                env=environment(GLIBC_TUNABLES="glibc.malloc.tcache_count=65535"))
     if done.returncode == -signal.SIGILL and "unhandled instruction" in done.stderr:
@@ -62,7 +67,8 @@ def tools_here():
 
 
 def compare(folder):
-    """Counts, prints a line for each function, and gives the names of those that are slower than allowed."""
+    """Counts, prints a line for each function, and gives the names of those that are slower than
+    allowed."""
     here, recorded = tools_here(), json.loads(RECORD.read_text())
     if recorded["tools"]["machine"] != here["machine"]:
         raise Unavailable(f"recorded on {recorded['tools']['machine']}, and this is {here['machine']}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`make pictures`: writes the outputs quoted in docs/mesh.md and the pictures of docs/pictures anew. tests/test_mesh_page.py checks that they are what the tool
-prints and draws."""
+"""`make pictures`: writes the outputs quoted in docs/mesh.md and the pictures of docs/pictures
+anew. tests/test_mesh_page.py checks that they are what the tool prints and draws."""
 
 import re
 import shlex
@@ -14,7 +14,8 @@ README_PICTURE = "devicemesh show 2,4 replicate,shard --rank 6 --hosts 2x4 --svg
 
 
 def show(command, output=None):
-    """What a quoted `devicemesh show` prints, or writes to `output` instead of its own file."""
+    """Runs a quoted `devicemesh show` and gives its output. `output` replaces the file that the
+    command would write."""
     words = shlex.split(command)
     assert words[:2] == ["devicemesh", "show"], command
     words[0] = TOOL

@@ -1,8 +1,11 @@
-"""Hosts on one machine: each a network, UTS and mount namespace with its own name, /etc/hosts and addresses, joined by a wire that can delay, lose and cut.
+"""Hosts on one machine: each a network, UTS and mount namespace with its own name, /etc/hosts and
+addresses, joined by a wire that can delay, lose and cut.
 
-A host's interface is a TUN device: what it sends comes to a process of ours (the wire), which hands it to the host that the packet is for, later or never.
-So neither `ip` nor `tc` nor netem is needed, and a host that is cut off is silent, as one without power is: no RST, no ICMP. Nothing has a
-name in the file system; namespaces and interfaces end with the processes that hold them, and those end with the test.
+A host's interface is a TUN device: what it sends comes to a process of ours (the wire), which
+hands it to the host that the packet is for, later or never. So neither `ip` nor `tc` nor netem
+is needed, and a host that is cut off is silent, as one without power is: no RST, no ICMP.
+Nothing has a name in the file system; namespaces and interfaces end with the processes that hold
+them, and those end with the test.
 """
 
 import ctypes

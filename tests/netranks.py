@@ -1,4 +1,5 @@
-"""Ranks on the hosts of netlab.py: processes of tests/c/programs/meet.c, and what is expected of them."""
+"""Ranks on the hosts of netlab.py: processes of tests/c/programs/meet.c, and what is expected of
+them."""
 
 import os
 import re
@@ -9,7 +10,8 @@ import time
 from support.paths import LIBRARY
 from support.processes import environment
 
-# A process that should run now may have to wait for one of two busy cores. So many seconds are allowed for that beyond the promised 10 % + 250 ms.
+# A process that should run now may have to wait for one of two busy cores. So many seconds are
+# allowed for that beyond the promised 10 % + 250 ms.
 STARVED = 0.25
 PATIENCE = 50
 
@@ -23,7 +25,7 @@ class Rank:
         self.process = lab.spawn(host, list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(**(variables or {})))
 
     def rest(self):
-        """What the rank has said that nobody has read."""
+        """Gives the output of the rank that nobody has read yet."""
         os.set_blocking(self.process.stdout.fileno(), False)
         return self.unread + (self.process.stdout.read() or b"")
 
@@ -56,7 +58,8 @@ class Rank:
         return seconds
 
     def fails(self, statuses, *texts, within=None):
-        """By the deadline (or within seconds) with one of these statuses and each of these texts in the message."""
+        """The call that was started fails by its deadline, or within so many seconds, with one of
+        these statuses; each of the texts is in its message."""
         status, seconds, message = self.result()
         assert status in [f"DM_STATUS_{name}" for name in statuses.split()], f"rank {self.rank}: {status} {message}, expected {statuses}"
         for text in texts:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""`make soak`: the random cases of tests/test_lost_ranks.py. Any rank of 2 to 8 is killed, stopped or exits anywhere; every other rank must get an error that
-names it in time, nothing may be left, and a new job on the same port must go through everything.
+"""`make soak`: the random cases of tests/test_lost_ranks.py. Any rank of 2 to 8 is killed, stopped
+or exits anywhere; every other rank must get an error that names it in time, nothing may be left,
+and a new job on the same port must go through everything.
 
-Each run depends on the seed and its number alone: `tests/soak.py --seed S --only K` repeats run K. With --shrink the survivors go on by dm_shrink instead."""
+Each run depends on the seed and its number alone: `tests/soak.py --seed S --only K` repeats run
+K. With --shrink the survivors go on by dm_shrink instead."""
 
 import argparse
 import os

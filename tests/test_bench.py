@@ -1,4 +1,5 @@
-"""The bench (benches/peers) runs for our library alone: every collective's result is right, and the table, the JSON and the drawing have what was run."""
+"""The bench (benches/peers) runs for our library alone: every collective's result is right, and
+the table, the JSON and the drawing have what was run."""
 
 import json
 import os

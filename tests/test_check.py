@@ -1,5 +1,6 @@
-"""`devicemesh check` with real ranks: what is good, wrong command lines, a library that gives wrong data, ranks that die, stop or are slow, terminals, and the
-GPU's way with a stand-in for the CUDA driver. Every rank's exit code is looked at."""
+"""`devicemesh check` with real ranks: what is good, wrong command lines, a library that gives
+wrong data, ranks that die, stop or are slow, terminals, and the GPU's way with a stand-in for
+the CUDA driver. Every rank's exit code is looked at."""
 
 import json
 import os
@@ -19,7 +20,8 @@ from support.paths import CC, CXX, LIBRARY, ROOT, TOOL
 
 HOST = socket.gethostname()
 QUICK = ("--sizes", "4B,4KiB", "--iterations", "5", "--repeats", "2", "--timeout", "120")
-# Measuring takes as long as the processors are busy with other work; each wait has a deadline of its own.
+# Measuring takes as long as the processors are busy with other work; each wait has a deadline of
+# its own.
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -86,8 +88,9 @@ def job(free_port):
     started = []
 
     def start(size, *arguments, world=None, place=None, more=None, of_each=None, **environment):
-        """`world` is the size that the ranks are told. The others are functions of the rank: `place` gives the launcher's variables, `more` adds to them, and
-        `of_each` gives further arguments."""
+        """`world` is the size that the ranks are told. The others are functions of the rank:
+        `place` gives the launcher's variables, `more` adds to them, and `of_each` gives further
+        arguments."""
         port = free_port()
         place = place or (lambda rank: torch_like(rank, world or size, port))
         nothing = lambda rank: {}

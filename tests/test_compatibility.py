@@ -1,5 +1,7 @@
-"""The C ABI beside what was recorded of it (tests/compatibility/records, by `make abi-record`): layouts, exported names, abidiff. Each of these refuses headers
-that break programs and takes those that add to it. Programs compiled against an earlier header, and against one of the future, run on this library."""
+"""The C ABI beside what was recorded of it (tests/compatibility/records, by `make abi-record`):
+layouts, exported names, abidiff. Each of these refuses headers that break programs and takes
+those that add to it. Programs compiled against an earlier header, and against one of the future,
+run on this library."""
 
 import re
 import shutil
@@ -22,7 +24,8 @@ released = pytest.mark.skipif(not RECORD.exists(), reason=f"{SONAME} has not bee
 
 
 class Baseline:
-    """What a header is held to: a record, or today's header for the cases that show what would be refused."""
+    """The promise that a header is held to: a record, or today's header for the cases that show
+    which changes are refused."""
 
     def __init__(self, header, layout, abi, folder):
         self.header, self.layout, self.abi, self.folder = header, layout, abi, folder
@@ -68,7 +71,7 @@ def test_library_exports_what_was_released(recorded):
     assert set(c_abi.functions(recorded.header)) <= exported
 
 
-# What is done to today's header, and which comparisons refuse it.
+# Changes of today's header, and the comparisons that refuse each.
 MUTATIONS = [
     ("nothing", "", "", ()),
     ("a new function", "dm_status dm_lookup(", "dm_status dm_later(int32_t more);\ndm_status dm_lookup(", ()),
@@ -97,7 +100,7 @@ def test_changed_header(today, name, old, new, refusing, how):
 
 
 def compile_and_run(folder, source, header, *flags, ranks=0):
-    """What a program of tests/compatibility writes that is compiled against a header."""
+    """Compiles a program of tests/compatibility against a header, runs it, and gives its output."""
     (folder / "devicemesh.h").write_text(header)
     c_abi.run(c_abi.CC, "-std=c11", "-Wall", *flags, "-I", folder, ROOT / "tests/compatibility" / source, "-L", LIBRARY, "-ldevicemesh", f"-Wl,-rpath,{LIBRARY}",
               "-o", folder / "program")
@@ -127,7 +130,8 @@ HEADERS = {**{f"{path.parent.parent.name}-{path.parent.name}": path.read_text fo
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_program_of_another_header(tmp_path, name):
-    """A program of two ranks, compiled against an earlier header, today's, and one of the future, on this library."""
+    """A program of two ranks, compiled against an earlier header, today's, and one of the
+    future, on this library."""
     assert EARLIER, "there is no earlier header"
     output = compile_and_run(tmp_path, "earlier.c", HEADERS[name](), *(["-DFUTURE"] if name == "future" else []), ranks=2)
     assert output.count("sum 1") == 2, output

@@ -1,5 +1,6 @@
-"""What devicemesh.hpp promises as a header: all of the C header is in it, all of it is documented, no macro leaks, misuse does not compile,
-files of several standards, with and without exceptions, make one program, and the examples of bindings/README.md run."""
+"""devicemesh.hpp keeps its promises as a header: all of the C header is in it, all of it is
+documented, no macro leaks, misuse does not compile, files of several standards, with and without
+exceptions, make one program, and the examples of bindings/README.md run."""
 
 import re
 
@@ -21,7 +22,8 @@ def without_comments(text):
 
 
 def test_complete():
-    """Every function is called, every constant used, every field of an options struct set or read."""
+    """Every function is called, every constant used, every field of an options struct set or
+    read."""
     c = without_comments((ROOT / "include/devicemesh.h").read_text())
     cpp = without_comments(HEADER.read_text())
     wanted = {rf"\b{name}\(": name for name in re.findall(r"\b(dm_\w+)\(", c)}
@@ -38,7 +40,8 @@ def test_complete():
     assert not missing, f"devicemesh.hpp does not have {missing}"
 
 
-# Declarations that need no words of their own: specialisations, aliases that a standard interface demands, and the class that is documented before.
+# Declarations that need no words of their own: specialisations, aliases that a standard interface
+# demands, and the class that is documented before.
 SELF_EVIDENT = ("using value_type", "using error_type", "using Calls", "template <class Style> class Basic", "template <> struct", "virtual ~",
                 "inline namespace", "static constexpr Dtype value")
 
@@ -47,7 +50,7 @@ def test_documented():
     """Above each public class, function, alias and enumeration stands a /// comment."""
     begins = re.compile(r"(template <|\[\[nodiscard\]\]|static |explicit |virtual |constexpr |inline |class |struct |enum |using |Returns<|[A-Z]\w*\()")
     undocumented, found, public = [], 0, True
-    # What is in detail belongs to nobody; the lines keep their numbers.
+    # The namespace detail is not public, so it is left out; the lines keep their numbers.
     public_text = re.sub(r"^namespace detail \{.*?^\}  // namespace detail", lambda inner: "\n" * inner.group().count("\n"), HEADER.read_text(),
                          flags=re.S | re.M)
     lines = [line.rstrip() for line in public_text.split("\n")]
@@ -70,7 +73,7 @@ def test_documented():
 
 @pytest.mark.parametrize("flags, expected", [((), {"DEVICEMESH_HPP"}), (("-fno-exceptions",), {"DEVICEMESH_HPP", "DM_NO_EXCEPTIONS"})])
 def test_macros(flags, expected):
-    """What the header defines beyond the C header and the standard ones."""
+    """The header defines no macros beyond these, the C header's and the standard headers'."""
     includes = "\n".join(re.findall(r"#include <\w+>", HEADER.read_text()))
 
     def defined(source):
@@ -80,7 +83,8 @@ def test_macros(flags, expected):
     assert defined("#include <devicemesh.hpp>") - defined(f"{includes}\n#include <devicemesh.h>") == expected
 
 
-# A body, and what the compiler says of it; the first lines compile, so that an error is about what it should be.
+# A body, and what the compiler says of it; the first lines compile, so that an error is about what
+# it should be.
 MISUSES = [
     ("dm::Mesh copy = mesh;", "deleted"),
     ("dm::nothrow::Mesh quiet; quiet.finalize();", "nodiscard|discard|ignoring"),
@@ -109,7 +113,8 @@ MISUSES = [
     ("std::vector<std::int16_t> values(1); mesh.all_reduce(nullptr, values);", "specialise dm::DtypeOf"),
     ("float table[2][2]; mesh.all_reduce(nullptr, table);", "specialise dm::DtypeOf"),
 ]
-# These types have a wrong DtypeOf: 32 bytes that would go as one, 2 bytes that would go as 4, and one that owns memory.
+# These types have a wrong DtypeOf: 32 bytes that would go as one, 2 bytes that would go as 4, and
+# one that owns memory.
 BEFORE = """#include <devicemesh.hpp>
 #include <array>
 #include <complex>

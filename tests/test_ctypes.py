@@ -26,6 +26,7 @@ def test_example_of_the_page(tmp_path):
     before, after = example.split("check(lib.dm_finalize(mesh))")
     program = tmp_path / "example.py"
     program.write_text(before + CHECKS + "check(lib.dm_finalize(mesh))" + after)
-    # Python writes a text and its line break apart, so lines of different ranks may run into each other.
+    # Python writes a text and its line break apart, so lines of different ranks may run into each
+    # other.
     said = launch(4, sys.executable, program).stdout
     assert said.count("fine") == 4, said

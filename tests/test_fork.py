@@ -1,5 +1,6 @@
-"""Children beside a running job. A rank that has one is killed while the child sleeps on: the other ranks know at once, and the next job has the port. In
-Python: multiprocessing, os.fork, subprocess and os.system."""
+"""Children beside a running job. A rank that has one is killed while the child sleeps on: the
+other ranks know at once, and the next job has the port. In Python: multiprocessing, os.fork,
+subprocess and os.system."""
 
 import os
 import signal
@@ -11,7 +12,8 @@ import pytest
 from support.paths import LIBRARY, ROOT
 from support.processes import gone
 
-# Seconds until a survivor's notice. The deadline is a minute, so an answer by the deadline is a failure.
+# Seconds until a survivor's notice. The deadline is a minute, so an answer by the deadline is a
+# failure.
 MOST = 2.0
 FORKED = [sys.executable, ROOT / "bindings/python/tests/forked.py"]
 
@@ -48,7 +50,8 @@ def until_ready(ranks, children):
 
 
 def killed_beside_a_child(start_ranks, children, command, next_job, size, victim, status):
-    """The survivors notice in time, the children outlive the rank, and the next job has the port."""
+    """The survivors notice in time, the children outlive the rank, and the next job has the
+    port."""
     job = start(start_ranks, command, size)
     until_ready(job, children)
     assert children and not any(map(gone, children)), children

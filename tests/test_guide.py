@@ -1,5 +1,6 @@
-"""docs/guide and docs/threads.md: the code on a page is that of its program, and the program prints what the page shows. Each is built with all warnings as
-errors and run on as many processes as the page says. A program checks its own results and says so by its exit code."""
+"""docs/guide and docs/threads.md: the code on a page is that of its program, and the program
+prints what the page shows. Each is built with all warnings as errors and run on as many
+processes as the page says. A program checks its own results and says so by its exit code."""
 
 import re
 import shlex
@@ -23,7 +24,8 @@ def source_of(page):
 
 @pytest.fixture
 def runnable(programs):
-    """Gives a quoted command with this tree's tool, the program as it is built here, and this interpreter."""
+    """Gives a quoted command with this tree's tool, the program as it is built here, and this
+    interpreter."""
     def command(text, source):
         words = shlex.split(text)
         assert words[:2] == ["devicemesh", "run"], text

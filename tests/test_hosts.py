@@ -1,7 +1,9 @@
-"""Ranks on several hosts (tests/netlab.py makes them on one machine): where they meet, what happens when a host, an interface or the store goes away in the middle
-of each phase, and what slow and lossy networks do. Every error names ranks or the address, and comes within timeout + 10 % + 250 ms.
+"""Ranks on several hosts (tests/netlab.py makes them on one machine): where they meet, what happens
+when a host, an interface or the store goes away in the middle of each phase, and what slow and
+lossy networks do. Every error names ranks or the address, and comes within timeout + 10 % + 250 ms.
 
-Every case has hosts of its own and mostly waits. They take minutes together, because a host that has fallen silent is noticed only after half a minute."""
+Every case has hosts of its own and mostly waits. They take minutes together, because a host that
+has fallen silent is noticed only after half a minute."""
 
 import errno
 import os
@@ -75,7 +77,8 @@ def refused(lab, host, address):
 
 
 def in_the_middle(lab, phase, timeout, size=3):
-    """Ranks 0 (alpha) and 1 (beta) of three, in a call that rank 2 has not made: it comes with what is returned last."""
+    """Ranks 0 (alpha) and 1 (beta) of three, in a call that rank 2 has not made: it comes with
+    what is returned last."""
     method = f"tcp://10.77.0.1:{PORT}"
     hosts = ("alpha", "beta", "gamma")
     ranks = [lab.rank(host, rank, size, method, timeout) for rank, host in enumerate(hosts)]
@@ -108,7 +111,7 @@ def test_environment(lab, host):
     all_well([rank.start("join") for rank in ranks])
 
 
-# What alpha and the other hosts take the name for.
+# The lines of /etc/hosts on alpha, and on the other hosts.
 NAMES = {
     "debian_and_ipv6": (["127.0.1.1 alpha", "fd77::1 alpha"], ["10.77.0.1 alpha", "fd77::1 alpha"]),
     "debian_and_ipv4": (["127.0.1.1 alpha", "10.77.0.1 alpha"], ["10.77.0.1 alpha"]),
@@ -129,7 +132,8 @@ def test_name(lab, kind):
 
 @on("alpha beta")
 def test_name_means_this_host_alone(lab):
-    """As Debian writes a host's own name: the store is served where the name leads, and rank 0 says why nobody came."""
+    """Debian gives a host's own name a loopback address. The store is served where the name
+    leads, and rank 0 says why nobody came."""
     lab.hosts["alpha"].names_are("127.0.1.1 alpha")
     lab.hosts["beta"].names_are("10.77.0.1 alpha")
     first, second = meet(lab, ("alpha", "beta"), f"tcp://alpha:{PORT}", timeout=2)
@@ -192,7 +196,8 @@ def test_store_host_goes(lab, phase, what):
 
 @on("alpha beta")
 def test_short_timeout(lab):
-    """The promise holds where the timeout is short beside a last look at the store. The best of several ranks counts: that one did not starve."""
+    """The promise holds where the timeout is short beside a last look at the store. The best of
+    several ranks counts: that one did not starve."""
     ranks = meet(lab, ("alpha", "beta", "beta", "beta"), f"tcp://10.77.0.1:{PORT}")
     for rank in ranks:
         rank.well()
@@ -209,8 +214,8 @@ def test_short_timeout(lab):
 
 @on("alpha beta")
 def test_looking_around(lab):
-    """What a waiting rank looks up in the store now and then ends by its deadline too: the store falls silent shortly before such a look, and that
-    is shortly before the deadline."""
+    """A waiting rank looks into the store now and then. Such a look ends by the rank's deadline
+    too: here the store falls silent shortly before a look, shortly before the deadline."""
     ranks = meet(lab, ("alpha", "beta"), f"tcp://10.77.0.1:{PORT}", timeout=1.1)
     for rank in ranks:
         rank.well()
@@ -222,7 +227,8 @@ def test_looking_around(lab):
 
 @on("alpha beta gamma", "host", each=["alpha", "beta"])
 def test_long_timeout(lab, host):
-    """A host that has fallen silent is noticed within about half a minute, however long one would wait for its ranks."""
+    """A host that has fallen silent is noticed within about half a minute, however long one
+    would wait for its ranks."""
     ranks = in_the_middle(lab, "barrier", 300)
     lab.cut(host)
     if host == "alpha":
@@ -295,7 +301,8 @@ def test_store_process_pauses(lab, phase):
 
 @on("alpha beta", "how", each=["nobody", "silent"])
 def test_store_comes_late(lab, how):
-    """Rank 0 starts two seconds after the others; its host answers before that, or is not even there."""
+    """Rank 0 starts two seconds after the others; its host answers before that, or is not even
+    there."""
     others = [lab.rank("beta", rank, 3, f"tcp://10.77.0.1:{PORT}", 20).start("join") for rank in (1, 2)]
     if how == "silent":
         lab.cut("alpha")
@@ -307,13 +314,15 @@ def test_store_comes_late(lab, how):
 @on("alpha beta gamma", "delay", "loss", each=[(0.02, 0.0), (0.05, 0.05), (0.0, 0.1), (0.1, 0.0), (0.1, 0.05)])
 def test_weather(lab, delay, loss):
     lab.weather(delay, loss, lab.chance.randrange(1 << 31))
-    # Joining takes about ten round trips; a lost packet's repetition waits for twice as long each time.
+    # Joining takes about ten round trips; a lost packet's repetition waits for twice as long each
+    # time.
     all_well(meet(lab, ("alpha", "beta", "gamma"), f"tcp://alpha:{PORT}", timeout=25 if loss else 8))
 
 
 @on("alpha beta gamma", "phase", each=PHASES)
 def test_slow_rank_missing(lab, phase):
-    """A deadline over a slow wire: joining takes about ten round trips, 2 s, and more on a busy machine."""
+    """A deadline over a slow wire: joining takes about ten round trips, 2 s, and more on a busy
+    machine."""
     lab.weather(0.1, 0.0, 0)
     ranks = in_the_middle(lab, phase, 6)
     for rank in ranks[:2]:

@@ -1,6 +1,8 @@
-"""Installs with make and with CMake, moves the prefix, and builds and runs the projects of tests/consumer against what lies there: by find_package,
-pkg-config, add_subdirectory and FetchContent, in C and C++, shared and static. Also what is refused, and that uninstalling removes exactly what was
-installed. cargo works in target/ as everywhere, so nothing is compiled a second time. Takes a minute, because CMake configures a project a dozen times."""
+"""Installs with make and with CMake, moves the prefix, and builds and runs the projects of
+tests/consumer against what lies there: by find_package, pkg-config, add_subdirectory and
+FetchContent, in C and C++, shared and static. Also what is refused, and that uninstalling
+removes exactly what was installed. cargo works in target/ as everywhere, so nothing is compiled
+a second time. Takes a minute, because CMake configures a project a dozen times."""
 
 import os
 import re
@@ -24,7 +26,7 @@ needs_pkg_config = pytest.mark.skipif(not shutil.which("pkg-config"), reason="no
 
 
 def run(*command, code=0, **variables):
-    """What a command prints, with DESTDIR unset unless it is given."""
+    """Runs a command without DESTDIR, unless it is given, and gives its output."""
     return processes.run(*command, timeout=800, env=processes.environment(**{"DESTDIR": "", **variables}), code=code, merged=True).stdout
 
 
@@ -45,7 +47,8 @@ def tree(folder):
 
 
 def runs(program, linked_to=None, soname=f"libdevicemesh.so.{SOVERSION}"):
-    """Runs a program, which sums over two ranks. It needs the shared library at that place, or none of ours."""
+    """Runs a program, which sums over two ranks. It needs the shared library at that place, or
+    none of ours."""
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-d", program))
     ours = [name for name in needed if re.match("lib(devicemesh|hostccl|nccl|cuda)", name)]
     check(ours == ([soname] if linked_to else []), f"{program} needs {needed}")
@@ -81,7 +84,8 @@ def built(programs):
 
 @pytest.fixture(scope="session")
 def moved(programs, built):
-    """A prefix that CMake has installed into, and that was moved after that, so that nothing can be found where it was first."""
+    """A prefix that CMake has installed into, and that was moved after that, so that nothing can
+    be found where it was first."""
     return programs.once("moved here", lambda prefix: cmake("--install", built, "--prefix", prefix))
 
 
@@ -112,7 +116,8 @@ def test_component_of_the_runtime(built, tmp_path):
 
 
 def test_other_folders(asks, tmp_path):
-    """Libraries and headers in folders of other depths, as Debian has them: both ways write the same files, and these find the folders after a move."""
+    """Libraries and headers in folders of other depths, as Debian has them: both ways write the
+    same files, and these find the folders after a move."""
     by_make, by_cmake, deep = tmp_path / "deep-make", tmp_path / "deep-cmake", tmp_path / "deep"
     run("make", "install", f"PREFIX={by_make}", f"LIBDIR={by_make}/lib/some-machine", f"INCLUDEDIR={by_make}/include/mesh")
     cmake("-S", ROOT, "-B", by_cmake, f"-DDEVICEMESH_CARGO_TARGET_DIR={TARGET}", "-DCMAKE_INSTALL_LIBDIR=lib/some-machine", "-DCMAKE_INSTALL_INCLUDEDIR=include/mesh")
@@ -305,8 +310,9 @@ def test_no_cargo(tmp_path):
 
 
 def test_how_cargo_is_called(tmp_path):
-    """cargo is called before anything is linked, with what was asked for, and for another machine when cross-compiling. The cargo here only puts the finished
-    libraries where they belong, and takes its time."""
+    """cargo is called before anything is linked, with what was asked for, and for another
+    machine when cross-compiling. The cargo here only puts the finished libraries where they
+    belong, and takes its time."""
     folder = tmp_path
     cargo = folder / "cargo"
     cargo.write_text(f"""#!/bin/sh
@@ -338,7 +344,8 @@ cp '{LIBRARY}'/lib*.so* '{LIBRARY}'/libdevicemesh.a "$into/$machine"release
 
 
 def test_tool_files(tmp_path):
-    """What the tool says about itself is installed where shells and man look; a tool that says nothing, or cannot run, is no failure."""
+    """The tool's completions and manual pages are installed where shells and man look. A tool
+    that prints none, or cannot run, is no failure."""
     folder = tmp_path
     tool = folder / "devicemesh"
     tool.write_text('#!/bin/sh\ncase "$*" in man|completions\\ bash|completions\\ fish) echo "$*" ;; *) echo half; exit 2 ;; esac\n')

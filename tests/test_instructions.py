@@ -1,4 +1,5 @@
-"""The instructions of one call of the quick functions are those that were recorded (tests/instructions.py). Takes half a minute, because valgrind counts them."""
+"""The instructions of one call of the quick functions are those that were recorded
+(tests/instructions.py). Takes half a minute, because valgrind counts them."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Ranks that have the variables of MPICH and no others, started by this process. They find the same port through their ancestors, also under a shell."""
+"""Ranks that have the variables of MPICH and no others, started by this process. They find the
+same port through their ancestors, also under a shell."""
 
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def start():
 
 
 def test_a_second_job_of_the_same_launcher(start):
-    """Both jobs have the same port. The second job's rank 0 says how to choose one, and the first job is not disturbed."""
+    """Both jobs have the same port. The second job's rank 0 says how to choose one, and the
+    first job is not disturbed."""
     ranks = [start(0), start(1, ("sh", "-c", '"$@"; exit $?', "sh"))]
     for rank in ranks:
         line = rank.stdout.readline()

@@ -1,6 +1,7 @@
-"""What the machine refuses, made for real on one rank or on both: too few descriptors, threads or bytes, no /proc, processes that may not look into each other.
-Every rank gets a message that names the cause and says what to change. Takes longer than 5 s, because a store that can take no connection is known only at the
-deadline, which is 5 s here."""
+"""The machine refuses something, made for real on one rank or on both: too few descriptors, threads
+or bytes, no /proc, processes that may not look into each other. Every rank gets a message that
+names the cause and says what to change. Takes longer than 5 s, because a store that can take no
+connection is known only at the deadline, which is 5 s here."""
 
 import os
 import shutil
@@ -34,7 +35,8 @@ class Place:
         self.program = shutil.copy(program, folder)
 
     def said(self, *ranks):
-        """What each rank says; a rank is (what is before the program, the program's arguments, its user or None)."""
+        """Runs these ranks and gives what each says. A rank is (the words before the program,
+        the program's arguments, its user or None)."""
         port = self.free_port()
         started = []
         try:

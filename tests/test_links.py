@@ -1,5 +1,6 @@
-"""Every link of every page of the repository leads to a file, and to a heading that is there; docs/README.md leads to every page of docs; docs/launchers.md has
-every variable that the launchers' detection reads. Addresses on the network are not looked up."""
+"""Every link of every page of the repository leads to a file, and to a heading that is there;
+docs/README.md leads to every page of docs; docs/launchers.md has every variable that the
+launchers' detection reads. Addresses on the network are not looked up."""
 
 import re
 import subprocess
@@ -20,7 +21,8 @@ def pages():
 
 
 def anchors(text):
-    """The anchors that GitHub makes of a page's headings: lower case, without punctuation, spaces as hyphens; repeated ones are numbered."""
+    """The anchors that GitHub makes of a page's headings: lower case, without punctuation,
+    spaces as hyphens; repeated ones are numbered."""
     found = set()
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", CODE.sub("", text), re.M):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)

@@ -1,6 +1,8 @@
-"""Long lives: what many calls, meshes and worlds leave behind is nothing; a world is left and joined again at one port; dm_init ends at its own timeout and
-can be called again; a port that a connection holds for a moment is waited for, one at which somebody listens is an error; a world that is said to be
-enormous takes no memory. Takes about 20 seconds, because memory that grows shows only after many calls.
+"""Long lives: what many calls, meshes and worlds leave behind is nothing; a world is left and
+joined again at one port; dm_init ends at its own timeout and can be called again; a port that a
+connection holds for a moment is waited for, one at which somebody listens is an error; a world that
+is said to be enormous takes no memory. Takes about 20 seconds, because memory that grows shows only
+after many calls.
 
 DM_LIVES=N makes every count N times as large (`DM_LIVES=10` for a long look)."""
 
@@ -49,7 +51,7 @@ def says(rank, word):
 
 
 def number_of_keys(port):
-    """By the store's own protocol: VALIDATE, then GETNUMKEYS."""
+    """Asks the store by its own protocol: VALIDATE, then GETNUMKEYS."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as store:
         store.sendall(b"\0" + struct.pack("<I", 0x3C85F7CE) + b"\7")
         return struct.unpack("<q", store.recv(8, socket.MSG_WAITALL))[0]
@@ -88,7 +90,8 @@ for _ in range(int(sys.argv[3])):
 
 
 def test_rejoining_in_a_store_that_stays(start_ranks, tmp_path):
-    """A folder stands for every store that outlives the worlds: what a world left there is removed by the next one."""
+    """A folder stands for every store that outlives the worlds: what a world left there is
+    removed by the next one."""
     sizes = []
     for count in (3, 12 * TIMES):
         path = tmp_path / f"store{count}"

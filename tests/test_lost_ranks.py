@@ -1,8 +1,9 @@
-"""A rank is lost: what is done to it (SIGKILL, exit, SIGSTOP, abort), when (before and in each phase of a job), in jobs of 2 to 8 ranks, by itself and from
-outside. Every survivor must get an error that names the lost rank in time; nothing may be left, and a new job has the port.
+"""A rank is lost: what is done to it (SIGKILL, exit, SIGSTOP, abort), when (before and in each
+phase of a job), in jobs of 2 to 8 ranks, by itself and from outside. Every survivor must get an
+error that names the lost rank in time; nothing may be left, and a new job has the port.
 
-The jobs of `death` cases are lost_ranks/; tests/soak.py runs cases that chance chooses. They take a minute together, because a stopped rank is missed only at
-the deadline."""
+The jobs of `death` cases are lost_ranks/; tests/soak.py runs cases that chance chooses. They
+take a minute together, because a stopped rank is missed only at the deadline."""
 
 import json
 import os
@@ -30,7 +31,8 @@ def phases(programs):
 
 
 def fixed_deaths():
-    """Each phase with each way to be lost: pairs of a death and whether a new job follows on the same port."""
+    """Each phase with each way to be lost: pairs of a death and whether a new job follows on the
+    same port."""
     number = 0
     for phase in PHASES:
         for how in ("kill", "exit", "stop"):
@@ -91,8 +93,9 @@ def test_killed_in_a_large_all_reduce(programs, start_ranks, chance, size, victi
         assert rank.returncode == 0, rank.returncode
 
 
-# A stopped rank does not even hear SIGTERM. So the first that fails is one that met the deadline, and the tool kills the stopped one five seconds later. The tool
-# serves the store, so the death of rank 0 is no special one.
+# A stopped rank does not even hear SIGTERM. So the first that fails is one that met the deadline,
+# and the tool kills the stopped one five seconds later. The tool serves the store, so the death of
+# rank 0 is no special one.
 UNDER_THE_TOOL = [
     (2, "all_reduce", "kill", 137, r"rank 2 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", 30_000, NOTICE + 2),
     (0, "init", "exit", 7, r"rank 0 \(pid \d+\) exited with code 7", 30_000, NOTICE + 2),
@@ -102,7 +105,8 @@ UNDER_THE_TOOL = [
 
 @pytest.mark.parametrize("victim, phase, how, code, said, timeout_ms, most", UNDER_THE_TOOL, ids=[f"{how}-in-{phase}" for _, phase, how, *_ in UNDER_THE_TOOL])
 def test_under_the_tool(phases, victim, phase, how, code, said, timeout_ms, most):
-    """The tool says who failed first. It ends the job when the others have had their error, which names the lost rank; nobody outlives the tool."""
+    """The tool says who failed first. It ends the job when the others have had their error,
+    which names the lost rank; nobody outlives the tool."""
     mark = f"tool-{os.getpid()}-{time.monotonic_ns()}"
     variables = environment(**{MARK: mark, "DM_TIMEOUT_MS": timeout_ms, "DM_DIE": f"{victim}:{phase}:{how}:300"})
     began = time.monotonic()
@@ -118,7 +122,8 @@ def test_under_the_tool(phases, victim, phase, how, code, said, timeout_ms, most
 
 @pytest.fixture
 def stalling(programs):
-    """The program of a job in which one rank stops or fails inside the communicator library, and the library that lets it (tests/c/programs/stall.c)."""
+    """The program of a job in which one rank stops or fails inside the communicator library, and
+    the library that lets it (tests/c/programs/stall.c)."""
     strict = ["-Wall", "-Wextra"]
     # Cargo names the library without its version; the loader looks for its SONAME.
     version = re.search(r'^version = "(\d+\.\d+)', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
@@ -136,15 +141,17 @@ STALLS = [("barrier", 1), ("init", 0), ("init-id", 0), ("init-root", 1), ("init-
 
 @pytest.mark.parametrize("what, victim", STALLS)
 def test_stopped_in_a_collective(stalling, what, victim):
-    """The survivors have an error that names the stopped rank by their deadline, dm_abort and dm_world_abort end a making that does not, and no communicator
-    and no memory of one is left. The ranks judge this themselves."""
+    """The survivors have an error that names the stopped rank by their deadline, dm_abort and
+    dm_world_abort end a making that does not, and no communicator and no memory of one is left.
+    The ranks judge this themselves."""
     program, variables = stalling
     launch(4, program, what, victim, options=("--prefix", "--grace-period", "10"), env=environment(**variables), timeout=60, merged=True)
 
 
 def test_survivors_shrink(programs, tmp_path, random_shrink):
-    """2 to 6 ranks, of which some end at random moments while the others shrink, slice ranges and compute (tests/c/programs/shrink.c). Each rank must end, be
-    left out, or come to a mesh that joins the ranks it says. A seed repeats the plan, not the moments."""
+    """2 to 6 ranks, of which some end at random moments while the others shrink, slice ranges
+    and compute (tests/c/programs/shrink.c). Each rank must end, be left out, or come to a mesh
+    that joins the ranks it says. A seed repeats the plan, not the moments."""
     size, lost = 2 + random_shrink % 5, tmp_path / "lost"
     lost.touch()
     ended = launch(size, programs.c("tests/c/programs/shrink.c"), options=("--grace-period", 120, "--timeout", 120),

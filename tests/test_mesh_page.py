@@ -1,5 +1,6 @@
-"""docs/mesh.md says what is so: every `devicemesh show` in it gives the output that is quoted, every picture is what its command draws, the C code runs in
-an offline world, and the Python hash is the tool's. tests/mesh_page.py writes outputs and pictures anew."""
+"""docs/mesh.md says what is so: every `devicemesh show` in it gives the output that is quoted,
+every picture is what its command draws, the C code runs in an offline world, and the Python hash
+is the tool's. tests/mesh_page.py writes outputs and pictures anew."""
 
 import json
 import re
@@ -51,7 +52,8 @@ def test_each_picture_is_made_once_and_used():
 
 
 def test_c_code(programs):
-    """The blocks in one program: the first declares what the others use, each of which has names of its own."""
+    """The blocks in one program: the first declares what the others use, each of which has names
+    of its own."""
     first, *others = re.findall(r"^```c\n(.*?)^```", TEXT, flags=re.M | re.S)
     body = first + "".join(f"{{\n{block}}}\n" for block in others)
     source = programs.folder / "mesh_page.c"

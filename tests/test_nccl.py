@@ -1,6 +1,7 @@
-"""Device type cuda without a device: a recorder stands where NCCL would (tests/nccl/recorder.c, over libhostccl) and a libcuda that only counts
-(tests/nccl/cuda.c). Asserts which calls reach NCCL on every rank and in which order, and what comes of bad drivers, bad libraries and calls that fail. Takes a
-minute, because each call of a job fails once in a job of its own."""
+"""Device type cuda without a device: a recorder stands where NCCL would (tests/nccl/recorder.c,
+over libhostccl) and a libcuda that only counts (tests/nccl/cuda.c). Asserts which calls reach
+NCCL on every rank and in which order, and what comes of bad drivers, bad libraries and calls
+that fail. Takes a minute, because each call of a job fails once in a job of its own."""
 
 import itertools
 import re
@@ -42,7 +43,8 @@ class Job:
         return self.library("cuda.c", "libcuda.so.1", *flags)
 
     def __call__(self, what, ranks=8, library=None, cuda=None, code=0, timeout=90, **variables):
-        """The output of the ranks, and each rank's record. False as `library` or `cuda` leaves it out."""
+        """The output of the ranks, and each rank's record. False as `library` or `cuda` leaves
+        it out."""
         logs = self.folder / "log"
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir()
@@ -159,7 +161,8 @@ def same_path(records, **how):
 
 
 def in_any_order(lines):
-    """The lines, with aborts that follow each other sorted, because they are made at the same time."""
+    """The lines, with aborts that follow each other sorted, because they are made at the same
+    time."""
     runs = itertools.groupby(lines, lambda line: line.startswith("abort c"))
     return [line for aborts, run in runs for line in (sorted(run) if aborts else run)]
 
@@ -189,7 +192,8 @@ def test_many_ranks_meet_by_several_ids(run):
 
 @pytest.fixture
 def refused(run):
-    """Runs ranks of which none may join. Each must say this status and this text; gives what they said."""
+    """Runs ranks of which none may join. Each must say this status and this text; gives what
+    they said."""
     def job(status, text, ranks=2, **how):
         output, _ = run("chosen", ranks=ranks, **how)
         said = re.findall(r"joined (\S+) device_error=(\d+): (.*)", output)
@@ -227,7 +231,7 @@ def test_no_wheel_of_python(refused, tmp_path):
 
 @pytest.mark.parametrize("variable", ["LD_PRELOAD", "DM_CCL_LIBRARY"])
 def test_a_library_that_is_named(run, variable):
-    """By a copy that is in the process, or by the variable."""
+    """LD_PRELOAD brings a copy into the process; DM_CCL_LIBRARY names one."""
     check(len(run("chosen", ranks=2, library=False, **{variable: run.recorder()})[1]) == 2, "the recorder was not used")
 
 
@@ -275,7 +279,8 @@ def devices(records):
     return [int(re.search(r"device=(-?\d+)", "\n".join(records[rank])).group(1)) for rank in sorted(records)]
 
 
-# Each rank takes the device of its local rank. A context that is current is kept; a thread of the program that has none takes the local rank's, too.
+# Each rank takes the device of its local rank. A context that is current is kept; a thread of the
+# program that has none takes the local rank's, too.
 @pytest.mark.parametrize("what, expected", [("chosen", [*range(8)]), ("current", [*range(7, -1, -1)]), ("thread", [*range(8)])])
 def test_which_device(run, what, expected):
     assert devices(run(what)[1]) == expected
@@ -313,7 +318,8 @@ CODES = [1, 2, 3, 4, 5, 6, 8, 77]
 @pytest.mark.parametrize("rank", [0, 5, -1])
 @pytest.mark.parametrize("lacks", [(), ("SPLIT",)], ids=["all", "without split"])
 def test_every_call_that_can_fail(run, lacks, rank):
-    """Each call of a rank (-1: of all ranks) fails once, with one code after the other. All ranks get an error from that same call, and nothing is left."""
+    """Each call of a rank (-1: of all ranks) fails once, with one code after the other. All
+    ranks get an error from that same call, and nothing is left."""
     failures = 0
     for number in range(1, 40):
         code = CODES[failures % len(CODES)]
@@ -347,14 +353,16 @@ def test_a_finalize_that_does_not_return(run):
 
 
 def test_aborts_end_together(run):
-    """The work of one communicator may lie on a stream behind another's, so that an abort of one alone would wait for ever."""
+    """The work of one communicator may lie on a stream behind another's, so that an abort of one
+    alone would wait for ever."""
     for rank, lines in run("together")[1].items():
         check(sum(line.startswith("abort c") for line in lines) == 9, f"rank {rank}: {lines}")
         check(not any("ALONE" in line for line in lines), f"rank {rank}: an abort waited for one that did not come\n" + "\n".join(lines))
 
 
 def test_meshes_after_a_failure_that_one_rank_knows(run):
-    """Only what has failed is made anew, by all ranks: a dimension by a split, and what is split from by a fresh id."""
+    """Only what has failed is made anew, by all ranks: a dimension by a split, and what is split
+    from by a fresh id."""
     for rank, lines in run("anew")[1].items():
         first, second, third = (lines.index(f"# {name}") for name in ("dimension", "root", "ends"))
         made = [[line.split()[0] for line in part if line.split()[0] in ("init", "split")] for part in (lines[first:second], lines[second:third])]
@@ -363,7 +371,8 @@ def test_meshes_after_a_failure_that_one_rank_knows(run):
 
 
 def test_going_on_without_a_lost_rank(run):
-    """The communicator that dimensions are split from is shrunk, with NCCL_SHRINK_ABORT, after all others have ended; then it is a mesh like any other."""
+    """The communicator that dimensions are split from is shrunk, with NCCL_SHRINK_ABORT, after
+    all others have ended; then it is a mesh like any other."""
     for rank, lines in run("lose")[1].items():
         if rank == 7:
             continue

@@ -1,6 +1,7 @@
-"""NVIDIA's own NCCL through our loader, on a machine without a device: versions, symbols, ids, the errors without a driver, and the layout of
-ncclConfig_t by the compiler (tests/nccl/wheel.c). The oldest release is always fetched, for its header. The others (170 to 320 MB each) are tested where
-they are there; `make test-nccl` fetches them."""
+"""NVIDIA's own NCCL through our loader, on a machine without a device: versions, symbols, ids,
+the errors without a driver, and the layout of ncclConfig_t by the compiler (tests/nccl/wheel.c).
+The oldest release is always fetched, for its header. The others (170 to 320 MB each) are tested
+where they are there; `make test-nccl` fetches them."""
 
 import re
 

@@ -1,5 +1,6 @@
-"""`devicemesh run` on several nodes: how they meet, who is which, and how a job ends on all of them for one cause. Most cases are several tools on this host;
-those of `hosts` are on hosts of tests/netlab.py, and are skipped where this machine cannot make any."""
+"""`devicemesh run` on several nodes: how they meet, who is which, and how a job ends on all of
+them for one cause. Most cases are several tools on this host; those of `hosts` are on hosts of
+tests/netlab.py, and are skipped where this machine cannot make any."""
 
 import os
 import re
@@ -27,7 +28,8 @@ class Node:
                              stderr=subprocess.PIPE, text=True)
 
     def ends(self, code, *said):
-        """What it wrote, once it has ended so, and said all of this."""
+        """Waits for the end. It must have this exit code and have written all of `said`; gives both
+        outputs."""
         out, err = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == code, f"exit code {self.process.returncode}, not {code}:\n{out}{err}"
         for text in said:

@@ -1,4 +1,5 @@
-"""The Python package: its unit tests on 1, 4 and 8 processes, its types, Ctrl-C, and the wheel in a fresh environment."""
+"""The Python package: its unit tests on 1, 4 and 8 processes, its types, Ctrl-C, and the wheel
+in a fresh environment."""
 
 import fcntl
 import os
@@ -20,7 +21,7 @@ PACKAGE = ROOT / "bindings/python"
 OURS = {"PYTHONPATH": PACKAGE, "DM_LIBRARY": LIBRARY / "libdevicemesh.so"}
 # The last mypy that checks for Python 3.9, and the last numpy for it.
 PINNED = ["numpy==2.4.6; python_version >= '3.11'", "numpy==2.0.2; python_version < '3.11'", "ml_dtypes==0.5.4", "mypy==1.18.2", "auditwheel==6.7.0"]
-# What the interrupted rank and its peer say.
+# The exceptions that the interrupted rank and its peer report.
 EXPECTED = {
     "all_reduce": ("KeyboardInterrupt", "PeerLostError"),
     "group": ("KeyboardInterrupt", "PeerLostError"),
@@ -32,7 +33,7 @@ EXPECTED = {
     "own handler": ("AbortedError", "PeerLostError"),
     "terminated": ("AbortedError", "PeerLostError"),
 }
-# What rank 0 (rank 1 where rank 0 has gone) says about its joins in vain, before both ranks join.
+# The exceptions of the joins that are in vain, on rank 0 (on rank 1 where rank 0 has gone).
 JOINS = {
     "late": ("MeshTimeoutError", "MeshTimeoutError"),
     "gone": ("(?:MeshTimeoutError|PeerLostError)",),
@@ -127,7 +128,8 @@ def test_interrupted(python, tmp_path, mode):
 
 @pytest.mark.parametrize("mode", JOINS)
 def test_joins(python, tmp_path, mode):
-    """Joins that are in vain end when their timeout or Ctrl-C says so, not after ten minutes, and the ranks can still meet."""
+    """Joins that are in vain end when their timeout or Ctrl-C says so, not after ten minutes,
+    and the ranks can still meet."""
     output = run(TOOL, "run", "-n", "2", "--", python, "tests/joins.py", mode, tmp_path / "go on", timeout=120, **OURS)
     for said in JOINS[mode]:
         took = re.search(rf"{said} after (\d+\.\d) s", output)
@@ -160,7 +162,7 @@ def test_package_in_a_fresh_environment(tmp_path):
     assert where.startswith(str(fresh)) and where.endswith("/_native/libdevicemesh.so"), where
     example = re.search(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.S).group(1)
     program = tmp_path / "train.py"
-    # What the example needs numpy for, array does here: the fresh environment has no numpy.
+    # The fresh environment has no numpy, so the example uses array instead.
     program.write_text(example.replace("import numpy", "import array").replace('numpy.ones(1000, "float32")', 'array.array("f", 1000 * [mesh.get_rank()])')
                        + "assert gradients[999] == mesh.get_local_rank('tp') + 2, gradients[999]\nprint('fine' , flush=True)\n")
     for tool in ([fresh / "bin/python", "-m", "devicemesh"], [fresh / "bin/devicemesh"]):

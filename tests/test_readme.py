@@ -1,6 +1,7 @@
-"""README's commands are executed as they stand there, and its pieces of C, C++ and Python run on the eight ranks of its mesh. A command that this file has no way
-to run is a failure, so a command that is added to README needs one here. `make test`, which is README's too, is who runs this. Takes half a minute, because
-`make demo` trains a network and pip installs the package."""
+"""README's commands are executed as they stand there, and its pieces of C, C++ and Python run on
+the eight ranks of its mesh. A command that this file has no way to run is a failure, so a
+command that is added to README needs one here. `make test`, which is README's too, is who runs
+this. Takes half a minute, because `make demo` trains a network and pip installs the package."""
 
 import os
 import re
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)  # cargo may have to wait for another carg
 
 
 def run(command, cwd, **variables):
-    """What a line of a shell prints, as a reader types it."""
+    """Runs a line of a shell as a reader types it, and gives its output."""
     # The jobserver of a make above would only bring warnings.
     env = processes.environment(without=["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH"], **variables)
     return processes.run("bash", "-c", command, cwd=cwd, env=env, timeout=800, merged=True).stdout
@@ -50,7 +51,8 @@ def quoted(pattern):
 
 @pytest.fixture
 def workplace(tmp_path):
-    """A folder where `include` and `target/release` are what they are in the repository, so that the commands' outputs stay out of it."""
+    """A folder where `include` and `target/release` are what they are in the repository, so that
+    the commands' outputs stay out of it."""
     (tmp_path / "target").mkdir()
     for name in ("include", "target/release", "packaging"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -74,7 +76,7 @@ def on_eight(command, cwd):
 
 
 def test_commands_in_their_order(workplace):
-    # As an installed tree is found: README says no prefix.
+    # README's pkg-config line names no prefix, so PKG_CONFIG_PATH leads to this one.
     installed = workplace / "prefix"
     assert quoted(r"make install PREFIX=\.\.\.")
     assert "make test" in commands()
@@ -113,7 +115,8 @@ def test_message_of_a_disagreement(workplace):
 
 
 def test_python_lines(workplace):
-    """The package as README installs it, in an environment of its own, and README's lines with it."""
+    """The package as README installs it, in an environment of its own, and README's lines with
+    it."""
     place = workplace / "venv"
     venv.create(place, with_pip=True)
     run(quoted(r"pip install \./bindings/python"), ROOT, PATH=f"{place}/bin:{os.environ['PATH']}", PIP_DISABLE_PIP_VERSION_CHECK="1")

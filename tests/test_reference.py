@@ -1,4 +1,5 @@
-"""The C reference: doxygen has nothing to complain about in the public headers, and every function and constant of devicemesh.h is in a group's page."""
+"""The C reference: doxygen has nothing to complain about in the public headers, and every
+function and constant of devicemesh.h is in a group's page."""
 
 import re
 import sys

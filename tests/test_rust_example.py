@@ -1,4 +1,5 @@
-"""examples/all_reduce.rs, which uses the Rust crate without the C ABI, alone and on four processes."""
+"""examples/all_reduce.rs, which uses the Rust crate without the C ABI, alone and on four
+processes."""
 
 import pytest
 

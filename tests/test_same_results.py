@@ -1,4 +1,5 @@
-"""The same C program gives the same results under the tool, under plain environment variables, and as threads of one process."""
+"""One C program gives the same results under the tool, under plain environment variables,
+and as threads of one process."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Another language reads and writes the text of a mesh from the format's description alone: Python's json, against dm_ranks and dm_equal."""
+"""Another language reads and writes the text of a mesh from the format's description alone:
+Python's json, against dm_ranks and dm_equal."""
 
 import ctypes
 import itertools
@@ -85,7 +86,8 @@ def read(text):
 
 
 def write(shape, names, ranks):
-    """The plainest text there is: each rank a run, each dimension a pair, and the spaces of json.dumps."""
+    """The plainest text there is: each rank a run, each dimension a pair, and the spaces of
+    json.dumps."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * size)

@@ -1,5 +1,6 @@
-"""Pictures of many meshes: well-formed, the same each time, every rank once, no cell on another, everything inside the picture, no script and nothing
-from elsewhere, and hosts boxed so that exactly their ranks are inside."""
+"""Pictures of many meshes: well-formed, the same each time, every rank once, no cell on another,
+everything inside the picture, no script and nothing from elsewhere, and hosts boxed so that
+exactly their ranks are inside."""
 
 import re
 import xml.etree.ElementTree as ElementTree

@@ -1,5 +1,6 @@
-"""docs/tool.md says what is so: every command in it gives the output and the exit code that are quoted (tests/tool_page.py writes them anew). The completions
-complete, and the manual pages are clean."""
+"""docs/tool.md says what is so: every command in it gives the output and the exit code that are
+quoted (tests/tool_page.py writes them anew). The completions complete, and the manual pages are
+clean."""
 
 import re
 import shutil

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the outputs quoted in docs/tool.md anew. tests/test_tool_page.py checks that they are what the tool prints: process numbers, ports, folders, times and
-this host's name aside."""
+"""Writes the outputs quoted in docs/tool.md anew. tests/test_tool_page.py checks that they are
+what the tool prints: process numbers, ports, folders, times and this host's name aside."""
 
 import os
 import re
@@ -13,20 +13,22 @@ from support.ports import Ports
 from support.processes import environment, run
 
 PAGE = ROOT / "docs/tool.md"
-# What differs from run to run, and what the page has in its place.
+# (a pattern that differs from run to run, the words that the page has in its place)
 CHANGES = [(r"pid \d+", "pid 4711"), (r"reached in \d+ ms", "reached in 1 ms"), (r"127\.0\.0\.1:\d{3,5}", "127.0.0.1:29400"),
            (r"\b%s\b" % re.escape(socket.gethostname()), "alpha")]
 
 
 def shell(script, folder):
-    """What a script of bash prints, and its exit code. `devicemesh` is this tree's tool."""
+    """Runs a script of bash, in which `devicemesh` is this tree's tool. Gives its output and its
+    exit code."""
     env = environment(without=["DM_STORE", "DM_CCL", "NO_COLOR", "CUDA_VIS"], PATH=f"{LIBRARY}:{os.environ['PATH']}")
     done = run("bash", "-c", script, cwd=folder, env=env, code=None, merged=True)
     return done.stdout, done.returncode
 
 
 def blocks(text):
-    """The console blocks of the page: the lines that begin with a command and end with its output."""
+    """The console blocks of the page: the lines that begin with a command and end with its
+    output."""
     return re.findall(r"^```console\n(.*?)^```", text, flags=re.M | re.S)
 
 
@@ -37,7 +39,8 @@ def commands(block):
 
 
 def printed(command, folder, free_port):
-    """What a quoted command prints here, with the page's words in place of what differs, and its exit code where it is not 0."""
+    """Runs a quoted command. Gives its output, with the page's words in place of those that differ,
+    and its exit code where it is not 0."""
     ports = {port: free_port() for port in re.findall(r"localhost:(\d+)", command)}
     ours = re.sub(r"localhost:(\d+)", lambda match: f"localhost:{ports[match.group(1)]}", command)
     out, code = shell(ours.removeprefix("$ "), folder)

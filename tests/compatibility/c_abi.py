@@ -1,6 +1,8 @@
-"""The C ABI as the header has it, for the record of a release (record.py) and for the test that later headers are held to it (test_compatibility.py).
+"""The C ABI as the header has it, for the record of a release (record.py) and for the test that
+later headers are held to it (test_compatibility.py).
 
-Two pictures of it, both from the header alone, as include/devicemesh.h is generated from the Rust source and exported names are compared with it elsewhere:
+Two pictures of it, both from the header alone, as include/devicemesh.h is generated from the Rust
+source and exported names are compared with it elsewhere:
 
 - layout: a C program made from the header prints structs, fields, offsets, sizes and constants.
 - stub: a shared library in C with every function of the header and nothing in it, whose debug information abidw and abidiff read. The library's own speaks
@@ -13,7 +15,8 @@ import subprocess
 from pathlib import Path
 
 CC = os.environ.get("CC", "cc")
-# A struct that begins with its size may grow at its end, and no other way; new functions are welcome.
+# A struct that begins with its size may grow at its end, and no other way; new functions are
+# welcome.
 GROWTH = """[suppress_type]
 name = {name}
 type_kind = struct
@@ -61,7 +64,8 @@ def run(*command, cwd=None):
 
 
 def layout(header, folder):
-    """The layout of a header's text, as lines: struct <name> <size>, field <struct.name> <offset> <size> <declaration>, constant <name> <value>."""
+    """The layout of a header's text, as lines: struct <name> <size>, field <struct.name>
+    <offset> <size> <declaration>, constant <name> <value>."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "devicemesh.h").write_text(header)
@@ -120,7 +124,8 @@ def abidw(library):
 
 
 def abidiff(recorded, library, may_grow):
-    """Refuses what abidiff calls a change, but for new functions and for structs of may_grow that are longer."""
+    """Refuses what abidiff calls a change, but for new functions and for structs of may_grow
+    that are longer."""
     suppressions = library.parent / "growth.suppr"
     suppressions.write_text("\n".join(GROWTH.format(name=name) for name in may_grow))
     done = subprocess.run(["abidiff", "--no-architecture", "--no-added-syms", "--suppressions", suppressions, recorded, library],

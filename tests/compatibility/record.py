@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""make abi-record: records the C ABI of include/devicemesh.h as that of a release, in tests/compatibility/records/<SONAME's version>: the header, its layout, the
-least struct sizes, and what abidw says. tests/test_compatibility.py holds later headers to it. Only for a release (CONTRIBUTING.md): a record that is renewed to
-make the test pass records a broken promise."""
+"""make abi-record: records the C ABI of include/devicemesh.h as that of a release, in
+tests/compatibility/records/<SONAME's version>: the header, its layout, the least struct sizes,
+and what abidw says. tests/test_compatibility.py holds later headers to it. Only for a release
+(CONTRIBUTING.md): a record that is renewed to make the test pass records a broken promise."""
 
 import re
 import shutil
@@ -36,7 +37,8 @@ def main():
         if recorded.exists():
             c_abi.compare_layouts(recorded.read_text(), layout, c_abi.sized(header))
         abi = c_abi.abidw(c_abi.stub(header, scratch, f"libdevicemesh.so.{series()}"))
-    # What the first release of the series had is the least that a caller's struct_size says; it stays when a struct grows.
+    # What the first release of the series had is the least that a caller's struct_size says; it
+    # stays when a struct grows.
     least = folder / "least_sizes.txt"
     known = c_abi.parse(least.read_text()) if least.exists() else {}
     sizes = {f"struct {name}": known.get(f"struct {name}", c_abi.parse(layout)[f"struct {name}"]) for name in c_abi.sized(header)}

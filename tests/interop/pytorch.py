@@ -1,4 +1,5 @@
-"""An interpreter that has PyTorch: the one that DM_INTEROP_PYTHON names, else a virtual environment under target/interop, made when it is missing."""
+"""An interpreter that has PyTorch: the one that DM_INTEROP_PYTHON names, else a virtual
+environment under target/interop, made when it is missing."""
 
 import functools
 import os

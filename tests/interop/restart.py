@@ -1,5 +1,6 @@
-"""libdevicemesh alone on four ranks, the mesh (2, 2). The first attempt ends when the mesh stands: rank 1 leaves with an error and the others
-wait, so an agent that has lost no rank restarts its own without counting it in TORCHELASTIC_RESTART_COUNT. DM_MARKER: a file that says
+"""libdevicemesh alone on four ranks, the mesh (2, 2). The first attempt ends when the mesh
+stands: rank 1 leaves with an error and the others wait, so an agent that has lost no rank
+restarts its own without counting it in TORCHELASTIC_RESTART_COUNT. DM_MARKER: a file that says
 whether there was an attempt before."""
 
 import os

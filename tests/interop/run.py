@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""`make interop`: the library under real launchers and beside a real PyTorch. Needs a network, or what it fetches there already.
+"""`make interop`: the library under real launchers and beside a real PyTorch. Needs a network, or
+what it fetches there already.
 
-It installs Debian's Open MPI, MPICH and Slurm when it is root and they are missing, and PyTorch into target/interop/venv (some 5 GB; or
-DM_INTEROP_PYTHON names an interpreter that has it). What cannot be had is a visible skip. Each case runs real processes with a
-deadline. The last line is "N passed, N failed, N skipped"; a run of all cases writes its table into docs/interop.md.
+It installs Debian's Open MPI, MPICH and Slurm when it is root and they are missing, and PyTorch
+into target/interop/venv (some 5 GB; or DM_INTEROP_PYTHON names an interpreter that has it). What
+cannot be had is a visible skip. Each case runs real processes with a deadline. The last line is
+"N passed, N failed, N skipped"; a run of all cases writes its table into docs/interop.md.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Each of four ranks runs PyTorch (gloo) and libdevicemesh in one process: the same mesh (2, 2), the same sums over both dimensions."""
+"""Each of four ranks runs PyTorch (gloo) and libdevicemesh in one process: the same mesh (2, 2),
+the same sums over both dimensions."""
 
 import os
 

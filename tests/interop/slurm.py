@@ -1,4 +1,5 @@
-"""A Slurm of this machine alone: munged, slurmctld and a slurmd for each of two nodes, with their own configuration, files and ports under target/."""
+"""A Slurm of this machine alone: munged, slurmctld and a slurmd for each of two nodes, with
+their own configuration, files and ports under target/."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""Every operation that torch.distributed.TCPStore and PrefixStore can send, against the store that MASTER_ADDR and MASTER_PORT name."""
+"""Every operation that torch.distributed.TCPStore and PrefixStore can send, against the store
+that MASTER_ADDR and MASTER_PORT name."""
 
 import datetime
 import os

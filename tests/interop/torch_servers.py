@@ -1,4 +1,5 @@
-"""PyTorch's TCPStore servers, one per argument (libuv or legacy), on ports that the kernel chose: prints the ports, then serves until its input ends."""
+"""PyTorch's TCPStore servers, one per argument (libuv or legacy), on ports that the kernel
+chose: prints the ports, then serves until its input ends."""
 
 import sys
 

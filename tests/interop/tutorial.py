@@ -1,5 +1,6 @@
-"""The programs of PyTorch's DeviceMesh tutorial, each of eight ranks with PyTorch (gloo) and the Python package beside it: the same groups, the same
-ranks, the same results of an all-reduce over each dimension. All meet in one store."""
+"""The programs of PyTorch's DeviceMesh tutorial, each of eight ranks with PyTorch (gloo) and the
+Python package beside it: the same groups, the same ranks, the same results of an all-reduce over
+each dimension. All meet in one store."""
 
 import pickle
 
@@ -57,7 +58,8 @@ replicate_groups = ((0, 4), (1, 5), (2, 6), (3, 7))
 assert ours.get_group("shard").ranks == next(group for group in shard_groups if RANK in group)
 assert ours.get_group(mesh_dim="replicate").ranks == next(group for group in replicate_groups if RANK in group)
 
-# "How to use DeviceMesh for custom parallel solutions": HSDP and tensor parallelism out of one 3-D mesh. Ours meets in PyTorch's own store.
+# "How to use DeviceMesh for custom parallel solutions": HSDP and tensor parallelism out of one 3-D
+# mesh. Ours meets in PyTorch's own store.
 store = devicemesh.TorchStore(dist.distributed_c10d._get_default_store())
 world = devicemesh.World("cpu", world_size=dist.get_world_size(), rank=RANK, store=store)
 their_3d = torch_mesh("cpu", (2, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))

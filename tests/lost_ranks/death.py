@@ -1,4 +1,5 @@
-"""One death: a job runs, one rank is lost at some point, the others are judged, and a new job starts on the same port."""
+"""One death: a job runs, one rank is lost at some point, the others are judged, and a new job
+starts on the same port."""
 
 import os
 import signal
@@ -11,7 +12,8 @@ from support.processes import marked
 from .job import MARK, Job
 from .verdict import LEAVE, NOTICE, STARVATION, STOP_EXTRA, STOP_SHARE, judge
 
-# The timeout of a job in which nothing may depend on it, and of one in which only the deadline can tell.
+# The timeout of a job in which nothing may depend on it, and of one in which only the deadline can
+# tell.
 LONG_MS, SHORT_MS = 30_000, 3_000
 # How long a healthy job may take for one step here, on a busy machine.
 PATIENCE = 30.0
@@ -20,16 +22,28 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 @dataclass
 class Death:
-    size: int                     # how many ranks the job has
-    victim: int                   # the rank that is lost
-    how: str                      # kill (SIGKILL), stop (SIGSTOP) or exit
-    phase: str                    # the phase of phases.c in which it is lost
-    delay: float = -1.0           # seconds after the rank has announced the phase; negative: before the phase's first call
-    outside: bool = False         # whether another process sends the signal
-    occurrence: int = 1           # how often the phase is announced before that, when the signal comes from outside
-    absent: int = -1              # a rank that is never started; the victim waits for it when it is lost
-    file: bool = False            # whether the ranks meet in a file; otherwise rank 0 serves the store
-    short_ms: int = SHORT_MS      # the timeout where only the deadline can tell
+    """How one rank of a job is lost."""
+
+    # How many ranks the job has.
+    size: int
+    # The rank that is lost.
+    victim: int
+    # kill (SIGKILL), stop (SIGSTOP) or exit.
+    how: str
+    # The phase of phases.c in which the rank is lost.
+    phase: str
+    # Seconds after the rank has announced the phase; negative: before the phase's first call.
+    delay: float = -1.0
+    # Whether another process sends the signal.
+    outside: bool = False
+    # How often the phase is announced before the signal, when it comes from outside.
+    occurrence: int = 1
+    # A rank that is never started (-1: none). The victim waits for it when the victim is lost.
+    absent: int = -1
+    # Whether the ranks meet in a file; otherwise rank 0 serves the store.
+    file: bool = False
+    # The timeout in milliseconds where only the deadline can tell that the rank is lost.
+    short_ms: int = SHORT_MS
 
     def timeout_ms(self):
         waits_for_deadline = self.how == "stop" or (self.phase == "join" and self.absent < 0)
@@ -45,11 +59,18 @@ class Death:
 
 @dataclass
 class Outcome:
+    """The result of a death."""
+
+    # A line for each thing that is wrong.
     complaints: list = field(default_factory=list)
-    notice: float = 0.0           # seconds from the death, or from a survivor's own later call, to the last survivor's error
-    phase: str = ""               # the last phase that the victim announced
-    again: float = 0.0            # seconds that the next job on the same port took
-    survivors: int = 0            # how many ranks had to notice the death
+    # Seconds from the death, or from a survivor's own later call, to the last survivor's error.
+    notice: float = 0.0
+    # The last phase that the victim announced.
+    phase: str = ""
+    # Seconds that the next job on the same port took.
+    again: float = 0.0
+    # How many ranks had to notice the death.
+    survivors: int = 0
 
 
 def waits_in_the_store(job, number):
@@ -127,7 +148,8 @@ def watch(job, death, moment, outcome):
 
 
 def start_again(program, death, port, file, outcome):
-    """A new job goes through all phases on the same port, or with the file that the lost job has left."""
+    """A new job goes through all phases on the same port, or with the file that the lost job has
+    left."""
     began = time.monotonic()
     with Job(program, death.size, port, LONG_MS, rounds=1, file=file) as job:
         job.pump(lambda: not any(rank.open for rank in job.ranks.values()), began + PATIENCE)

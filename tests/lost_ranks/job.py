@@ -1,4 +1,5 @@
-"""One job of tests/c/programs/phases.c under plain environment variables: starting it, reading what its ranks say, ending it."""
+"""One job of tests/c/programs/phases.c under plain environment variables: starting it, reading
+what its ranks say, ending it."""
 
 import os
 import selectors
@@ -55,7 +56,8 @@ class Rank:
 class Job:
     """Ranks of one job. As a context manager it leaves none behind.
 
-    `held` are ranks that are not started yet; `die` is the value of DM_DIE, which phases.c explains."""
+    `held` are ranks that are not started yet; `die` is the value of DM_DIE, which phases.c
+    explains."""
 
     def __init__(self, program, size, port, timeout_ms, rounds=0, die=None, held=(), file=None):
         self.mark = f"{os.getpid()}-{time.monotonic_ns()}-{port}"
@@ -79,7 +81,8 @@ class Job:
         self.selector.register(process.stdout, selectors.EVENT_READ, self.ranks[number])
 
     def pump(self, condition, until):
-        """Reads what the ranks say until the condition holds. False when the moment `until` comes first."""
+        """Reads what the ranks say until the condition holds. False when the moment `until`
+        comes first."""
         while not condition():
             left = until - time.monotonic()
             if left <= 0:

@@ -1,4 +1,5 @@
-"""Random deaths: what run K of a seed does, and the table of what came of the runs. tests/soak.py runs them by pytest."""
+"""Random deaths: what run K of a seed does, and the table of what came of the runs.
+tests/soak.py runs them by pytest."""
 
 import os
 import platform
@@ -38,10 +39,11 @@ def planned(seed, number):
 
 
 class Table:
-    """What the runs have come to, in the rows of docs/reliability.md."""
+    """The results of the runs, in the rows of docs/reliability.md."""
 
     def __init__(self):
-        self.rows = {}            # (kind of phase, how the rank was lost): [runs, failures, [notices in seconds]]
+        # (kind of phase, how the rank was lost): [runs, failures, [notices in seconds]]
+        self.rows = {}
         self.again = []           # seconds that the next job on the same port took
         self.failed = []          # the numbers of the runs that failed
 

@@ -1,4 +1,5 @@
-"""A plugin of pytest for tests/soak.py: the table of the random deaths, at the end of the session and in docs/reliability.md."""
+"""A plugin of pytest for tests/soak.py: the table of the random deaths, at the end of the
+session and in docs/reliability.md."""
 
 import json
 import os

@@ -1,10 +1,11 @@
-"""What the survivors of a death may say, and when."""
+"""Judges the survivors of a death: which errors they may have, and when."""
 
 import re
 
 # From the death to the error of each survivor.
 NOTICE = 2.0
-# A stopped rank still exists, so only the deadline tells. A call may take its timeout, 10 % and 250 ms. STARVATION is for a machine whose processors others use.
+# A stopped rank still exists, so only the deadline tells. A call may take its timeout, 10 % and 250
+# ms. STARVATION is for a machine whose processors others use.
 STOP_SHARE, STOP_EXTRA, STARVATION = 1.1, 0.25, 0.5
 # From its error to the end of a survivor that aborts and frees what it has.
 LEAVE = 2.0
@@ -15,10 +16,11 @@ MAKING = ("init", "flatten", "unflatten", "lazy", "second", "part")
 KINDS = {"join": "joining", "barrier": "agreeing", **dict.fromkeys(MAKING, "agreeing and making communicators"),
          **dict.fromkeys(COLLECTIVES, "in a collective"), "finalize": "finalizing", "free": "after finalizing"}
 
-# By how the rank was lost and the phase in which a survivor meets it: the statuses it may get.
-#   "absent"  only by the deadline, because the lost rank may not have reached the store: then it was never there
-#   "served"  only where the ranks still look for the store, and the rank that serves it (rank 0) is the lost one or has left because of its own error
-#   stopped   TIMEOUT by the deadline; PEER_LOST where another survivor met its deadline first and left
+# The statuses that a survivor may get, by how the rank was lost and the survivor's own phase.
+# "absent"  only by the deadline, because the lost rank may not have reached the store: then it was
+# never there "served"  only where the ranks still look for the store, and the rank that serves it
+# (rank 0) is the lost one or has left because of its own error stopped   TIMEOUT by the deadline;
+# PEER_LOST where another survivor met its deadline first and left
 ENDED, STOPPED = "ended", "stopped"
 ALLOWED = {
     (ENDED, "joining"): {"PEER_LOST": "", "TIMEOUT": "absent", "STORE": "served"},
@@ -37,7 +39,8 @@ ALLOWED = {
 
 
 def named(message):
-    """The world ranks that a message blames. The rank that reports is not among them, nor are the numbers inside a communicator."""
+    """The world ranks that a message blames. The rank that reports is not among them, nor are
+    the numbers inside a communicator."""
     message = re.sub(r"^(rank \d+ failed in dm_\w+\(.*?\): )+", "", message)
     message = re.sub(r"\(rank \d+ of .*", "", message)
     ranks = set()
@@ -50,7 +53,8 @@ def named(message):
 
 
 def judge(job, death, moment, absent):
-    """Complaints about the survivors of a job, and the slowest notice in seconds. `absent`: whether the lost rank may not have reached the store."""
+    """Complaints about the survivors of a job, and the slowest notice in seconds. `absent`:
+    whether the lost rank may not have reached the store."""
     complaints, slowest, victim = [], 0.0, death.victim
     timeout = death.timeout_ms() / 1000
     lost = STOPPED if death.how == "stop" else ENDED
@@ -87,8 +91,9 @@ def judge(job, death, moment, absent):
 
 
 def cut_short(job, rank):
-    """Whether the error names another survivor that has had its own. All meet the deadline within milliseconds: one that is late first may end the wait of
-    the one it waited for, just before that would have named the stopped rank."""
+    """Whether the error names another survivor that has had its own. All meet the deadline
+    within milliseconds: one that is late first may end the wait of the one it waited for, just
+    before that would have named the stopped rank."""
     others = [job.ranks.get(number) for number in named(rank.error[2])]
     return any(other and other is not rank and other.error for other in others)
 
@@ -99,7 +104,8 @@ def store_gone(job, death, at):
 
 
 def leads_to(job, rank, victim, seen):
-    """Whether the error names the lost rank, or one that has left because of it (which may print its own error a little later)."""
+    """Whether the error names the lost rank, or one that has left because of it (which may print
+    its own error a little later)."""
     blamed = named(rank.error[2])
     if victim in blamed:
         return True

@@ -1,4 +1,5 @@
-"""Pinned wheels that the tests fetch once, under target/. Several processes may want them at the same time."""
+"""Pinned wheels that the tests fetch once, under target/. Several processes may want them at the
+same time."""
 
 import fcntl
 import re
@@ -23,7 +24,8 @@ class Unavailable(unittest.SkipTest):
 
 
 def pip():
-    """A pip that can be used here: of a virtual environment under target/, else the interpreter's own."""
+    """A pip that can be used here: of a virtual environment under target/, else the
+    interpreter's own."""
     environment = TARGET / "venv"
     python = environment / "bin/python"
     with open(TARGET / "venv.lock", "w") as lock:
@@ -39,7 +41,8 @@ def pip():
 
 
 def wheels(pins, wanted):
-    """The folder with those files of pinned wheels whose names match, fetched once, also when several processes want them."""
+    """The folder with those files of pinned wheels whose names match, fetched once, also when
+    several processes want them."""
     folder = TARGET / "wheels" / "-".join(pins).replace("==", "-")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:
@@ -74,7 +77,8 @@ def cuda_headers():
 
 
 def cmake():
-    """A cmake: the machine's, else a pinned one of the virtual environment, so that nothing outside target/ changes."""
+    """A cmake: the machine's, else a pinned one of the virtual environment, so that nothing
+    outside target/ changes."""
     found = shutil.which("cmake")
     if found:
         return found

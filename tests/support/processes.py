@@ -25,7 +25,8 @@ def words(command):
 
 
 def environment(without=(), **variables):
-    """This process's variables but for those that begin with a prefix in `without`; then `variables`."""
+    """This process's variables but for those that begin with a prefix in `without`; then
+    `variables`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without))}
     return {**kept, **{name: str(value) for name, value in variables.items()}}
 
@@ -33,9 +34,9 @@ def environment(without=(), **variables):
 def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=False):
     """Runs a command to its end and gives what it wrote (stdout, stderr, returncode).
 
-    Fails with everything that the command wrote when the exit code is not `code` (None: any will do),
-    or when the command is not done after `timeout` seconds. It and its children are ended then.
-    `env` replaces the variables; `merged` puts stderr into stdout."""
+    Fails with everything that the command wrote when the exit code is not `code` (None: any will
+    do), or when the command is not done after `timeout` seconds. It and its children are ended
+    then. `env` replaces the variables; `merged` puts stderr into stdout."""
     command = words(command)
     process = subprocess.Popen(
         command, cwd=cwd, env=env, text=True, errors="replace", start_new_session=True,
@@ -56,7 +57,8 @@ def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=Fa
 
 
 def end_group(process):
-    """Ends the process group of a command and gives what it wrote. SIGTERM comes first, because the tool ends its ranks then."""
+    """Ends the process group of a command and gives what it wrote. SIGTERM comes first, because
+    the tool ends its ranks then."""
     out = err = ""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:

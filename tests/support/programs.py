@@ -1,4 +1,5 @@
-"""C and C++ programs of the tests, each compiled once in a session, also when several workers want it."""
+"""C and C++ programs of the tests, each compiled once in a session, also when several workers
+want it."""
 
 import fcntl
 import os

@@ -25,7 +25,7 @@ class Ranks:
         return self.processes[rank]
 
     def outputs(self, timeout=120, code=0):
-        """What each rank wrote, once all have ended with this exit code."""
+        """Waits until all have ended with this exit code, and gives the output of each."""
         outputs = [process.communicate(timeout=timeout)[0] for process in self.processes]
         codes = [process.returncode for process in self.processes]
         assert codes == [code] * len(codes), f"exit codes {codes}, expected {code}:\n" + "".join(outputs)
