@@ -65,7 +65,8 @@ class Runner:
         """Runs one case and prints how it went. A step that is no test is counted when it fails."""
         began = time.monotonic()
         try:
-            count = body() or 1
+            count = body()
+            count = 1 if count is None else count
             verdict, text = "ok  ", ""
         except Skip as why:
             count, verdict, text = 1, "skip", f": {why}"
