@@ -36,6 +36,9 @@ from parts import headers, programs, rust
 from parts.base import CC, CXX, RELEASE, ROOT, SCRATCH, TARGET, Failure, Skip, run
 from parts.python import pytest_python
 
+# What pytest selects by the marks of the Python tests, for each level of the runner.
+MARKS = {"quick": "not long", "rest": "long", "all": ""}
+
 
 class Runner:
     """The cases that were added, and how many of those that ran passed, failed and were skipped."""
@@ -104,13 +107,17 @@ def fetch_ahead(python):
     subprocess.Popen([python, "-m", "support.jax"], cwd=ROOT / "tests", **quiet)
 
 
+def both(first, second):
+    """An expression of pytest's that asks for both."""
+    return f"{first} and {second}" if second else first
+
+
 def python_tests(runner, command):
     """Runs the Python tests, those marked `alone` after the others, and counts their cases."""
     environment = {**os.environ, "DM_LIB_DIR": str(RELEASE), "CC": CC, "CXX": CXX}
-    level = {"quick": " and not long", "rest": " and long", "all": ""}[runner.level]
-    parts = [("beside each other", f"not alone{level}", ["-n", str(runner.options.pytest_jobs), "--dist", "worksteal"])]
+    parts = [("beside each other", both("not alone", MARKS[runner.level]), ["-n", str(runner.options.pytest_jobs), "--dist", "worksteal"])]
     if any("mark.alone" in path.read_text() for path in (ROOT / "tests").glob("test_*.py")):
-        parts.append(("alone", f"alone{level}", []))
+        parts.append(("alone", both("alone", MARKS[runner.level]), []))
     for what, marks, arguments in parts:
         print(f"---- tests/test_*.py, {what}", flush=True)
         report = SCRATCH / f"pytest-{os.getpid()}.xml"
@@ -182,7 +189,8 @@ def main():
     headers.add_compilers(runner)
     if options.list:
         print("\n".join(name for name, _ in runner.cases), flush=True)
-        return subprocess.run([*pytest(runner), "--collect-only", "-q"], cwd=ROOT).returncode
+        command = pytest(runner)
+        return subprocess.run([*command, "--collect-only", "-q", "-m", MARKS[runner.level]], cwd=ROOT).returncode if command else 1
 
     print("building", flush=True)
     command = pytest(runner)
