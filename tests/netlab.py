@@ -212,6 +212,10 @@ class Lab:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
+    def pids(self):
+        """The processes on the hosts, and the wire."""
+        return [process.pid for process in self.processes] + ([self.wire] if self.wire else [])
+
     def has_ipv6(self):
         return all(host.has_ipv6 for host in self.hosts.values())
 

@@ -36,6 +36,9 @@ from parts import headers, programs, rust
 from parts.base import CC, CXX, RELEASE, ROOT, SCRATCH, TARGET, Failure, Skip, run
 from parts.python import pytest_python
 
+# What pytest selects by the marks of the Python tests, for each level of the runner.
+MARKS = {"quick": "not long", "rest": "long", "all": ""}
+
 
 class Runner:
     """The cases that were added, and how many of those that ran passed, failed and were skipped."""
@@ -61,10 +64,12 @@ class Runner:
             list(pool.map(lambda case: self.one(*case), self.cases))
         self.cases = []
 
-    def one(self, name, body):
+    def one(self, name, body, is_test=True):
+        """Runs one case and prints how it went. A step that is no test is counted when it fails."""
         began = time.monotonic()
         try:
-            count = body() or 1
+            count = body()
+            count = 1 if count is None else count
             verdict, text = "ok  ", ""
         except Skip as why:
             count, verdict, text = 1, "skip", f": {why}"
@@ -74,7 +79,7 @@ class Runner:
             count, verdict, text = 1, "FAIL", f"\n{type(error).__name__}: {error}"
         with self.lock:
             if verdict == "ok  ":
-                self.passed += count
+                self.passed += count * is_test
             elif verdict == "skip":
                 self.skipped += count
             else:
@@ -86,29 +91,39 @@ class Runner:
         print(f"{self.passed} passed, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else ""))
 
 
-def pytest_command(options):
-    """pytest on the Python tests, by the names that the runner's -k selects."""
-    names = [f"--name={name}" for name in options.k or []]
-    return [str(pytest_python()), "-m", "pytest", *names, "tests"]
+def pytest(runner):
+    """The command that runs the Python tests whose names the runner's -k selects; None, and a case
+    that was skipped or failed, where pytest cannot be had."""
+    command = []
+    names = [f"--name={name}" for name in runner.options.k or []]
+    runner.one("build pytest", lambda: command.extend([str(pytest_python()), "-m", "pytest", *names, "tests"]), is_test=False)
+    return command or None
 
 
-def fetch_ahead(options):
-    """Starts fetching what the Python tests need, while cargo builds. A test that needs it waits
-    for it, by a lock."""
-    if not options.k:
-        python = pytest_python()
-        subprocess.Popen([python, "-m", "support.jax"], cwd=ROOT / "tests", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def fetch_ahead(python):
+    """Starts fetching what the JAX tests need, while cargo builds. A test that needs it waits for
+    it, by a lock."""
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.Popen([python, "-m", "support.jax"], cwd=ROOT / "tests", **quiet)
 
 
-def python_tests(runner, options):
+def both(first, second):
+    """An expression of pytest's that asks for both."""
+    return f"{first} and {second}" if second else first
+
+
+def python_tests(runner, command):
     """Runs the Python tests, those marked `alone` after the others, and counts their cases."""
-    level = {"quick": " and not long", "rest": " and long", "all": ""}[runner.level]
     environment = {**os.environ, "DM_LIB_DIR": str(RELEASE), "CC": CC, "CXX": CXX}
-    for what, arguments in (("beside each other", ["-m", f"not alone{level}", "-n", str(options.pytest_jobs), "--dist", "worksteal"]), ("alone", ["-m", f"alone{level}"])):
+    parts = [("beside each other", both("not alone", MARKS[runner.level]), ["-n", str(runner.options.pytest_jobs), "--dist", "worksteal"])]
+    if any("mark.alone" in path.read_text() for path in (ROOT / "tests").glob("test_*.py")):
+        parts.append(("alone", both("alone", MARKS[runner.level]), []))
+    for what, marks, arguments in parts:
         print(f"---- tests/test_*.py, {what}", flush=True)
         report = SCRATCH / f"pytest-{os.getpid()}.xml"
-        # As a part of this group, so that Ctrl-C reaches it.
-        done = subprocess.run([*pytest_command(options), "-v", "--durations=10", "--durations-min=5", f"--junitxml={report}", *arguments], cwd=ROOT, env=environment)
+        # pytest runs in the runner's process group, so that Ctrl-C reaches it.
+        options = ["-v", "--durations=10", "--durations-min=5", f"--junitxml={report}", "-m", marks]
+        done = subprocess.run([*command, *options, *arguments], cwd=ROOT, env=environment)
         if not report.exists():
             print(f"FAIL pytest, {what}: exit code {done.returncode}, and no report", flush=True)
             runner.failed += 1
@@ -118,7 +133,8 @@ def python_tests(runner, options):
             runner.failed += failed
             runner.skipped += skipped
             runner.passed += max(int(suite.get("tests")) - failed - skipped, 0)
-        # 5: none was selected. Anything but failures is told by the exit code alone.
+        # pytest exits with 1 when tests failed and with 5 when none was selected. The exit code alone
+        # tells of anything else.
         runner.failed += done.returncode not in (0, 1, 5)
         report.unlink()
 
@@ -173,15 +189,19 @@ def main():
     headers.add_compilers(runner)
     if options.list:
         print("\n".join(name for name, _ in runner.cases), flush=True)
-        return subprocess.run([*pytest_command(options), "--collect-only", "-q"], cwd=ROOT).returncode
+        command = pytest(runner)
+        return subprocess.run([*command, "--collect-only", "-q", "-m", MARKS[runner.level]], cwd=ROOT).returncode if command else 1
 
     print("building", flush=True)
-    fetch_ahead(options)
+    command = pytest(runner)
+    if command and not options.k:
+        fetch_ahead(command[0])
     subprocess.run(["cargo", "build", "--release", "--quiet"], check=True)
     if has_rust:
-        runner.one("build the Rust tests", build_rust)
+        runner.one("build the Rust tests", build_rust, is_test=False)
     runner.run()
-    python_tests(runner, options)
+    if command:
+        python_tests(runner, command)
     if not options.k:
         runner.one("nothing left behind", leftovers(shm_before))
     runner.close()

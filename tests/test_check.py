@@ -300,6 +300,7 @@ __attribute__((constructor)) static void prepare(void)
 """
 
 
+@pytest.mark.alone
 def test_a_slow_rank_is_found(job, tmp_path):
     processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-o", tmp_path / "slow.so", input=SLOW)
     ranks = job(4, "2,2", "dp,tp", "--op", "all_reduce", "--sizes", "4B", "--repeats", "3", "--timeout", "240", "--json", "--fail-slow",

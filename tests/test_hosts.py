@@ -16,7 +16,7 @@ import pytest
 from netlab import Lab
 from netranks import PATIENCE, Rank
 from support.pinned import Unavailable
-from support.processes import wait_until
+from support.processes import starvation, wait_until
 
 PORT = 29500  # every lab has networks of its own
 PHASES = ("join", "init", "barrier")
@@ -197,11 +197,12 @@ def test_store_host_goes(lab, phase, what):
 @on("alpha beta")
 def test_short_timeout(lab):
     """The promise holds where the timeout is short beside a last look at the store. The best of
-    several ranks counts: that one did not starve."""
+    several ranks counts, because another may have had to wait for a processor."""
     ranks = meet(lab, ("alpha", "beta", "beta", "beta"), f"tcp://10.77.0.1:{PORT}")
     for rank in ranks:
         rank.well()
     lab.cut("alpha")
+    starved = starvation(lab.pids())
     for rank in ranks[1:]:
         rank.start("hurry")
     seconds = []
@@ -209,7 +210,8 @@ def test_short_timeout(lab):
         status, took, message = rank.result()
         assert "tcp://10.77.0.1" in message, message
         seconds.append(took)
-    assert min(seconds) <= 1.1 * 0.3 + 0.25, f"{seconds} s, expected 0.3 s + 10 % + 250 ms"
+    starved = max(0.0, starvation(lab.pids()) - starved)
+    assert min(seconds) <= 1.1 * 0.3 + 0.25 + starved, f"{seconds} s, expected 0.3 s + 10 % + 250 ms, and {starved:.2f} s of waiting for processors"
 
 
 @on("alpha beta")

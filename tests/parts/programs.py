@@ -49,9 +49,15 @@ def add_variant(runner, path, variant, compiler, link, is_long=False):
     ranks, _, flags = comments(path)
     build = [*compiler, "-O1", "-g", *STRICT, *flags, "-Iinclude", "-Itests/c", path, "-x", "none", *link]
     program = Program(f"{path.stem}-{path.parent.name}-{variant.replace(' ', '-')}", *build)
+
+    def case(count):
+        def body():
+            program.run(count, options=("--prefix", "--grace-period", "10"))
+        return body
+
     for count in ranks:
         label = f"{path.relative_to(ROOT)} {variant}" + (f" x{count}" if count else "")
-        runner.add(label, lambda count=count: program.run(count, options=("--prefix", "--grace-period", "10")) and None, is_long)
+        runner.add(label, case(count), is_long)
 
 
 def add_examples(runner):

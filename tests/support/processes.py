@@ -97,6 +97,18 @@ def gone(pid):
         return True
 
 
+def starvation(pids):
+    """Seconds that the threads of these processes were ready to run and waited for a processor."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            try:
+                total += int(task.read_text().split()[1])
+            except OSError:
+                continue
+    return total / 1e9
+
+
 def wait_until(condition, what, patience=60):
     """Waits for a condition; `what` says in the failure's message what should have happened."""
     until = time.monotonic() + patience
