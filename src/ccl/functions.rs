@@ -26,7 +26,8 @@ impl RawComm {
     }
 }
 
-/// NCCL's functions with the signatures of nccl.h. A field is an `Option` where some release or implementation lacks the function.
+/// NCCL's functions with the signatures of nccl.h. A field is an `Option` where some release or
+/// implementation lacks the function.
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
     pub(super) init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut c_void) -> NcclResult,

@@ -79,7 +79,8 @@ impl View {
             dim,
             |_| Ok(values.len()),
             |library, comm, count| {
-                // SAFETY: `over_slices` runs this on the host engine and outside a group, so the work is done when it returns; `at` has `count` elements.
+                // SAFETY: `over_slices` runs this on the host engine and outside a group, so the
+                // work is done when it returns; `at` has `count` elements.
                 unsafe { library.all_reduce(at, at, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
             },
         )
@@ -142,7 +143,9 @@ impl View {
         })
     }
 
-    /// Runs `issue` with the communicator along `dim`. `count` gives the element count from the size of the dimension. Fails on a library that works on device memory, and inside a group, where the work would outlast the borrow of the slices.
+    /// Runs `issue` with the communicator along `dim`. `count` gives the element count from the
+    /// size of the dimension. Fails on a library that works on device memory, and inside a group,
+    /// where the work would outlast the borrow of the slices.
     fn over_slices<T: Element>(
         &self,
         name: &str,
@@ -178,7 +181,8 @@ impl View {
     }
 }
 
-/// The length of the short slice. Fails when the long slice has another length than the short one times the number of ranks.
+/// The length of the short slice. Fails when the long slice has another length than the short one
+/// times the number of ranks.
 fn fits(name: &str, long: &str, elements: usize, short: &str, each: usize, size: usize) -> Result<usize> {
     if each.checked_mul(size) == Some(elements) {
         return Ok(each);
