@@ -36,9 +36,10 @@
 /* ---- flags and placements ---- */
 
 /**
- * World flag: no rendezvous and no communicators; layout and planning for any rank of any world, on one machine. Calls that are collective elsewhere
- * are local, and as no rank takes part in them, dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also answer for a view that this rank is not in, which is
- * DM_STATUS_NOT_MEMBER in a world with other ranks.
+ * World flag: no rendezvous and no communicators; layout and planning for any rank of any world,
+ * on one machine. Calls that are collective elsewhere are local, and as no rank takes part in
+ * them, dm_flatten, dm_unflatten, dm_reshape and dm_slice_range also answer for a view that this
+ * rank is not in, which is DM_STATUS_NOT_MEMBER in a world with other ranks.
  */
 #define DM_WORLD_OFFLINE 1
 
@@ -48,13 +49,14 @@
 #define DM_DIM_OWN_COMM 1
 
 /**
- * Mesh flag: make a dimension's communicator at its first dm_get_comm or collective, which is then collective over this rank's
- * group along that dimension. Later flattened dimensions are lazy too.
+ * Mesh flag: make a dimension's communicator at its first dm_get_comm or collective, which is then
+ * collective over this rank's group along that dimension. Later flattened dimensions are lazy too.
  */
 #define DM_INIT_LAZY 1
 
 /**
- * Mesh flag of dm_from_comms: the library destroys the communicators when the mesh is finalized or aborted.
+ * Mesh flag of dm_from_comms: the library destroys the communicators when the mesh is finalized or
+ * aborted.
  */
 #define DM_INIT_OWN_COMMS 2
 
@@ -73,16 +75,19 @@
 /**
  * One rank's immutable view of a mesh: shape, names, ranks, communicators.
  *
- * A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
- * several threads at once. Made by dm_init and the functions that return views, freed by dm_free.
+ * A handle is a token, not an address: a stale, freed or made-up one gives
+ * DM_STATUS_INVALID_HANDLE. It may be used from several threads at once. Made by dm_init and the
+ * functions that return views, freed by dm_free.
  */
 typedef struct dm_mesh dm_mesh;
 
 /**
- * This process's place in the job: its rank, the store the ranks meet in, the device, the communicator library.
+ * This process's place in the job: its rank, the store the ranks meet in, the device, the
+ * communicator library.
  *
- * A handle is a token, not an address: a stale, freed or made-up one gives DM_STATUS_INVALID_HANDLE. It may be used from
- * several threads at once. Made by dm_world_init, freed by dm_world_free.
+ * A handle is a token, not an address: a stale, freed or made-up one gives
+ * DM_STATUS_INVALID_HANDLE. It may be used from several threads at once. Made by dm_world_init,
+ * freed by dm_world_free.
  */
 typedef struct dm_world dm_world;
 
@@ -124,9 +129,10 @@ typedef struct dm_error_info {
 /**
  * Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
  *
- * Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any thread of this process, and
- * from several at once. Each returns 0 for success; anything else ends the call that needed it with DM_STATUS_STORE and that number.
- * Initialise with DM_STORE_CALLBACKS_INIT.
+ * Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any
+ * thread of this process, and from several at once. Each returns 0 for success; anything else ends
+ * the call that needed it with DM_STATUS_STORE and that number. Initialise with
+ * DM_STORE_CALLBACKS_INIT.
  */
 typedef struct dm_store_callbacks {
   /**
@@ -142,12 +148,13 @@ typedef struct dm_store_callbacks {
    */
   int32_t (*set)(void *user_data, const char *key, const void *value, size_t len);
   /**
-   * Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of its bytes to value.
-   * Returns non-zero when the key did not come in time.
+   * Waits up to timeout_ms for key, then writes its length to len_out and at most capacity of
+   * its bytes to value. Returns non-zero when the key did not come in time.
    */
   int32_t (*get)(void *user_data, const char *key, void *value, size_t capacity, size_t *len_out, int64_t timeout_ms);
   /**
-   * Adds amount to the integer under key (0 when there is none), atomically over all ranks, and writes the sum.
+   * Adds amount to the integer under key (0 when there is none), atomically over all ranks, and
+   * writes the sum.
    */
   int32_t (*add)(void *user_data, const char *key, int64_t amount, int64_t *value_out);
   /**
@@ -155,8 +162,9 @@ typedef struct dm_store_callbacks {
    */
   void (*drop)(void *user_data);
   /**
-   * Removes key; it is no error when it is not there. What it returns does not matter. May be NULL: then what the library has stored stays in the caller's
-   * service, some kilobytes for each collective call.
+   * Removes key; it is no error when it is not there. What it returns does not matter. May be
+   * NULL: then what the library has stored stays in the caller's service, some kilobytes for
+   * each collective call.
    */
   int32_t (*remove)(void *user_data, const char *key);
 } dm_store_callbacks;
@@ -190,13 +198,15 @@ typedef struct dm_world_options {
    */
   int64_t timeout_ms;
   /**
-   * Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or "file:///path".
+   * Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or
+   * "file:///path".
    */
   const char *init_method;
   /**
-   * A communicator library with NCCL's C API, by path or SONAME; "python": the NCCL wheel of the active Python environment. NULL: the one
-   * that the environment variable DM_CCL_LIBRARY names in the same way, else on cuda a copy that is in this process already or the usual
-   * names (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
+   * A communicator library with NCCL's C API, by path or SONAME; "python": the NCCL wheel of the
+   * active Python environment. NULL: the one that the environment variable DM_CCL_LIBRARY names
+   * in the same way, else on cuda a copy that is in this process already or the usual names
+   * (libnccl.so.2, librccl.so.1), and on cpu the embedded host engine.
    */
   const char *ccl_library;
   /**
@@ -204,9 +214,11 @@ typedef struct dm_world_options {
    */
   const struct dm_store_callbacks *store;
   /**
-   * NULL, or where dm_world_init writes a token before it waits for anybody. Another thread that gives this token to dm_world_abort ends the joining:
-   * dm_world_init returns DM_STATUS_ABORTED. The token is good for nothing else, and is not live any more once dm_world_init has returned. The write is
-   * atomic, so the other thread may read the token at any time if it does so atomically.
+   * NULL, or where dm_world_init writes a token before it waits for anybody. Another thread that
+   * gives this token to dm_world_abort ends the joining: dm_world_init returns
+   * DM_STATUS_ABORTED. The token is good for nothing else, and is not live any more once
+   * dm_world_init has returned. The write is atomic, so the other thread may read the token at
+   * any time if it does so atomically.
    */
   struct dm_world **joining_out;
 } dm_world_options;
@@ -216,7 +228,8 @@ typedef struct dm_world_options {
  */
 typedef struct dm_dim_options {
   /**
-   * sizeof(dm_dim_options), set by the caller; also the distance to the next element of an array of them.
+   * sizeof(dm_dim_options), set by the caller; also the distance to the next element of an array
+   * of them.
    */
   size_t struct_size;
   /**
@@ -224,8 +237,8 @@ typedef struct dm_dim_options {
    */
   uint32_t flags;
   /**
-   * NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config does not share its
-   * communicator. The fields other than names must be the same on every rank.
+   * NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config
+   * does not share its communicator. The fields other than names must be the same on every rank.
    */
   const void *nccl_config;
   /**
@@ -247,11 +260,13 @@ typedef struct dm_init_options {
    */
   uint32_t flags;
   /**
-   * NULL: the process's default world of that device type, joined from the environment at first use.
+   * NULL: the process's default world of that device type, joined from the environment at first
+   * use.
    */
   struct dm_world *world;
   /**
-   * NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product of the shape).
+   * NULL: 0 .. n-1; else n distinct world ranks, row-major in the mesh's shape (n: the product
+   * of the shape).
    */
   const int32_t *ranks;
   /**
@@ -259,14 +274,15 @@ typedef struct dm_init_options {
    */
   const struct dm_dim_options *dim_options;
   /**
-   * How long each collective call of the mesh may take, in milliseconds. 0: as long as the world's.
+   * How long each collective call of the mesh may take, in milliseconds. 0: as long as the
+   * world's.
    */
   int64_t timeout_ms;
 } dm_init_options;
 
 /**
- * A communicator of NCCL or of a library with its API: the same line as in nccl.h, so that both headers can be included,
- * in either order.
+ * A communicator of NCCL or of a library with its API: the same line as in nccl.h, so that both
+ * headers can be included, in either order.
  */
 typedef struct ncclComm *ncclComm_t;
 
@@ -283,8 +299,8 @@ typedef struct dm_placement {
    */
   int32_t tensor_dim;
   /**
-   * For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal ones in the order of the mesh. All zero is PyTorch's
-   * order, from left to right.
+   * For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal
+   * ones in the order of the mesh. All zero is PyTorch's order, from left to right.
    */
   int32_t order;
 } dm_placement;
@@ -307,7 +323,8 @@ typedef int32_t dm_op;
 #define DM_STATUS_OK 0
 
 /**
- * An argument is NULL, out of range, repeated or contradicts another; a struct_size is wrong; a flag is unknown.
+ * An argument is NULL, out of range, repeated or contradicts another; a struct_size is wrong; a
+ * flag is unknown.
  */
 #define DM_STATUS_INVALID_ARGUMENT 1
 
@@ -362,7 +379,8 @@ typedef int32_t dm_op;
 #define DM_STATUS_LIBRARY 11
 
 /**
- * Not available for this device type, world or library version; the message says what to do instead.
+ * Not available for this device type, world or library version; the message says what to do
+ * instead.
  */
 #define DM_STATUS_UNSUPPORTED 12
 
@@ -456,7 +474,8 @@ typedef int32_t dm_op;
 #define DM_MIN 3
 
 /**
- * Sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is truncated; on NCCL too.
+ * Sum divided by the number of ranks. For integers the sum is made in the element's own type,
+ * where it can overflow, and the quotient is truncated; on NCCL too.
  */
 #define DM_AVG 4
 
@@ -467,24 +486,28 @@ extern "C" {
 /* ---- errors and versions ---- */
 
 /**
- * The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is none.
+ * The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is
+ * none.
  *
  * Local. The string is static and never NULL.
  */
 const char *dm_status_name(dm_status status);
 
 /**
- * What this thread's last failing call says: one line with the values, or "" when none has failed yet.
+ * What this thread's last failing call says: one line with the values, or "" when none has failed
+ * yet.
  *
- * Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not clear it.
+ * Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not
+ * clear it.
  */
 const char *dm_last_error(void);
 
 /**
  * This thread's last failing call in full: status, message and the codes of the layers below.
  *
- * Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the status is DM_STATUS_OK and
- * the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is NULL or its struct_size is wrong.
+ * Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the
+ * status is DM_STATUS_OK and the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is
+ * NULL or its struct_size is wrong.
  */
 dm_status dm_last_error_info(struct dm_error_info *info_out);
 
@@ -498,25 +521,29 @@ uint32_t dm_version(void);
 /* ---- the world ---- */
 
 /**
- * Joins the job: finds out which rank this process is, reaches the store, and agrees with the other ranks on who is there.
+ * Joins the job: finds out which rank this process is, reaches the store, and agrees with the
+ * other ranks on who is there.
  *
- * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL for cuda where a driver with a device and
- * NCCL are present and cpu elsewhere. options NULL: everything from the launcher's environment (torchrun, Open MPI, PALS, PMI,
- * PMIx, Slurm, a Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several devices joins one world per device, each with an explicit rank, from one thread per device.
- * Each rank frees its handle with dm_world_free.
+ * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
+ * for cuda where a driver with a device and NCCL are present and cpu elsewhere. options NULL:
+ * everything from the launcher's environment (torchrun, Open MPI, PALS, PMI, PMIx, Slurm, a
+ * Kubernetes indexed job, or alone; docs/launchers.md has their variables). A process with several
+ * devices joins one world per device, each with an explicit rank, from one thread per device. Each
+ * rank frees its handle with dm_world_free.
  *
- * With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves the store until its handle and
- * meshes are freed or its process ends; the other ranks need it for every collective call of this library. It listens on the addresses of the
- * host that is named and on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that prove to have it
- * (PyTorch's clients cannot).
+ * With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves
+ * the store until its handle and meshes are freed or its process ends; the other ranks need it for
+ * every collective call of this library. It listens on the addresses of the host that is named and
+ * on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that
+ * prove to have it (PyTorch's clients cannot).
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables), DM_STATUS_STORE (unreachable, port in
- * use), DM_STATUS_TIMEOUT (names the ranks that never came), DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a rank has gone; it is named),
- * DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
+ * Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables),
+ * DM_STATUS_STORE (unreachable, port in use), DM_STATUS_TIMEOUT (names the ranks that never came),
+ * DM_STATUS_MISMATCH (world size, device type or library version differ), DM_STATUS_PEER_LOST (a
+ * rank has gone; it is named), DM_STATUS_LIBRARY and DM_STATUS_DEVICE (no communicator library, no
+ * device driver), DM_STATUS_UNSUPPORTED (device type cpu on several hosts).
  */
-dm_status dm_world_init(const char *device_type,
-                        const struct dm_world_options *options,
-                        struct dm_world **world_out);
+dm_status dm_world_init(const char *device_type, const struct dm_world_options *options, struct dm_world **world_out);
 
 /**
  * This process's rank in the world, 0 to size - 1.
@@ -535,46 +562,49 @@ dm_status dm_world_size(const struct dm_world *world, int32_t *size_out);
 /**
  * Returns when every rank of the world has called it.
  *
- * Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs some round trips; it says nothing of work on
- * devices. Errors: DM_STATUS_TIMEOUT names the ranks that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
+ * Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs
+ * some round trips; it says nothing of work on devices. Errors: DM_STATUS_TIMEOUT names the ranks
+ * that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
  * that has left by dm_world_abort; DM_STATUS_ABORTED when this one has.
  */
-dm_status dm_world_barrier(const struct dm_world *world,
-                           int64_t timeout_ms);
+dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
 
 /**
  * Where every rank of the world is, as dm_plan_ranks wants it: world_size paths in rank order.
  *
- * Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the name of its host, the same for all containers of one
- * machine. Ranks may give what they know; for a plan all paths should have the same levels. *locations_out is borrowed from the world: valid until
- * dm_world_free.
+ * Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the
+ * name of its host, the same for all containers of one machine. Ranks may give what they know; for
+ * a plan all paths should have the same levels. *locations_out is borrowed from the world: valid
+ * until dm_world_free.
  *
  * ```c
  * dm_world_locations(world, NULL, &locations);
  * dm_plan_ranks(locations, world_size, shape, ndim, NULL, ranks, NULL, 0, NULL);
  * ```
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes), DM_STATUS_UNSUPPORTED (an offline world), and those of
- * dm_world_barrier.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (also a location of more than 4096 bytes),
+ * DM_STATUS_UNSUPPORTED (an offline world), and those of dm_world_barrier.
  */
-dm_status dm_world_locations(const struct dm_world *world,
-                             const char *location,
-                             const char *const **locations_out);
+dm_status dm_world_locations(const struct dm_world *world, const char *location, const char *const **locations_out);
 
 /**
- * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank (dm_init, dm_world_barrier, dm_flatten ...)
- * and aborts all its root meshes, as dm_abort does.
+ * Ends this rank's part in the world, at once: wakes every call of it that is blocked on this rank
+ * (dm_init, dm_world_barrier, dm_flatten ...) and aborts all its root meshes, as dm_abort does.
  *
- * Local, from any thread; takes no lock that a blocked call holds. From then on every collective call of the world answers DM_STATUS_ABORTED, and
- * raw communicators of its meshes must not be used any more; handles are still to be freed. Other ranks that wait for this one get
- * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of dm_world_options.joining_out ends the dm_world_init that wrote it.
- * world NULL: the default worlds, those that dm_init joins by itself, also while one is being joined. A dm_init that begins after that joins the
- * default world anew, so the ranks can meet again once all of them have aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+ * Local, from any thread; takes no lock that a blocked call holds. From then on every collective
+ * call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
+ * used any more; handles are still to be freed. Other ranks that wait for this one get
+ * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
+ * dm_world_options.joining_out ends the dm_world_init that wrote it. world NULL: the default
+ * worlds, those that dm_init joins by itself, also while one is being joined. A dm_init that
+ * begins after that joins the default world anew, so the ranks can meet again once all of them
+ * have aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
  */
 dm_status dm_world_abort(const struct dm_world *world);
 
 /**
- * Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
+ * Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any
+ * handle in a forked child.
  *
  * Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
  */
@@ -590,17 +620,21 @@ void dm_world_free(struct dm_world *world);
  * dm_get_comm(mesh, "shard", &comm);
  * ```
  *
- * Collective over the world, also for ranks outside a mesh that is smaller than the world (their handle answers DM_STATUS_NOT_MEMBER
- * where membership matters). Ranks lie in the mesh row-major: the last dimension is the fastest. device_type is "cuda", "cpu" or NULL
- * (that of options->world; without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most the world's size. dim_names are ndim different,
- * non-empty names; NULL names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. options->timeout_ms bounds the
- * whole call, also the join of the default world in it; a join that failed, was late or was aborted is begun anew by the next call. The caller frees
- * the handle with dm_free.
+ * Collective over the world, also for ranks outside a mesh that is smaller than the world (their
+ * handle answers DM_STATUS_NOT_MEMBER where membership matters). Ranks lie in the mesh row-major:
+ * the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (that of options->world;
+ * without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most
+ * the world's size. dim_names are ndim different, non-empty names; NULL names them dim_0, dim_1
+ * ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. options->timeout_ms
+ * bounds the whole call, also the join of the default world in it; a join that failed, was late or
+ * was aborted is begun anew by the next call. The caller frees the handle with dm_free.
  *
- * Before any communicator is made, the ranks agree that they all made this same call. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller
- * alone, before any communication), DM_STATUS_MISMATCH (who asked for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL,
- * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what dm_world_init gives when the
- * default world is joined here. A failure of any rank is one on all, and leaves nothing behind.
+ * Before any communicator is made, the ranks agree that they all made this same call. Errors:
+ * DM_STATUS_INVALID_ARGUMENT (on the caller alone, before any communication), DM_STATUS_MISMATCH
+ * (who request for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, DM_STATUS_PEER_LOST,
+ * DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what
+ * dm_world_init gives when the default world is joined here. A failure of any rank is one on all,
+ * and leaves nothing behind.
  */
 dm_status dm_init(const char *device_type,
                   const size_t *shape,
@@ -610,15 +644,18 @@ dm_status dm_init(const char *device_type,
                   struct dm_mesh **mesh_out);
 
 /**
- * Makes a mesh over communicators that exist already, one per dimension in the order of the dimensions.
+ * Makes a mesh over communicators that exist already, one per dimension in the order of the
+ * dimensions.
  *
- * Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as the dimension, and this process's rank in
- * it is its coordinate (checked). They belong to the library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must outlive
- * the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks are
- * 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
+ * Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as
+ * the dimension, and this process's rank in it is its coordinate (checked). They belong to the
+ * library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must
+ * outlive the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS.
+ * options->world NULL: the mesh joins no world, its ranks are 0 .. n-1, and only local calls and
+ * collectives on it work (dm_flatten needs a world).
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit), DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL,
- * DM_STATUS_LIBRARY.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
  */
 dm_status dm_from_comms(const char *device_type,
                         const size_t *shape,
@@ -631,65 +668,75 @@ dm_status dm_from_comms(const char *device_type,
 /* ---- meshes as text ---- */
 
 /**
- * The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in another job, in another language.
+ * The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in
+ * another job, in another language.
  *
- * Local. *len_out is the length in bytes with the NUL. Row 1 of a mesh (dp=2, tp=4) over 8 ranks, what dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
+ * Local. *len_out is the length in bytes with the NUL. Row 1 of a mesh (dp=2, tp=4) over 8 ranks,
+ * what dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
  *
  * ```c
  * {"devicemesh":1,"device_type":"cuda","shape":[4],"names":["tp"],"layout":[[[4,1]]],"base":4,"ranks":[[0,8]]}
  * ```
  *
- * devicemesh is the version of the format, 1. ranks is a list of world ranks in runs: [first, count] is first, first + 1 ..., [first, count, step] is
- * first, first + step ..., count of them; step may be negative. layout has for each dimension its (size, stride) pairs, the most
- * significant first; their sizes multiply to the dimension's in shape, and a dimension of size 1 may have none. The rank at a coordinate is element
+ * devicemesh is the version of the format, 1. ranks is a list of world ranks in runs: [first,
+ * count] is first, first + 1 ..., [first, count, step] is first, first + step ..., count of them;
+ * step may be negative. layout has for each dimension its (size, stride) pairs, the most
+ * significant first; their sizes multiply to the dimension's in shape, and a dimension of size 1
+ * may have none. The rank at a coordinate is element
  *
  * ```c
  * base + sum over dimensions and their pairs of  digit * stride
  * ```
  *
- * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So
- * in the text above, the rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple of size * stride of the one
- * before, so no rank is met twice; ranks may be longer than what the layout reaches.
+ * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed
+ * radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So in the text above, the
+ * rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple
+ * of size * stride of the one before, so no rank is met twice; ranks may be longer than what the
+ * layout reaches.
  *
- * A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are no longer; a mesh made with a rank array has as many runs as its
- * ranks have. Equal views can have different texts: compare with dm_equal. After dm_slice, ranks that hold different views have different texts.
+ * A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are
+ * no longer; a mesh made with a rank array has as many runs as its ranks have. Equal views can
+ * have different texts: compare with dm_equal. After dm_slice, ranks that hold different views
+ * have different texts.
  *
  * Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_serialize(const struct dm_mesh *mesh,
-                       char *text,
-                       size_t capacity,
-                       size_t *len_out);
+dm_status dm_serialize(const struct dm_mesh *mesh, char *text, size_t capacity, size_t *len_out);
 
 /**
- * Makes the mesh that a text of dm_serialize says: what dm_init makes of its device type, shape, names and ranks. It is a root mesh, equal
- * (dm_equal) to the view that was written, with a communicator for every dimension.
+ * Makes the mesh that a text of dm_serialize says: what dm_init makes of its device type, shape,
+ * names and ranks. It is a root mesh, equal (dm_equal) to the view that was written, with a
+ * communicator for every dimension.
  *
- * Collective over the world, on the same terms as dm_init, which the messages name: every rank passes a text of the same mesh, or makes that call of
- * dm_init. (After dm_slice each rank has a view of its own: pass one of their texts to all ranks.) options are dm_init's, with dim_options for the
- * dimensions of the text; options->ranks is NULL. Without options->world it is the default world of the text's device type, which may be
- * larger than the one the text comes from. The caller frees the handle with dm_free.
+ * Collective over the world, on the same terms as dm_init, which the messages name: every rank
+ * passes a text of the same mesh, or makes that call of dm_init. (After dm_slice each rank has a
+ * view of its own: pass one of their texts to all ranks.) options are dm_init's, with dim_options
+ * for the dimensions of the text; options->ranks is NULL. Without options->world it is the default
+ * world of the text's device type, which may be larger than the one the text comes from. The
+ * caller frees the handle with dm_free.
  *
- * Keys may come in any order and with spaces between. All seven are needed and there are no others; numbers are integers; there are at most
- * 65536 dimensions. The text may come from a stranger: it is checked before anybody is waited for, and takes memory in proportion to its
- * length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT (on the caller alone: where it is not JSON, which key is missing,
- * which numbers contradict each other, which rank is listed twice or not in the world), and those of dm_init.
+ * Keys may come in any order and with spaces between. All seven are needed and there are no
+ * others; numbers are integers; there are at most 65536 dimensions. The text may come from a
+ * stranger: it is checked before anybody is waited for, and takes memory in proportion to its
+ * length and the world's size, not to the numbers in it. Errors: DM_STATUS_INVALID_ARGUMENT (on
+ * the caller alone: where it is not JSON, which key is missing, which numbers contradict each
+ * other, which rank is listed twice or not in the world), and those of dm_init.
  */
-dm_status dm_deserialize(const char *text,
-                         const struct dm_init_options *options,
-                         struct dm_mesh **mesh_out);
+dm_status dm_deserialize(const char *text, const struct dm_init_options *options, struct dm_mesh **mesh_out);
 
 /* ---- views of a mesh ---- */
 
 /**
  * A view of the named dimensions, in the order given; it shares the parent's communicators.
  *
- * Local. Any view can be sliced, in any order of names: ("cp", "dp") gives the transposed view. A name given to a flattened dimension is known
- * to the root and to every view that holds its dimensions. num_names 0 gives a view without dimensions, of this rank alone. The
- * caller frees the handle with dm_free; it does not depend on the handle of the parent.
+ * Local. Any view can be sliced, in any order of names: ("cp", "dp") gives the transposed view. A
+ * name given to a flattened dimension is known to the root and to every view that holds its
+ * dimensions. num_names 0 gives a view without dimensions, of this rank alone. The caller frees
+ * the handle with dm_free; it does not depend on the handle of the parent.
  *
- * Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT (a repeated name, or dimensions that overlap),
- * DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE.
+ * Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT (a repeated
+ * name, or dimensions that overlap), DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
+ * DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_slice(const struct dm_mesh *mesh,
                    const char *const *dim_names,
@@ -699,12 +746,14 @@ dm_status dm_slice(const struct dm_mesh *mesh,
 /**
  * One dimension out of all of this view's, with a communicator over its ranks in row-major order.
  *
- * Collective over the root mesh. name NULL joins the dimensions' names with "_". The same dimensions under the same name give the
- * communicator that exists, without communication; under another name they share it unless options says DM_DIM_OWN_COMM. options NULL:
- * the defaults. The caller frees the handle with dm_free.
+ * Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
+ * dimensions under the same name give the communicator that exists, without communication; under
+ * another name they share it unless options says DM_DIM_OWN_COMM. options NULL: the defaults. The
+ * caller frees the handle with dm_free.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's), DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
- * DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE; DM_STATUS_UNSUPPORTED for a mesh without a world (dm_from_comms).
+ * Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's),
+ * DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
+ * DM_STATUS_INVALID_HANDLE; DM_STATUS_UNSUPPORTED for a mesh without a world (dm_from_comms).
  */
 dm_status dm_flatten(const struct dm_mesh *mesh,
                      const char *name,
@@ -712,12 +761,15 @@ dm_status dm_flatten(const struct dm_mesh *mesh,
                      struct dm_mesh **mesh_out);
 
 /**
- * The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each with a communicator.
+ * The view with dimension dim replaced by n dimensions, whose sizes multiply to its size, each
+ * with a communicator.
  *
- * Collective over the root mesh. The first of the new dimensions is the slowest. Their names must not be those of the view's other
- * dimensions. options is NULL or has n elements, one per new dimension. The caller frees the handle with dm_free.
+ * Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
+ * not be those of the view's other dimensions. options is NULL or has n elements, one per new
+ * dimension. The caller frees the handle with dm_free.
  *
- * Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and those of dm_flatten.
+ * Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and
+ * those of dm_flatten.
  */
 dm_status dm_unflatten(const struct dm_mesh *mesh,
                        const char *dim,
@@ -728,20 +780,24 @@ dm_status dm_unflatten(const struct dm_mesh *mesh,
                        struct dm_mesh **mesh_out);
 
 /**
- * All ranks of this view, row-major, under another shape: a second factorisation of the same ranks, each dimension with a communicator.
+ * All ranks of this view, row-major, under another shape: a second factorisation of the same
+ * ranks, each dimension with a communicator.
  *
- * Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of the new dimensions is the slowest. A name that
- * the view or its root has already must mean the same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
- * existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2, dp=2, cp=2, tp=2) of 16 ranks:
+ * Collective over the root mesh. The n sizes multiply to the view's number of ranks; the first of
+ * the new dimensions is the slowest. A name that the view or its root has already must mean the
+ * same groups (the same pipeline stages, for example), and dimensions over the same ranks as an
+ * existing one share its communicator. Expert parallelism beside dense layers, on a mesh (pp=2,
+ * dp=2, cp=2, tp=2) of 16 ranks:
  *
  * ```c
  * dm_reshape(dense, (size_t[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
  * ```
  *
- * Here pp is checked to be the same stages, and etp shares the communicator of tp. options is NULL or has n elements, one per new dimension. The
- * caller frees the handle with dm_free.
+ * Here pp is checked to be the same stages, and etp shares the communicator of tp. options is NULL
+ * or has n elements, one per new dimension. The caller frees the handle with dm_free.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with both layouts), and those of dm_flatten.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with
+ * both layouts), and those of dm_flatten.
  */
 dm_status dm_reshape(const struct dm_mesh *mesh,
                      const size_t *sizes,
@@ -751,19 +807,24 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
                      struct dm_mesh **mesh_out);
 
 /**
- * The view with dimension dim restricted to its indices start, start + step ... (len of them), with a communicator of its own along dim: the
- * first stages of a pipeline, every second replica, all ranks but the spare ones.
+ * The view with dimension dim restricted to its indices start, start + step ... (len of them),
+ * with a communicator of its own along dim: the first stages of a pipeline, every second replica,
+ * all ranks but the spare ones.
  *
- * Collective over the root mesh, also for the ranks at other indices: they get a handle too, which answers DM_STATUS_NOT_MEMBER where membership
- * matters. dim NULL is allowed on a 1-D mesh. The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
- * dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...) are for those ranks alone. The other dimensions
- * keep their communicators. It ends with the root mesh; dm_root gives that. A range of all indices is the view itself. The caller frees the handle
+ * Collective over the root mesh, also for the ranks at other indices: they get a handle too, which
+ * answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh. The
+ * result is a view of the ranks that are left: row-major positions, strides (dm_describe),
+ * dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
+ * are for those ranks alone. The other dimensions keep their communicators. It ends with the root
+ * mesh; dm_root gives that. A range of all indices is the view itself. The caller frees the handle
  * with dm_free.
  *
- * On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2) over ranks 4 .. 7, in which rank 6 has coordinate
- * (1, 0). Making the same range again gives the communicators that it has.
+ * On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
+ * over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the
+ * communicators that it has.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end), DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (len or step is 0, an index past the end),
+ * DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
  */
 dm_status dm_slice_range(const struct dm_mesh *mesh,
                          const char *dim,
@@ -777,22 +838,22 @@ dm_status dm_slice_range(const struct dm_mesh *mesh,
  *
  * Local. They may not overlap: each rank appears once. The caller frees the handle with dm_free.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (no mesh, different roots, overlap, a repeated name), DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_MEMBER,
- * DM_STATUS_ABORTED.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (no mesh, different roots, overlap, a repeated name),
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED.
  */
-dm_status dm_concatenate(const struct dm_mesh *const *meshes,
-                         size_t n,
-                         struct dm_mesh **mesh_out);
+dm_status dm_concatenate(const struct dm_mesh *const *meshes, size_t n, struct dm_mesh **mesh_out);
 
 /**
  * The root mesh of a view: the one that dm_init made.
  *
- * Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_ABORTED.
+ * Local. The caller frees the handle with dm_free. Errors: DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_ABORTED.
  */
 dm_status dm_root(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
 
 /**
- * How many parallel copies of the named dimensions there are over the ranks of the root mesh: its size divided by theirs.
+ * How many parallel copies of the named dimensions there are over the ranks of the root mesh: its
+ * size divided by theirs.
  *
  * Local. Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when count_out is NULL.
  */
@@ -802,11 +863,12 @@ dm_status dm_submesh_count(const struct dm_mesh *mesh,
                            size_t *count_out);
 
 /**
- * One of the parallel copies of the named dimensions over the ranks of the root mesh, by index; the copies are ordered by the row-major position of
- * their first rank.
+ * One of the parallel copies of the named dimensions over the ranks of the root mesh, by index;
+ * the copies are ordered by the row-major position of their first rank.
  *
- * Local. The copy that holds this rank equals dm_slice of those names; the others answer questions about their ranks, and
- * DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked for. The caller frees the handle with dm_free.
+ * Local. The copy that holds this rank equals dm_slice of those names; the others answer questions
+ * about their ranks, and DM_STATUS_NOT_MEMBER where this rank's own place or communicator is asked
+ * for. The caller frees the handle with dm_free.
  *
  * Errors: as dm_slice; DM_STATUS_INVALID_ARGUMENT when index is not below dm_submesh_count.
  */
@@ -824,17 +886,20 @@ dm_status dm_submesh(const struct dm_mesh *mesh,
 dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
 
 /**
- * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed before and any handle in a forked child.
+ * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed
+ * before and any handle in a forked child.
  *
- * Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the end of the process. A program that makes meshes and
- * only frees them keeps the memory of every communicator.
+ * Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the
+ * end of the process. A program that makes meshes and only frees them keeps the memory of every
+ * communicator.
  */
 void dm_free(struct dm_mesh *mesh);
 
 /* ---- questions to a mesh ---- */
 
 /**
- * The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view without dimensions.
+ * The number of dimensions; 0 for an invalid handle (dm_last_error then says so) and for a view
+ * without dimensions.
  *
  * Local.
  */
@@ -850,13 +915,10 @@ const char *dm_dim_name(const struct dm_mesh *mesh, size_t index);
 /**
  * The sizes of the dimensions, in order.
  *
- * Local. *len_out is the number of dimensions, always written for a valid handle. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT.
+ * Local. *len_out is the number of dimensions, always written for a valid handle. Errors:
+ * DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_shape(const struct dm_mesh *mesh,
-                   size_t *sizes,
-                   size_t capacity,
-                   size_t *len_out);
+dm_status dm_shape(const struct dm_mesh *mesh, size_t *sizes, size_t capacity, size_t *len_out);
 
 /**
  * The size of a dimension in ranks; dim NULL: the number of ranks of the whole view.
@@ -873,55 +935,48 @@ dm_status dm_size(const struct dm_mesh *mesh, const char *dim, size_t *size_out)
 dm_status dm_rank(const struct dm_mesh *mesh, int32_t *rank_out);
 
 /**
- * This rank's coordinate along a dimension, which is also its rank in that dimension's communicator.
+ * This rank's coordinate along a dimension, which is also its rank in that dimension's
+ * communicator.
  *
- * Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several dimensions).
+ * Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several
+ * dimensions).
  */
-dm_status dm_get_local_rank(const struct dm_mesh *mesh,
-                            const char *dim,
-                            int32_t *rank_out);
+dm_status dm_get_local_rank(const struct dm_mesh *mesh, const char *dim, int32_t *rank_out);
 
 /**
  * This rank's coordinate in the view, one number per dimension.
  *
- * Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT.
+ * Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER,
+ * DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_get_coordinate(const struct dm_mesh *mesh,
-                            size_t *coordinate,
-                            size_t capacity,
-                            size_t *len_out);
+dm_status dm_get_coordinate(const struct dm_mesh *mesh, size_t *coordinate, size_t capacity, size_t *len_out);
 
 /**
  * The world ranks of the view, row-major in its shape.
  *
- * Local. *len_out is their number, the product of the shape. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+ * Local. *len_out is their number, the product of the shape. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capacity, size_t *len_out);
+
+/**
+ * The world ranks of this rank's group along a dimension, in the order of their ranks in its
+ * communicator.
+ *
+ * Local. dim NULL is allowed on a 1-D mesh. *len_out is the size of the dimension. Errors:
+ * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_ranks(const struct dm_mesh *mesh,
-                   int32_t *ranks,
-                   size_t capacity,
-                   size_t *len_out);
+dm_status dm_group_ranks(const struct dm_mesh *mesh, const char *dim, int32_t *ranks, size_t capacity, size_t *len_out);
 
 /**
- * The world ranks of this rank's group along a dimension, in the order of their ranks in its communicator.
+ * All groups along a dimension, as XLA wants them: an array of shape [groups, size of dim],
+ * row-major, that holds each rank of the root mesh once.
  *
- * Local. dim NULL is allowed on a 1-D mesh. *len_out is the size of the dimension. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
- * DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
- */
-dm_status dm_group_ranks(const struct dm_mesh *mesh,
-                         const char *dim,
-                         int32_t *ranks,
-                         size_t capacity,
-                         size_t *len_out);
-
-/**
- * All groups along a dimension, as XLA wants them: an array of shape [groups, size of dim], row-major, that holds each rank of the root mesh
- * once.
- *
- * Local. dim NULL is allowed on a 1-D mesh. *len_out is groups times size, the number of ranks of the root mesh. Groups are ordered by the
- * row-major position of their first rank. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
+ * Local. dim NULL is allowed on a 1-D mesh. *len_out is groups times size, the number of ranks of
+ * the root mesh. Groups are ordered by the row-major position of their first rank. Errors:
+ * DM_STATUS_NOT_FOUND, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_INVALID_ARGUMENT.
  */
 dm_status dm_replica_groups(const struct dm_mesh *mesh,
@@ -933,14 +988,14 @@ dm_status dm_replica_groups(const struct dm_mesh *mesh,
 /**
  * Whether two views have the same ranks, shape, dimension names and device type.
  *
- * Local. By value: views of different root meshes can be equal. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ * Local. By value: views of different root meshes can be equal. Errors: DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_equal(const struct dm_mesh *a,
-                   const struct dm_mesh *b,
-                   bool *equal_out);
+dm_status dm_equal(const struct dm_mesh *a, const struct dm_mesh *b, bool *equal_out);
 
 /**
- * A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and on every machine.
+ * A hash of what dm_equal compares: equal views have equal hashes, on every rank, in every run and
+ * on every machine.
  *
  * Local. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
@@ -949,61 +1004,63 @@ dm_status dm_hash(const struct dm_mesh *mesh, uint64_t *hash_out);
 /**
  * The view as text, as PyTorch prints it: DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)).
  *
- * Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT.
+ * Local. *len_out is the length in bytes with the NUL. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
 dm_status dm_describe(const struct dm_mesh *mesh, char *text, size_t capacity, size_t *len_out);
 
 /* ---- other ranks along a dimension ---- */
 
 /**
- * The world rank of member local_rank of this rank's group along dim: of rank local_rank in dm_get_comm's communicator.
+ * The world rank of member local_rank of this rank's group along dim: of rank local_rank in
+ * dm_get_comm's communicator.
  *
- * Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, rank 6 gets 4 for member 0 of tp and 2 for member 0 of dp.
- * Errors: DM_STATUS_INVALID_ARGUMENT (local_rank is negative or not below the dimension's size), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
+ * Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, rank 6 gets 4
+ * for member 0 of tp and 2 for member 0 of dp. Errors: DM_STATUS_INVALID_ARGUMENT (local_rank is
+ * negative or not below the dimension's size), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
  * DM_STATUS_INVALID_HANDLE.
  */
-dm_status dm_translate_rank(const struct dm_mesh *mesh,
-                            const char *dim,
-                            int32_t local_rank,
-                            int32_t *world_rank_out);
+dm_status dm_translate_rank(const struct dm_mesh *mesh, const char *dim, int32_t local_rank, int32_t *world_rank_out);
 
 /**
- * The world rank that lies offset steps along dim from this rank: 1 is the next stage of a pipeline, -1 the one before.
+ * The world rank that lies offset steps along dim from this rank: 1 is the next stage of a
+ * pipeline, -1 the one before.
  *
- * Local. Past the edge: -1, or with wrap the rank at (coordinate + offset) modulo the dimension's size. offset 0 is this rank. dim NULL is
- * allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ * Local. Past the edge: -1, or with wrap the rank at (coordinate + offset) modulo the dimension's
+ * size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND,
+ * DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_neighbor(const struct dm_mesh *mesh,
-                      const char *dim,
-                      int64_t offset,
-                      bool wrap,
-                      int32_t *world_rank_out);
+dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int64_t offset, bool wrap, int32_t *world_rank_out);
 
 /* ---- what a rank holds ---- */
 
 /**
- * The shape and the offsets of one rank's block of a tensor whose dimensions are split over dimensions of the mesh.
+ * The shape and the offsets of one rank's block of a tensor whose dimensions are split over
+ * dimensions of the mesh.
  *
- * Local, no communication. placements has one element per dimension of mesh. tensor_shape, local_shape_out and offset_out have tensor_ndim elements each; all
- * three may be NULL when it is 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor dimension d is
- * element `offset_out[d] + i` of the tensor.
+ * Local, no communication. placements has one element per dimension of mesh. tensor_shape,
+ * local_shape_out and offset_out have tensor_ndim elements each; all three may be NULL when it is
+ * 0. world_rank is a rank of the mesh, or -1 for the caller's. Element i of the block along tensor
+ * dimension d is element `offset_out[d] + i` of the tensor.
  *
- * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0.
- * When several mesh dimensions shard one tensor_dim, each splits what the ones before it left, and dm_placement.order says which are before. On
- * a mesh (fsdp=2, tp=4) that shards 16 rows over both, rank 6, at (1, 2), has
+ * A dimension of n indices over p ranks is cut as torch.chunk does: chunks of ceil(n / p), the
+ * last ones shorter or empty. 5 over 4 ranks: 2, 2, 1, 0. When several mesh dimensions shard one
+ * tensor_dim, each splits what the ones before it left, and dm_placement.order says which are
+ * before. On a mesh (fsdp=2, tp=4) that shards 16 rows over both, rank 6, at (1, 2), has
  *
  * ```c
  * {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}}   fsdp first, PyTorch's default: rows 12 and 13
  * {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}}   tp first, what FSDP of a tensor-parallel model holds: rows 10 and 11
  * ```
  *
- * The answers are those of PyTorch's DTensor, blocks without elements included: there the local size is 0 and the offset is the size of the
- * tensor's dimension. A block is always contiguous; PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not divide
- * differently (13 rows over a (3, 2) mesh).
+ * The answers are those of PyTorch's DTensor, blocks without elements included: there the local
+ * size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
+ * PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not
+ * divide differently (13 rows over a (3, 2) mesh).
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank
- * is not in this view), DM_STATUS_INVALID_HANDLE.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the
+ * end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
+ * DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_local_shard(const struct dm_mesh *mesh,
                          const struct dm_placement *placements,
@@ -1016,27 +1073,35 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
 /* ---- rank plans ---- */
 
 /**
- * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the closest domains of the machine.
+ * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the
+ * closest domains of the machine.
  *
- * Local, no communication; the same on every rank that asks with the same arguments. locations has world_size paths, of each world rank, far to near:
- * "rack1/host3/nvl0" (dm_world_locations gathers them). Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count within the domain around them: host3 of rack1 is not host3 of
- * rack2. Ranks may have equal paths. A path that ends early, or is empty, puts its rank into a domain without a name at the levels
- * below, with the others of which that is so. shape has ndim sizes whose product n is at most world_size: with fewer ranks than the world has, the
- * plan also says which ones. ranks_out has n elements, row-major.
+ * Local, no communication; the same on every rank that asks with the same arguments. locations has
+ * world_size paths, of each world rank, far to near: "rack1/host3/nvl0" (dm_world_locations
+ * gathers them). Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count
+ * within the domain around them: host3 of rack1 is not host3 of rack2. Ranks may have equal paths.
+ * A path that ends early, or is empty, puts its rank into a domain without a name at the levels
+ * below, with the others of which that is so. shape has ndim sizes whose product n is at most
+ * world_size: with fewer ranks than the world has, the plan also says which ones. ranks_out has n
+ * elements, row-major.
  *
- * traffic has a weight for each dimension: how much a rank exchanges along it, evenly with the ranks of its group (0: nothing). NULL: later dimensions talk
- * more, each weighs the product of the sizes up to and with its own. What is made small is
+ * traffic has a weight for each dimension: how much a rank exchanges along it, evenly with the
+ * ranks of its group (0: nothing). NULL: later dimensions talk more, each weighs the product of
+ * the sizes up to and with its own. What is made small is
  *
  * ```c
  * cost = sum over dimensions d and levels l of  traffic[d] * pairs[d][l] * n / shape[d]
  * ```
  *
- * where `pairs[d][l]` counts the ordered pairs of ranks that share a group along d and no domain of level l. Tried are the order that is there, 0 .. n-1, boxes
- * of the mesh that nest as the domains do, and row-major orders of the dimensions; worlds of up to 1024 ranks are improved by swaps. The cheapest is the
- * plan: it never costs more than the order that is there. It need not be the best there is, which takes exponential time to find; for the machines of up to
- * 12 ranks that the tests search exhaustively it is.
+ * where `pairs[d][l]` counts the ordered pairs of ranks that share a group along d and no domain
+ * of level l. Tried are the order that is there, 0 .. n-1, boxes of the mesh that nest as the
+ * domains do, and row-major orders of the dimensions; worlds of up to 1024 ranks are improved by
+ * swaps. The cheapest is the plan: it never costs more than the order that is there. It need not
+ * be the best there is, which takes exponential time to find; for the machines of up to 12 ranks
+ * that the tests search exhaustively it is.
  *
- * report NULL: none, and len_out may be NULL too. Else it becomes one line of JSON, and *len_out its length with the NUL:
+ * report NULL: none, and len_out may be NULL too. Else it becomes one line of JSON, and *len_out
+ * its length with the NUL:
  *
  * ```c
  * {"ranks":8,"world_size":8,"domains":[2],"cost":64,"identity_cost":256,"even":true,"dimensions":[
@@ -1044,12 +1109,15 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  *  {"size":4,"traffic":8,"groups":2,"crossing_groups":[0],"most_domains":[1],"pairs":[0],"cost":0}]}
  * ```
  *
- * Lists run over the levels: how many domains the world has; in how many of the dimension's groups ranks are in different domains; the most domains of one
- * group; pairs. identity_cost is that of ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for each domain: the
- * shape or the machine does not divide, and some groups cross more than others of their dimension. Costs are integers and can have more than 64 bits.
+ * Lists run over the levels: how many domains the world has; in how many of the dimension's groups
+ * ranks are in different domains; the most domains of one group; pairs. identity_cost is that of
+ * ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for each domain:
+ * the shape or the machine does not divide, and some groups cross more than others of their
+ * dimension. Costs are integers and can have more than 64 bits.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT (NULL, also as a path; an empty component as in "rack1//nvl0"; a size of 0; n larger than world_size),
- * DM_STATUS_BUFFER_TOO_SMALL (the report; *len_out says how long it is, ranks_out is not written).
+ * Errors: DM_STATUS_INVALID_ARGUMENT (NULL, also as a path; an empty component as in
+ * "rack1//nvl0"; a size of 0; n larger than world_size), DM_STATUS_BUFFER_TOO_SMALL (the report;
+ * *len_out says how long it is, ranks_out is not written).
  */
 dm_status dm_plan_ranks(const char *const *locations,
                         size_t world_size,
@@ -1064,33 +1132,34 @@ dm_status dm_plan_ranks(const char *const *locations,
 /* ---- raw communicators ---- */
 
 /**
- * The raw communicator of this rank's group along a dimension; rank order in it is the coordinate along the dimension.
+ * The raw communicator of this rank's group along a dimension; rank order in it is the coordinate
+ * along the dimension.
  *
- * Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group along it. dim NULL is allowed on a 1-D mesh. A
- * dimension of size 1 gives the one communicator of this rank alone, made at the first such call.
+ * Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group
+ * along it. dim NULL is allowed on a 1-D mesh. A dimension of size 1 gives the one communicator of
+ * this rank alone, made at the first such call.
  *
- * Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process, whatever handles are freed; never destroyed by the
- * caller. It is valid only in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
+ * Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process,
+ * whatever handles are freed; never destroyed by the caller. It is valid only in the library that
+ * made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
  * says otherwise: operations are on the stream when they return. Takes no lock; a few nanoseconds.
  *
- * Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
- * DM_STATUS_INVALID_ARGUMENT.
+ * Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
+ * offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_get_comm(const struct dm_mesh *mesh,
-                      const char *dim,
-                      ncclComm_t *comm_out);
+dm_status dm_get_comm(const struct dm_mesh *mesh, const char *dim, ncclComm_t *comm_out);
 
 /**
- * The function of that name ("ncclAllReduce", ...) in the library that made this mesh's communicators: the right copy also with several NCCLs in
- * the process, and on cpu, where no NCCL is linked.
+ * The function of that name ("ncclAllReduce", ...) in the library that made this mesh's
+ * communicators: the right copy also with several NCCLs in the process, and on cpu, where no NCCL
+ * is linked.
  *
- * Local. Cast the result to the function's type, for example decltype(&ncclAllReduce). It stays valid until the end of the process. Errors:
- * DM_STATUS_NOT_FOUND (names the library and its version), DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
+ * Local. Cast the result to the function's type, for example decltype(&ncclAllReduce). It stays
+ * valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its
+ * version), DM_STATUS_UNSUPPORTED (an offline world), DM_STATUS_INVALID_HANDLE,
  * DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_get_proc(const struct dm_mesh *mesh,
-                      const char *symbol,
-                      void **proc_out);
+dm_status dm_get_proc(const struct dm_mesh *mesh, const char *symbol, void **proc_out);
 
 /* ---- collectives ---- */
 
@@ -1099,11 +1168,13 @@ dm_status dm_get_proc(const struct dm_mesh *mesh,
  *
  * Collective over this rank's group along dim. In place when send == recv.
  *
- * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
- * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
- * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_all_reduce(const struct dm_mesh *mesh,
                         const char *dim,
@@ -1117,13 +1188,16 @@ dm_status dm_all_reduce(const struct dm_mesh *mesh,
 /**
  * Reduces count elements over all ranks of dim to its rank root.
  *
- * Collective over this rank's group along dim. recv is used on the root only and may be NULL elsewhere. In place when send == recv on the root.
+ * Collective over this rank's group along dim. recv is used on the root only and may be NULL
+ * elsewhere. In place when send == recv on the root.
  *
- * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
- * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
- * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_reduce(const struct dm_mesh *mesh,
                     const char *dim,
@@ -1138,13 +1212,16 @@ dm_status dm_reduce(const struct dm_mesh *mesh,
 /**
  * Copies count elements from the rank root of dim to all its ranks.
  *
- * Collective over this rank's group along dim. send is used on the root only and may be NULL elsewhere. In place when send == recv on the root.
+ * Collective over this rank's group along dim. send is used on the root only and may be NULL
+ * elsewhere. In place when send == recv on the root.
  *
- * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
- * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
- * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_broadcast(const struct dm_mesh *mesh,
                        const char *dim,
@@ -1158,13 +1235,16 @@ dm_status dm_broadcast(const struct dm_mesh *mesh,
 /**
  * Gathers send_count elements of every rank of dim, in rank order, on every rank.
  *
- * Collective over this rank's group along dim. recv has room for send_count times the size of dim. In place when send == recv + (my rank in dim) * send_count.
+ * Collective over this rank's group along dim. recv has room for send_count times the size of dim.
+ * In place when send == recv + (my rank in dim) * send_count.
  *
- * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
- * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
- * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_all_gather(const struct dm_mesh *mesh,
                         const char *dim,
@@ -1177,13 +1257,16 @@ dm_status dm_all_gather(const struct dm_mesh *mesh,
 /**
  * Reduces over all ranks of dim and leaves block i of recv_count elements on rank i.
  *
- * Collective over this rank's group along dim. send has recv_count times the size of dim elements. In place when recv == send + (my rank in dim) * recv_count.
+ * Collective over this rank's group along dim. send has recv_count times the size of dim elements.
+ * In place when recv == send + (my rank in dim) * recv_count.
  *
- * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
- * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
- * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_reduce_scatter(const struct dm_mesh *mesh,
                             const char *dim,
@@ -1197,13 +1280,16 @@ dm_status dm_reduce_scatter(const struct dm_mesh *mesh,
 /**
  * Sends block i of send to rank i of dim, and receives block i of recv from rank i.
  *
- * Collective over this rank's group along dim. Both have count_per_peer times the size of dim elements. On cpu in place when send == recv; on cuda they must not overlap.
+ * Collective over this rank's group along dim. Both have count_per_peer times the size of dim
+ * elements. On cpu in place when send == recv; on cuda they must not overlap.
  *
- * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
- * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
- * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_all_to_all(const struct dm_mesh *mesh,
                         const char *dim,
@@ -1216,14 +1302,17 @@ dm_status dm_all_to_all(const struct dm_mesh *mesh,
 /**
  * Sends count elements to the rank peer of dim, which receives them with dm_recv.
  *
- * Collective over this rank's group along dim (with the peer only). On cpu it returns when the receiver has taken everything. So two ranks that both send
- * before they receive block each other until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
+ * Collective over this rank's group along dim (with the peer only). On cpu it returns when the
+ * receiver has taken everything. So two ranks that both send before they receive block each other
+ * until the deadline: sends and receives of one exchange belong in a group (dm_group_start).
  *
- * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
- * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
- * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_send(const struct dm_mesh *mesh,
                   const char *dim,
@@ -1236,13 +1325,16 @@ dm_status dm_send(const struct dm_mesh *mesh,
 /**
  * Receives count elements from the rank peer of dim, which sends as many with dm_send.
  *
- * Collective over this rank's group along dim (with the peer only). Sends and receives of one exchange belong in a group (dm_group_start).
+ * Collective over this rank's group along dim (with the peer only). Sends and receives of one
+ * exchange belong in a group (dm_group_start).
  *
- * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call returns when the work is enqueued); NULL on cpu (it
- * returns when the result is there). dim NULL is allowed on a 1-D mesh.
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh.
  *
- * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a
- * peer did not come by the mesh's timeout), DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_recv(const struct dm_mesh *mesh,
                   const char *dim,
@@ -1253,24 +1345,34 @@ dm_status dm_recv(const struct dm_mesh *mesh,
                   void *stream);
 
 /**
- * Begins a group: the calling thread's operations up to dm_group_end run together, so that no order of sends and receives blocks.
+ * Begins a group: the calling thread's operations up to dm_group_end run together, so that no
+ * order of sends and receives blocks.
  *
- * No operation of a group may write to a buffer that another one of the same group reads or writes: their order is not defined. A group that is not ended
- * does nothing: while operations are queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are refused
- * (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of these operations fail for all their ranks.
+ * No operation of a group may write to a buffer that another one of the same group reads or
+ * writes: their order is not defined. A group that is not ended does nothing: while operations are
+ * queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are
+ * refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
+ * these operations fail for all their ranks.
  *
- * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the same library, raw ones included. Calls that make
- * communicators (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done when they return. Errors:
+ * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the
+ * same library, raw ones included. Calls that make communicators (dm_init, dm_flatten ...) are no
+ * part of a group of dm_group_start: inside one they are done when they return. Errors:
  * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
  */
 dm_status dm_group_start(const struct dm_mesh *mesh);
 
 /**
- * Ends the group that this thread began, and runs its operations. On cpu it returns when all of their results are there.
+ * Ends the group that this thread began, and runs its operations. On cpu it returns when all of
+ * their results are there.
  *
- * Errors: the first error of any of the operations, as they would give it, also of one that was refused when it was called (on cpu none of the group's operations
- * runs then); DM_STATUS_CCL when no group was begun. Call it on every path: until then operations of this thread only wait. After dm_abort of a mesh there
- * is none on cpu, because that ends the group which its thread has open.
+ * Errors: the first error of any of the operations, as they would give it, also of one that was
+ * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL when
+ * no group was begun. Call it on every path: until then operations of this thread only wait. After
+ * dm_abort of a mesh there is none on cpu, because that ends the group which its thread has open.
+ * On cuda NCCL cannot end a group that holds an operation of a communicator which dm_abort has
+ * ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this thread; make
+ * those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE) ends the group
+ * that this thread has begun last; on cpu none of its operations runs.
  */
 dm_status dm_group_end(const struct dm_mesh *mesh);
 
@@ -1279,58 +1381,74 @@ dm_status dm_group_end(const struct dm_mesh *mesh);
 /**
  * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
  *
- * Local, does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a rank's process has gone, or it aborted;
- * named where known), DM_STATUS_MISMATCH and DM_STATUS_TIMEOUT (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
+ * Local, does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a rank's
+ * process has gone, or it aborted; named where known), DM_STATUS_MISMATCH and DM_STATUS_TIMEOUT
+ * (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
  * DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
  */
-dm_status dm_check(const struct dm_mesh *mesh,
-                   const char *dim);
+dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
 
 /**
- * Ends the root mesh of this view on this rank, at once: wakes every call that is blocked in any of its views, here and, with the host
- * engine, on the other ranks, where they get DM_STATUS_PEER_LOST.
+ * Ends the root mesh of this view on this rank, at once: wakes every call that is blocked in any
+ * of its views, here and, with the host engine, on the other ranks, where they get
+ * DM_STATUS_PEER_LOST.
  *
- * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers DM_STATUS_ABORTED from then on. A
- * communicator that another root mesh of this world shares ends for that one as well; a mesh that is made afterwards has new ones. Raw communicators from dm_get_comm must not be used
- * any more. A second abort, or one after dm_finalize or dm_shrink, does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns when
- * this root's work has left the streams: where that lies behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this one through the
- * store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet, is told by dm_world_abort only; else its deadline ends that.
+ * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers
+ * DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world shares ends
+ * for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
+ * dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
+ * does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns
+ * when this root's work has left the streams: where that lies behind a stuck call of another mesh,
+ * dm_world_abort ends both. Another rank that waits for this one through the store alone, to make
+ * a communicator that a DM_INIT_LAZY mesh has not made yet, is told by dm_world_abort only; else
+ * its deadline ends that.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
 /**
- * Waits for the outstanding work of this view's root mesh and destroys those of its communicators that no other root mesh of this world
- * shares. Every view of this root answers DM_STATUS_ABORTED from then on; handles are still to be freed.
+ * Waits for the outstanding work of this view's root mesh and destroys those of its communicators
+ * that no other root mesh of this world shares. Every view of this root answers DM_STATUS_ABORTED
+ * from then on; handles are still to be freed.
  *
- * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as in dm_init (where a rank never
- * made the call the mesh is then as before: dm_abort ends it; where one did not get through it, the mesh has ended here), DM_STATUS_CCL,
+ * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and
+ * DM_STATUS_MISMATCH as in dm_init (where a rank never made the call the mesh is then as before:
+ * dm_abort ends it; where one did not get through it, the mesh has ended here), DM_STATUS_CCL,
  * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
  *
- * A communicator that has failed has no work to wait for: it is aborted, and the call gives its failure on all ranks. Who has not come a second after
- * the failure is not waited for. A rank that waits in a collective of the host engine for one that has called dm_finalize gets DM_STATUS_MISMATCH after
- * about a second; so does that one.
+ * A communicator that has failed has no work to wait for: it is aborted, and the call gives its
+ * failure on all ranks. Who has not come a second after the failure is not waited for. A rank that
+ * waits in a collective of the host engine for one that has called dm_finalize gets
+ * DM_STATUS_MISMATCH after about a second; so does that one.
  */
 dm_status dm_finalize(const struct dm_mesh *mesh);
 
 /**
- * The mesh without those indices along dim that hold a lost rank, for going on after a rank has died: whole replicas go, their other ranks too.
+ * The mesh without those indices along dim that hold a lost rank, for going on after a rank has
+ * died: whole replicas go, their other ranks too.
  *
- * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get a handle that answers DM_STATUS_NOT_MEMBER. mesh
- * has all ranks of its root (a view of some of them is refused). lost_ranks are num_lost world ranks of it, at least one, the same set on every rank; dim NULL
- * is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
+ * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
+ * a handle that answers DM_STATUS_NOT_MEMBER. mesh has all ranks of its root (a view of some of
+ * them is refused). lost_ranks are num_lost world ranks of it, at least one, the same set on every
+ * rank; dim NULL is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost
+ * and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
  *
- * It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are blocked in any of its views return, and every view answers
- * DM_STATUS_ABORTED. May therefore be called from any thread (one at a time), and after dm_abort on some or all ranks, but not after dm_finalize. Only dm_world_abort
- * ends it before its time. When it fails (another rank died meanwhile, ranks named different lost ones), call it again on the same handle. The result is a
- * root mesh of its own; its dimensions have the names of this one's and no dm_dim_options, and share no communicator with meshes made before. The caller frees
- * the handle with dm_free.
+ * It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are
+ * blocked in any of its views return, and every view answers DM_STATUS_ABORTED. May therefore be
+ * called from any thread (one at a time), and after dm_abort on some or all ranks, but not after
+ * dm_finalize. Only dm_world_abort ends it before its time. When it fails (another rank died
+ * meanwhile, ranks named different lost ones), call it again on the same handle. The result is a
+ * root mesh of its own; its dimensions have the names of this one's and no dm_dim_options, and
+ * share no communicator with meshes made before. The caller frees the handle with dm_free.
  *
- * A rank that is named as lost need not have died: it calls dm_abort. Where ranks name different ones they learn of each other (DM_STATUS_MISMATCH) if they wait for each
- * other; sets of ranks that each name the other as lost go on apart.
+ * A rank that is named as lost need not have died: it calls dm_abort. Where ranks name different
+ * ones they learn of each other (DM_STATUS_MISMATCH) if they wait for each other; sets of ranks
+ * that each name the other as lost go on apart.
  *
- * The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
- * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH,
- * DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ * The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the
+ * library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (no lost
+ * rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND,
+ * DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went
+ * with the lost one, as rank 0's does), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_shrink(const struct dm_mesh *mesh,
                     const char *dim,
@@ -1341,13 +1459,13 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
 /* ---- meshes by name ---- */
 
 /**
- * Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of that name. mesh NULL removes the name.
+ * Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of
+ * that name. mesh NULL removes the name.
  *
- * Local. The registry holds the view by itself: the handle may be freed. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is
- * NULL or empty).
+ * Local. The registry holds the view by itself: the handle may be freed. Errors:
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is NULL or empty).
  */
-dm_status dm_register(const struct dm_mesh *mesh,
-                      const char *name);
+dm_status dm_register(const struct dm_mesh *mesh, const char *name);
 
 /**
  * A new handle of the view that was registered under that name. The caller frees it with dm_free.

@@ -4,7 +4,8 @@ use std::ffi::c_char;
 
 use crate::digest::Fnv1a;
 
-/// The name of a call, equal on all ranks of the call. It tells the calls along different dimensions apart that share one communicator: the host engine pairs only calls of equal names.
+/// The name of a call, equal on all ranks of the call. It tells the calls along different
+/// dimensions apart that share one communicator: the host engine pairs only calls of equal names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallName {
     /// A digest of what the name is made from; 0 for a call without a name.
@@ -20,7 +21,8 @@ impl CallName {
     pub(crate) const OF_MAKING: CallName =
         CallName { tag: u64::MAX, text: *b"new communicators\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" };
 
-    /// The name of the calls along a dimension of the mesh with id `mesh`, from the dimension's name and the sizes and strides of its layout.
+    /// The name of the calls along a dimension of the mesh with id `mesh`, from the dimension's
+    /// name and the sizes and strides of its layout.
     pub(crate) fn new(mesh: &str, name: &str, pairs: &[(usize, usize)]) -> CallName {
         let digest = Fnv1a::default().text(mesh).text(name);
         let digest =

@@ -24,7 +24,8 @@ impl Library {
         Ok(id)
     }
 
-    /// Gives up an id that no other rank has seen. The host engine holds memory for an id until a communicator is made from it. So this makes a communicator of this rank alone, and ends it.
+    /// Gives up an id that no other rank has seen. The host engine holds memory for an id until a
+    /// communicator is made from it. So this makes a communicator of this rank alone, and ends it.
     pub(crate) fn discard(&self, id: &UniqueId) {
         let mut config = CommConfig::unset(self.version()).blocking(true);
         if !self.is_host_engine() {
@@ -64,14 +65,17 @@ impl Library {
         }
     }
 
-    /// The communicator whose making began with `code`. When that is an error, the communicator is ended.
+    /// The communicator whose making began with `code`. When that is an error, the communicator is
+    /// ended.
     fn started(&self, call: &str, comm: RawComm, code: NcclResult) -> Result<RawComm> {
         let Err(error) = self.check(call, RawComm::NULL, code) else { return Ok(comm) };
         if !comm.is_null() {
             let _ = self.abort(comm);
         } else if code == result::UNHANDLED_CUDA_ERROR && !self.is_host_engine() && self.version() >= LEAVES_GROUPS_OPEN
         {
-            // A call that cannot ask for the current device returns from inside a group of its own, and what this thread does next would only be queued there. Where there is no such group, this is one more refused call.
+            // A call that cannot ask for the current device returns from inside a group of its own,
+            // and what this thread does next would only be queued there. Where there is no such
+            // group, this is one more refused call.
             let _ = self.group_end();
         }
         Err(error)
@@ -100,8 +104,8 @@ impl Library {
         self.check("ncclCommSplit", parent, code)
     }
 
-    /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: calls in progress on the parent end, and
-    /// the ranks that are not `excluded` get a child. Its handle is written as by
+    /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: calls in progress on the parent end, and the
+    /// ranks that are not `excluded` get a child. Its handle is written as by
     /// [`split`](Library::split), after which the parent can only be aborted.
     ///
     /// # Safety
@@ -124,7 +128,8 @@ impl Library {
         self.check("ncclCommShrink", parent, code)
     }
 
-    /// Asks `ncclCommGetAsyncError`. Returns true when nothing is in progress on the communicator, and false while something is.
+    /// Asks `ncclCommGetAsyncError`. Returns true when nothing is in progress on the communicator,
+    /// and false while something is.
     pub(crate) fn poll(&self, comm: RawComm) -> Result<bool> {
         let mut state = result::SUCCESS;
         // SAFETY: the communicator is live and the out-parameter valid.

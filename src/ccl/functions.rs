@@ -26,7 +26,8 @@ impl RawComm {
     }
 }
 
-/// NCCL's functions with the signatures of nccl.h. A field is an `Option` where some release or implementation lacks the function.
+/// NCCL's functions with the signatures of nccl.h. A field is an `Option` where some release or
+/// implementation lacks the function.
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
     pub(super) init_rank_config: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut c_void) -> NcclResult,
@@ -84,13 +85,12 @@ impl Functions {
         missing: impl Fn(&str) -> Error,
     ) -> Result<Functions> {
         macro_rules! symbol {
-            ($name:literal) => {
+            ($name:literal) => {{
+                let address = lookup($name).filter(|address| !address.is_null());
                 // SAFETY: the address is that of the C function of this name, whose signature
                 // nccl.h fixes and the field it goes into repeats.
-                lookup($name)
-                    .filter(|address| !address.is_null())
-                    .map(|address| unsafe { std::mem::transmute(address) })
-            };
+                address.map(|address| unsafe { std::mem::transmute(address) })
+            }};
             ($name:literal, core) => {
                 symbol!($name).ok_or_else(|| missing($name))?
             };

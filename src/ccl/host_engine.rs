@@ -19,7 +19,8 @@ impl Library {
         }
     }
 
-    /// The rank of the communicator that the host engine found dead. `None` when no such rank is known, and in other libraries.
+    /// The rank of the communicator that the host engine found dead. `None` when no such rank is
+    /// known, and in other libraries.
     pub(crate) fn lost_rank(&self, comm: RawComm) -> Option<usize> {
         let mut rank = -1;
         // SAFETY: the communicator is live, the out-parameter valid.
@@ -27,7 +28,8 @@ impl Library {
         if code == result::SUCCESS { usize::try_from(rank).ok() } else { None }
     }
 
-    /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at least one. The limit holds for the making of the communicator too.
+    /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at
+    /// least one. The limit holds for the making of the communicator too.
     pub(crate) fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {
         let millis = i64::try_from(millis.max(1)).unwrap_or(i64::MAX);
         match self.functions.host_set_timeout {
@@ -37,7 +39,8 @@ impl Library {
         }
     }
 
-    /// Sets the numbers by which the host engine's messages call the ranks of this communicator, one for each rank.
+    /// Sets the numbers by which the host engine's messages call the ranks of this communicator,
+    /// one for each rank.
     pub fn set_names(&self, comm: RawComm, names: &[i32]) -> Result<()> {
         match (self.functions.host_set_names, c_int::try_from(names.len())) {
             (Some(set), Ok(count)) => {
@@ -49,7 +52,9 @@ impl Library {
         }
     }
 
-    /// Says that this rank is inside `call` and makes no more collectives on this communicator. When another rank waits in one, the host engine ends the communicator. Fails when the communicator was ended so, or has failed before.
+    /// Says that this rank is inside `call` and makes no more collectives on this communicator.
+    /// When another rank waits in one, the host engine ends the communicator. Fails when the
+    /// communicator was ended so, or has failed before.
     pub fn refuse(&self, comm: RawComm, call: &str) -> Result<()> {
         let Some(refuse) = self.functions.host_refuse else { return Ok(()) };
         let text = CString::new(call.replace('\0', "")).unwrap_or_default();
@@ -58,7 +63,9 @@ impl Library {
         self.check(call, comm, unsafe { refuse(comm, text.as_ptr()) })
     }
 
-    /// Lets `pause` pass between two polls of a communicator. On the host engine it returns as soon as nothing is in progress on the communicator, and after two milliseconds at the latest, whatever `pause` is. So a deadline may be overrun by two milliseconds.
+    /// Lets `pause` pass between two polls of a communicator. On the host engine it returns as soon
+    /// as nothing is in progress on the communicator, and after two milliseconds at the latest,
+    /// whatever `pause` is. So a deadline may be overrun by two milliseconds.
     pub(crate) fn rest(&self, comm: RawComm, pause: Duration) {
         let mut state = result::SUCCESS;
         // SAFETY: the host engine refuses a communicator that has ended meanwhile, and the

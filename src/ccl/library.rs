@@ -1,4 +1,5 @@
-//! One communicator library: its name, its version and its functions. A result code becomes an error that carries the code.
+//! One communicator library: its name, its version and its functions. A result code becomes an
+//! error that carries the code.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -15,7 +16,9 @@ pub struct Library {
     name: String,
     version: i32,
     pub(super) functions: Functions,
-    /// The loader's handle, by which further symbols are found; `None` in the embedded engine. It is never closed, because NCCL leaves threads behind that run its code, one for each id that nobody used.
+    /// The loader's handle, by which further symbols are found; `None` in the embedded engine. It
+    /// is never closed, because NCCL leaves threads behind that run its code, one for each id that
+    /// nobody used.
     handle: Option<ManuallyDrop<Handle>>,
 }
 
@@ -78,7 +81,8 @@ impl Library {
         format!("NCCL {}", dotted(self.version))
     }
 
-    /// Whether both tables lead to one copy of the library in this process, which then has one set of groups. Two worlds that name one library make two tables.
+    /// Whether both tables lead to one copy of the library in this process, which then has one set
+    /// of groups. Two worlds that name one library make two tables.
     pub(crate) fn is_same(&self, other: &Library) -> bool {
         self.functions.group_start as usize == other.functions.group_start as usize
     }
@@ -88,12 +92,14 @@ impl Library {
         self.name.rsplit('/').next().is_some_and(|file| file.starts_with("librccl"))
     }
 
-    /// Whether this is the host engine, embedded or as libhostccl.so. It works on host memory, without a device or streams.
+    /// Whether this is the host engine, embedded or as libhostccl.so. It works on host memory,
+    /// without a device or streams.
     pub fn is_host_engine(&self) -> bool {
         self.functions.host_lost_rank.is_some()
     }
 
-    /// Whether operations are put on a stream. The operations of a non-blocking communicator may then return before they are on the stream.
+    /// Whether operations are put on a stream. The operations of a non-blocking communicator may
+    /// then return before they are on the stream.
     pub fn has_streams(&self) -> bool {
         !self.is_host_engine()
     }
@@ -136,7 +142,8 @@ impl Library {
         }
     }
 
-    /// Turns a result code into an error with the library's own words. Success and "in progress" are no errors: a communicator in progress is polled later.
+    /// Turns a result code into an error with the library's own words. Success and "in progress"
+    /// are no errors: a communicator in progress is polled later.
     pub(crate) fn check(&self, call: &str, comm: RawComm, code: NcclResult) -> Result<()> {
         if code == result::SUCCESS || code == result::IN_PROGRESS {
             return Ok(());

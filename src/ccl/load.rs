@@ -1,6 +1,11 @@
 //! Which communicator library serves a device type, and how it is found.
 //!
-//! The caller may name a library, and `DM_CCL_LIBRARY` may name one: by a path, by a name for the dynamic loader, or as `python` for the wheel of a Python environment. The caller's choice comes first. Where nobody names a library, cuda takes a copy that is in this process already, because a communicator is valid only in the copy that made it; if there is none, it tries the usual names. cpu takes the embedded host engine, also when `DM_CCL_LIBRARY` names a library that is not a host engine, because a GPU job may set that variable for its cuda meshes.
+//! The caller may name a library, and `DM_CCL_LIBRARY` may name one: by a path, by a name for the
+//! dynamic loader, or as `python` for the wheel of a Python environment. The caller's choice comes
+//! first. Where nobody names a library, cuda takes a copy that is in this process already, because
+//! a communicator is valid only in the copy that made it; if there is none, it tries the usual
+//! names. cpu takes the embedded host engine, also when `DM_CCL_LIBRARY` names a library that is
+//! not a host engine, because a GPU job may set that variable for its cuda meshes.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -19,8 +24,8 @@ pub const LIBRARY_VARIABLE: &str = "DM_CCL_LIBRARY";
 /// This word in place of a path means the NCCL wheel of a Python environment.
 const PYTHON: &str = "python";
 
-/// The names under which wheels and distributions ship NVIDIA's and AMD's libraries. The bare libnccl.so is a development
-/// link.
+/// The names under which wheels and distributions ship NVIDIA's and AMD's libraries. The bare
+/// libnccl.so is a development link.
 const USUAL_NAMES: [&str; 4] = ["libnccl.so.2", "librccl.so.1", "libnccl.so", "librccl.so"];
 
 /// The embedded host engine.
@@ -37,7 +42,8 @@ pub(crate) fn embedded() -> Result<Arc<Library>> {
 /// The library at `path`: a path, a name for the dynamic loader, or `python`.
 ///
 /// # Safety
-/// The library's code runs in this process. Its functions that have names of NCCL's C API are called as nccl.h declares them, so they must be those functions.
+/// The library's code runs in this process. Its functions that have names of NCCL's C API are
+/// called as nccl.h declares them, so they must be those functions.
 pub unsafe fn open(path: &str) -> Result<Arc<Library>> {
     let mut search = Search::default();
     let found = match path {
@@ -53,7 +59,9 @@ pub unsafe fn open(path: &str) -> Result<Arc<Library>> {
     found.map(Arc::new).ok_or_else(|| search.failure())
 }
 
-/// The library that makes communicators for `device_type` where the caller names none: the library that [`LIBRARY_VARIABLE`] names, or the usual one. Whoever sets that variable decides which code runs in the process, as with LD_PRELOAD.
+/// The library that makes communicators for `device_type` where the caller names none: the library
+/// that [`LIBRARY_VARIABLE`] names, or the usual one. Whoever sets that variable decides which code
+/// runs in the process, as with LD_PRELOAD.
 pub fn for_device(device_type: &str) -> Result<Arc<Library>> {
     // SAFETY: nothing is named.
     unsafe { named_or_usual(device_type, None) }

@@ -9,7 +9,8 @@ use super::types::{NcclResult, element_size, result};
 /// The collectives: thin calls, arguments as in nccl.h.
 ///
 /// # Safety
-/// Each buffer is as large as the count, the data type and the size of the communicator make it, and lives until the work is done.
+/// Each buffer is as large as the count, the data type and the size of the communicator make it,
+/// and lives until the work is done.
 #[allow(clippy::too_many_arguments, reason = "they are NCCL's")]
 #[allow(
     missing_docs,
@@ -87,7 +88,8 @@ impl Library {
         unsafe { (self.functions.reduce_scatter)(send, recv, recv_count, dtype, op, comm, stream) }
     }
 
-    /// `ncclAlltoAll` (2.28). On older libraries a group of sends and receives with every rank takes its place.
+    /// `ncclAlltoAll` (2.28). On older libraries a group of sends and receives with every rank
+    /// takes its place.
     pub unsafe fn all_to_all(
         &self,
         send: *const c_void,

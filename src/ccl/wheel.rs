@@ -1,6 +1,8 @@
-//! Finds the NCCL wheels of Python environments, which `pip install nvidia-nccl-cu12` (PyTorch, JAX) puts on a machine.
+//! Finds the NCCL wheels of Python environments, which `pip install nvidia-nccl-cu12` (PyTorch,
+//! JAX) puts on a machine.
 //!
-//! The wheels are found by looking at folders. No interpreter is started, because a library must not fork the program that uses it.
+//! The wheels are found by looking at folders. No interpreter is started, because a library must
+//! not fork the program that uses it.
 
 use std::env;
 use std::fs;
@@ -9,7 +11,8 @@ use std::path::{Path, PathBuf};
 /// Where the library lies in an environment's packages.
 pub(super) const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// The libraries of the wheels, those of the active environment first, and the list of folders that were searched, for messages.
+/// The libraries of the wheels, those of the active environment first, and the list of folders that
+/// were searched, for messages.
 pub(super) fn find() -> (Vec<PathBuf>, String) {
     let prefixes = prefixes(&|name| env::var(name).ok());
     let found = prefixes.iter().flat_map(|prefix| below(prefix)).collect();
@@ -17,7 +20,8 @@ pub(super) fn find() -> (Vec<PathBuf>, String) {
     (found, looked.join(", "))
 }
 
-/// The prefixes to search: the active virtual or conda environment, the environments whose python3 is on the path, and the user's own packages.
+/// The prefixes to search: the active virtual or conda environment, the environments whose python3
+/// is on the path, and the user's own packages.
 fn prefixes(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| variable(name)).map(PathBuf::from).collect();
@@ -34,7 +38,8 @@ fn prefixes(variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     prefixes
 }
 
-/// The libraries in `prefix/lib/python3.*/site-packages`, and in `dist-packages`, as some distributions call that folder. Those of the newest Python come first.
+/// The libraries in `prefix/lib/python3.*/site-packages`, and in `dist-packages`, as some
+/// distributions call that folder. Those of the newest Python come first.
 fn below(prefix: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for lib in ["lib", "lib64"] {

@@ -16,7 +16,8 @@ use crate::error::{Error, Result, Status};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Operands {
-    /// The number of elements, as the operation counts them: for gathers and scatters, the elements of each rank.
+    /// The number of elements, as the operation counts them: for gathers and scatters, the elements
+    /// of each rank.
     pub count: usize,
     /// The `ncclDataType_t` of the elements, 0 to 9.
     pub dtype: i32,
@@ -37,16 +38,20 @@ impl Operands {
 pub(crate) enum Shape {
     /// Both buffers hold one block. In place, they are the same.
     Same,
-    /// One block is sent, and a block of each rank is received. In place, the sent block lies at this rank's place in the receive buffer.
+    /// One block is sent, and a block of each rank is received. In place, the sent block lies at
+    /// this rank's place in the receive buffer.
     Gather,
-    /// A block for each rank is given, and one block is received. In place, the received block lies at this rank's place in the send buffer.
+    /// A block for each rank is given, and one block is received. In place, the received block lies
+    /// at this rank's place in the send buffer.
     Scatter,
-    /// Both buffers hold a block for each rank. In place, they are the same, which is allowed on host memory only.
+    /// Both buffers hold a block for each rank. In place, they are the same, which is allowed on
+    /// host memory only.
     AllToAll,
 }
 
 impl View {
-    /// Checks what all operations have in common, and runs `issue` on the communicator along dimension `index`. `buffers` are the pointers that may not be NULL, with their names.
+    /// Checks what all operations have in common, and runs `issue` on the communicator along
+    /// dimension `index`. `buffers` are the pointers that may not be NULL, with their names.
     pub fn operate(
         &self,
         name: &str,
@@ -101,7 +106,8 @@ impl View {
         outcome
     }
 
-    /// Runs `issue` while no other thread issues anything on the communicator. Inside a group, no other thread does so until the end of the group.
+    /// Runs `issue` while no other thread issues anything on the communicator. Inside a group, no
+    /// other thread does so until the end of the group.
     fn through_gate(
         &self,
         name: &str,
@@ -114,7 +120,8 @@ impl View {
             return issue();
         }
         let described = || format!("{name} along {}", self.mesh().dim_name(index));
-        // Sends, receives and collectives of one dimension have different tags. So they wait for each other, and are not refused.
+        // Sends, receives and collectives of one dimension have different tags. So they wait for
+        // each other, and are not refused.
         let lane = if name.ends_with("send") { 1 } else { u64::from(name.ends_with("recv")) * 2 };
         communicator.gate().enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
         let outcome = issue();
@@ -124,7 +131,8 @@ impl View {
         outcome
     }
 
-    /// Fails when the buffers of a call overlap, unless they overlap exactly as the call works in place.
+    /// Fails when the buffers of a call overlap, unless they overlap exactly as the call works in
+    /// place.
     pub(crate) fn check_overlap(
         &self,
         name: &str,
@@ -166,7 +174,8 @@ impl View {
         }
     }
 
-    /// Checks the peer of a message. `lacks_buffer` says that the call is refused for its missing buffer anyway.
+    /// Checks the peer of a message. `lacks_buffer` says that the call is refused for its missing
+    /// buffer anyway.
     pub(crate) fn check_message(&self, name: &str, index: usize, peer: i32, lacks_buffer: bool) -> Result<()> {
         self.check_peer(name, index, "peer", peer)?;
         if !lacks_buffer

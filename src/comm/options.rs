@@ -8,9 +8,11 @@ use crate::ccl::{CommConfig, config_digest};
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct DimOptions {
-    /// Whether the dimension gets a communicator of its own, also where another one joins the same ranks.
+    /// Whether the dimension gets a communicator of its own, also where another one joins the same
+    /// ranks.
     pub own: bool,
-    /// The caller's `ncclConfig_t`. A communicator that was made with a config is shared with no other dimension.
+    /// The caller's `ncclConfig_t`. A communicator that was made with a config is shared with no
+    /// other dimension.
     pub config: Option<CommConfig>,
     /// The communicator's name in the library's logs; `None` stands for `mesh_<dimension>`.
     pub name: Option<String>,
@@ -43,7 +45,8 @@ impl DimOptions {
         self.own || self.config.is_some()
     }
 
-    /// The part of these options that must be equal on all ranks, as text for the agreement. It is empty for the defaults.
+    /// The part of these options that must be equal on all ranks, as text for the agreement. It is
+    /// empty for the defaults.
     pub(super) fn agreed(&self) -> String {
         let mut parts = Vec::new();
         if self.own {
@@ -100,7 +103,8 @@ impl MeshOptions {
         self.dims.get(index).cloned().unwrap_or_default()
     }
 
-    /// The part of the call's text that the options add, with a leading comma. It is empty for the defaults.
+    /// The part of the call's text that the options add, with a leading comma. It is empty for the
+    /// defaults.
     pub(super) fn agreed(&self) -> String {
         let mut text = String::new();
         if self.lazy {

@@ -73,8 +73,8 @@ impl View {
             dim,
             |_| Ok(values.len()),
             |library, comm, count| {
-                // SAFETY: `over_slices` ran this on the host engine and outside a group, so it is
-                // done when it returns; `at` has `count` elements.
+                // SAFETY: `over_slices` runs this on the host engine and outside a group, so the
+                // work is done when it returns; `at` has `count` elements.
                 unsafe { library.all_reduce(at, at, count, T::DTYPE, op as i32, comm, std::ptr::null_mut()) }
             },
         )
@@ -124,8 +124,9 @@ impl View {
         })
     }
 
-    /// Runs `issue` with the communicator along `dim` and the count that the lengths give for its
-    /// size, where slices are what the library works on and their borrow lasts as long as the work.
+    /// Runs `issue` with the communicator along `dim`. `count` gives the element count from the
+    /// size of the dimension. Fails on a library that works on device memory, and inside a group,
+    /// where the work would outlast the borrow of the slices.
     fn over_slices<T: Element>(
         &self,
         name: &str,
