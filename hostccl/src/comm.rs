@@ -7,11 +7,12 @@ use std::time::Duration;
 use crate::collective::{self, Descriptor};
 use crate::error::{Error, FAILED_EARLIER, Result};
 use crate::event::{self, Event, Watch};
+use crate::meeting;
 use crate::message;
 use crate::operation::Poll;
 use crate::process::{Process, ProcessId};
 use crate::segment::Segment;
-use crate::turn::{self, Turns};
+use crate::turn::Turns;
 use crate::types::*;
 
 /// What messages call the ranks of a communicator, by rank: their ranks in a larger set. Empty: as they are numbered in the communicator.
@@ -387,12 +388,12 @@ impl Comm {
         let millis = timeout.as_millis();
         match blocker {
             Blocker::Wants(posted) | Blocker::Verdict(posted) => {
-                return turn::apart(self, &collective::posted(self, posted), millis);
+                return meeting::apart(self, &collective::posted(self, posted), millis);
             }
             Blocker::To { peer, .. } if self.segment.channel(self.rank, peer).expects.name().is_some() => {
-                return turn::apart(self, &message::named(self, self.rank, peer), millis);
+                return meeting::apart(self, &message::named(self, self.rank, peer), millis);
             }
-            Blocker::Other(peer) => return turn::apart(self, &message::named(self, peer, self.rank), millis),
+            Blocker::Other(peer) => return meeting::apart(self, &message::named(self, peer, self.rank), millis),
             Blocker::To { peer, .. } if self.has_sent(peer) => {
                 let message = format!(
                     "{} and {} both send to each other and neither receives, for {millis} ms: put the send and the receive of each into one group",

@@ -44,20 +44,27 @@ impl Source {
     }
 }
 
-/// One rank's joining.
+/// The join of one rank, until all ranks have arrived.
 pub(crate) struct Join {
+    /// Where the segment is found.
     source: Source,
+    /// The number of ranks of the new communicator.
     nranks: u32,
+    /// This process's rank in it.
     rank: u32,
-    /// Of the communicator that this one is made of, if it is; see [`Comm::crowd`].
+    /// How many ranks of the parent communicator share this machine; 0 without a parent (see [`Comm::crowd`]).
     crowd: usize,
+    /// The communicator's name in messages.
     name: String,
+    /// The ranks' names in messages.
     names: Names,
+    /// Raised by `ncclCommAbort`, which may come before there is a communicator.
     aborted: Arc<AtomicBool>,
+    /// The communicator, once this rank has arrived.
     comm: Option<Arc<Comm>>,
     /// Whether the id was given up because this rank could not arrive.
     gave_up: bool,
-    /// The process that made the id: it holds the segment for those still to come.
+    /// The process that made the id, which keeps the segment open for the ranks that have not arrived.
     creator: Option<Arc<Process>>,
 }
 
@@ -77,20 +84,20 @@ impl Join {
         }
     }
 
-    /// The same for a communicator made of the ranks `members` of `parent`, in this order.
+    /// Returns this join for a communicator that consists of the ranks `members` of `parent`, in this order.
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
         self.crowd = parent.crowd;
         self.names = parent.names_of(members);
         self
     }
 
-    /// The same for a communicator whose ranks messages call by `names`, which may be filled in later.
+    /// Returns this join for a communicator whose ranks have `names` in messages. The names may be filled in later.
     pub(crate) fn named(mut self, names: &Names) -> Join {
         self.names = Arc::clone(names);
         self
     }
 
-    /// The communicator, once done.
+    /// Returns the communicator once all ranks have arrived.
     pub(crate) fn joined(&self) -> Option<Arc<Comm>> {
         self.comm.clone()
     }

@@ -49,6 +49,7 @@ mod handle;
 mod id;
 mod join;
 pub mod machine;
+mod meeting;
 mod message;
 mod operation;
 pub mod process;

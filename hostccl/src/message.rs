@@ -33,18 +33,22 @@ pub(crate) enum Side {
 /// A send or receive under way.
 pub(crate) struct Message {
     comm: Arc<Comm>,
+    /// Whether this is the send or the receive, with its buffer.
     side: Side,
+    /// The other rank.
     peer: usize,
+    /// The number of elements.
     count: usize,
     dtype: DataType,
+    /// This call's turn among the calls of this rank to or from that peer.
     pass: Pass,
-    /// Whether the header has passed.
+    /// Whether the message's header was written (send) or read (receive).
     opened: bool,
     /// Where in the ring the message starts, as a value of the head; known to the sender once `opened`.
     start: u32,
     /// The value of the channel's `order` when this receive wrote its name to the channel's `expects`. `None` while it has not.
     asked: Option<u32>,
-    /// Bytes of the message that have passed.
+    /// How many bytes of the message were written or read so far.
     done: usize,
 }
 

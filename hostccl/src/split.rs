@@ -11,11 +11,12 @@ use crate::error::{Error, Result};
 use crate::fork::Private;
 use crate::id::random_token;
 use crate::join::{Join, Source};
+use crate::meeting::Meeting;
 use crate::operation::{Operation, Poll};
 use crate::process::ProcessId;
 use crate::segment::{self, SLOTS};
 use crate::setup::Child;
-use crate::turn::{Meeting, Name};
+use crate::turn::Name;
 use crate::types::*;
 
 /// What a rank of the parent asks for.

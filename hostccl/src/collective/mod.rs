@@ -29,9 +29,10 @@ use std::sync::Arc;
 
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::meeting::Meeting;
 use crate::operation::{Operation, Poll};
 use crate::segment::{LINE, SLOTS};
-use crate::turn::{Meeting, Name, Pass, Place};
+use crate::turn::{Name, Pass, Place};
 use crate::types::*;
 
 /// Which collective.

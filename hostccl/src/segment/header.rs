@@ -10,46 +10,53 @@ use crate::types::ncclResult_t;
 /// What all ranks of a segment share from the start.
 #[repr(C)]
 pub(crate) struct Header {
+    /// Tells a segment of this library from any other file.
     pub(super) magic: u64,
+    /// The layout's version, because ranks of other versions read the segment differently.
     pub(super) version: u32,
-    /// 0 until the first rank comes.
+    /// The number of ranks, which the rank that arrives first writes; 0 before.
     pub(crate) nranks: AtomicU32,
+    /// Random bytes that the unique id also holds, because the number of a descriptor may belong to another segment later.
     pub(super) token: [u8; 16],
+    /// Why the communicator has failed, if it has.
     pub(crate) failure: Failure,
-    /// Changes when the segment fails.
+    /// Changes when the segment fails. Sleepers that no other word wakes watch it.
     pub(crate) alarm: Event,
-    /// The ranks that have mapped the segment.
+    /// The number of ranks that have mapped the segment.
     pub(crate) arrived: Event,
-    /// The ranks that have ended the current step.
+    /// The number of ranks that have ended the current step.
     pub(crate) barrier_count: Event,
-    /// The steps that all ranks have ended.
+    /// The number of the last step that all ranks have ended.
     pub(crate) barrier: Event,
     /// Changes when a rank has one more call in its [`Seat::wanted`].
     pub(crate) wants: Event,
     /// The last step in which rank 0 decided whose turn it is.
     pub(crate) verdict: Event,
-    /// The tag of the call whose turn it is then; set before `verdict`.
+    /// The tag of the call that goes first in that step. Rank 0 writes it before `verdict`.
     pub(crate) verdict_tag: AtomicU64,
 }
 
-/// The first failure of a segment; the first writer wins.
+/// The first failure of a segment. The first writer decides, and later failures are dropped.
 #[repr(C)]
 pub(crate) struct Failure {
-    /// 0 none, 1 being written, 2 there.
+    /// 0: no failure. 1: a rank is writing one. 2: the other fields hold it.
     state: AtomicU32,
+    /// The result code that every rank returns.
     code: AtomicI32,
-    /// The rank found dead, gone or late; -1 none.
+    /// The rank that was found dead, gone or late; -1 when the failure is nobody's.
     rank: AtomicI32,
+    /// The message.
     text: Text<64>,
-    /// The call that was under way on the rank that wrote the failure down; empty when there was none.
+    /// The call that was in progress on the rank that wrote the failure; empty when there was none.
     call: Text<40>,
 }
 
 /// A text of at most `8 * WORDS` bytes, written once.
 #[repr(C)]
 struct Text<const WORDS: usize> {
-    /// In bytes.
+    /// The length of the text in bytes.
     length: AtomicU32,
+    /// The text, eight bytes a word, filled up with zeros.
     words: [AtomicU64; WORDS],
 }
 
@@ -77,31 +84,35 @@ impl<const WORDS: usize> Text<WORDS> {
     }
 }
 
-/// One rank's place.
+/// What one rank writes about itself for the others.
 #[repr(C, align(64))]
 pub(crate) struct Seat {
-    /// 0 free, 1 taken, 2 `pid` and `start` are there.
+    /// 0: nobody has this rank yet. 1: a process has taken it. 2: `pid` and `start` are written too.
     pub(crate) claim: AtomicU32,
+    /// The number of the rank's process.
     pub(crate) pid: AtomicU32,
+    /// When that process started, in clock ticks since boot, because numbers are used again.
     pub(crate) start: AtomicU64,
     /// 1 once the rank has freed its communicator.
     pub(crate) left: AtomicU32,
-    /// Where this rank has put the segment of a communicator that it has shrunk this one to.
+    /// Where the other ranks find the segment of the smaller communicator that this rank has made by shrinking this one.
     pub(crate) offer: Offer,
-    /// The tags of the collectives in which this rank's threads are or wait, where several are; 0: free.
+    /// The tags of the rank's collectives that are in progress or wait, when there are several at once; 0 in free cells.
     pub(crate) wanted: [AtomicU64; 16],
-    /// The steps this rank has ended, on a line of its own.
+    /// The number of steps that this rank has ended. It has a cache line of its own.
     pub(crate) step: Event,
 }
 
 /// A new segment held open by the rank whose seat this lies in, for those that shrink the communicator with it.
 #[repr(C)]
 pub(crate) struct Offer {
+    /// The descriptor of the new segment in the offering process.
     pub(crate) fd: AtomicI32,
-    /// Of the ranks that are left out; 0 when it is withdrawn.
+    /// A hash of the ranks that are left out, because only ranks that leave out the same ones join; 0 when the offer is withdrawn.
     pub(crate) digest: AtomicU64,
+    /// The token of the new segment.
     pub(crate) token: [AtomicU64; 2],
-    /// How many offers there were; set last.
+    /// How many offers this rank has made. It is written last.
     pub(crate) number: Event,
 }
 
