@@ -46,20 +46,27 @@ impl Source {
     }
 }
 
-/// One rank's joining.
+/// The join of one rank, until all ranks have arrived.
 pub(crate) struct Join {
+    /// Where the segment is found.
     source: Source,
+    /// The number of ranks of the new communicator.
     nranks: u32,
+    /// This process's rank in it.
     rank: u32,
     /// [`Comm::ranks_on_machine`] of the communicator from which this one is made; 0 where there is none.
     ranks_on_machine: usize,
+    /// The communicator's name in messages.
     name: String,
+    /// The numbers by which messages name the ranks.
     global_ranks: GlobalRanks,
+    /// Raised by `ncclCommAbort`, which may come before there is a communicator.
     aborted: Arc<AtomicBool>,
+    /// The communicator, once this rank has arrived.
     comm: Option<Arc<Comm>>,
     /// Whether the id was given up because this rank could not arrive.
     gave_up: bool,
-    /// The process that made the id: it holds the segment for those still to come.
+    /// The process that made the id, which keeps the segment open for the ranks that have not arrived.
     creator: Option<Arc<Process>>,
 }
 
@@ -79,20 +86,20 @@ impl Join {
         }
     }
 
-    /// The same for a communicator made of the ranks `members` of `parent`, in this order.
+    /// Returns this join for a communicator that consists of the ranks `members` of `parent`, in this order.
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
         self.ranks_on_machine = parent.ranks_on_machine;
         self.global_ranks = parent.labels.global_ranks_of(members);
         self
     }
 
-    /// The same for a communicator whose messages use these global ranks, which may be set later.
+    /// Returns this join for a communicator whose messages use these global ranks, which may be set later.
     pub(crate) fn with_global_ranks(mut self, global_ranks: &GlobalRanks) -> Join {
         self.global_ranks = Arc::clone(global_ranks);
         self
     }
 
-    /// The communicator, once done.
+    /// Returns the communicator once all ranks have arrived.
     pub(crate) fn joined(&self) -> Option<Arc<Comm>> {
         self.comm.clone()
     }
