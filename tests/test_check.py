@@ -161,7 +161,7 @@ def test_type_of_elements(dtype):
     (("--sizes", "4Q"), "KiB"),
     (("--slow-factor", "1"), "above 1"),
     (("--dtype", "float8"), "bfloat16"),
-], ids=" ".join)
+], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
 def test_wrong_command_line(job, arguments, said):
     ranks = job(3, *arguments)
     assert ranks.codes() == [2, 2, 2], ranks

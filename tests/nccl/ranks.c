@@ -312,6 +312,16 @@ static int ended(int is_whole)
   return finish();
 }
 
+/* Begins a thread of the program, which check_library_threads does not look at. */
+static pthread_t begun(void *(*work)(void *), void *argument)
+{
+  pthread_t thread;
+  starts_own_thread = 1;
+  CHECK(pthread_create(&thread, NULL, work, argument) == 0);
+  starts_own_thread = 0;
+  return thread;
+}
+
 static void *sum_on_a_thread(void *mesh)
 {
   CHECK(sum_along(mesh, "tp") == 2);
@@ -323,7 +333,6 @@ static void left_group(void)
 {
   dm_mesh *first = made(kCube, 3, kNames), *second = NULL, *third = NULL;
   float mine = 1, sum = 0;
-  pthread_t thread;
   OK(dm_group_start(first));
   note("empty group");
   OK(dm_abort(first));
@@ -340,7 +349,7 @@ static void left_group(void)
   third = made(kCube, 3, kNames);
   FAILS(DM_STATUS_ABORTED, "call from another thread", dm_all_reduce(third, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   FAILS(DM_STATUS_ABORTED, "call from another thread", dm_group_start(third));
-  CHECK(pthread_create(&thread, NULL, sum_on_a_thread, third) == 0 && pthread_join(thread, NULL) == 0);
+  CHECK(pthread_join(begun(sum_on_a_thread, third), NULL) == 0);
   OK(dm_finalize(third));
   note("after");
   dm_free(first);
@@ -360,7 +369,7 @@ static void gate(void)
   dm_mesh *first = made(kCube, 3, kNames), *second = made(kCube, 3, kNames);
   pthread_t thread;
   CHECK(comm_of(first, "tp") == comm_of(second, "tp"));
-  CHECK(pthread_create(&thread, NULL, many_sums, first) == 0);
+  thread = begun(many_sums, first);
   many_sums(second);
   CHECK(pthread_join(thread, NULL) == 0);
   OK(dm_finalize(first));
@@ -375,8 +384,6 @@ int main(int count, char **arguments)
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   join.timeout_ms = 30000;
   join.ccl_library = getenv("RECORDER");
-  if (strcmp(what, "left group") == 0) left_group();
-  if (strcmp(what, "gate") == 0) gate();
   if (strcmp(what, "current") == 0) choose_device(7 - atoi(getenv("RANK")));
   const double began = seconds_now();
   const dm_status joined = dm_world_init("cuda", &join, &world);
@@ -392,12 +399,11 @@ int main(int count, char **arguments)
   options.world = world;
   options.timeout_ms = 30000;
   if (strcmp(what, "path") == 0) path();
+  if (strcmp(what, "left group") == 0) left_group();
+  if (strcmp(what, "gate") == 0) gate();
   if (strcmp(what, "attempt") == 0) attempt();
   if (strcmp(what, "thread") == 0) {
-    pthread_t thread;
-    starts_own_thread = 1;
-    CHECK(pthread_create(&thread, NULL, on_a_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
-    starts_own_thread = 0;
+    CHECK(pthread_join(begun(on_a_thread, NULL), NULL) == 0);
   }
   if (strcmp(what, "adopt") == 0) adopt();
   if (strcmp(what, "stuck") == 0) stuck();
