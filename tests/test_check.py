@@ -65,6 +65,9 @@ class Job:
                     process.wait(timeout=max(0.1, end - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     raise AssertionError(f"rank {rank} has not ended after {patience} s\n{self}") from None
+                # The process is over before its last lines have been read.
+                for reader in self.readers[2 * rank:2 * rank + 2]:
+                    reader.join(timeout=max(0.1, end - time.monotonic()))
         return [None if rank in but else process.returncode for rank, process in enumerate(self.ranks)]
 
     def end(self):
