@@ -69,6 +69,8 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in items if any(part in name_of(item) for part in wanted)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+    # The longest tests begin first, so that none of them is the last one that runs.
+    items.sort(key=lambda item: item.get_closest_marker("lengthy") is None)
 
 
 def name_of(item):

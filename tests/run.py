@@ -115,7 +115,7 @@ def both(first, second):
 def python_tests(runner, command):
     """Runs the Python tests, those marked `alone` after the others, and counts their cases."""
     environment = {**os.environ, "DM_LIB_DIR": str(RELEASE), "CC": CC, "CXX": CXX}
-    parts = [("beside each other", both("not alone", MARKS[runner.level]), ["-n", str(runner.options.pytest_jobs), "--dist", "worksteal"])]
+    parts = [("beside each other", both("not alone", MARKS[runner.level]), ["-n", str(runner.options.pytest_jobs), "--dist", "load", "--maxschedchunk", "1"])]
     if any("mark.alone" in path.read_text() for path in (ROOT / "tests").glob("test_*.py")):
         parts.append(("alone", both("alone", MARKS[runner.level]), []))
     for what, marks, arguments in parts:

@@ -68,6 +68,7 @@ def go():
     return toolchain() / "go"
 
 
+@pytest.mark.lengthy
 def test_style(go):
     unformatted = run(go.parent / "gofmt", "-l", ".")
     assert unformatted == "", f"gofmt would change {unformatted.split()}"
@@ -113,6 +114,7 @@ def test_on_one_process(tests):
     assert len(re.findall(r"^--- PASS", output, re.M)) >= 12, output
 
 
+@pytest.mark.lengthy
 def test_on_four_ranks(tests):
     on_ranks(tests, 4)
 

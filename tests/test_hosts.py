@@ -227,6 +227,7 @@ def test_looking_around(lab):
     ranks[1].fails("TIMEOUT STORE PEER_LOST", f"tcp://10.77.0.1:{PORT}")
 
 
+@pytest.mark.lengthy
 @on("alpha beta gamma", "host", each=["alpha", "beta"])
 def test_long_timeout(lab, host):
     """A host that has fallen silent is noticed within about half a minute, however long one
@@ -313,6 +314,7 @@ def test_store_comes_late(lab, how):
     all_well([lab.rank("alpha", 0, 3, f"tcp://10.77.0.1:{PORT}", 20).start("join"), *others])
 
 
+@pytest.mark.lengthy
 @on("alpha beta gamma", "delay", "loss", each=[(0.02, 0.0), (0.05, 0.05), (0.0, 0.1), (0.1, 0.0), (0.1, 0.05)])
 def test_weather(lab, delay, loss):
     lab.weather(delay, loss, lab.chance.randrange(1 << 31))
@@ -321,6 +323,7 @@ def test_weather(lab, delay, loss):
     all_well(meet(lab, ("alpha", "beta", "gamma"), f"tcp://alpha:{PORT}", timeout=25 if loss else 8))
 
 
+@pytest.mark.lengthy
 @on("alpha beta gamma", "phase", each=PHASES)
 def test_slow_rank_missing(lab, phase):
     """A deadline over a slow wire: joining takes about ten round trips, 2 s, and more on a busy

@@ -60,6 +60,7 @@ def test_the_handlers_need_nothing_of_xla_and_export_what_is_ours(python):
     assert exported == ours and len(ours) == 9, exported ^ ours
 
 
+@pytest.mark.lengthy
 @pytest.mark.timeout(LIMIT)
 def test_four_ranks(python, tmp_path):
     cases = [f"test {name} along all" for name in ONE_OF_EACH]

@@ -281,6 +281,7 @@ def test_hosts_name_the_host_that_failed(lab):
         node.ends(6, r"rank 2 on beta failed first: exit code 6; its last output:\n  \| out of memory\n")
 
 
+@pytest.mark.lengthy
 def test_hosts_that_fall_silent_are_missed(lab):
     hosts, nodes = lab(f"echo $$; {SLEEP}", numbered(2, 1))
     pids = [node.line() for node in nodes]
