@@ -112,22 +112,19 @@ def both(first, second):
     return f"{first} and {second}" if second else first
 
 
-def python_tests(runner, command):
-    """Runs the Python tests, those marked `alone` after the others, and counts their cases."""
+def python_tests(runner, command, what, marks, *arguments):
+    """Runs the Python tests that these marks select, and counts their cases."""
     environment = {**os.environ, "DM_LIB_DIR": str(RELEASE), "CC": CC, "CXX": CXX}
-    parts = [("beside each other", both("not alone", MARKS[runner.level]), ["-n", str(runner.options.pytest_jobs), "--dist", "load", "--maxschedchunk", "1"])]
-    if any("mark.alone" in path.read_text() for path in (ROOT / "tests").glob("test_*.py")):
-        parts.append(("alone", both("alone", MARKS[runner.level]), []))
-    for what, marks, arguments in parts:
-        print(f"---- tests/test_*.py, {what}", flush=True)
-        report = SCRATCH / f"pytest-{os.getpid()}.xml"
-        # pytest runs in the runner's process group, so that Ctrl-C reaches it.
-        options = ["-v", "--durations=10", "--durations-min=5", f"--junitxml={report}", "-m", marks]
-        done = subprocess.run([*command, *options, *arguments], cwd=ROOT, env=environment)
+    print(f"---- tests/test_*.py, {what}", flush=True)
+    report = SCRATCH / f"pytest-{os.getpid()}.xml"
+    # pytest runs in the runner's process group, so that Ctrl-C reaches it.
+    options = ["-v", "--durations=10", "--durations-min=5", f"--junitxml={report}", "-m", both(marks, MARKS[runner.level])]
+    done = subprocess.run([*command, *options, *arguments], cwd=ROOT, env=environment)
+    with runner.lock:
         if not report.exists():
             print(f"FAIL pytest, {what}: exit code {done.returncode}, and no report", flush=True)
             runner.failed += 1
-            continue
+            return
         for suite in ElementTree.parse(report).getroot().iter("testsuite"):
             failed, skipped = int(suite.get("failures")) + int(suite.get("errors")), int(suite.get("skipped"))
             runner.failed += failed
@@ -136,7 +133,11 @@ def python_tests(runner, command):
         # pytest exits with 1 when tests failed and with 5 when none was selected. The exit code alone
         # tells of anything else.
         runner.failed += done.returncode not in (0, 1, 5)
-        report.unlink()
+    report.unlink()
+
+
+def has_alone():
+    return any("mark.alone" in path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
 
 
 def mine():
@@ -197,11 +198,18 @@ def main():
     if command and not options.k:
         fetch_ahead(command[0])
     subprocess.run(["cargo", "build", "--release", "--quiet"], check=True)
+    # Many Python tests wait, so they run beside the compiler and the other cases.
+    spread = ["-n", str(options.pytest_jobs), "--dist", "load", "--maxschedchunk", "1"]
+    beside = threading.Thread(target=python_tests, args=(runner, command, "beside the others", "not alone", *spread))
+    if command:
+        beside.start()
     if has_rust:
         runner.one("build the Rust tests", build_rust, is_test=False)
     runner.run()
     if command:
-        python_tests(runner, command)
+        beside.join()
+    if command and has_alone():
+        python_tests(runner, command, "alone", "alone")
     if not options.k:
         runner.one("nothing left behind", leftovers(shm_before))
     runner.close()
