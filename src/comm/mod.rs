@@ -10,8 +10,8 @@
 //! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh`
 //!   handle names.
 //! - [`Element`] and [`Operator`]: the element types and reductions of its typed collectives.
-//! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when the
-//!   program runs, on the host and on devices.
+//! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when
+//!   the program runs, on the host and on devices.
 //!
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!

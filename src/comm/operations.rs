@@ -12,7 +12,7 @@ use super::view::View;
 use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, result};
 use crate::error::{Error, Result, Status};
 
-/// What one operation works on, as the C caller gave it.
+/// The operands of one operation, as the C caller gave them.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Operands {
@@ -84,7 +84,7 @@ impl View {
                 "{name}: stream is {stream:p}, but device type cpu has no streams: pass NULL (the call returns when its result is there)"
             )));
         }
-        // In a group, the library fails the whole group.
+        // Inside a group the call goes on to the library, which then fails the whole group.
         if let Some(error) = communicator.earlier_failure().filter(|_| !groups::in_group(library)) {
             return Err(error.within(name));
         }

@@ -20,7 +20,7 @@ use crate::mesh::Mesh;
 struct Attempt {
     /// The number of the attempt on this root, from 0 on.
     number: u64,
-    /// What the remaining ranks must agree on.
+    /// The text on which the remaining ranks must agree.
     text: String,
     /// The mesh of the ranks that are left.
     left: Mesh,
@@ -110,15 +110,16 @@ impl RootComms {
         let ranks = self.mesh().root_ranks();
         let survivors: Vec<i32> = ranks.iter().copied().filter(|rank| lost.binary_search(rank).is_err()).collect();
         let position = survivors.iter().position(|rank| *rank == self.mesh().rank()).unwrap_or(0);
-        // Ranks that take different ones for lost may have nobody in common, and must not take each
-        // other's word for that of their own. So only those ranks meet that have the first rank in
-        // common, and they compare their calls with it.
+        // Ranks may name different lost ranks. Such ranks may have no survivor in common, and then
+        // one must not read the keys of the other. So the scope has the first survivor in its
+        // name: only ranks with the same first survivor meet, and they compare their calls with
+        // that rank.
         let place = format!("{number}/{}", survivors.first().copied().unwrap_or_default());
         let scope = world.rendezvous().subscope(&format!("{}/shrink{place}", self.id()), survivors.into(), position)?;
 
         let call = Call::begin(world, None, world.wait(self.timeout()))?;
-        // A call that had the turn before may have ended the parent, when it was ended in the
-        // middle of a split.
+        // The call that had the turn before may have ended the parent: that call was aborted in
+        // the middle of a split.
         let parent = parent.filter(|parent| parent.state() == State::Ready);
         let call = call.agree(&scope, &text)?;
         // Where the parent is gone on some rank, because dm_abort came first there, all ranks do
@@ -138,8 +139,8 @@ impl RootComms {
             timeout: self.timeout(),
             outer: None,
         })?;
-        // Ranks that go with a replica could not agree on what the others share with earlier
-        // meshes.
+        // The ranks whose replica goes cannot agree with the others on what these share with
+        // earlier meshes. So the new mesh shares nothing.
         world.comms().share_no_more(root.mesh());
         world.register(as_weak(&root));
         call.run(|work| {
