@@ -61,6 +61,7 @@ pub(super) struct Call<'a> {
 /// A collective call on which its ranks have agreed.
 pub(super) struct AgreedCall<'a> {
     call: Call<'a>,
+    /// The agreement in the store, in which the ranks exchange values and reach the second verdict.
     round: Round,
 }
 
@@ -179,6 +180,7 @@ pub(super) struct Peers<'a> {
     /// The agreed call, in which the ranks exchange what they need; `None` where no other rank
     /// takes part.
     round: Option<&'a Round>,
+    /// How long the call may take, and what ends it early.
     wait: &'a Wait,
 }
 

@@ -21,8 +21,11 @@ use crate::rendezvous::Scope;
 pub(super) enum State {
     /// It is planned, and nobody has asked for it yet.
     Unmade = 0,
+    /// It is made and can be used.
     Ready = 1,
+    /// An abort ended it, of this root mesh or of another one that shares it.
     Aborted = 2,
+    /// dm_finalize ended it.
     Finalized = 3,
     /// Other ranks have made it, and this rank has no part in it. The state is kept so that all
     /// ranks agree on which communicators exist.

@@ -145,12 +145,12 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, boo
         return Err((lost(library), false));
     }
     let ended = library.group_end();
-    let whole = with_open(|open| {
+    let closed = with_open(|open| {
         let at = open.iter().position(|group| group.library.is_same(library))?;
         open[at].depth -= 1;
         (open[at].depth == 0).then(|| open.remove(at))
     });
-    match whole.flatten().and_then(|mut group| group.refused.take()) {
+    match closed.flatten().and_then(|mut group| group.refused.take()) {
         Some(refused) => Err((refused, false)),
         None => ended.map_err(|error| (error, true)),
     }
