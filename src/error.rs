@@ -29,7 +29,7 @@ pub enum Status {
     Mismatch = 6,
     /// A deadline passed.
     Timeout = 7,
-    /// The rendezvous store is unreachable, broke the protocol or refused us.
+    /// The rendezvous store is unreachable, broke the protocol, or refused this process.
     Store = 8,
     /// The communicator library failed.
     Ccl = 9,

@@ -39,7 +39,7 @@
 //! | collectives over cudarc's device memory | `comm::View::on_stream`, with the feature `cudarc`: safe, on device type cuda (examples/all_reduce.rs) |
 //! | the communicator itself, and other device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` |
 //! | the block of a tensor that a rank holds | [`sharding`] |
-//! | rank arrays that keep chatty dimensions close | [`topology`] |
+//! | rank arrays that keep the dimensions with the most traffic inside a host | [`topology`] |
 //!
 //! Options, specifications and enums may grow. So make options and specifications by their
 //! constructors or `default()`, set the fields that differ, and match enums with a wildcard.

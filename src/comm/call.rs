@@ -2,13 +2,13 @@
 //!
 //! A collective call makes or ends communicators. Every rank of its scope must make it: every rank
 //! of the world for dm_init, every rank of the root mesh for most other calls. These ranks make
-//! their collective calls in the same order and with the same arguments. Otherwise each of them gets
-//! an error: `DM_STATUS_MISMATCH` with the calls that differ, or `DM_STATUS_TIMEOUT` with the ranks
-//! that did not come.
+//! their collective calls in the same order and with the same arguments. Otherwise each of them
+//! gets an error: `DM_STATUS_MISMATCH` with the calls that differ, or `DM_STATUS_TIMEOUT` with the
+//! ranks that did not come.
 //!
-//! The collective calls are: making a mesh, flatten, unflatten, reshape, a range, the first use of a
-//! lazy communicator, finalize and shrink. Each of them goes through these steps, and only this file
-//! knows the steps:
+//! The collective calls are: making a mesh, flatten, unflatten, reshape, a range, the first use of
+//! a lazy communicator, finalize and shrink. Each of them goes through these steps, and only this
+//! file knows the steps:
 //!
 //! 1. The calling thread waits for its turn. On each rank the calls of one world happen one after
 //!    another.
@@ -29,8 +29,9 @@
 //!
 //! Some collective calls do not come here. dm_world_init, dm_world_barrier and dm_world_locations
 //! make no communicators, so they only agree (world.rs). An operation such as dm_all_reduce is
-//! collective over the ranks of one dimension, and the communicator library matches the ranks' calls
-//! (operations.rs). A communicator that holds this rank alone needs no other rank (`run_alone`).
+//! collective over the ranks of one dimension, and the communicator library matches the ranks'
+//! calls (operations.rs). A communicator that holds this rank alone needs no other rank
+//! (`run_alone`).
 
 use std::sync::Arc;
 use std::time::Duration;

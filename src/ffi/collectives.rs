@@ -340,10 +340,11 @@ pub unsafe extern "C" fn dm_recv(
 /// refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
 /// these operations fail for all their ranks.
 ///
-/// Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the
-/// same library, raw ones included. Calls that make communicators (dm_init, dm_flatten ...) are no
-/// part of a group of dm_group_start: inside one they are done when they return. Errors:
-/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Local. Groups nest: only the outermost end runs the operations. A group has the operations on
+/// all meshes of the same library, also those on raw communicators. Calls that make communicators
+/// (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done
+/// when they return. Errors: DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED
+/// (an offline world).
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.group_start())
@@ -353,13 +354,13 @@ pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
 /// their results are there.
 ///
 /// Errors: the first error of any of the operations, as they would give it, also of one that was
-/// refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL when
-/// no group was begun. Call it on every path: until then operations of this thread only wait. After
-/// dm_abort of a mesh there is none on cpu, because that ends the group which its thread has open.
-/// On cuda NCCL cannot end a group that holds an operation of a communicator which dm_abort has
-/// ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this thread; make
-/// those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE) ends the group
-/// that this thread has begun last; on cpu none of its operations runs.
+/// refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL
+/// when no group was begun. Call it on every path: until then operations of this thread only wait.
+/// On cpu, dm_abort of a mesh ends the group that its thread has open, so there is no group to end
+/// after it. On cuda NCCL cannot end a group that holds an operation of a communicator which
+/// dm_abort has ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this
+/// thread; make those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE)
+/// ends the group that this thread has begun last; on cpu none of its operations runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh).inspect_err(end_group_in_vain)?.group_end())

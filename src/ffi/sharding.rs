@@ -1,4 +1,4 @@
-//! Which block of a tensor a rank holds.
+//! Computes which block of a tensor a rank holds.
 
 use super::arguments::{list, short_list};
 use super::guard::ask;

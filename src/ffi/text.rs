@@ -10,11 +10,11 @@ use super::pointers::out;
 use super::types::{dm_init_options, dm_mesh, dm_status};
 use crate::mesh::MeshText;
 
-/// The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in
-/// another job, in another language.
+/// Writes the view as one line of JSON, from which dm_deserialize makes it again, for example in
+/// another job or from another language.
 ///
-/// Local. *len_out is the length in bytes with the NUL. Row 1 of a mesh (dp=2, tp=4) over 8 ranks,
-/// what dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
+/// Local. *len_out is the length in bytes with the NUL. This is the text of row 1 of a mesh (dp=2,
+/// tp=4) over 8 ranks, which dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
 ///
 /// ```c
 /// {"devicemesh":1,"device_type":"cuda","shape":[4],"names":["tp"],"layout":[[[4,1]]],"base":4,"ranks":[[0,8]]}
@@ -59,9 +59,9 @@ pub unsafe extern "C" fn dm_serialize(
     })
 }
 
-/// Makes the mesh that a text of dm_serialize says: what dm_init makes of its device type, shape,
-/// names and ranks. It is a root mesh, equal (dm_equal) to the view that was written, with a
-/// communicator for every dimension.
+/// Makes the mesh that a text of dm_serialize describes, as dm_init does with the text's device
+/// type, shape, names and ranks. It is a root mesh, equal (dm_equal) to the view that was written,
+/// with a communicator for every dimension.
 ///
 /// Collective over the world, on the same terms as dm_init, which the messages name: every rank
 /// passes a text of the same mesh, or makes that call of dm_init. (After dm_slice each rank has a
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn dm_serialize(
 /// other, which rank is listed twice or not in the world), and those of dm_init.
 ///
 /// # Safety
-/// As dm_init; text is NULL or NUL-terminated.
+/// The conditions of dm_init hold; text is NULL or NUL-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_deserialize(
     text: *const c_char,
