@@ -565,8 +565,8 @@ dm_status dm_world_size(const struct dm_world *world, int32_t *size_out);
  * Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
  * so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
  * names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
- * DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED when this rank
- * has left so.
+ * DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED says that this
+ * rank has left by dm_world_abort.
  */
 dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
 
@@ -693,14 +693,14 @@ dm_status dm_from_comms(const char *device_type,
  *
  * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed
  * radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So in the text above, the
- * rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple
- * of size * stride of the one before, so no rank is met twice; ranks may be longer than what the
- * layout reaches.
+ * rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. When the pairs are in the order of their
+ * strides, each stride is a multiple of size * stride of the pair before it, so no rank appears
+ * twice. ranks may have more elements than the layout reaches.
  *
- * A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are
- * no longer; a mesh made with a rank array has as many runs as its ranks have. Equal views can
- * have different texts: compare with dm_equal. After dm_slice, ranks that hold different views
- * have different texts.
+ * A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and the texts of
+ * its views are no longer. A mesh made with a rank array has as many runs as its list of ranks.
+ * Equal views can have different texts: compare with dm_equal. After dm_slice, ranks that hold
+ * different views have different texts.
  *
  * Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
@@ -1060,8 +1060,8 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int64_t offse
  *
  * The answers are those of PyTorch's DTensor, blocks without elements included: there the local
  * size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
- * PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not
- * divide differently (13 rows over a (3, 2) mesh).
+ * PyTorch expresses the second of these placements by _StridedShard, which cuts some sizes in
+ * another way when they do not divide (13 rows over a (3, 2) mesh).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the
  * end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
@@ -1114,11 +1114,11 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  *  {"size":4,"traffic":8,"groups":2,"crossing_groups":[0],"most_domains":[1],"pairs":[0],"cost":0}]}
  * ```
  *
- * Lists run over the levels: how many domains the world has; in how many of the dimension's groups
- * ranks are in different domains; the most domains of one group; pairs. identity_cost is that of
- * ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for each domain:
- * the shape or the machine does not divide, and some groups cross more than others of their
- * dimension. Costs are integers and can have more than 64 bits.
+ * Lists run over the levels: how many domains the world has; in how many of the dimension's
+ * groups ranks are in different domains; the most domains of one group; pairs. identity_cost is
+ * that of ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for
+ * each domain: the shape or the machine does not divide, and some groups of a dimension cross
+ * more domains than others. Costs are integers and can have more than 64 bits.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (NULL, also as a path; an empty component as in
  * "rack1//nvl0"; a size of 0; n larger than world_size), DM_STATUS_BUFFER_TOO_SMALL (the report;
@@ -1148,7 +1148,7 @@ dm_status dm_plan_ranks(const char *const *locations,
  * end of the process, whatever handles are freed. The caller never destroys it. It is valid only
  * in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the
  * dimension's nccl_config says otherwise: operations are on the stream when they return. The call
- * takes no lock, and a few nanoseconds.
+ * takes no lock and lasts a few nanoseconds.
  *
  * Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
  * offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use self::cuda::Stream;
 use super::elements::Operator;
 use super::groups::in_group;
-use super::operations::{Operands, Shape};
+use super::operations::{BufferShape, Operands};
 use super::view::View;
 use super::world::World;
 use crate::ccl::{self, element_size};
@@ -373,10 +373,10 @@ impl View {
         let recv = recv.checked(name, bytes(blocks.1)?)?.cast::<c_void>();
         let operands = Operands::new(count, dtype, stream);
         let shape = match collective {
-            Collective::AllGather => Shape::Gather,
-            Collective::ReduceScatter(_) => Shape::Scatter,
-            Collective::AllToAll => Shape::AllToAll,
-            _ => Shape::Same,
+            Collective::AllGather => BufferShape::Gather,
+            Collective::ReduceScatter(_) => BufferShape::Scatter,
+            Collective::AllToAll => BufferShape::AllToAll,
+            _ => BufferShape::Same,
         };
         self.check_overlap(name, index, operands, send, recv, shape)?;
         if collective == Collective::Shift {

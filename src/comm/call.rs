@@ -207,7 +207,7 @@ impl<'a> Peers<'a> {
         self.round.map(|round| format!("{}/{part}", round.name()))
     }
 
-    /// Tells the other ranks that this one failed. To them, a rank that was aborted is lost.
+    /// Tells the other ranks that this one failed. A rank that was aborted is lost for the others.
     pub(super) fn tell(&self, error: &Error) {
         let Some(round) = self.round else { return };
         match error.status() {

@@ -373,7 +373,7 @@ impl Communicator {
 
     /// The error of a call that comes after its failure. `None` while no failure is known.
     pub(super) fn earlier_failure(&self) -> Option<Error> {
-        self.failure.again(|| self.label())
+        self.failure.later_error(|| self.label())
     }
 
     /// Keeps how it failed. The first failure stands.

@@ -63,8 +63,8 @@ pub use elements::{Element, Operator};
 pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_group};
 #[cfg(feature = "cudarc")]
 pub use on_stream::{DeviceBuffer, OnStream};
+pub(crate) use operations::BufferShape;
 pub use operations::Operands;
-pub(crate) use operations::Shape;
 pub use options::{DimOptions, MeshOptions};
 pub use root::RootComms;
 pub(crate) use view::DimComms;

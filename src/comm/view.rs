@@ -1,4 +1,4 @@
-//! A mesh view with its communicators. This is what a mesh handle names.
+//! A mesh view with its communicators. A mesh handle names such a view.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use super::guard::guard;
 use super::make::find;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::ccl::{Library, NcclResult, RawComm};
-use crate::comm::{Operands, Shape, View, end_group_in_vain, refuse_in_group};
+use crate::comm::{BufferShape, Operands, View, end_group_in_vain, refuse_in_group};
 use crate::error::Result;
 
 /// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn dm_all_reduce(
     operation("dm_all_reduce", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count, dtype, stream };
-        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
+        call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_reduce(send, recv, count, dtype, op, comm, stream) }
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn dm_reduce(
         let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
         let operands = Operands { count, dtype, stream };
         if at_root {
-            call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
+            call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         }
         call.run(index, operands, buffers, |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn dm_broadcast(
         let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
         let operands = Operands { count, dtype, stream };
         if at_root {
-            call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
+            call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         }
         call.run(index, operands, buffers, |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn dm_all_gather(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_all_gather", mesh, dim, |call, index| {
         let operands = Operands { count: send_count, dtype, stream };
-        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Gather)?;
+        call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Gather)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_gather(send, recv, send_count, dtype, comm, stream) }
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn dm_reduce_scatter(
     operation("dm_reduce_scatter", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count: recv_count, dtype, stream };
-        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Scatter)?;
+        call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Scatter)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.reduce_scatter(send, recv, recv_count, dtype, op, comm, stream) }
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn dm_all_to_all(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_all_to_all", mesh, dim, |call, index| {
         let operands = Operands { count: count_per_peer, dtype, stream };
-        call.view.check_overlap(call.name, index, operands, send, recv, Shape::AllToAll)?;
+        call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::AllToAll)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_to_all(send, recv, count_per_peer, dtype, comm, stream) }

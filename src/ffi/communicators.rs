@@ -23,7 +23,7 @@ use crate::error::Result;
 /// end of the process, whatever handles are freed. The caller never destroys it. It is valid only
 /// in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the
 /// dimension's nccl_config says otherwise: operations are on the stream when they return. The call
-/// takes no lock, and a few nanoseconds.
+/// takes no lock and lasts a few nanoseconds.
 ///
 /// Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
 /// offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.

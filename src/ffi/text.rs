@@ -32,14 +32,14 @@ use crate::mesh::MeshText;
 ///
 /// of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed
 /// radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So in the text above, the
-/// rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple
-/// of size * stride of the one before, so no rank is met twice; ranks may be longer than what the
-/// layout reaches.
+/// rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. When the pairs are in the order of their
+/// strides, each stride is a multiple of size * stride of the pair before it, so no rank appears
+/// twice. ranks may have more elements than the layout reaches.
 ///
-/// A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are
-/// no longer; a mesh made with a rank array has as many runs as its ranks have. Equal views can
-/// have different texts: compare with dm_equal. After dm_slice, ranks that hold different views
-/// have different texts.
+/// A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and the texts of
+/// its views are no longer. A mesh made with a rank array has as many runs as its list of ranks.
+/// Equal views can have different texts: compare with dm_equal. After dm_slice, ranks that hold
+/// different views have different texts.
 ///
 /// Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///

@@ -46,11 +46,11 @@ use crate::topology::plan;
 ///  {"size":4,"traffic":8,"groups":2,"crossing_groups":[0],"most_domains":[1],"pairs":[0],"cost":0}]}
 /// ```
 ///
-/// Lists run over the levels: how many domains the world has; in how many of the dimension's groups
-/// ranks are in different domains; the most domains of one group; pairs. identity_cost is that of
-/// ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for each domain:
-/// the shape or the machine does not divide, and some groups cross more than others of their
-/// dimension. Costs are integers and can have more than 64 bits.
+/// Lists run over the levels: how many domains the world has; in how many of the dimension's
+/// groups ranks are in different domains; the most domains of one group; pairs. identity_cost is
+/// that of ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for
+/// each domain: the shape or the machine does not divide, and some groups of a dimension cross
+/// more domains than others. Costs are integers and can have more than 64 bits.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (NULL, also as a path; an empty component as in
 /// "rack1//nvl0"; a size of 0; n larger than world_size), DM_STATUS_BUFFER_TOO_SMALL (the report;

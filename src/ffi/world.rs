@@ -140,8 +140,8 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 /// Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
 /// so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
 /// names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
-/// DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED when this rank
-/// has left so.
+/// DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED says that this
+/// rank has left by dm_world_abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
