@@ -97,7 +97,7 @@ typedef struct dm_world dm_world;
 typedef int32_t dm_status;
 
 /**
- * What went wrong in a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.
+ * The failure of a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.
  */
 typedef struct dm_error_info {
   /**
@@ -117,7 +117,7 @@ typedef struct dm_error_info {
    */
   int32_t device_error;
   /**
-   * The errno, 0 when the operating system was not involved.
+   * The errno; 0 when the operating system was not involved.
    */
   int32_t os_error;
   /**
@@ -194,7 +194,7 @@ typedef struct dm_world_options {
    */
   int32_t local_rank;
   /**
-   * Every wait of the library ends by then, in milliseconds. 0: 600000.
+   * How long a call of the library may wait, in milliseconds. 0: 600000.
    */
   int64_t timeout_ms;
   /**
@@ -224,7 +224,7 @@ typedef struct dm_world_options {
 } dm_world_options;
 
 /**
- * Wishes for one dimension's communicator. Initialise with DM_DIM_OPTIONS_INIT.
+ * Options of one dimension's communicator. Initialise with DM_DIM_OPTIONS_INIT.
  */
 typedef struct dm_dim_options {
   /**
@@ -248,7 +248,7 @@ typedef struct dm_dim_options {
 } dm_dim_options;
 
 /**
- * Wishes for a mesh. Initialise with DM_INIT_OPTIONS_INIT.
+ * Options of a mesh. Initialise with DM_INIT_OPTIONS_INIT.
  */
 typedef struct dm_init_options {
   /**
@@ -287,7 +287,7 @@ typedef struct dm_init_options {
 typedef struct ncclComm *ncclComm_t;
 
 /**
- * What one mesh dimension does with a tensor; dm_local_shard takes one for each.
+ * How one mesh dimension splits a tensor; dm_local_shard takes one for each dimension.
  */
 typedef struct dm_placement {
   /**
@@ -359,7 +359,7 @@ typedef int32_t dm_op;
 #define DM_STATUS_TIMEOUT 7
 
 /**
- * The rendezvous store is unreachable, broke the protocol or refused us.
+ * The rendezvous store is unreachable, broke the protocol, or refused this process.
  */
 #define DM_STATUS_STORE 8
 
@@ -487,15 +487,15 @@ extern "C" {
 
 /**
  * The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is
- * none.
+ * no status.
  *
  * Local. The string is static and never NULL.
  */
 const char *dm_status_name(dm_status status);
 
 /**
- * What this thread's last failing call says: one line with the values, or "" when none has failed
- * yet.
+ * Returns the message of this thread's last failing call: one line with the values, or "" when no
+ * call has failed yet.
  *
  * Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not
  * clear it.
@@ -521,8 +521,8 @@ uint32_t dm_version(void);
 /* ---- the world ---- */
 
 /**
- * Joins the job: finds out which rank this process is, reaches the store, and agrees with the
- * other ranks on who is there.
+ * Joins the world: finds out which rank this process is, reaches the store, and agrees with the
+ * other ranks on the members of the world.
  *
  * Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
  * for cuda where a driver with a device and NCCL are present and cpu elsewhere. options NULL:
@@ -532,10 +532,10 @@ uint32_t dm_version(void);
  * rank frees its handle with dm_world_free.
  *
  * With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves
- * the store until its handle and meshes are freed or its process ends; the other ranks need it for
- * every collective call of this library. It listens on the addresses of the host that is named and
- * on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that
- * prove to have it (PyTorch's clients cannot).
+ * the store until its handle and meshes are freed or its process ends; the other ranks need it
+ * for every collective call of this library. Rank 0 listens only on the addresses of the host
+ * that is named. With DM_STORE_SECRET set in the environment of all ranks, it serves only
+ * connections that prove to have the secret (PyTorch's clients cannot).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables),
  * DM_STATUS_STORE (unreachable, port in use), DM_STATUS_TIMEOUT (names the ranks that never came),
@@ -562,20 +562,22 @@ dm_status dm_world_size(const struct dm_world *world, int32_t *size_out);
 /**
  * Returns when every rank of the world has called it.
  *
- * Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs
- * some round trips; it says nothing of work on devices. Errors: DM_STATUS_TIMEOUT names the ranks
- * that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
- * that has left by dm_world_abort; DM_STATUS_ABORTED when this one has.
+ * Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
+ * so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
+ * names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
+ * DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED says that this
+ * rank has left by dm_world_abort.
  */
 dm_status dm_world_barrier(const struct dm_world *world, int64_t timeout_ms);
 
 /**
- * Where every rank of the world is, as dm_plan_ranks wants it: world_size paths in rank order.
+ * Gives the location of every rank of the world as dm_plan_ranks takes it: world_size paths in
+ * rank order.
  *
- * Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the
- * name of its host, the same for all containers of one machine. Ranks may give what they know; for
- * a plan all paths should have the same levels. *locations_out is borrowed from the world: valid
- * until dm_world_free.
+ * Collective over the world. location is the path of this rank, from far to near
+ * ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all
+ * containers of one machine. Ranks may give different levels, but for a plan all paths should
+ * have the same levels. *locations_out is borrowed from the world: valid until dm_world_free.
  *
  * ```c
  * dm_world_locations(world, NULL, &locations);
@@ -613,7 +615,7 @@ void dm_world_free(struct dm_world *world);
 /* ---- making meshes ---- */
 
 /**
- * Makes a mesh: gives every dimension of this rank a ready communicator. These are the two lines:
+ * Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
  *
  * ```c
  * dm_init("cuda", (size_t[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
@@ -622,19 +624,20 @@ void dm_world_free(struct dm_world *world);
  *
  * Collective over the world, also for ranks outside a mesh that is smaller than the world (their
  * handle answers DM_STATUS_NOT_MEMBER where membership matters). Ranks lie in the mesh row-major:
- * the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (that of options->world;
- * without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most
- * the world's size. dim_names are ndim different, non-empty names; NULL names them dim_0, dim_1
- * ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. options->timeout_ms
- * bounds the whole call, also the join of the default world in it; a join that failed, was late or
- * was aborted is begun anew by the next call. The caller frees the handle with dm_free.
+ * the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (the device type of
+ * options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
+ * their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
+ * names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
+ * timeout. options->timeout_ms bounds the whole call, also the join of the default world in it.
+ * After a join that failed, was late or was aborted, the next call joins anew. The caller frees
+ * the handle with dm_free.
  *
  * Before any communicator is made, the ranks agree that they all made this same call. Errors:
  * DM_STATUS_INVALID_ARGUMENT (on the caller alone, before any communication), DM_STATUS_MISMATCH
- * (who request for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, DM_STATUS_PEER_LOST,
- * DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what
- * dm_world_init gives when the default world is joined here. A failure of any rank is one on all,
- * and leaves nothing behind.
+ * (which rank asked for what), DM_STATUS_TIMEOUT (which ranks never came), DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the call, also while
+ * it is blocked), and what dm_world_init gives when the default world is joined here. When the
+ * call fails on any rank, it fails on all ranks and leaves nothing behind.
  */
 dm_status dm_init(const char *device_type,
                   const size_t *shape,
@@ -647,12 +650,12 @@ dm_status dm_init(const char *device_type,
  * Makes a mesh over communicators that exist already, one per dimension in the order of the
  * dimensions.
  *
- * Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as
- * the dimension, and this process's rank in it is its coordinate (checked). They belong to the
- * library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must
- * outlive the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS.
- * options->world NULL: the mesh joins no world, its ranks are 0 .. n-1, and only local calls and
- * collectives on it work (dm_flatten needs a world).
+ * Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks
+ * as the dimension, and this process's rank in it is its coordinate (checked). The communicators
+ * belong to the library that the world, DM_CCL_LIBRARY or the device type names. The
+ * communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort, unless
+ * options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks
+ * are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
@@ -668,11 +671,11 @@ dm_status dm_from_comms(const char *device_type,
 /* ---- meshes as text ---- */
 
 /**
- * The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in
- * another job, in another language.
+ * Writes the view as one line of JSON, from which dm_deserialize makes it again, for example in
+ * another job or from another language.
  *
- * Local. *len_out is the length in bytes with the NUL. Row 1 of a mesh (dp=2, tp=4) over 8 ranks,
- * what dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
+ * Local. *len_out is the length in bytes with the NUL. This is the text of row 1 of a mesh (dp=2,
+ * tp=4) over 8 ranks, which dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
  *
  * ```c
  * {"devicemesh":1,"device_type":"cuda","shape":[4],"names":["tp"],"layout":[[[4,1]]],"base":4,"ranks":[[0,8]]}
@@ -690,23 +693,23 @@ dm_status dm_from_comms(const char *device_type,
  *
  * of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed
  * radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So in the text above, the
- * rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple
- * of size * stride of the one before, so no rank is met twice; ranks may be longer than what the
- * layout reaches.
+ * rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. When the pairs are in the order of their
+ * strides, each stride is a multiple of size * stride of the pair before it, so no rank appears
+ * twice. ranks may have more elements than the layout reaches.
  *
- * A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are
- * no longer; a mesh made with a rank array has as many runs as its ranks have. Equal views can
- * have different texts: compare with dm_equal. After dm_slice, ranks that hold different views
- * have different texts.
+ * A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and the texts of
+ * its views are no longer. A mesh made with a rank array has as many runs as its list of ranks.
+ * Equal views can have different texts: compare with dm_equal. After dm_slice, ranks that hold
+ * different views have different texts.
  *
  * Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
 dm_status dm_serialize(const struct dm_mesh *mesh, char *text, size_t capacity, size_t *len_out);
 
 /**
- * Makes the mesh that a text of dm_serialize says: what dm_init makes of its device type, shape,
- * names and ranks. It is a root mesh, equal (dm_equal) to the view that was written, with a
- * communicator for every dimension.
+ * Makes the mesh that a text of dm_serialize describes, as dm_init does with the text's device
+ * type, shape, names and ranks. It is a root mesh, equal (dm_equal) to the view that was written,
+ * with a communicator for every dimension.
  *
  * Collective over the world, on the same terms as dm_init, which the messages name: every rank
  * passes a text of the same mesh, or makes that call of dm_init. (After dm_slice each rank has a
@@ -744,7 +747,8 @@ dm_status dm_slice(const struct dm_mesh *mesh,
                    struct dm_mesh **mesh_out);
 
 /**
- * One dimension out of all of this view's, with a communicator over its ranks in row-major order.
+ * Joins all dimensions of this view into one, with a communicator over its ranks in row-major
+ * order.
  *
  * Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
  * dimensions under the same name give the communicator that exists, without communication; under
@@ -808,16 +812,16 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
 
 /**
  * The view with dimension dim restricted to its indices start, start + step ... (len of them),
- * with a communicator of its own along dim: the first stages of a pipeline, every second replica,
- * all ranks but the spare ones.
+ * with a communicator of its own along dim. Examples are the first stages of a pipeline, every
+ * second replica, and all ranks but the spare ones.
  *
- * Collective over the root mesh, also for the ranks at other indices: they get a handle too, which
- * answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh. The
- * result is a view of the ranks that are left: row-major positions, strides (dm_describe),
+ * Collective over the root mesh, also for the ranks at other indices: they get a handle too,
+ * which answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
+ * The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
  * dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
- * are for those ranks alone. The other dimensions keep their communicators. It ends with the root
- * mesh; dm_root gives that. A range of all indices is the view itself. The caller frees the handle
- * with dm_free.
+ * are for those ranks alone. The other dimensions keep their communicators. The result ends with
+ * the root mesh, which dm_root gives. A range of all indices is the view itself. The caller frees
+ * the handle with dm_free.
  *
  * On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
  * over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the
@@ -834,7 +838,8 @@ dm_status dm_slice_range(const struct dm_mesh *mesh,
                          struct dm_mesh **mesh_out);
 
 /**
- * Views of one root mesh side by side: a view with the dimensions of all of them, in order.
+ * Makes one view of several views of one root mesh: it has the dimensions of all of them, in
+ * order.
  *
  * Local. They may not overlap: each rank appears once. The caller frees the handle with dm_free.
  *
@@ -1055,8 +1060,8 @@ dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int64_t offse
  *
  * The answers are those of PyTorch's DTensor, blocks without elements included: there the local
  * size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
- * PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not
- * divide differently (13 rows over a (3, 2) mesh).
+ * PyTorch expresses the second of these placements by _StridedShard, which cuts some sizes in
+ * another way when they do not divide (13 rows over a (3, 2) mesh).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the
  * end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),
@@ -1076,29 +1081,29 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the
  * closest domains of the machine.
  *
- * Local, no communication; the same on every rank that asks with the same arguments. locations has
- * world_size paths, of each world rank, far to near: "rack1/host3/nvl0" (dm_world_locations
- * gathers them). Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count
- * within the domain around them: host3 of rack1 is not host3 of rack2. Ranks may have equal paths.
- * A path that ends early, or is empty, puts its rank into a domain without a name at the levels
- * below, with the others of which that is so. shape has ndim sizes whose product n is at most
- * world_size: with fewer ranks than the world has, the plan also says which ones. ranks_out has n
- * elements, row-major.
+ * Local, no communication; the same on every rank that asks with the same arguments. locations
+ * has world_size paths, of each world rank, far to near: "rack1/host3/nvl0" (dm_world_locations
+ * gathers them). Level 0 is the racks here, level 2 the NVLink domains; there are at most 32
+ * levels. A name counts within the domain around it: host3 of rack1 is not host3 of rack2. Ranks
+ * may have equal paths. A path that ends early, or is empty, puts its rank into a domain without
+ * a name at the levels below, together with the other ranks whose paths lack these levels. shape
+ * has ndim sizes whose product n is at most world_size: with fewer ranks than the world has, the
+ * plan also says which ones. ranks_out has n elements, row-major.
  *
  * traffic has a weight for each dimension: how much a rank exchanges along it, evenly with the
  * ranks of its group (0: nothing). NULL: later dimensions talk more, each weighs the product of
- * the sizes up to and with its own. What is made small is
+ * the sizes up to and with its own. The plan makes this cost small:
  *
  * ```c
  * cost = sum over dimensions d and levels l of  traffic[d] * pairs[d][l] * n / shape[d]
  * ```
  *
  * where `pairs[d][l]` counts the ordered pairs of ranks that share a group along d and no domain
- * of level l. Tried are the order that is there, 0 .. n-1, boxes of the mesh that nest as the
- * domains do, and row-major orders of the dimensions; worlds of up to 1024 ranks are improved by
- * swaps. The cheapest is the plan: it never costs more than the order that is there. It need not
- * be the best there is, which takes exponential time to find; for the machines of up to 12 ranks
- * that the tests search exhaustively it is.
+ * of level l. The candidates are the order 0 .. n-1, boxes of the mesh that nest as the domains
+ * do, and row-major orders of the dimensions. In worlds of up to 1024 ranks, swaps improve them.
+ * The candidate with the lowest cost is the plan, so it never costs more than the order 0 .. n-1.
+ * A better order may exist, because finding the best one takes exponential time. On the machines
+ * of up to 12 ranks that the tests search exhaustively, the plan is the best order.
  *
  * report NULL: none, and len_out may be NULL too. Else it becomes one line of JSON, and *len_out
  * its length with the NUL:
@@ -1109,11 +1114,11 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  *  {"size":4,"traffic":8,"groups":2,"crossing_groups":[0],"most_domains":[1],"pairs":[0],"cost":0}]}
  * ```
  *
- * Lists run over the levels: how many domains the world has; in how many of the dimension's groups
- * ranks are in different domains; the most domains of one group; pairs. identity_cost is that of
- * ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for each domain:
- * the shape or the machine does not divide, and some groups cross more than others of their
- * dimension. Costs are integers and can have more than 64 bits.
+ * Lists run over the levels: how many domains the world has; in how many of the dimension's
+ * groups ranks are in different domains; the most domains of one group; pairs. identity_cost is
+ * that of ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for
+ * each domain: the shape or the machine does not divide, and some groups of a dimension cross
+ * more domains than others. Costs are integers and can have more than 64 bits.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (NULL, also as a path; an empty component as in
  * "rack1//nvl0"; a size of 0; n larger than world_size), DM_STATUS_BUFFER_TOO_SMALL (the report;
@@ -1136,13 +1141,14 @@ dm_status dm_plan_ranks(const char *const *locations,
  * along the dimension.
  *
  * Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group
- * along it. dim NULL is allowed on a 1-D mesh. A dimension of size 1 gives the one communicator of
- * this rank alone, made at the first such call.
+ * along it. dim NULL is allowed on a 1-D mesh. All dimensions of size 1 give one communicator,
+ * which holds this rank alone and is made at the first such call.
  *
- * Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process,
- * whatever handles are freed; never destroyed by the caller. It is valid only in the library that
- * made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
- * says otherwise: operations are on the stream when they return. Takes no lock; a few nanoseconds.
+ * The communicator is borrowed from the root mesh. It lives until dm_finalize, dm_abort or the
+ * end of the process, whatever handles are freed. The caller never destroys it. It is valid only
+ * in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the
+ * dimension's nccl_config says otherwise: operations are on the stream when they return. The call
+ * takes no lock and lasts a few nanoseconds.
  *
  * Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
  * offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
@@ -1151,8 +1157,8 @@ dm_status dm_get_comm(const struct dm_mesh *mesh, const char *dim, ncclComm_t *c
 
 /**
  * The function of that name ("ncclAllReduce", ...) in the library that made this mesh's
- * communicators: the right copy also with several NCCLs in the process, and on cpu, where no NCCL
- * is linked.
+ * communicators. It is of the right copy when the process has several NCCLs, and it also works on
+ * cpu, where no NCCL is linked.
  *
  * Local. Cast the result to the function's type, for example decltype(&ncclAllReduce). It stays
  * valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its
@@ -1354,10 +1360,11 @@ dm_status dm_recv(const struct dm_mesh *mesh,
  * refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
  * these operations fail for all their ranks.
  *
- * Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the
- * same library, raw ones included. Calls that make communicators (dm_init, dm_flatten ...) are no
- * part of a group of dm_group_start: inside one they are done when they return. Errors:
- * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+ * Local. Groups nest: only the outermost end runs the operations. A group has the operations on
+ * all meshes of the same library, also those on raw communicators. Calls that make communicators
+ * (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done
+ * when they return. Errors: DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED
+ * (an offline world).
  */
 dm_status dm_group_start(const struct dm_mesh *mesh);
 
@@ -1366,13 +1373,13 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  * their results are there.
  *
  * Errors: the first error of any of the operations, as they would give it, also of one that was
- * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL when
- * no group was begun. Call it on every path: until then operations of this thread only wait. After
- * dm_abort of a mesh there is none on cpu, because that ends the group which its thread has open.
- * On cuda NCCL cannot end a group that holds an operation of a communicator which dm_abort has
- * ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this thread; make
- * those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE) ends the group
- * that this thread has begun last; on cpu none of its operations runs.
+ * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL
+ * when no group was begun. Call it on every path: until then operations of this thread only wait.
+ * On cpu, dm_abort of a mesh ends the group that its thread has open, so there is no group to end
+ * after it. On cuda NCCL cannot end a group that holds an operation of a communicator which
+ * dm_abort has ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this
+ * thread; make those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE)
+ * ends the group that this thread has begun last; on cpu none of its operations runs.
  */
 dm_status dm_group_end(const struct dm_mesh *mesh);
 
@@ -1381,10 +1388,10 @@ dm_status dm_group_end(const struct dm_mesh *mesh);
 /**
  * The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
  *
- * Local, does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a rank's
- * process has gone, or it aborted; named where known), DM_STATUS_MISMATCH and DM_STATUS_TIMEOUT
- * (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
- * DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
+ * Local; it does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a
+ * rank's process has gone, or it aborted; named where known), DM_STATUS_MISMATCH and
+ * DM_STATUS_TIMEOUT (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED,
+ * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
 
@@ -1393,15 +1400,15 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * of its views, here and, with the host engine, on the other ranks, where they get
  * DM_STATUS_PEER_LOST.
  *
- * Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers
- * DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world shares ends
- * for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
- * dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
- * does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns
- * when this root's work has left the streams: where that lies behind a stuck call of another mesh,
- * dm_world_abort ends both. Another rank that waits for this one through the store alone, to make
- * a communicator that a DM_INIT_LAZY mesh has not made yet, is told by dm_world_abort only; else
- * its deadline ends that.
+ * Local, from any thread; takes no lock that a blocked call holds. Every view of this root
+ * answers DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world
+ * shares ends for that one as well; a mesh that is made afterwards has new ones. Raw
+ * communicators from dm_get_comm must not be used any more. A second abort, or one after
+ * dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh yet: dm_world_abort
+ * ends it. With NCCL it returns when this root's work has left the streams: where that lies
+ * behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this
+ * one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
+ * is told by dm_world_abort only; otherwise it waits until its deadline.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 
@@ -1411,20 +1418,20 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * from then on; handles are still to be freed.
  *
  * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and
- * DM_STATUS_MISMATCH as in dm_init (where a rank never made the call the mesh is then as before:
- * dm_abort ends it; where one did not get through it, the mesh has ended here), DM_STATUS_CCL,
- * DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+ * DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
+ * dm_abort ends it; when a rank did not get through the call, the mesh has ended here),
+ * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
  *
  * A communicator that has failed has no work to wait for: it is aborted, and the call gives its
- * failure on all ranks. Who has not come a second after the failure is not waited for. A rank that
- * waits in a collective of the host engine for one that has called dm_finalize gets
- * DM_STATUS_MISMATCH after about a second; so does that one.
+ * failure on all ranks. The call does not wait for a rank that has not come one second after the
+ * failure. When a rank waits in a collective of the host engine for a rank that has called
+ * dm_finalize, both get DM_STATUS_MISMATCH after about a second.
  */
 dm_status dm_finalize(const struct dm_mesh *mesh);
 
 /**
  * The mesh without those indices along dim that hold a lost rank, for going on after a rank has
- * died: whole replicas go, their other ranks too.
+ * died. Whole replicas go, with all their ranks.
  *
  * Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
  * a handle that answers DM_STATUS_NOT_MEMBER. mesh has all ranks of its root (a view of some of
@@ -1432,23 +1439,24 @@ dm_status dm_finalize(const struct dm_mesh *mesh);
  * rank; dim NULL is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost
  * and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
  *
- * It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are
- * blocked in any of its views return, and every view answers DM_STATUS_ABORTED. May therefore be
- * called from any thread (one at a time), and after dm_abort on some or all ranks, but not after
- * dm_finalize. Only dm_world_abort ends it before its time. When it fails (another rank died
- * meanwhile, ranks named different lost ones), call it again on the same handle. The result is a
- * root mesh of its own; its dimensions have the names of this one's and no dm_dim_options, and
- * share no communicator with meshes made before. The caller frees the handle with dm_free.
+ * The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds: calls
+ * that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
+ * therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
+ * but not after dm_finalize. Only dm_world_abort ends the call early. When it fails (another rank
+ * died meanwhile, ranks named different lost ones), call it again on the same handle. The result
+ * is a root mesh of its own; its dimensions have the names of this one's and no dm_dim_options,
+ * and share no communicator with meshes made before. The caller frees the handle with dm_free.
  *
- * A rank that is named as lost need not have died: it calls dm_abort. Where ranks name different
- * ones they learn of each other (DM_STATUS_MISMATCH) if they wait for each other; sets of ranks
- * that each name the other as lost go on apart.
+ * A rank that is named as lost need not have died: it calls dm_abort. Ranks that name different
+ * lost ranks get DM_STATUS_MISMATCH if they wait for each other. Two sets of ranks that name each
+ * other as lost go on apart.
  *
- * The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the
- * library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (no lost
- * rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND,
- * DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went
- * with the lost one, as rank 0's does), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+ * ncclCommShrink makes the new communicators from those of the mesh. Errors:
+ * DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
+ * DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left),
+ * DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
+ * DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does),
+ * DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
  */
 dm_status dm_shrink(const struct dm_mesh *mesh,
                     const char *dim,

@@ -1,4 +1,5 @@
-//! The one error type: a status of the C contract, a one-line message that carries the values, and foreign codes.
+//! The error type of the library: a status of the C contract, a one-line message with the values,
+//! and the codes of other layers.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -6,7 +7,8 @@ use std::fmt;
 use crate::printable::printable;
 use hostccl::{fork, machine};
 
-/// The outcome classes of the C ABI (`dm_status`); the numbers are part of the ABI and never change.
+/// The outcome classes of the C ABI (`dm_status`); the numbers are part of the ABI and never
+/// change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -27,7 +29,7 @@ pub enum Status {
     Mismatch = 6,
     /// A deadline passed.
     Timeout = 7,
-    /// The rendezvous store is unreachable, broke the protocol or refused us.
+    /// The rendezvous store is unreachable, broke the protocol, or refused this process.
     Store = 8,
     /// The communicator library failed.
     Ccl = 9,
@@ -35,11 +37,11 @@ pub enum Status {
     Device = 10,
     /// No usable communicator library.
     Library = 11,
-    /// Not available here.
+    /// The call is not available here.
     Unsupported = 12,
     /// Aborted or finalized.
     Aborted = 13,
-    /// A rank died.
+    /// A rank died or left.
     PeerLost = 14,
     /// A bug in this library.
     Internal = 15,
@@ -80,7 +82,7 @@ impl Status {
         self.c_name().to_str().unwrap_or_default()
     }
 
-    /// The same name as a C string.
+    /// The name of the status, as a C string.
     pub(crate) fn c_name(self) -> &'static CStr {
         match self {
             Status::Ok => c"DM_STATUS_OK",
@@ -103,7 +105,8 @@ impl Status {
     }
 }
 
-/// A failure: what class, what happened in one line with the values, and the codes of other layers where they exist.
+/// A failure: its status, a message that says in one line what happened and with which values, and
+/// the codes of other layers where they exist.
 ///
 /// ```
 /// use devicemesh::error::{Error, Status};
@@ -115,10 +118,15 @@ impl Status {
 #[error("{message}")]
 pub struct Error {
     status: Status,
+    /// One line, in which characters that a terminal would act on are escaped.
     message: String,
+    /// The `ncclResult_t` of the communicator library; 0 when the library was not involved.
     ccl_result: i32,
+    /// The `CUresult` of the device driver; 0 when the driver was not involved.
     device_error: i32,
+    /// The `errno`; 0 when the operating system was not involved.
     os_error: i32,
+    /// The ranks of the world that the error is about, in ascending order.
     ranks: Vec<i32>,
 }
 
@@ -126,7 +134,8 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error of that class. What a terminal would act on is escaped ([`printable`]): names, keys and hosts in messages may come from anybody.
+    /// An error of that status. Characters that a terminal would act on are escaped
+    /// ([`printable`]), because names, keys and hosts in messages may come from anybody.
     pub fn new(status: Status, message: impl Into<String>) -> Error {
         Error {
             status,
@@ -173,8 +182,8 @@ impl Error {
         Error::new(Status::Store, message)
     }
 
-    /// `DM_STATUS_STORE` caused by the operating system; what failed is said by `action`, the cause, what to do about it, and
-    /// the code are added.
+    /// `DM_STATUS_STORE` caused by the operating system. `action` says what failed. The message
+    /// also gets the cause and what to do about it, and the error gets the `errno`.
     pub fn store_io(action: impl fmt::Display, cause: &std::io::Error) -> Error {
         Error::store(format!("{action}: {}", machine::explained(cause)))
             .with_os_error(cause.raw_os_error().unwrap_or(0))
@@ -195,28 +204,29 @@ impl Error {
         Error::new(Status::Internal, message)
     }
 
-    /// The same error with a communicator library's result code (`ncclResult_t`).
+    /// Sets the result code of a communicator library (`ncclResult_t`).
     #[must_use]
     pub fn with_ccl_result(mut self, code: i32) -> Error {
         self.ccl_result = code;
         self
     }
 
-    /// The same error with a device driver's code (`CUresult`).
+    /// Sets the code of a device driver (`CUresult`).
     #[must_use]
     pub fn with_device_error(mut self, code: i32) -> Error {
         self.device_error = code;
         self
     }
 
-    /// The same error with an `errno`.
+    /// Sets the `errno`.
     #[must_use]
     pub fn with_os_error(mut self, code: i32) -> Error {
         self.os_error = code;
         self
     }
 
-    /// Adds ranks of the world that the error is about: those that were lost, that did not come, or that failed.
+    /// Adds ranks of the world that the error is about: those that were lost, that did not come,
+    /// or that failed.
     #[must_use]
     pub fn with_ranks(mut self, ranks: &[i32]) -> Error {
         self.ranks.extend_from_slice(ranks);
@@ -226,14 +236,14 @@ impl Error {
         self
     }
 
-    /// The same error with what was being done in front of its message.
+    /// Puts `what`, which says what was being done, in front of the message.
     #[must_use]
     pub fn within(mut self, what: &str) -> Error {
         self.message = one_line(&format!("{what}: {}", self.message));
         self
     }
 
-    /// The class.
+    /// The status.
     pub fn status(&self) -> Status {
         self.status
     }
@@ -243,18 +253,19 @@ impl Error {
         &self.message
     }
 
-    /// The communicator library's result, 0 when it was not involved.
+    /// The result of the communicator library; 0 when the library was not involved.
     pub fn ccl_result(&self) -> i32 {
         self.ccl_result
     }
 
-    /// The device driver's result, 0 when it was not involved.
+    /// The result of the device driver; 0 when the driver was not involved.
     pub fn device_error(&self) -> i32 {
         self.device_error
     }
 
-    /// The ranks of the world that the error is about, in growing order: those that were lost, that did not come, or that failed. At most
-    /// 64, the lowest ones. Empty where no rank is known to be at fault.
+    /// The ranks of the world that the error is about, in growing order: those that were lost,
+    /// that did not come, or that failed. At most 64, the lowest ones. Empty where no rank is
+    /// known to be at fault.
     ///
     /// ```
     /// use devicemesh::error::{Error, Status};
@@ -265,7 +276,7 @@ impl Error {
         &self.ranks
     }
 
-    /// The `errno`, 0 when the operating system was not involved.
+    /// The `errno`; 0 when the operating system was not involved.
     pub fn os_error(&self) -> i32 {
         self.os_error
     }

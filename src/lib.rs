@@ -1,10 +1,12 @@
-//! PyTorch's DeviceMesh without Python: a job says "I am (replicate=2, shard=4)" and gets, for every dimension of that
-//! mesh, a ready communicator, through a stable C ABI, or from Rust as below.
+//! PyTorch's DeviceMesh without Python. A job names the shape of its mesh, for example
+//! (replicate=2, shard=4), and gets a ready communicator for every dimension of the mesh. It does
+//! so through a stable C ABI, or from Rust as below.
 //!
 //! # From Rust
 //!
-//! Nothing of the C ABI is needed: [`comm::World`] is the world that this process joins (torchrun, MPI launchers, Slurm, `devicemesh run`, or a process
-//! alone: [`rendezvous`]), [`comm::View`] a mesh with its communicators.
+//! A Rust program needs nothing of the C ABI. [`comm::World`] is the world that this process
+//! joins, under torchrun, an MPI launcher, Slurm or `devicemesh run`, or alone ([`rendezvous`]).
+//! [`comm::View`] is a mesh with its communicators.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -37,36 +39,47 @@
 //! | collectives over cudarc's device memory | `comm::View::on_stream`, with the feature `cudarc`: safe, on device type cuda (examples/all_reduce.rs) |
 //! | the communicator itself, and other device memory | [`comm::View::comm`], [`comm::View::operate`]: what a closure does with it is `unsafe` |
 //! | the block of a tensor that a rank holds | [`sharding`] |
-//! | rank arrays that keep chatty dimensions close | [`topology`] |
+//! | rank arrays that keep the dimensions with the most traffic inside a host | [`topology`] |
 //!
-//! Options, specifications and enums may grow: make them by their constructors or `default()`, set what differs, and match enums with a wildcard.
+//! Options, specifications and enums may grow. So make options and specifications by their
+//! constructors or `default()`, set the fields that differ, and match enums with a wildcard.
 //!
 //! # What is unsafe
 //!
-//! Safe code cannot make the library read or write memory that is not there. So these are `unsafe`: an operation of [`ccl::Library`] on raw memory;
-//! [`comm::RootComms::adopt`], which takes communicators on your word; and naming a library ([`ccl::open`], [`comm::WorldOptions::library`]), because its code
-//! runs in this process. `DM_CCL_LIBRARY` in the environment names one too: whoever sets it vouches for it, as with LD_PRELOAD. Raw communicators are
-//! made, polled and ended inside this crate alone.
+//! Safe code cannot make the library read or write memory that is not there. So these calls are
+//! `unsafe`: an operation of [`ccl::Library`] on raw memory; [`comm::RootComms::adopt`], which
+//! takes communicators on your word; and naming a library ([`ccl::open`],
+//! [`comm::WorldOptions::library`]), because its code runs in this process. `DM_CCL_LIBRARY` in
+//! the environment names one too: whoever sets it vouches for it, as with LD_PRELOAD. Raw
+//! communicators are made, polled and ended inside this crate alone.
 //!
 //! # Threads
 //!
-//! Everything is `Send` and `Sync`, except [`comm::Memory`] and its buffers, which stay on their thread. Calls that make something (a mesh, a flattened dimension ...) happen in one order on every rank. So do the collectives along
-//! one dimension. Never let two threads call along one dimension without an order of their own, because nobody can know which call belongs to which call of the
-//! other ranks. Calls that overlap get [`error::Status::Mismatch`], but results before that may be mixed without an error. A group ([`comm::View::group_start`]) belongs to its thread and to the library of its mesh.
+//! Everything is `Send` and `Sync`, except [`comm::Memory`] and its buffers, which stay on their
+//! thread. Calls that make something (a mesh, a flattened dimension ...) happen in one order on
+//! every rank. So do the collectives along one dimension. Never let two threads call along one
+//! dimension without an order of their own, because nobody can know which call belongs to which
+//! call of the other ranks. Calls that overlap get [`error::Status::Mismatch`], but results before
+//! that may be mixed without an error. A group ([`comm::View::group_start`]) belongs to its thread
+//! and to the library of its mesh.
 //!
 //! # The end
 //!
-//! A communicator ends by [`comm::RootComms::finalize`] or [`comm::RootComms::abort`] alone. A program that joins worlds, makes meshes and only drops them keeps the memory
-//! of every communicator until the process ends, because raw pointers to it may be in use. Call `finalize` also before a normal exit, else other ranks may see
-//! [`error::Status::PeerLost`].
+//! A communicator ends by [`comm::RootComms::finalize`] or [`comm::RootComms::abort`] alone. A
+//! program that joins worlds, makes meshes and only drops them keeps the memory of every
+//! communicator until the process ends, because raw pointers to it may be in use. Call `finalize`
+//! also before a normal exit, else other ranks may see [`error::Status::PeerLost`].
 //!
 //! # Errors
 //!
-//! Everything fallible gives [`error::Result`]: a [`error::Status`] and one line that carries the values. Every wait has a deadline.
-//! A panic is a bug, with one exception: a few questions that give a plain value take an index and panic where there is nothing at it, as a slice does. Their
-//! documentation says so under "Panics". What a [`rendezvous::store::Store`] or a closure of the caller's panics with passes through to the caller.
-//! The version of this API is the crate's: below 1.0 a minor version may break it. Modules are listed from the boundary to NCCL upwards in the
-//! project's ARCHITECTURE.md; [`ffi`] is the C ABI, for C.
+//! Every function that can fail returns [`error::Result`]. Its error has a [`error::Status`] and
+//! one line with the values. Every wait has a deadline. A panic is a bug, with one exception: a
+//! few questions that give a plain value take an index and panic where there is nothing at it, as
+//! a slice does. The documentation of these questions says so under "Panics". A panic of a
+//! [`rendezvous::store::Store`] or of a closure that the caller gave passes through to the caller.
+//! The version of this API is the crate's: below 1.0 a minor version may break it. Modules are
+//! listed from the boundary to NCCL upwards in the project's ARCHITECTURE.md; [`ffi`] is the C
+//! ABI, for C.
 
 pub mod ccl;
 pub mod comm;
@@ -82,7 +95,8 @@ pub mod sharding;
 pub mod topology;
 pub mod wait;
 
-/// The arrays that [`mesh::Mesh::from_rank_array`] takes and [`mesh::Mesh::rank_array`] gives, in the version that this crate uses.
+/// The arrays that [`mesh::Mesh::from_rank_array`] takes and [`mesh::Mesh::rank_array`] gives, in
+/// the version that this crate uses.
 pub use ndarray;
 
 /// Device memory and streams for [`comm::OnStream`], in the version that this crate uses.

@@ -8,14 +8,14 @@ use crate::digest::Fnv1a;
 /// dimensions apart that share one communicator: the host engine pairs only calls of equal names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallName {
-    /// A digest of what the name is made from; 0 for a call without a name.
+    /// A digest of the parts of the name; 0 for a call without a name.
     tag: u64,
     /// The dimension's name for messages, cut to 31 bytes and filled up with zeros.
     text: [u8; 32],
 }
 
 impl CallName {
-    /// The name of a call that needs none.
+    /// The name of a call that needs no name.
     pub(crate) const NONE: CallName = CallName { tag: 0, text: [0; 32] };
     /// The name of the calls that make communicators from others.
     pub(crate) const OF_MAKING: CallName =

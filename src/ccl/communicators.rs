@@ -16,7 +16,7 @@ use crate::error::{Error, Result, Status};
 const LEAVES_GROUPS_OPEN: i32 = 22_300;
 
 impl Library {
-    /// A fresh id for one communicator. It is one-shot.
+    /// A fresh id. It serves for one communicator only.
     pub(crate) fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId { bytes: [0; 128] };
         // SAFETY: the out-parameter is a valid ncclUniqueId.
@@ -104,12 +104,12 @@ impl Library {
         self.check("ncclCommSplit", parent, code)
     }
 
-    /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: calls in progress on the parent end, and the
-    /// ranks that are not `excluded` get a child. Its handle is written as by
-    /// [`split`](Library::split), after which the parent can only be aborted.
+    /// Starts `ncclCommShrink` with NCCL_SHRINK_ABORT: calls in progress on the parent end, and
+    /// the ranks that are not `excluded` get a child. The child's handle is written when
+    /// [`split`](Library::split) would write it. After that, the parent can only be aborted.
     ///
     /// # Safety
-    /// As for [`split`](Library::split).
+    /// The conditions of [`split`](Library::split) hold.
     pub(crate) unsafe fn shrink(
         &self,
         parent: RawComm,

@@ -1,7 +1,8 @@
 //! The CUDA driver's few functions that choosing a device needs, found in libcuda at run time.
 //!
-//! An own table, as for NCCL: cudarc's takes all 483 functions of the CUDA release it was made for and panics where a driver lacks one, so
-//! under an older driver it could not even be asked whether there is one.
+//! This is a table of our own, as for NCCL. cudarc's table takes all 483 functions of the CUDA
+//! release that it was made for, and panics where the driver lacks one of them. So under an older
+//! driver it could not even tell whether there is a driver.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -23,10 +24,11 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// The oldest driver under which any NCCL that the loader takes can work: 2.14 was built for CUDA 10.2 and later.
+/// The CUDA release of the oldest driver that works with any NCCL which the loader takes: NCCL
+/// 2.14 was built for CUDA 10.2 and later.
 const OLDEST: c_int = 10_020;
 
-/// `CUresult` values that can be advised on (cuda.h).
+/// `CUresult` values for which a message has advice (cuda.h).
 const STUB_LIBRARY: Code = 34;
 const NO_DEVICE: Code = 100;
 const SYSTEM_NOT_READY: Code = 802;
@@ -49,7 +51,8 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// The driver of this machine; `DM_STATUS_DEVICE` with the reason where there is none that works. Asked again after a failure.
+    /// The driver of this machine; `DM_STATUS_DEVICE` with the reason where there is none that
+    /// works. After a failure, the next call tries again.
     pub(super) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceCell<Driver> = OnceCell::new();
         DRIVER.get_or_try_init(|| {
@@ -67,7 +70,8 @@ impl Driver {
     fn load(library: Library) -> Result<Driver> {
         macro_rules! symbol {
             ($name:literal) => {
-                // SAFETY: the address is that of the C function of this name, whose signature cuda.h fixes and the field it goes into repeats.
+                // SAFETY: the address is that of the C function of this name, whose signature
+                // cuda.h fixes and the field it goes into repeats.
                 unsafe { library.get(concat!($name, "\0").as_bytes()) }.ok().map(|function| *function)
             };
             ($name:literal, core) => {
@@ -79,7 +83,8 @@ impl Driver {
             get_version: symbol!("cuDriverGetVersion", core),
             get_count: symbol!("cuDeviceGetCount", core),
             get_device: symbol!("cuDeviceGet", core),
-            // The second one (CUDA 11.4) tells the parts of a shared device apart (MIG).
+            // The second version of the function (CUDA 11.4) tells the parts of a shared device
+            // (MIG) apart.
             get_uuid: symbol!("cuDeviceGetUuid_v2").or_else(|| symbol!("cuDeviceGetUuid")),
             retain_primary: symbol!("cuDevicePrimaryCtxRetain", core),
             get_current: symbol!("cuCtxGetCurrent", core),
@@ -96,12 +101,12 @@ impl Driver {
                 "the installed one supports CUDA {this}, and NCCL needs {oldest} at the least; install a newer one"
             )));
         }
-        // SAFETY: the only flag there is is 0.
+        // SAFETY: cuInit knows no flag but 0.
         driver.check("cuInit", unsafe { init(0) })?;
         Ok(driver)
     }
 
-    /// What it supports: 12020 is CUDA 12.2.
+    /// The CUDA release that the driver supports: 12020 is CUDA 12.2.
     pub(super) fn version(&self) -> Result<c_int> {
         let mut version = 0;
         // SAFETY: the out-parameter is valid, here and below.
@@ -123,7 +128,8 @@ impl Driver {
         self.check("cuDeviceGet", unsafe { (self.get_device)(&mut device, number) }).map(|()| device)
     }
 
-    /// What no other device, nor part of one, on any host is called; `None` where the driver does not say.
+    /// The device's identity, which no other device or part of a device on any host has; `None`
+    /// where the driver does not tell it.
     pub(super) fn uuid(&self, device: c_int) -> Option<String> {
         let mut uuid = [0; 16];
         // SAFETY: as above.
@@ -131,7 +137,8 @@ impl Driver {
         (code == 0).then(|| uuid.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The context that the runtime API uses on that device, kept for the process's life, which is what the runtime API does too.
+    /// The context that the runtime API uses on that device. It is kept until the process ends, as
+    /// the runtime API does too.
     pub(super) fn primary_context(&self, device: c_int) -> Result<Context> {
         let mut context = Context(std::ptr::null_mut());
         // SAFETY: as above.

@@ -1,7 +1,8 @@
-//! Which CUDA device this process uses, as far as communicators need to know.
+//! Chooses the CUDA device on which this process makes communicators.
 //!
-//! NCCL must not be called without a working driver: without one a failed initialisation leaves some releases' thread
-//! state broken. So this runs before any communicator of device type cuda is made.
+//! NCCL must not be called without a working driver: in some releases the initialisation then
+//! fails and leaves the thread's state broken. So this runs before any communicator of device type
+//! cuda is made.
 
 use super::cuda::{Context, Driver, dotted};
 use crate::error::{Error, Result, Status};
@@ -11,25 +12,30 @@ use crate::error::{Error, Result, Status};
 pub(crate) struct Device {
     /// Its number in this process, for messages.
     pub(crate) number: usize,
-    /// How many this process sees.
+    /// How many devices this process sees.
     pub(crate) count: usize,
-    /// Its identity, where the driver tells it: of no other device, nor part of one, anywhere.
+    /// Its identity, where the driver tells it. No other device or part of a device, on any host,
+    /// has the same.
     pub(crate) uuid: Option<String>,
+    /// The context that makes the device current on a thread.
     context: Context,
 }
 
 impl Device {
-    /// Makes it current on the calling thread unless one is: a thread of the program that has chosen none would make communicators on device 0.
+    /// Makes the device current on the calling thread, unless the thread has a current device. A
+    /// thread that has chosen none would make communicators on device 0.
     pub(crate) fn select_unless_chosen(&self) -> Result<()> {
         let driver = Driver::get()?;
         if driver.current()?.is_none() { driver.set_current(self.context) } else { Ok(()) }
     }
 }
 
-/// Makes a device current on this thread unless one is: local rank modulo the number of devices, as PyTorch chooses.
+/// Makes a device current on this thread, unless the thread has one. The device's number is the
+/// local rank modulo the number of devices, as in PyTorch.
 ///
-/// Refuses what PyTorch's DeviceMesh refuses: more ranks than this host has devices, and not a multiple of them. Hosts differ then, or some of
-/// their devices are left out, and a mesh's inner dimensions would not stay inside a host.
+/// Like PyTorch's DeviceMesh, refuses a number of ranks that is larger than this host's number of
+/// devices and no multiple of it. Then the hosts differ, or some devices are left out, and the
+/// inner dimensions of a mesh would not stay inside a host.
 pub(crate) fn select_device(local_rank: usize, world_size: usize) -> Result<Device> {
     let driver = Driver::get()?;
     let count = driver.count()?;
@@ -62,16 +68,16 @@ pub(crate) fn select_device(local_rank: usize, world_size: usize) -> Result<Devi
 pub(crate) struct CurrentDevice(Option<Context>);
 
 impl CurrentDevice {
-    /// Where no device is involved.
+    /// The value where no device is involved.
     pub(super) const NONE: CurrentDevice = CurrentDevice(None);
 
-    /// The calling thread's.
+    /// The device of the calling thread.
     pub(super) fn of_this_thread() -> Result<CurrentDevice> {
         // A library that works without this driver (RCCL) has devices that are not this module's.
         Driver::get().map_or(Ok(CurrentDevice::NONE), |driver| driver.current().map(CurrentDevice))
     }
 
-    /// Makes it current on the calling thread.
+    /// Makes the device current on the calling thread.
     pub(crate) fn select(&self) -> Result<()> {
         self.0.map_or(Ok(()), |context| Driver::get()?.set_current(context))
     }
@@ -82,7 +88,8 @@ pub fn has_device() -> bool {
     Driver::get().and_then(Driver::count).is_ok_and(|count| count > 0)
 }
 
-/// How many devices the driver sees, and the CUDA release that it supports; `DM_STATUS_DEVICE` with the reason where there is no driver that works.
+/// How many devices the driver sees, and the CUDA release that it supports; `DM_STATUS_DEVICE`
+/// with the reason where there is no driver that works.
 pub fn devices() -> Result<(usize, String)> {
     let driver = Driver::get()?;
     Ok((driver.count()?, dotted(driver.version()?)))

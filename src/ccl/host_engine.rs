@@ -54,7 +54,7 @@ impl Library {
 
     /// Says that this rank is inside `call` and makes no more collectives on this communicator.
     /// When another rank waits in one, the host engine ends the communicator. Fails when the
-    /// communicator was ended so, or has failed before.
+    /// communicator was ended in this way, or has failed before.
     pub fn refuse(&self, comm: RawComm, call: &str) -> Result<()> {
         let Some(refuse) = self.functions.host_refuse else { return Ok(()) };
         let text = CString::new(call.replace('\0', "")).unwrap_or_default();

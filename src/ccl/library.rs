@@ -13,8 +13,11 @@ use crate::error::{Error, Result, Status};
 
 /// A communicator library.
 pub struct Library {
+    /// Its name in messages: a path, a SONAME, or the embedded engine.
     name: String,
+    /// The number that `ncclGetVersion` gave.
     version: i32,
+    /// The addresses of its functions.
     pub(super) functions: Functions,
     /// The loader's handle, by which further symbols are found; `None` in the embedded engine. It
     /// is never closed, because NCCL leaves threads behind that run its code, one for each id that
@@ -26,9 +29,9 @@ pub struct Library {
 const OLDEST: i32 = 21_400;
 
 impl Library {
-    /// Fills the table through `lookup` (a symbol's address by name, as dlsym). The core must be
-    /// there: `ncclGetVersion`, `ncclGetUniqueId`, `ncclCommInitRankConfig` (2.14), destroy, abort,
-    /// the queries, five collectives, send, recv and groups.
+    /// Fills the table through `lookup`, which gives a symbol's address by its name, as dlsym
+    /// does. The core must be there: `ncclGetVersion`, `ncclGetUniqueId`, `ncclCommInitRankConfig`
+    /// (2.14), destroy, abort, the queries, five collectives, send, recv and groups.
     pub(super) fn from_lookup(name: &str, lookup: impl Fn(&str) -> Option<*const c_void>) -> Result<Library> {
         let mut version = 0;
         let missing = |symbol: &str, version: i32| {
@@ -66,7 +69,7 @@ impl Library {
         &self.name
     }
 
-    /// What `ncclGetVersion` says: 22707 is 2.27.7.
+    /// The number that `ncclGetVersion` gave: 22707 is 2.27.7.
     pub fn version(&self) -> i32 {
         self.version
     }
@@ -156,7 +159,8 @@ impl Library {
             None => String::new(),
         };
         let detail = if detail.is_empty() { detail } else { format!(": {detail}") };
-        // The usual reason is a driver that is older than the runtime NCCL was built with.
+        // The usual reason is a driver that is older than the CUDA runtime with which NCCL was
+        // built.
         let driver = match code {
             result::UNHANDLED_CUDA_ERROR if !self.is_host_engine() => supported(),
             _ => None,

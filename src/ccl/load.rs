@@ -1,4 +1,4 @@
-//! Which communicator library serves a device type, and how it is found.
+//! Finds the communicator library for a device type.
 //!
 //! The caller may name a library, and `DM_CCL_LIBRARY` may name one: by a path, by a name for the
 //! dynamic loader, or as `python` for the wheel of a Python environment. The caller's choice comes
@@ -87,7 +87,7 @@ pub(crate) fn device_type(named: Option<&str>) -> Result<&'static str> {
 /// The library that makes communicators for `device_type`; `named` is the caller's choice.
 ///
 /// # Safety
-/// As for [`open`], of the library that is named.
+/// The conditions of [`open`] hold for the library that is named.
 pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<Arc<Library>> {
     // SAFETY: the caller's word for what it names, and that of whoever set the environment for the
     // variable.
@@ -126,6 +126,7 @@ fn search() -> Result<Arc<Library>> {
 /// The libraries that were tried, each with the reason why it could not be used.
 #[derive(Default)]
 struct Search {
+    /// The name of each library, with the reason.
     tried: Vec<String>,
 }
 

@@ -3,7 +3,7 @@
 //! libnccl, librccl, a library named by the caller, and the embedded host engine all fill the same
 //! [`Library`] table, so everything above this module is one code path. Results stay integers (an
 //! enum would be undefined behaviour for a code that a newer library invents), and every symbol is
-//! optional but the core (see `Library::from_lookup`).
+//! optional, except those of the core (see `Library::from_lookup`).
 
 mod call_name;
 mod communicators;

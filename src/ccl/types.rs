@@ -28,8 +28,8 @@ pub(crate) struct UniqueId {
 }
 
 impl UniqueId {
-    /// So many ids from the bytes that another rank published; `None` unless they are exactly that
-    /// long.
+    /// Reads `count` ids from the bytes that another rank published; `None` unless the bytes are
+    /// exactly `count` ids.
     pub(crate) fn list(bytes: &[u8], count: usize) -> Option<Vec<UniqueId>> {
         let ids: Vec<UniqueId> =
             bytes.chunks_exact(128).filter_map(|bytes| Some(UniqueId { bytes: bytes.try_into().ok()? })).collect();

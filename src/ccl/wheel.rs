@@ -8,7 +8,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the library lies in an environment's packages.
+/// The place of the library in an environment's packages.
 pub(super) const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 
 /// The libraries of the wheels, those of the active environment first, and the list of folders that

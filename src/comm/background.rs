@@ -15,7 +15,7 @@ enum Progress<T> {
     Abandoned,
 }
 
-/// Returns what `work` returns. `wait` waits for the end of the work: it is given the question
+/// Returns what `work` returns. `wait` waits for the end of the work. It gets a function that says
 /// whether the work is done. When `wait` gives up first, its error is returned. The thread is then
 /// left behind inside the library, where nothing can end it, and hands what it still makes to
 /// `discard`. A panic of `work` ends the wait at once with an error.

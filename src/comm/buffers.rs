@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use self::cuda::Stream;
 use super::elements::Operator;
 use super::groups::in_group;
-use super::operations::{Operands, Shape};
+use super::operations::{BufferShape, Operands};
 use super::view::View;
 use super::world::World;
 use crate::ccl::{self, element_size};
 use crate::error::{Error, Result, Status};
 
-/// The alignment of every buffer in bytes. GPUs align what they allocate so.
+/// The alignment of every buffer in bytes. GPUs align their memory in this way.
 const ALIGNMENT: usize = 256;
 /// A wait for a stream asks again without a pause for this long, because most collectives are
 /// short.
@@ -65,7 +65,7 @@ enum Place {
     },
 }
 
-/// Some bytes of a [`Memory`]. They are zero at first on the host, and anything on a device.
+/// Some bytes of a [`Memory`]. A new buffer holds zeros on the host, and anything on a device.
 ///
 /// The memory is given back when the buffer is dropped. Where a device is still at work then, as
 /// after a collective that timed out, the memory is kept until the process ends.
@@ -220,7 +220,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether there is no byte.
+    /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -266,7 +266,7 @@ impl Buffer {
     }
 
     /// Copies the first `bytes` of `from` to the beginning of this buffer, `times` times. Returns
-    /// when the last copy is done. A measure of the speed of the memory.
+    /// when the last copy is done. Programs measure the speed of the memory with it.
     pub fn copy_from(&self, from: &Buffer, bytes: usize, times: usize) -> Result<()> {
         if !Rc::ptr_eq(&self.place, &from.place) || std::ptr::eq(self, from) {
             return Err(Error::invalid("copy_from: the buffers are not two buffers of one memory"));
@@ -373,10 +373,10 @@ impl View {
         let recv = recv.checked(name, bytes(blocks.1)?)?.cast::<c_void>();
         let operands = Operands::new(count, dtype, stream);
         let shape = match collective {
-            Collective::AllGather => Shape::Gather,
-            Collective::ReduceScatter(_) => Shape::Scatter,
-            Collective::AllToAll => Shape::AllToAll,
-            _ => Shape::Same,
+            Collective::AllGather => BufferShape::Gather,
+            Collective::ReduceScatter(_) => BufferShape::Scatter,
+            Collective::AllToAll => BufferShape::AllToAll,
+            _ => BufferShape::Same,
         };
         self.check_overlap(name, index, operands, send, recv, shape)?;
         if collective == Collective::Shift {
@@ -400,7 +400,8 @@ impl View {
         if let Collective::Reduce { root, .. } | Collective::Broadcast { root } = collective {
             self.check_peer(name, index, "root", i32::try_from(root).unwrap_or(i32::MAX))?;
         }
-        // As a C program would pass it: a buffer that only the root uses is NULL elsewhere.
+        // A buffer that only the root uses is NULL on the other ranks, as a C program would pass
+        // it.
         let at_root = |root: usize, pointer: *mut c_void| if me == root { pointer } else { null_mut() };
         self.operate(name, index, operands, &[], |library, comm| {
             // SAFETY: `checked` has found that the buffers hold the data of this call. They lie

@@ -1,25 +1,37 @@
-//! What a collective call is here, from its turn to its end.
+//! What a collective call is in src/comm, and how it runs from its turn to its end.
 //!
-//! Making a mesh, flatten, unflatten, reshape, a range, the first use of a lazy communicator,
-//! finalize and shrink are collective calls. Each of them goes through these steps, and this file
-//! alone knows them:
+//! A collective call makes or ends communicators. Every rank of its scope must make it: every rank
+//! of the world for dm_init, every rank of the root mesh for most other calls. These ranks make
+//! their collective calls in the same order and with the same arguments. Otherwise each of them
+//! gets an error: `DM_STATUS_MISMATCH` with the calls that differ, or `DM_STATUS_TIMEOUT` with the
+//! ranks that did not come.
 //!
-//! 1. The calling thread waits for its turn, because the calls of one world happen one after
-//!    another on each rank.
-//! 2. It checks that the mesh, or the world, is still alive: another thread may have ended it
-//!    meanwhile.
-//! 3. The ranks agree that all of them make this same call. Nobody enters a communicator library
-//!    before that.
-//! 4. The work of the call runs. It runs on a thread of its own when the calling thread has an open
-//!    group, because inside a group a library would put the work off.
-//! 5. A rank whose work failed reports its failure to the others.
-//! 6. A second verdict ends the call: either the work of every rank is done, or every rank gets the
-//!    first failure.
-//! 7. What the work made is kept, or it is undone from the call's log. Other threads do not see a
-//!    communicator before it is kept.
+//! The collective calls are: making a mesh, flatten, unflatten, reshape, a range, the first use of
+//! a lazy communicator, finalize and shrink. Each of them goes through these steps, and only this
+//! file knows the steps:
 //!
-//! The caller hands in what differs between calls: who takes part (a scope), the text that all
-//! ranks must agree on, and the work.
+//! 1. The calling thread waits for its turn. On each rank the calls of one world happen one after
+//!    another.
+//! 2. The thread checks that the mesh (or the world, for a call that needs no mesh) is alive,
+//!    because another thread may have ended it meanwhile.
+//! 3. The ranks agree that all of them make this call: they compare its text in the rendezvous
+//!    store, and all of them get the same verdict. No rank enters a communicator library before.
+//! 4. The work of the call runs. Inside a group of the calling thread a library would put the work
+//!    off until the end of the group. In that case the work runs on another thread.
+//! 5. A rank whose work has failed tells the other ranks, which then stop their own work.
+//! 6. The ranks agree a second time. When the work of every rank is done, the call has succeeded.
+//!    Otherwise every rank gets the first failure of any rank.
+//! 7. Each rank keeps what the work has made, or undoes it from the log of the call. A dimension's
+//!    communicator stays unmade for other threads until this step.
+//!
+//! The caller of this file hands in what differs between calls: the scope (the ranks that take
+//! part), the text on which all ranks must agree, and the work.
+//!
+//! Some collective calls do not come here. dm_world_init, dm_world_barrier and dm_world_locations
+//! make no communicators, so they only agree (world.rs). An operation such as dm_all_reduce is
+//! collective over the ranks of one dimension, and the communicator library matches the ranks'
+//! calls (operations.rs). A communicator that holds this rank alone needs no other rank
+//! (`run_alone`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +48,7 @@ use crate::mesh::Mesh;
 use crate::rendezvous::{Round, Scope};
 use crate::wait::Wait;
 
-/// A collective call whose turn it is, before the ranks have agreed on it.
+/// A collective call that has its turn. Its ranks have not agreed on it yet.
 pub(super) struct Call<'a> {
     world: &'a World,
     /// The mesh that must be alive; `None` where the call needs the world alone.
@@ -47,17 +59,18 @@ pub(super) struct Call<'a> {
     turn: Turn<'a>,
 }
 
-/// A collective call that all its ranks make.
+/// A collective call on which its ranks have agreed.
 pub(super) struct AgreedCall<'a> {
     call: Call<'a>,
+    /// The agreement in the store, in which the ranks exchange values and reach the second verdict.
     round: Round,
 }
 
-/// What the work of a call is given.
+/// The things that the work of a call uses.
 pub(super) struct Work<'a> {
     /// The other ranks of the call.
     pub(super) peers: Peers<'a>,
-    /// Notes what the work makes.
+    /// Notes what the work makes, so that it can be undone.
     pub(super) log: Log,
 }
 
@@ -77,8 +90,9 @@ impl<'a> Call<'a> {
         Ok(AgreedCall { call: self, round })
     }
 
-    /// As [`agree`](Call::agree), where the ranks also agree on which of the offered communicators
-    /// all of them share.
+    /// Does what [`agree`](Call::agree) does. The ranks also agree on which of the offered
+    /// communicators all of them share. `offers` names them by place, and the flags tell for each
+    /// place whether it is shared.
     pub(super) fn agree_to_share(
         self,
         scope: &Scope,
@@ -132,8 +146,8 @@ impl<'a> AgreedCall<'a> {
     }
 }
 
-/// Runs work that makes something of this rank alone. There is nobody to agree with, and so no turn
-/// to wait for.
+/// Runs work that makes something for this rank alone. There is no other rank to agree with, so
+/// the work needs no turn.
 pub(super) fn run_alone<T>(
     world: &World,
     mesh: &RootComms,
@@ -145,10 +159,11 @@ pub(super) fn run_alone<T>(
     here.log.keep_or_undo(done, world, || mesh.alive())
 }
 
-/// How an agreed call ended on this rank. All ranks say what its verdict says, which is the first
-/// failure of any of them, because what this rank met itself may follow from that failure. This
-/// rank's own word counts where it was aborted, where the verdict could not be learnt, and where
-/// all ranks were late: it says for whom this rank waited.
+/// Returns how an agreed call ended on this rank. `mine` is the outcome of this rank's work, and
+/// `verdict` is the second verdict of the ranks. The verdict counts, because it is the first
+/// failure of any rank, and the error that this rank met may follow from that failure. The error
+/// of this rank counts in three cases: this rank was aborted; it could not read the verdict; or
+/// all ranks were late, and its error says for which ranks it waited.
 fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
     match (mine, verdict) {
         (Ok(value), verdict) => verdict.map(|()| value),
@@ -163,8 +178,10 @@ fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
 /// The other ranks of a call while its work runs.
 #[derive(Clone, Copy)]
 pub(super) struct Peers<'a> {
-    /// Where the ranks exchange what they need; `None` where no other rank takes part.
+    /// The agreed call, in which the ranks exchange what they need; `None` where no other rank
+    /// takes part.
     round: Option<&'a Round>,
+    /// How long the call may take, and what ends it early.
     wait: &'a Wait,
 }
 
@@ -179,7 +196,7 @@ impl<'a> Peers<'a> {
         self.wait
     }
 
-    /// Where the ranks of the call exchange values.
+    /// The agreed call, in which its ranks exchange values; `None` where no other rank takes part.
     pub(super) fn round(&self) -> Option<&'a Round> {
         self.round
     }
@@ -190,7 +207,7 @@ impl<'a> Peers<'a> {
         self.round.map(|round| format!("{}/{part}", round.name()))
     }
 
-    /// Tells the other ranks that this one failed. To them, a rank that was aborted is lost.
+    /// Tells the other ranks that this one failed. A rank that was aborted is lost for the others.
     pub(super) fn tell(&self, error: &Error) {
         let Some(round) = self.round else { return };
         match error.status() {
@@ -214,8 +231,7 @@ impl<'a> Peers<'a> {
         let Some(round) = self.round else { return Ok(()) };
         match round.failed(self.wait) {
             Ok(Some(failure)) => Err(failure),
-            // A store that does not answer is no reason to give up the work: the deadline is the
-            // same.
+            // When the store does not answer, the work goes on until its own deadline.
             Err(error) if error.status() != Status::Timeout => Err(error),
             _ => Ok(()),
         }
@@ -228,8 +244,7 @@ impl<'a> Peers<'a> {
     }
 }
 
-/// What a call has changed on this rank, in order, so that a call which fails on any rank is
-/// undone.
+/// The changes of a call on this rank, in order. They are undone when the call fails on any rank.
 #[derive(Default)]
 pub(super) struct Log {
     changes: Vec<Change>,
@@ -242,7 +257,9 @@ enum Change {
     Parent { root: Arc<RootComms> },
     /// A dimension of `root` has got `communicator`.
     Dim { root: Arc<RootComms>, communicator: Arc<Communicator> },
-    /// `communicator` was made: `raw`, or NULL where only other ranks have a part in it.
+    /// The library has made `communicator`. `raw` is NULL where only other ranks have a part in
+    /// it. Calls on it wait at most `timeout` for their peers. `is_published` says whether other
+    /// threads can use it by now.
     Made { communicator: Arc<Communicator>, raw: RawComm, timeout: Duration, is_published: bool },
 }
 
@@ -275,12 +292,14 @@ impl Log {
         self.changes.push(Change::Made { communicator, raw, timeout, is_published: false });
     }
 
-    /// Ends the log of a call that went as `outcome` says.
+    /// Ends the log of a call. Keeps the changes when `outcome` is a success and nobody has ended
+    /// the mesh. Otherwise undoes them.
     fn keep_or_undo<T>(mut self, outcome: Result<T>, world: &World, alive: impl FnOnce() -> Result<()>) -> Result<T> {
         let outcome = outcome.and_then(|value| {
             if !self.changes.is_empty() {
                 self.publish(world)?;
-                // An abort that came after the last wait has not seen what was made.
+                // An abort that came after the last wait has not found what was made. So this rank
+                // looks once more.
                 alive()?;
             }
             Ok(value)
@@ -323,7 +342,7 @@ impl Log {
             match change {
                 Change::Range { root, range } => root.remove_range(&range),
                 Change::Parent { root } => root.remove_parent(),
-                // When no other mesh uses it, it ends; else it stays planned.
+                // When no other mesh uses the communicator, it ends. Otherwise it stays planned.
                 Change::Dim { root, communicator } => root.remove_dim(&communicator),
                 Change::Made { communicator, is_published: true, .. } => communicator.unmake(),
                 Change::Made { communicator, raw, .. } if !raw.is_null() => drop(communicator.library().abort(raw)),

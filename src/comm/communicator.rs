@@ -21,11 +21,14 @@ use crate::rendezvous::Scope;
 pub(super) enum State {
     /// It is planned, and nobody has asked for it yet.
     Unmade = 0,
+    /// It is made and can be used.
     Ready = 1,
+    /// An abort ended it, of this root mesh or of another one that shares it.
     Aborted = 2,
+    /// dm_finalize ended it.
     Finalized = 3,
-    /// Other ranks have made it, and this rank has no part in it. It is kept so that all ranks say
-    /// alike which communicators exist.
+    /// Other ranks have made it, and this rank has no part in it. The state is kept so that all
+    /// ranks agree on which communicators exist.
     Absent = 4,
 }
 
@@ -95,7 +98,7 @@ pub(crate) struct Communicator {
     /// The raw communicator; NULL unless `state` is `Ready`. Calls that must be quick read this
     /// field alone.
     raw: AtomicPtr<c_void>,
-    /// A [`State`].
+    /// The [`State`] as a number.
     state: AtomicU8,
     /// How many root meshes use it, freed ones included. When no user is left it may be destroyed.
     users: AtomicUsize,
@@ -106,8 +109,8 @@ pub(crate) struct Communicator {
     is_owned: bool,
     /// How its first use makes it.
     first_use: FirstUse,
-    /// Where the ranks of a lazy communicator agree on making it. It is kept after a failed call,
-    /// because the next try is the next call of the same scope.
+    /// The scope in which the ranks of a lazy communicator agree on making it. It is kept after a
+    /// failed call, because the next try is the next call of the same scope.
     scope: OnceCell<Scope>,
     /// The milliseconds that [`set_timeout`](Communicator::set_timeout) has set last.
     timeout_millis: AtomicU64,
@@ -178,7 +181,7 @@ impl Communicator {
         &self.gate
     }
 
-    /// What to call it in messages: its dimension, and its place.
+    /// The communicator's name in messages: its dimension, and its place.
     pub(super) fn label(&self) -> String {
         self.group.describe()
     }
@@ -202,10 +205,10 @@ impl Communicator {
     }
 }
 
-/// Its raw handle.
+/// The raw communicator.
 impl Communicator {
-    /// The raw communicator; NULL when it is not made yet or has ended. This is the cheapest
-    /// question there is.
+    /// The raw communicator; NULL when it is not made yet or has ended. This reads one atomic
+    /// value.
     pub(crate) fn raw(&self) -> RawComm {
         RawComm(self.raw.load(Ordering::Acquire))
     }
@@ -285,7 +288,7 @@ impl Communicator {
     }
 }
 
-/// Its state and its users.
+/// The state and the users.
 impl Communicator {
     pub(super) fn state(&self) -> State {
         match self.state.load(Ordering::SeqCst) {
@@ -334,7 +337,7 @@ impl Communicator {
     }
 }
 
-/// What its library says of it.
+/// Questions to the library.
 impl Communicator {
     /// Sets how long calls on it wait for their peers, in milliseconds. Each mesh that shares it
     /// has a timeout of its own.
@@ -370,7 +373,7 @@ impl Communicator {
 
     /// The error of a call that comes after its failure. `None` while no failure is known.
     pub(super) fn earlier_failure(&self) -> Option<Error> {
-        self.failure.again(|| self.label())
+        self.failure.later_error(|| self.label())
     }
 
     /// Keeps how it failed. The first failure stands.
@@ -388,8 +391,8 @@ impl Communicator {
         self.explain_as(raw, error, has_failed)
     }
 
-    /// As [`explain`](Communicator::explain), where `has_failed` says whether the whole
-    /// communicator has failed and not this one call alone.
+    /// Does what [`explain`](Communicator::explain) does. `has_failed` says whether the whole
+    /// communicator has failed, or only this call.
     fn explain_as(&self, raw: RawComm, error: Error, has_failed: bool) -> Error {
         if self.state() != State::Ready {
             return Error::aborted(format!("the communicator of {} was aborted during the call", self.label()))

@@ -22,8 +22,8 @@ impl RootComms {
         RootComms::create_by(world, mesh, options, None)
     }
 
-    /// As [`create`](RootComms::create), where part of the call's time may be over: the call ends
-    /// at `deadline`, if there is one.
+    /// Does what [`create`](RootComms::create) does, for a caller that has used a part of the
+    /// call's time already. The call ends at `deadline`, if there is one.
     pub fn create_by(
         world: &Arc<World>,
         mesh: Mesh,
@@ -143,13 +143,13 @@ pub(crate) fn adopted_position(whole: &Mesh, library: &Library, comms: &[RawComm
     Ok(position)
 }
 
-/// A root mesh as its world notes it.
+/// Returns the reference by which a world notes a root mesh.
 pub(super) fn as_weak(root: &Arc<RootComms>) -> std::sync::Weak<dyn EndsWithWorld> {
     let root: Arc<dyn EndsWithWorld> = Arc::clone(root) as _;
     Arc::downgrade(&root)
 }
 
-/// What `dm_init` was asked, as all ranks must say it.
+/// Returns the arguments of `dm_init` as the text on which all ranks must agree.
 fn call_text(mesh: &Mesh) -> String {
     let shape: Vec<String> = mesh.shape().iter().map(usize::to_string).collect();
     let mut text = format!("shape=({}), names=({})", shape.join(", "), mesh.dim_names().join(", "));

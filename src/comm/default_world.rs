@@ -28,20 +28,25 @@ pub(crate) fn abort_default_worlds() -> Result<()> {
 /// or is aborted leaves nothing behind, so the next join begins anew.
 struct DefaultWorld {
     device_type: &'static str,
+    /// How far the join is.
     state: Mutex<State>,
+    /// Wakes the threads that wait for the join of another thread.
     changed: Condvar,
 }
 
 enum State {
+    /// No thread has joined the world, or the last join left nothing behind.
     Absent,
     /// A thread joins the world; raising the flag ends that join.
     Joining(Cancel),
+    /// This process is in the world.
     Joined(Arc<World>),
 }
 
 /// A join in progress. The threads that wait for the join are woken however it ends.
 struct Joining<'a> {
     world: &'a DefaultWorld,
+    /// Whether the join succeeded; otherwise the world is absent again.
     joined: bool,
 }
 

@@ -52,15 +52,16 @@ impl SharedComms {
         SharedComms { dims: vec![None; wanted.dims.len()], parent: None }
     }
 
-    /// What a root mesh that does not exist yet could share with the other meshes of the world.
+    /// Returns what a root mesh that does not exist yet could share with the other meshes of the
+    /// world.
     pub(super) fn candidates_of_new(world: &World, wanted: &WantedDims) -> Result<SharedComms> {
         let parent = world.comms().find_parent(&wanted.view, world.library()?);
         Ok(SharedComms { dims: SharedComms::candidates_of_dims(world, wanted, None), parent })
     }
 
-    /// What the dimensions of `holder`, which is `root` or a range of it, could share. It may
-    /// differ between ranks where a mesh over the same ranks has ended or failed on some of them.
-    /// So the ranks agree on what they share.
+    /// Returns what the dimensions of `holder`, which is `root` or a range of it, could share. The
+    /// result may differ between ranks where a mesh over the same ranks has ended or failed on
+    /// some of them. So the ranks agree on what they share.
     pub(super) fn candidates(root: &RootComms, holder: Option<&RootComms>, wanted: &WantedDims) -> SharedComms {
         match root.world().filter(|_| root.mesh().is_member()) {
             Some(world) => SharedComms {
@@ -82,7 +83,7 @@ impl SharedComms {
             if dim.size() == 1 {
                 return None;
             }
-            // The same dimension under the same name keeps the communicator that it has.
+            // A dimension that exists under this name keeps its communicator.
             let own = holder.and_then(|holder| holder.own_dim(name, dim)).filter(|own| own.is_sound());
             own.or_else(|| world.comms().find(&wanted.view, dim).filter(|_| !options.is_exclusive()))
         };
@@ -97,8 +98,8 @@ impl SharedComms {
         Ok((agreed, self.restricted_to(&shared)))
     }
 
-    /// As [`agree`](SharedComms::agree), for the ranks of a smaller mesh inside a call of the whole
-    /// world.
+    /// Does what [`agree`](SharedComms::agree) does, for the ranks of a smaller mesh inside a call
+    /// of the whole world.
     pub(super) fn agree_inside(self, peers: Peers<'_>, scope: &Scope, text: &str) -> Result<SharedComms> {
         let shared = peers.agree_to_share(scope, text, &self.offers())?;
         Ok(self.restricted_to(&shared))
@@ -114,8 +115,8 @@ impl SharedComms {
         self.dims.get(place).is_some_and(Option::is_some)
     }
 
-    /// The names by which the ranks agree: those of the dimensions' communicators, then that of the
-    /// parent.
+    /// The names by which the ranks agree: first the names of the dimensions' communicators, then
+    /// the name of the parent.
     fn offers(&self) -> Vec<Option<String>> {
         let name = |known: &Arc<Communicator>| known.shareable_name().map(str::to_owned);
         self.dims.iter().chain([&self.parent]).map(|known| known.as_ref().and_then(name)).collect()
@@ -241,10 +242,12 @@ impl DimMaker<'_, '_> {
         let (name, group) = (view.dim_name(index), communicator.group());
         let place = view.is_member().then(|| view.split_color_key(index)).transpose()?;
         let config = named_config(library, options.config.as_ref(), &comm_name(name, options));
-        // Three kinds meet by a fresh id. A communicator over all ranks of the root needs no
-        // parent, but takes an existing one where it cannot be that parent itself. A communicator
-        // that another mesh planned lazily may exist in some of its groups already, so not all
-        // ranks would take part in a split. And the library may have no split.
+        // Communicators are made by a fresh id, and not by a split, in three cases. The first case
+        // is a communicator over all ranks of the root: it needs no parent. But with streams, such
+        // a communicator cannot be the parent, so it is split from the parent if there is one. The
+        // second case is a communicator that another mesh planned lazily: some of its groups may
+        // have made theirs already, so not all ranks would take part in a split. The third case is
+        // a library that cannot split.
         let is_whole = view.dim_size(index) == self.root.mesh().root_size();
         let from_parent = !is_whole || (library.has_streams() && self.parent.is_some());
         if !from_parent || communicator.first_use().is_lazy() || !library.can_split() {
@@ -274,7 +277,7 @@ impl DimMaker<'_, '_> {
     }
 }
 
-/// The communicator over `all` ranks of a root that `raw` is, to split from.
+/// Returns the parent over `all` ranks of a root, whose raw communicator is `raw`.
 pub(super) fn new_parent(maker: &Maker<'_>, all: Mesh, raw: RawComm) -> Result<Arc<Communicator>> {
     let made = Arc::new(Communicator::unmade(Arc::clone(maker.library), all, FirstUse::default()));
     if let Some(name) = maker.peers.name_of("root") {
@@ -284,7 +287,7 @@ pub(super) fn new_parent(maker: &Maker<'_>, all: Mesh, raw: RawComm) -> Result<A
     Ok(made)
 }
 
-/// What the communicator over all ranks of a root is called in the library's logs.
+/// Returns the name that the communicator over all ranks of a root has in the library's logs.
 pub(super) fn parent_name(root: &Mesh) -> String {
     format!("mesh_{}", root.dim_names().join("_"))
 }

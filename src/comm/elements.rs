@@ -1,4 +1,5 @@
-//! What the typed collectives take: elements, operators, and buffers whose lengths fit each other.
+//! The arguments of the typed collectives: elements, operators, and buffers whose lengths fit each
+//! other.
 
 use half::{bf16, f16};
 use hostccl::types::{DataType, ReduceOp};
@@ -6,7 +7,7 @@ use hostccl::types::{DataType, ReduceOp};
 use crate::error::{Error, Result};
 
 pub(super) mod sealed {
-    /// What `ncclDataType_t` calls the type.
+    /// Gives the `ncclDataType_t` of an element type.
     pub trait Sealed: Copy {
         const DTYPE: i32;
     }

@@ -15,13 +15,14 @@ use crate::wait::{Wait, Watch};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl RootComms {
-    /// Ends this root on this rank: raises its cancel flag, aborts its communicators, and so wakes
-    /// every call that is blocked in either. Local, from any thread; takes no lock that a blocked
-    /// call holds. Communicators that another root mesh shares end for that root as well. Adopted
-    /// communicators are left to their owner, unless the library was to destroy them.
+    /// Ends this root on this rank: raises its cancel flag and aborts its communicators. That
+    /// wakes every call that looks at the flag or is blocked in a communicator. Local, from any
+    /// thread; takes no lock that a blocked call holds. Communicators that another root mesh
+    /// shares end for that root as well. Adopted communicators are left to their owner, unless the
+    /// library was to destroy them.
     pub fn abort(&self) -> Result<()> {
         // Shrinking has ended everything but the communicator from which the next one is being
-        // made. If that ended here too, this rank would be lost for the others.
+        // made. If that communicator ended here too, this rank would be lost for the others.
         if !self.end(Life::Aborted) && self.life() == Life::Shrunk {
             return Ok(());
         }
@@ -49,8 +50,8 @@ impl RootComms {
     }
 
     /// A wait for the other ranks' dm_finalize. It ends soon where a communicator has failed,
-    /// because then there is no work to wait for. A rank that waits in a collective for this rank,
-    /// which makes no more of them, is told so.
+    /// because then there is no work to wait for. This rank makes no more collectives, so a rank
+    /// that waits for it in a collective is told so.
     fn wait_to_finalize(&self, call: &str) -> Wait {
         let (communicators, call, began) = (self.communicators(), call.to_owned(), Instant::now());
         let working = self.dim_communicators();

@@ -12,9 +12,9 @@ use crate::wait::Wait;
 
 /// Aborts communicators, each on a thread of its own where the library has streams. NCCL's abort
 /// raises the flag at which the communicator's kernels look, and then waits for the communicator's
-/// streams (`commDestroySync`). There its work may lie behind the work of another communicator,
-/// which only the flag of that one ends. Inside a group of the calling thread NCCL would put the
-/// abort off until the end of the group.
+/// streams (`commDestroySync`). On a stream its work may lie behind the work of another
+/// communicator, which only that communicator's own flag ends. Inside a group of the calling
+/// thread NCCL would put the abort off until the end of the group.
 pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
     std::thread::scope(|scope| {
         let (mut here, mut threads) = (Vec::new(), Vec::new());
@@ -42,8 +42,8 @@ pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
 }
 
 /// Flushes and destroys one communicator. Aborts it when its work is not done by the deadline.
-/// `tell` is called with the error before the abort, because to the other ranks a rank that aborts
-/// is lost.
+/// `tell` is called with the error before the abort, because the other ranks take a rank that
+/// aborts for a lost one.
 pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
     let Some(raw) = communicator.take_to_finalize() else {
         return Ok(());

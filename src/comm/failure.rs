@@ -1,4 +1,4 @@
-//! How a communicator failed, and which rank is to blame.
+//! Keeps how a communicator failed, and finds the rank that is to blame.
 
 use std::sync::OnceLock;
 
@@ -40,7 +40,7 @@ impl FirstFailure {
 
     /// The error of a call that comes after the failure. It says which call failed, and what to do.
     /// `label` names the communicator.
-    pub(super) fn again(&self, label: impl FnOnce() -> String) -> Option<Error> {
+    pub(super) fn later_error(&self, label: impl FnOnce() -> String) -> Option<Error> {
         let Failure { status, ccl_result, how } = self.0.get()?;
         let message = format!(
             "the communicator of {} {FAILED_EARLIER}{how}; it is of no further use, make the mesh anew (dm_init)",

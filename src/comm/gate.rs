@@ -18,7 +18,9 @@ pub(super) struct Gate {
     inside: AtomicU64,
     /// The length of `waiting`, which can be read without the lock.
     waiters: AtomicUsize,
+    /// The tags of the calls that wait.
     waiting: Mutex<Vec<u64>>,
+    /// Wakes the calls that wait, when the call inside has left.
     freed: Condvar,
 }
 

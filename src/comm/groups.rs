@@ -133,8 +133,8 @@ pub(super) fn begin(library: &Arc<Library>) {
 /// refused in the group, else with the library's error. The flag says whether the error is the
 /// library's.
 pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, bool)> {
-    // An operation of a communicator that was aborted meanwhile lies in the library's list, and the
-    // communicator's memory is gone.
+    // When a communicator was aborted meanwhile, its operations are still in the library's list,
+    // but its memory is gone. So the library must not run the list.
     let is_lost = with_group(library, |group| {
         if group.is_lost || (group.depth == 1 && library.has_streams() && group.holds_ended()) {
             group.lose();
@@ -145,12 +145,12 @@ pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, boo
         return Err((lost(library), false));
     }
     let ended = library.group_end();
-    let whole = with_open(|open| {
+    let closed = with_open(|open| {
         let at = open.iter().position(|group| group.library.is_same(library))?;
         open[at].depth -= 1;
         (open[at].depth == 0).then(|| open.remove(at))
     });
-    match whole.flatten().and_then(|mut group| group.refused.take()) {
+    match closed.flatten().and_then(|mut group| group.refused.take()) {
         Some(refused) => Err((refused, false)),
         None => ended.map_err(|error| (error, true)),
     }
@@ -173,9 +173,9 @@ pub(crate) fn refuse(library: Option<&Library>, error: &Error) {
     });
 }
 
-/// Ends the group that this thread has begun last, for a program that names it by a handle which is
-/// not live any more. The group fails with `error`, and the host engine runs none of its
-/// operations.
+/// Ends the group that this thread has begun last. A program gets here when it ends a group by a
+/// handle that is not live any more. The group fails with `error`, and the host engine runs none
+/// of its operations.
 pub(crate) fn end_in_vain(error: &Error) {
     let last = with_open(|open| open.last().filter(|group| !group.is_lost).map(|group| Arc::clone(&group.library)));
     let Some(library) = last.flatten() else { return };

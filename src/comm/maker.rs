@@ -1,11 +1,11 @@
 //! Makes raw communicators inside an agreed call: by unique id, by split and by shrink, always
 //! against the deadline.
 //!
-//! What a user gets is blocking. On a non-blocking communicator NCCL's operations return
-//! ncclInProgress before they are on the stream, and such operations may not be in one group with
-//! those of a blocking communicator. But only the making of non-blocking communicators can be ended
-//! early. So where there are streams, ranks meet in a non-blocking communicator that nobody sees,
-//! and what is handed out is split from it (docs/nccl-sources.md).
+//! The communicators that a program gets are blocking. On a non-blocking communicator NCCL's
+//! operations return ncclInProgress before they are on the stream, and such operations may not be
+//! in one group with those of a blocking communicator. But only the making of non-blocking
+//! communicators can be ended early. So where there are streams, ranks meet in a non-blocking
+//! communicator that nobody sees, and what is handed out is split from it (docs/nccl-sources.md).
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -31,7 +31,7 @@ const LOOK_AROUND: Duration = Duration::from_millis(100);
 const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// How many ranks meet at one id, where a library takes several ids. NCCL's root of an id serves
-/// its ranks one after another, and from 256 ranks on they wait before they turn to it.
+/// its ranks one after another. With 256 ranks or more, the ranks pause before they connect to it.
 const RANKS_PER_ID: usize = 128;
 
 /// Makes communicators of one library inside one call.
@@ -80,8 +80,8 @@ impl Maker<'_> {
         let _ = self.library.set_timeout(comm, self.millis_left());
         name_ranks(self.library, comm, group);
         let explain = |error: Error| match group.ranks().first() {
-            // The communicator never came to be, so it numbers no ranks. The one rank that can have
-            // spoilt it is the one that made its id.
+            // The communicator was never complete, so the engine cannot name the lost rank. Then
+            // the lost rank is the one that made the id.
             Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
                 error.within(&format!("rank {maker} was lost (it made the id)")).with_ranks(&[*maker])
             }
@@ -91,8 +91,8 @@ impl Maker<'_> {
         Ok(comm)
     }
 
-    /// The ids by which the ranks of `group` meet. It is one id, unless many ranks would crowd at
-    /// it and the library takes several: then each part of the ranks has an id, which the first
+    /// The ids by which the ranks of `group` meet. There is one id, unless there are many ranks
+    /// and the library takes several ids. Then each part of the ranks has an id, which the first
     /// rank of the part makes. All ranks get the same list from rank 0.
     fn ids(&self, key: &str, group: &Mesh, rank: usize) -> Result<Vec<UniqueId>> {
         let (size, wait) = (group.size(), self.peers.wait());
@@ -130,8 +130,8 @@ impl Maker<'_> {
         })
     }
 
-    /// A blocking communicator, from a library without split. Once its making has begun, nothing
-    /// ends it.
+    /// Makes a blocking communicator, on a library that cannot split. Once the library has begun,
+    /// nothing ends its work early.
     fn meet_blocking(
         &self,
         what: impl Fn() -> String,
@@ -147,8 +147,8 @@ impl Maker<'_> {
     }
 
     /// The child of `parent` that joins the ranks of `group`: the ranks that say the same colour,
-    /// ordered by key. A rank without a colour takes part and gets no child. A split that does not
-    /// end ends the parent.
+    /// ordered by key. A rank without a colour takes part and gets no child. When the split fails
+    /// or is not done in time, the parent is aborted.
     pub(super) fn split(
         &self,
         parent: &Communicator,
@@ -204,8 +204,8 @@ impl Maker<'_> {
             // SAFETY: `child` says what it is for.
             unsafe { self.library.shrink(raw, &mut excluded, child, &mut config) }
         })?;
-        // SAFETY: the handle is still there. The parent has failed, most likely, and says so once
-        // it is done. What counts is the child.
+        // SAFETY: the handle is still there. The parent has most likely failed and reports that
+        // now. Only the child counts here.
         let made = unsafe { child.read_volatile() };
         match outcome {
             _ if !made.is_null() => {

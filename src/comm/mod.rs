@@ -10,8 +10,8 @@
 //! - [`View`]: a mesh view with its dimensions' communicators at hand. This is what a `dm_mesh`
 //!   handle names.
 //! - [`Element`] and [`Operator`]: the element types and reductions of its typed collectives.
-//! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when the
-//!   program runs, on the host and on devices.
+//! - [`Memory`], [`Buffer`] and [`Collective`]: collectives whose element type is known only when
+//!   the program runs, on the host and on devices.
 //!
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!
@@ -63,8 +63,8 @@ pub use elements::{Element, Operator};
 pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_group};
 #[cfg(feature = "cudarc")]
 pub use on_stream::{DeviceBuffer, OnStream};
+pub(crate) use operations::BufferShape;
 pub use operations::Operands;
-pub(crate) use operations::Shape;
 pub use options::{DimOptions, MeshOptions};
 pub use root::RootComms;
 pub(crate) use view::DimComms;

@@ -11,13 +11,13 @@ use crate::mesh::Mesh;
 use crate::rendezvous::Scope;
 
 impl View {
-    /// One dimension out of all of this view's, with a communicator. **Collective over the root
-    /// mesh**, but local when this dimension exists under this name already.
+    /// All dimensions of this view joined into one, with a communicator. **Collective over the
+    /// root mesh**, but local when this dimension exists under this name already.
     pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
         self.root_comms().alive()?;
         let flat = self.mesh().flatten(name)?;
-        // A dimension under its own name is itself: there is nothing to make, nor a name to make
-        // known.
+        // A single dimension that keeps its name stays as it is: there is nothing to make, and no
+        // new name.
         if self.mesh().ndim() == 1 && flat.dim_name(0) == self.mesh().dim_name(0) {
             return Ok(self.with(flat));
         }

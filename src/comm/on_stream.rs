@@ -28,7 +28,8 @@ use crate::ccl::{Library, NcclResult, RawComm, result};
 use crate::error::{Error, Result, Status};
 
 mod sealed {
-    /// Kept to the types below, because a pointer that is wrong would be read and written.
+    /// Only the types below implement this, because the library would read and write at a wrong
+    /// pointer.
     pub trait Sealed {}
     impl<T> Sealed for cudarc::driver::CudaSlice<T> {}
     impl<T> Sealed for cudarc::driver::CudaViewMut<'_, T> {}
@@ -44,9 +45,9 @@ impl<T> DeviceBuffer<T> for CudaViewMut<'_, T> {}
 /// makes it.
 ///
 /// A call checks its arguments, queues the operation behind the work of the stream and returns.
-/// What the stream, or a copy to the host, does afterwards finds the result. Each buffer is
-/// borrowed mutably, also one that is only read: cudarc orders every later use behind the last
-/// write of a slice, but a later write only behind the last of several reads.
+/// Later work on the stream, or a copy to the host, finds the result. Each buffer is borrowed
+/// mutably, also one that is only read: cudarc orders every later use behind the last write of a
+/// slice, but a later write only behind the last of several reads.
 ///
 /// Calls of one dimension are made in one order on all ranks. Lengths are those of this rank's own
 /// buffers; NCCL does not compare them with the other ranks'.

@@ -12,7 +12,7 @@ use super::view::View;
 use crate::ccl::{CallName, DATA_TYPES, Library, NcclResult, REDUCTIONS, RawComm, element_size, result};
 use crate::error::{Error, Result, Status};
 
-/// What one operation works on, as the C caller gave it.
+/// The operands of one operation, as the C caller gave them.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Operands {
@@ -35,7 +35,7 @@ impl Operands {
 /// How much the buffers of an operation hold, in blocks of `count` elements, and where it works in
 /// place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum BufferShape {
     /// Both buffers hold one block. In place, they are the same.
     Same,
     /// One block is sent, and a block of each rank is received. In place, the sent block lies at
@@ -84,7 +84,7 @@ impl View {
                 "{name}: stream is {stream:p}, but device type cpu has no streams: pass NULL (the call returns when its result is there)"
             )));
         }
-        // In a group, the library fails the whole group.
+        // Inside a group the call goes on to the library, which then fails the whole group.
         if let Some(error) = communicator.earlier_failure().filter(|_| !groups::in_group(library)) {
             return Err(error.within(name));
         }
@@ -140,7 +140,7 @@ impl View {
         operands: Operands,
         send: *const c_void,
         recv: *const c_void,
-        shape: Shape,
+        shape: BufferShape,
     ) -> Result<()> {
         let size = self.mesh().dim_size(index);
         // Sizes that no memory can hold are refused with the other arguments.
@@ -150,21 +150,21 @@ impl View {
             (send.addr(), recv.addr(), || Ok::<usize, Error>(self.mesh().local_rank(index)? * each));
         let whole = each * size;
         let (send_bytes, recv_bytes) = match shape {
-            Shape::Same => (each, each),
-            Shape::Gather => (each, whole),
-            Shape::Scatter => (whole, each),
-            Shape::AllToAll => (whole, whole),
+            BufferShape::Same => (each, each),
+            BufferShape::Gather => (each, whole),
+            BufferShape::Scatter => (whole, each),
+            BufferShape::AllToAll => (whole, whole),
         };
         let (send_end, recv_end) = (send.saturating_add(send_bytes), recv.saturating_add(recv_bytes));
         if send_end <= recv || recv_end <= send || size == 1 && send == recv {
             return Ok(());
         }
         let (in_place, instead) = match shape {
-            Shape::Same => (send == recv, "send == recv"),
-            Shape::Gather => (send == recv + block()?, "send == recv + (my rank) * count elements"),
-            Shape::Scatter => (recv == send + block()?, "recv == send + (my rank) * count elements"),
-            Shape::AllToAll if self.library()?.is_host_engine() => (send == recv, "send == recv"),
-            Shape::AllToAll => (false, "never on this library"),
+            BufferShape::Same => (send == recv, "send == recv"),
+            BufferShape::Gather => (send == recv + block()?, "send == recv + (my rank) * count elements"),
+            BufferShape::Scatter => (recv == send + block()?, "recv == send + (my rank) * count elements"),
+            BufferShape::AllToAll if self.library()?.is_host_engine() => (send == recv, "send == recv"),
+            BufferShape::AllToAll => (false, "never on this library"),
         };
         match in_place {
             true => Ok(()),

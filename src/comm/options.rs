@@ -1,10 +1,10 @@
-//! What a caller can ask of the communicators of a mesh.
+//! The options of a mesh and of its dimensions' communicators.
 
 use std::time::Duration;
 
 use crate::ccl::{CommConfig, config_digest};
 
-/// What a caller asks of one dimension's communicator.
+/// The options of one dimension's communicator.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct DimOptions {
@@ -58,14 +58,15 @@ impl DimOptions {
         parts.join(" ")
     }
 
-    /// As [`agreed`](DimOptions::agreed), with a leading comma for the end of a call's text.
+    /// Returns what [`agreed`](DimOptions::agreed) returns, with a leading comma for the end of a
+    /// call's text.
     pub(super) fn agreed_suffix(&self) -> String {
         let agreed = self.agreed();
         if agreed.is_empty() { agreed } else { format!(", {agreed}") }
     }
 }
 
-/// What a caller asks of a whole mesh.
+/// The options of a whole mesh.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct MeshOptions {

@@ -23,7 +23,7 @@ pub(super) enum Life {
     Alive = 0,
     Aborted = 1,
     Finalized = 2,
-    /// Its remaining ranks have another mesh.
+    /// dm_shrink has ended it. Its remaining ranks have another mesh.
     Shrunk = 3,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct DimComm {
     call: CallName,
 }
 
-/// What a new root mesh is made of.
+/// The parts of a new root mesh.
 pub(super) struct RootSpec<'a> {
     /// The world that its collective calls belong to; `None` for a mesh over existing communicators
     /// without a world.
@@ -60,7 +60,7 @@ pub(super) struct RootSpec<'a> {
     /// The library of its communicators; `None` for an offline mesh.
     pub(super) library: Option<Arc<Library>>,
     pub(super) mesh: Mesh,
-    /// What the root is called in the names of scopes and calls, equal on all its ranks.
+    /// The root's part in the names of its scopes and calls. It is equal on all ranks of the root.
     pub(super) id: String,
     /// Whether its communicators are made at their first use.
     pub(super) is_lazy: bool,
@@ -91,7 +91,7 @@ pub struct RootComms {
     is_lazy: bool,
     /// How long each collective call of the mesh may take.
     timeout: Duration,
-    /// What the root is called in the names of scopes and calls, equal on all its ranks.
+    /// The root's part in the names of its scopes and calls. It is equal on all ranks of the root.
     id: String,
     /// Whether the root is alive; its ranges and views have the same flag.
     life: Arc<LifeFlag>,
@@ -100,8 +100,8 @@ pub struct RootComms {
     outer: Weak<RootComms>,
     /// The ranges of this root, which end with it.
     ranges: Mutex<Vec<Arc<RootComms>>>,
-    /// How often this rank has called dm_shrink on it. Each attempt has an agreement scope of its
-    /// own.
+    /// How often this rank has called dm_shrink on the root. Each attempt has an agreement scope
+    /// of its own.
     pub(super) shrink_attempts: AtomicU64,
 }
 
@@ -135,7 +135,7 @@ impl RootComms {
         &self.mesh
     }
 
-    /// Whether there are no communicators by design.
+    /// Whether the mesh is offline, so that it has no communicators.
     pub fn is_offline(&self) -> bool {
         self.library.is_none()
     }
@@ -193,7 +193,7 @@ impl RootComms {
     }
 }
 
-/// Its life.
+/// The root's life.
 impl RootComms {
     pub(super) fn life(&self) -> Life {
         match self.life.0.load(Ordering::SeqCst) {
@@ -228,8 +228,8 @@ impl RootComms {
 }
 
 impl Drop for RootComms {
-    /// A failed communicator ends with the last root mesh that has it. The others stay: raw
-    /// pointers to them may be in use.
+    /// A failed communicator ends with the last root mesh that has it. Communicators that have not
+    /// failed stay, because raw pointers to them may be in use.
     fn drop(&mut self) {
         let dims = std::mem::take(self.dims.get_mut().unwrap_or_else(PoisonError::into_inner));
         let parent = self.parent.get_mut().unwrap_or_else(PoisonError::into_inner).take();
@@ -240,9 +240,9 @@ impl Drop for RootComms {
     }
 }
 
-/// The scope in which the ranks of a root mesh agree: the world's own scope where the root has all
-/// ranks of the world, so that calls on different meshes in different orders are a mismatch and not
-/// a wait; else a scope of the root's own.
+/// Returns the scope in which the ranks of a root mesh agree. A root that has all ranks of the
+/// world uses the world's scope. So when ranks make calls on different meshes in different orders,
+/// that is a mismatch and not a wait. Any other root has a scope of its own.
 fn own_scope(world: &World, mesh: &Mesh, id: &str) -> Result<Arc<Scope>> {
     let rendezvous = world.rendezvous();
     if mesh.root_size() == rendezvous.size() {

@@ -1,5 +1,5 @@
-//! The communicators of one world by the ranks they join: what a further mesh can share, and what
-//! still lives.
+//! The communicators of one world on this rank: which of them a further mesh can share, and which
+//! of them have not ended.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,18 +12,20 @@ use crate::ccl::Library;
 use crate::layout::Dim;
 use crate::mesh::{Mesh, RankMap};
 
-/// Which ranks the communicators along a dimension join: the rank map of the root (or of a range of
-/// it), and the dimension's sizes and strides over that root. Keys that are equal on one rank are
-/// equal on all ranks, because every rank computes them from the same agreed call.
+/// Identifies the ranks that the communicators along a dimension join: by the rank map of the root
+/// (or of a range of it), and by the dimension's sizes and strides over that root. Keys that are
+/// equal on one rank are equal on all ranks, because every rank computes them from the same agreed
+/// call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct PartitionKey {
     /// The number of ranks of the root.
     root_size: usize,
-    /// Which world rank lies at each position of the root.
+    /// The world rank at each position of the root.
     ranks: RankMap,
     /// The sizes and strides of the dimension.
     pairs: Vec<(usize, usize)>,
-    /// Whether the communicator is only split from and never handed out (maker.rs).
+    /// Whether the communicator only serves to split others from it, and is never handed out
+    /// (maker.rs).
     is_parent: bool,
 }
 
@@ -51,8 +53,8 @@ pub(super) struct CommTable {
     shared: Mutex<HashMap<PartitionKey, Arc<Communicator>>>,
     /// The communicator that holds this rank alone. It serves every dimension of size 1.
     single: Mutex<Option<Arc<Communicator>>>,
-    /// Every communicator that was made and has not ended, also where no mesh holds it any more,
-    /// because its raw pointer may be in use.
+    /// Every communicator that was made and has not ended. A communicator stays here when no mesh
+    /// holds it any more, because its raw pointer may be in use.
     living: Mutex<Vec<Arc<Communicator>>>,
 }
 
@@ -83,19 +85,18 @@ impl CommTable {
         self.shared().get(&PartitionKey::of_parent(root, library)).cloned()
     }
 
-    /// From now on, dimensions over the same ranks as dimension `dim` of `mesh` can share this
-    /// communicator.
+    /// Lets dimensions over the same ranks as dimension `dim` of `mesh` share this communicator.
     pub(super) fn share(&self, mesh: &Mesh, dim: &Dim, communicator: &Arc<Communicator>) {
         self.shared().insert(PartitionKey::of(mesh, dim), Arc::clone(communicator));
     }
 
-    /// From now on, root meshes over the same ranks as `root` can split from this communicator.
+    /// Lets root meshes over the same ranks as `root` split from this communicator.
     pub(super) fn share_parent(&self, root: &Mesh, library: &Library, communicator: &Arc<Communicator>) {
         self.shared().insert(PartitionKey::of_parent(root, library), Arc::clone(communicator));
     }
 
-    /// From now on, the dimensions of this root mesh share no communicator that was made before,
-    /// and are split from none of them.
+    /// Forgets the communicators that the dimensions of this root mesh could share, and those from
+    /// which they could be split.
     pub(super) fn share_no_more(&self, root: &Mesh) {
         let mut shared = self.shared();
         for dim in (0..root.ndim()).map(|index| root.dim_layout(index).clone()).chain([root.whole()]) {
@@ -110,15 +111,15 @@ impl CommTable {
         self.shared().clear();
     }
 
-    /// The communicator that holds this rank alone. `unmade` makes it when there is none or it has
-    /// failed: no other rank has a part in it, so this rank decides that by itself.
+    /// The communicator that holds this rank alone. When there is none, or it has failed, `unmade`
+    /// gives a new one. No other rank has a part in it, so this rank decides that by itself.
     pub(super) fn single(&self, unmade: impl FnOnce() -> Communicator) -> Arc<Communicator> {
         let mut single = lock(&self.single);
         if let Some(known) = single.as_ref().filter(|known| known.is_sound()) {
             return Arc::clone(known);
         }
         let fresh = Arc::new(unmade());
-        // The world is a user of its own, and the last one to leave.
+        // The world counts as a user too, and it is the last user to leave.
         fresh.add_user();
         Arc::clone(single.insert(fresh))
     }
@@ -167,8 +168,8 @@ impl Drop for CommTable {
     /// may be in use.
     fn drop(&mut self) {
         let single = self.single.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // A forked child leaves it to its parent. On a library with streams, destroying it may
-        // wait.
+        // In a forked child the communicator belongs to the parent process. On a library with
+        // streams, destroying it may wait for the device.
         let ours = single.filter(|single| !fork::is_child() && !single.library().has_streams());
         if let Some(single) = ours.filter(|single| single.drop_user()) {
             single.take_to_finalize().map(|raw| single.library().destroy(raw));

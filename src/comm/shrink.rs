@@ -20,10 +20,10 @@ use crate::mesh::Mesh;
 struct Attempt {
     /// The number of the attempt on this root, from 0 on.
     number: u64,
-    /// What the remaining ranks must agree on.
+    /// The text on which the remaining ranks must agree.
     text: String,
     /// The mesh of the ranks that are left.
-    left: Mesh,
+    remaining: Mesh,
     /// The lost ranks, in ascending order.
     lost: Vec<i32>,
 }
@@ -45,9 +45,9 @@ impl View {
         let mut lost = lost.to_vec();
         lost.sort_unstable();
         lost.dedup();
-        let left = mesh.without(index, &lost, world.size())?;
+        let remaining = mesh.without(index, &lost, world.size())?;
         if world.rendezvous().is_offline() {
-            return Ok(View::of_root(RootComms::create(world, left, &Default::default())?));
+            return Ok(View::of_root(RootComms::create(world, remaining, &Default::default())?));
         }
         if !space.mesh().is_member() {
             return Err(Error::not_member(format!("dm_shrink: rank {} is not in {}", mesh.rank(), mesh.describe())));
@@ -67,7 +67,7 @@ impl View {
             mesh.dim_name(index),
             ranks_text(&lost)
         );
-        let made = space.make_shrunk(world, Attempt { number, text, left, lost }, parent.as_ref());
+        let made = space.make_shrunk(world, Attempt { number, text, remaining, lost }, parent.as_ref());
         // The child, if it was made, does not need its parent.
         if let Some(parent) = parent {
             let _ = parent.abort();
@@ -106,19 +106,20 @@ impl RootComms {
         attempt: Attempt,
         parent: Option<&Arc<Communicator>>,
     ) -> Result<Arc<RootComms>> {
-        let Attempt { number, text, left, lost } = attempt;
+        let Attempt { number, text, remaining, lost } = attempt;
         let ranks = self.mesh().root_ranks();
         let survivors: Vec<i32> = ranks.iter().copied().filter(|rank| lost.binary_search(rank).is_err()).collect();
         let position = survivors.iter().position(|rank| *rank == self.mesh().rank()).unwrap_or(0);
-        // Ranks that take different ones for lost may have nobody in common, and must not take each
-        // other's word for that of their own. So only those ranks meet that have the first rank in
-        // common, and they compare their calls with it.
+        // Ranks may name different lost ranks. Such ranks may have no survivor in common, and then
+        // one must not read the keys of the other. So the scope has the first survivor in its
+        // name: only ranks with the same first survivor meet, and they compare their calls with
+        // that rank.
         let place = format!("{number}/{}", survivors.first().copied().unwrap_or_default());
         let scope = world.rendezvous().subscope(&format!("{}/shrink{place}", self.id()), survivors.into(), position)?;
 
         let call = Call::begin(world, None, world.wait(self.timeout()))?;
-        // A call that had the turn before may have ended the parent, when it was ended in the
-        // middle of a split.
+        // The call that had the turn before may have ended the parent: that call was aborted in
+        // the middle of a split.
         let parent = parent.filter(|parent| parent.state() == State::Ready);
         let call = call.agree(&scope, &text)?;
         // Where the parent is gone on some rank, because dm_abort came first there, all ranks do
@@ -126,20 +127,20 @@ impl RootComms {
         let detail = if parent.is_some() { "with its communicator" } else { "without its communicator" };
         let parent = if call.all_say(&scope, &text, detail)? { parent } else { None };
 
-        let wanted = WantedDims::all_of(&left, |_| DimOptions::default());
-        let is_excluded = |rank: i32| left.coordinate_of(rank).is_err();
+        let wanted = WantedDims::all_of(&remaining, |_| DimOptions::default());
+        let is_excluded = |rank: i32| remaining.coordinate_of(rank).is_err();
         let excluded: Vec<i32> = (0..ranks.len()).filter(|at| is_excluded(ranks[*at])).map(|at| at as i32).collect();
         let root = RootComms::new(RootSpec {
             world: Some(Arc::clone(world)),
             library: self.library().cloned(),
-            mesh: left,
+            mesh: remaining,
             id: format!("{}/shrunk{place}", self.id()),
             is_lazy: self.is_lazy(),
             timeout: self.timeout(),
             outer: None,
         })?;
-        // Ranks that go with a replica could not agree on what the others share with earlier
-        // meshes.
+        // The ranks whose replica goes cannot agree with the others on what these share with
+        // earlier meshes. So the new mesh shares nothing.
         world.comms().share_no_more(root.mesh());
         world.register(as_weak(&root));
         call.run(|work| {

@@ -1,4 +1,4 @@
-//! A mesh view with its communicators. This is what a mesh handle names.
+//! A mesh view with its communicators. A mesh handle names such a view.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl View {
         View::new(root.mesh().clone(), Arc::clone(&root), root)
     }
 
-    /// The layout side of the view.
+    /// The layout and the ranks of the view.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
@@ -103,7 +103,7 @@ impl View {
         }
     }
 
-    /// Views of one root side by side. Local.
+    /// A view with the dimensions of several views of one root, in order. Local.
     pub fn concatenate(views: &[&View]) -> Result<View> {
         let Some(first) = views.first() else {
             return Err(Error::invalid("concatenate needs at least one mesh, got 0"));

@@ -38,7 +38,7 @@ impl WorldOptions {
     /// device type. `python` is the wheel of a Python environment.
     ///
     /// # Safety
-    /// As for [`ccl::open`].
+    /// The conditions of [`ccl::open`] hold for the library.
     #[must_use]
     pub unsafe fn library(mut self, name: impl Into<String>) -> WorldOptions {
         self.library = Some(name.into());
@@ -55,9 +55,9 @@ pub(super) trait EndsWithWorld: Send + Sync {
 
 /// Something that C callers borrow from a world.
 struct Lent {
-    /// What was asked for. The same question gets the same answer.
+    /// The question of the callers. Equal questions get the same answer.
     key: Vec<String>,
-    /// What the callers get.
+    /// The answer that the callers get.
     thing: Box<dyn Any + Send + Sync>,
     /// Owns the memory to which `thing` points.
     _owner: Box<dyn Any + Send + Sync>,
@@ -71,7 +71,7 @@ pub struct World {
     rendezvous: rendezvous::World,
     /// The library that makes the communicators; `None` in an offline world.
     library: Option<Arc<Library>>,
-    /// The device for communicators that are made on threads which have none.
+    /// The device on which communicators are made when the calling thread has chosen none.
     device: Option<Device>,
     /// Whether a thread is inside a collective call of this world.
     is_in_call: Mutex<bool>,
@@ -87,7 +87,7 @@ pub struct World {
     roots: Mutex<Vec<Weak<dyn EndsWithWorld>>>,
     /// Held while the communicator of this rank alone is made.
     single_turn: Mutex<()>,
-    /// What C callers borrow for as long as the world lives.
+    /// The memory that C callers borrow for as long as the world lives.
     lent: Mutex<Vec<Lent>>,
 }
 
@@ -166,7 +166,7 @@ impl World {
         wait.outcome(self.rendezvous.barrier_by(&wait))
     }
 
-    /// Where every rank is, by rank. **Collective over the world**.
+    /// Returns the location of every rank, in rank order. **Collective over the world**.
     pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
         self.alive()?;
         refuse_inside("dm_world_locations", self.library.as_ref())?;
@@ -264,8 +264,8 @@ impl World {
         Ok(Turn(self))
     }
 
-    /// Held while the communicator of this rank alone is made. That waits for no other rank, so it
-    /// needs no turn behind calls that do.
+    /// Returns the lock that is held while the communicator of this rank alone is made. Making it
+    /// waits for no other rank, so it does not wait for its turn behind collective calls.
     pub(super) fn single_turn(&self) -> MutexGuard<'_, ()> {
         lock(&self.single_turn)
     }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::pointers::{null, out};
 use crate::error::{Error, Result, Status};
 
-/// More than any options struct will ever have: a larger struct_size is garbage.
+/// No options struct will have more bytes than this. A larger struct_size is garbage.
 const MAX_STRUCT_SIZE: usize = 4096;
 
-/// The most names or dimensions that one call may list: more is a garbage count, not a mesh.
+/// The most names or dimensions that one call may list. A larger count is garbage.
 const MAX_LIST: usize = 1 << 16;
 
 /// A required string, as UTF-8.
@@ -25,7 +25,7 @@ pub(super) unsafe fn text<'a>(what: impl Display + Copy, string: *const c_char) 
 /// A string that may be NULL.
 ///
 /// # Safety
-/// As [`text`].
+/// The conditions of [`text`] hold.
 pub(super) unsafe fn optional_text<'a>(what: impl Display, string: *const c_char) -> Result<Option<&'a str>> {
     if string.is_null() {
         return Ok(None);
@@ -56,10 +56,10 @@ pub(super) unsafe fn list<'a, T>(what: &str, values: *const T, count: usize) -> 
     Ok(unsafe { std::slice::from_raw_parts(values, count) })
 }
 
-/// As [`list`], for a list that describes dimensions, where a huge count is a mistake.
+/// Does what [`list`] does, for a list that describes dimensions. A huge count is a mistake there.
 ///
 /// # Safety
-/// As [`list`].
+/// The conditions of [`list`] hold.
 pub(super) unsafe fn short_list<'a, T>(what: &str, values: *const T, count: usize) -> Result<&'a [T]> {
     if count > MAX_LIST {
         return Err(Error::invalid(format!("the count of {what} is {count}, more than {MAX_LIST}")));
@@ -71,7 +71,7 @@ pub(super) unsafe fn short_list<'a, T>(what: &str, values: *const T, count: usiz
 /// `count` strings, none of them NULL.
 ///
 /// # Safety
-/// As [`list`], and each element as [`text`].
+/// The conditions of [`list`] hold for the list, and those of [`text`] for each element.
 pub(super) unsafe fn names<'a>(what: &str, names: *const *const c_char, count: usize) -> Result<Vec<&'a str>> {
     // SAFETY: the caller's contract.
     let names = unsafe { short_list(what, names, count)? };
@@ -205,11 +205,11 @@ pub(super) unsafe fn give_list<T: Copy>(
     Ok(())
 }
 
-/// As [`give_list`], of values that are made one by one: no list of them is made here, however many
-/// there are.
+/// Does what [`give_list`] does, with values that are made one by one. No list of them is made
+/// here, however many there are.
 ///
 /// # Safety
-/// As [`give_list`].
+/// The conditions of [`give_list`] hold.
 pub(super) unsafe fn give_each<T: Copy>(
     what: &str,
     len: usize,
@@ -227,11 +227,11 @@ pub(super) unsafe fn give_each<T: Copy>(
     Ok(())
 }
 
-/// Gives a list's length to the caller and refuses where the list does not fit: also before it is
-/// made, as it can have as many elements as the world has ranks.
+/// Gives a list's length to the caller, and fails when the list does not fit. A caller can check
+/// before it makes the list, which may have as many elements as the world has ranks.
 ///
 /// # Safety
-/// As [`give_list`].
+/// The conditions of [`give_list`] hold.
 pub(super) unsafe fn check_room<T>(
     what: &str,
     len: usize,
@@ -254,7 +254,7 @@ pub(super) unsafe fn check_room<T>(
 /// Gives a string to the caller; the length counts the NUL.
 ///
 /// # Safety
-/// As [`give_list`].
+/// The conditions of [`give_list`] hold.
 pub(super) unsafe fn give_text(
     what: &str,
     text: &str,

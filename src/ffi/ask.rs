@@ -1,4 +1,4 @@
-//! Questions to a mesh.
+//! Functions that ask a mesh about its shape and its ranks.
 
 use std::ffi::{CStr, c_char};
 
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn dm_group_ranks(
     ask(|| {
         // SAFETY: the caller's contract.
         let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
-        // Who is outside has no group, of whatever size.
+        // A rank outside the mesh has no group along the dimension, of whatever size.
         mesh.local_rank(index)?;
         // SAFETY: the caller's contract.
         unsafe { give_each("ranks", mesh.dim_size(index), mesh.each_group_rank(index)?, ranks, capacity, len_out) }
@@ -304,7 +304,7 @@ unsafe fn is_name(name: &CStr, text: *const c_char) -> bool {
     name.to_bytes_with_nul().iter().enumerate().all(|(at, byte)| unsafe { *text.add(at) as u8 == *byte })
 }
 
-/// The name of a dimension, NULL for the only one.
+/// Reads the name of a dimension; `None` for NULL, which names the only dimension.
 ///
 /// # Safety
 /// `dim` is NULL or NUL-terminated and stays so while the name is used.
@@ -316,8 +316,8 @@ pub(super) unsafe fn dim_text<'a>(dim: *const c_char) -> Result<Option<&'a str>>
     }
 }
 
-/// Where the dimension of that name is: in this mesh, or alone in a view of it when it is a
-/// flattened one. NULL on a 1-D mesh.
+/// Returns the mesh in which the dimension of that name is, and its index there: this mesh, or for
+/// a flattened dimension the view of it. `dim` may be NULL on a 1-D mesh.
 ///
 /// # Safety
 /// `dim` is NULL or NUL-terminated.

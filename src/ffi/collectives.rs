@@ -12,7 +12,7 @@ use super::guard::guard;
 use super::make::find;
 use super::types::{dm_dtype, dm_mesh, dm_op, dm_status};
 use crate::ccl::{Library, NcclResult, RawComm};
-use crate::comm::{Operands, Shape, View, end_group_in_vain, refuse_in_group};
+use crate::comm::{BufferShape, Operands, View, end_group_in_vain, refuse_in_group};
 use crate::error::Result;
 
 /// Reduces count elements over all ranks of dim; every rank gets the result, bitwise the same.
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn dm_all_reduce(
     operation("dm_all_reduce", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count, dtype, stream };
-        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
+        call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_reduce(send, recv, count, dtype, op, comm, stream) }
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn dm_reduce(
         let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
         let operands = Operands { count, dtype, stream };
         if at_root {
-            call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
+            call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         }
         call.run(index, operands, buffers, |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn dm_broadcast(
         let buffers = if at_root { &buffers[..] } else { &buffers[..1] };
         let operands = Operands { count, dtype, stream };
         if at_root {
-            call.view.check_overlap(call.name, index, operands, send, recv, Shape::Same)?;
+            call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Same)?;
         }
         call.run(index, operands, buffers, |library, comm| {
             // SAFETY: the caller's contract is the library's.
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn dm_all_gather(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_all_gather", mesh, dim, |call, index| {
         let operands = Operands { count: send_count, dtype, stream };
-        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Gather)?;
+        call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Gather)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_gather(send, recv, send_count, dtype, comm, stream) }
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn dm_reduce_scatter(
     operation("dm_reduce_scatter", mesh, dim, |call, index| {
         call.view.check_operator(call.name, op)?;
         let operands = Operands { count: recv_count, dtype, stream };
-        call.view.check_overlap(call.name, index, operands, send, recv, Shape::Scatter)?;
+        call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::Scatter)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.reduce_scatter(send, recv, recv_count, dtype, op, comm, stream) }
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn dm_all_to_all(
     let dim = || unsafe { dim_text(dim) };
     operation("dm_all_to_all", mesh, dim, |call, index| {
         let operands = Operands { count: count_per_peer, dtype, stream };
-        call.view.check_overlap(call.name, index, operands, send, recv, Shape::AllToAll)?;
+        call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::AllToAll)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_to_all(send, recv, count_per_peer, dtype, comm, stream) }
@@ -340,10 +340,11 @@ pub unsafe extern "C" fn dm_recv(
 /// refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
 /// these operations fail for all their ranks.
 ///
-/// Local. Groups nest: only the outermost end runs them. It groups operations on all meshes of the
-/// same library, raw ones included. Calls that make communicators (dm_init, dm_flatten ...) are no
-/// part of a group of dm_group_start: inside one they are done when they return. Errors:
-/// DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world).
+/// Local. Groups nest: only the outermost end runs the operations. A group has the operations on
+/// all meshes of the same library, also those on raw communicators. Calls that make communicators
+/// (dm_init, dm_flatten ...) are no part of a group of dm_group_start: inside one they are done
+/// when they return. Errors: DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED
+/// (an offline world).
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.group_start())
@@ -353,13 +354,13 @@ pub extern "C" fn dm_group_start(mesh: *const dm_mesh) -> dm_status {
 /// their results are there.
 ///
 /// Errors: the first error of any of the operations, as they would give it, also of one that was
-/// refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL when
-/// no group was begun. Call it on every path: until then operations of this thread only wait. After
-/// dm_abort of a mesh there is none on cpu, because that ends the group which its thread has open.
-/// On cuda NCCL cannot end a group that holds an operation of a communicator which dm_abort has
-/// ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this thread; make
-/// those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE) ends the group
-/// that this thread has begun last; on cpu none of its operations runs.
+/// refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL
+/// when no group was begun. Call it on every path: until then operations of this thread only wait.
+/// On cpu, dm_abort of a mesh ends the group that its thread has open, so there is no group to end
+/// after it. On cuda NCCL cannot end a group that holds an operation of a communicator which
+/// dm_abort has ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this
+/// thread; make those from another thread. A handle that is not live (DM_STATUS_INVALID_HANDLE)
+/// ends the group that this thread has begun last; on cpu none of its operations runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh).inspect_err(end_group_in_vain)?.group_end())

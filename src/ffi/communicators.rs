@@ -16,13 +16,14 @@ use crate::error::Result;
 /// along the dimension.
 ///
 /// Local; with DM_INIT_LAZY the first call for a dimension is collective over this rank's group
-/// along it. dim NULL is allowed on a 1-D mesh. A dimension of size 1 gives the one communicator of
-/// this rank alone, made at the first such call.
+/// along it. dim NULL is allowed on a 1-D mesh. All dimensions of size 1 give one communicator,
+/// which holds this rank alone and is made at the first such call.
 ///
-/// Borrowed from the root mesh: live until dm_finalize, dm_abort or the end of the process,
-/// whatever handles are freed; never destroyed by the caller. It is valid only in the library that
-/// made it: call it through dm_get_proc. On NCCL it is blocking, unless the dimension's nccl_config
-/// says otherwise: operations are on the stream when they return. Takes no lock; a few nanoseconds.
+/// The communicator is borrowed from the root mesh. It lives until dm_finalize, dm_abort or the
+/// end of the process, whatever handles are freed. The caller never destroys it. It is valid only
+/// in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the
+/// dimension's nccl_config says otherwise: operations are on the stream when they return. The call
+/// takes no lock and lasts a few nanoseconds.
 ///
 /// Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED, DM_STATUS_UNSUPPORTED (an
 /// offline world), DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
@@ -52,8 +53,8 @@ pub unsafe extern "C" fn dm_get_comm(mesh: *const dm_mesh, dim: *const c_char, c
 }
 
 /// The function of that name ("ncclAllReduce", ...) in the library that made this mesh's
-/// communicators: the right copy also with several NCCLs in the process, and on cpu, where no NCCL
-/// is linked.
+/// communicators. It is of the right copy when the process has several NCCLs, and it also works on
+/// cpu, where no NCCL is linked.
 ///
 /// Local. Cast the result to the function's type, for example decltype(&ncclAllReduce). It stays
 /// valid until the end of the process. Errors: DM_STATUS_NOT_FOUND (names the library and its

@@ -8,7 +8,7 @@ use super::types::{DM_STATUS_OK, dm_error_info, dm_status};
 use crate::error::Status;
 
 /// The name of a status, for example "DM_STATUS_TIMEOUT"; "DM_STATUS_UNKNOWN" for a number that is
-/// none.
+/// no status.
 ///
 /// Local. The string is static and never NULL.
 #[unsafe(no_mangle)]
@@ -17,8 +17,8 @@ pub extern "C" fn dm_status_name(status: dm_status) -> *const c_char {
     name.as_ptr()
 }
 
-/// What this thread's last failing call says: one line with the values, or "" when none has failed
-/// yet.
+/// Returns the message of this thread's last failing call: one line with the values, or "" when no
+/// call has failed yet.
 ///
 /// Local. Borrowed: valid until this thread's next failing call. A call that succeeds does not
 /// clear it.

@@ -15,7 +15,9 @@ use crate::error::{Error, Result};
 
 /// A thread's last failure, with its message as C reads it.
 pub(super) struct LastError {
+    /// The failure.
     pub(super) error: Error,
+    /// Its message, to which dm_last_error points.
     pub(super) message: CString,
 }
 
@@ -37,8 +39,8 @@ fn refused() -> dm_status {
     Error::check_fork().map_or_else(remember, |()| DM_STATUS_OK)
 }
 
-/// As [`guard`], but runs `body` in a forked child too. `body` must change nothing, take no lock
-/// and talk to no other rank.
+/// Does what [`guard`] does, but runs `body` in a forked child too. `body` must change nothing,
+/// take no lock and talk to no other rank.
 pub(super) fn ask(body: impl FnOnce() -> Result<()>) -> dm_status {
     match caught(body) {
         Ok(()) => DM_STATUS_OK,
@@ -57,8 +59,8 @@ pub(super) fn free(body: impl FnOnce()) {
     }
 }
 
-/// As [`ask`], for functions that return a value instead of a status. They return `otherwise` on
-/// failure.
+/// Does what [`ask`] does, for functions that return a value instead of a status. They return
+/// `otherwise` on failure.
 pub(super) fn guard_or<T>(otherwise: T, body: impl FnOnce() -> Result<T>) -> T {
     match caught(body) {
         Ok(value) => value,

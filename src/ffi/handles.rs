@@ -25,36 +25,47 @@ const MASK: usize = (1 << SLOT_BITS) - 1;
 const FIRST_CHUNK: usize = 64;
 const CHUNKS: usize = (SLOT_BITS - FIRST_CHUNK.trailing_zeros() + 1) as usize;
 
-/// What a handle names. `F` is read in place, and `T` is handed out as a share; neither takes a
-/// lock.
+/// The thing that a handle names. `F` is read in place, and `T` is handed out as an `Arc`. Neither
+/// takes a lock.
 struct Entry<F, T> {
+    /// The handle. A lookup compares it, because the slot may hold a later entry.
     token: usize,
+    /// The part that is read in place.
     fast: F,
+    /// The value, of which lookups hand out an `Arc`.
     value: Weak<T>,
-    /// The handle's own share. It is taken when the handle is freed, so that what it owns is
-    /// dropped at once. The entry itself is memory that readers may still look at.
+    /// The handle's own `Arc` of the value. It is taken when the handle is freed, so that the
+    /// handle's hold on the value ends at once. The entry itself stays while readers may look at
+    /// it.
     owner: Mutex<Option<Arc<T>>>,
 }
 
+/// A place for one entry.
 struct Slot<F, T> {
+    /// The entry of the live handle; NULL where there is none.
     entry: Atomic<Entry<F, T>>,
 }
 
-/// An entry, its slot, and what the slot holds.
+/// An entry, its slot, and the pointer in the slot.
 type Found<'t, 'g, F, T> = (&'g Entry<F, T>, &'t Slot<F, T>, Shared<'g, Entry<F, T>>);
 
-/// Free slots with their next generation, and how many slots were ever used.
+/// The slots that a new handle can take.
 struct Free {
+    /// Slots of freed handles, each with its next generation.
     slots: Vec<(usize, usize)>,
+    /// How many slots were ever used. The slots from this number on are free too.
     used: usize,
 }
 
 /// All handles of one kind.
 pub(super) struct Table<F, T> {
+    /// The upper 16 bits of every token of this table.
     kind: usize,
-    /// What to call one in messages.
+    /// The name of such a handle's type in messages.
     noun: &'static str,
+    /// The slots, in chunks that are allocated when they are needed and never freed.
     chunks: [AtomicPtr<Slot<F, T>>; CHUNKS],
+    /// The slots that a new handle can take.
     free: Mutex<Free>,
 }
 
@@ -97,7 +108,7 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
         }
     }
 
-    /// What a handle names.
+    /// Returns the value that a handle names.
     pub(super) fn get(&self, token: usize) -> Result<Arc<T>> {
         let guard = epoch::pin();
         let value = self.entry(token, &guard).and_then(|(entry, ..)| entry.value.upgrade());
@@ -108,9 +119,9 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
     pub(super) fn remove(&self, token: usize) -> Result<Arc<T>> {
         let guard = epoch::pin();
         let (entry, place, shared) = self.entry(token, &guard).ok_or_else(|| self.unknown(token))?;
-        // The thread that unlinks the entry ends the handle; any other thread came second. It
-        // cannot be another entry at the same address: this one's memory is not used again while
-        // this thread is pinned.
+        // The thread that unlinks the entry ends the handle; any other thread came second. The
+        // pointer cannot be that of a later entry, because this entry's memory is not used again
+        // while this thread is pinned.
         let unlinked = place.entry.compare_exchange(shared, Shared::null(), AcqRel, Acquire, &guard);
         unlinked.map_err(|_| self.unknown(token))?;
         let value = entry.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -146,8 +157,8 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
         (entry.token == token).then_some((entry, slot, shared))
     }
 
-    /// The slot, with its chunk allocated. Called with the lock of `free` held, or for a slot that
-    /// is in use.
+    /// Returns the slot. Allocates its chunk where it is missing, so the caller holds the lock of
+    /// `free`, or the slot is in use.
     fn place(&self, slot: usize) -> &Slot<F, T> {
         let (chunk, at) = locate(slot);
         let mut slots = self.chunks[chunk].load(Acquire);
@@ -169,7 +180,8 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
     }
 }
 
-/// Chunk 0 has `FIRST_CHUNK` slots, chunk `k` as many as all before it.
+/// Returns the chunk of a slot and its index there. Chunk 0 has `FIRST_CHUNK` slots, and each
+/// later chunk has as many as all chunks before it.
 #[inline]
 fn locate(slot: usize) -> (usize, usize) {
     if slot < FIRST_CHUNK {

@@ -1,4 +1,4 @@
-//! Life and death of a mesh.
+//! How a mesh fails, ends, and goes on without lost ranks.
 
 use std::ffi::c_char;
 
@@ -13,10 +13,10 @@ use crate::error::Error;
 
 /// The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
 ///
-/// Local, does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a rank's
-/// process has gone, or it aborted; named where known), DM_STATUS_MISMATCH and DM_STATUS_TIMEOUT
-/// (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED, DM_STATUS_NOT_FOUND,
-/// DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
+/// Local; it does not wait. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_PEER_LOST (a
+/// rank's process has gone, or it aborted; named where known), DM_STATUS_MISMATCH and
+/// DM_STATUS_TIMEOUT (an earlier collective failed), DM_STATUS_CCL, DM_STATUS_ABORTED,
+/// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated.
@@ -33,15 +33,15 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// of its views, here and, with the host engine, on the other ranks, where they get
 /// DM_STATUS_PEER_LOST.
 ///
-/// Local, from any thread; takes no lock that a blocked call holds. Every view of this root answers
-/// DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world shares ends
-/// for that one as well; a mesh that is made afterwards has new ones. Raw communicators from
-/// dm_get_comm must not be used any more. A second abort, or one after dm_finalize or dm_shrink,
-/// does nothing. What has no mesh yet, dm_init, is ended by dm_world_abort. With NCCL it returns
-/// when this root's work has left the streams: where that lies behind a stuck call of another mesh,
-/// dm_world_abort ends both. Another rank that waits for this one through the store alone, to make
-/// a communicator that a DM_INIT_LAZY mesh has not made yet, is told by dm_world_abort only; else
-/// its deadline ends that.
+/// Local, from any thread; takes no lock that a blocked call holds. Every view of this root
+/// answers DM_STATUS_ABORTED from then on. A communicator that another root mesh of this world
+/// shares ends for that one as well; a mesh that is made afterwards has new ones. Raw
+/// communicators from dm_get_comm must not be used any more. A second abort, or one after
+/// dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh yet: dm_world_abort
+/// ends it. With NCCL it returns when this root's work has left the streams: where that lies
+/// behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this
+/// one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
+/// is told by dm_world_abort only; otherwise it waits until its deadline.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().abort())
@@ -52,21 +52,21 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// from then on; handles are still to be freed.
 ///
 /// Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and
-/// DM_STATUS_MISMATCH as in dm_init (where a rank never made the call the mesh is then as before:
-/// dm_abort ends it; where one did not get through it, the mesh has ended here), DM_STATUS_CCL,
-/// DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
+/// DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
+/// dm_abort ends it; when a rank did not get through the call, the mesh has ended here),
+/// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
 ///
 /// A communicator that has failed has no work to wait for: it is aborted, and the call gives its
-/// failure on all ranks. Who has not come a second after the failure is not waited for. A rank that
-/// waits in a collective of the host engine for one that has called dm_finalize gets
-/// DM_STATUS_MISMATCH after about a second; so does that one.
+/// failure on all ranks. The call does not wait for a rank that has not come one second after the
+/// failure. When a rank waits in a collective of the host engine for a rank that has called
+/// dm_finalize, both get DM_STATUS_MISMATCH after about a second.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_finalize(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().finalize())
 }
 
 /// The mesh without those indices along dim that hold a lost rank, for going on after a rank has
-/// died: whole replicas go, their other ranks too.
+/// died. Whole replicas go, with all their ranks.
 ///
 /// Collective over the ranks of the mesh that are not lost, also those whose replica goes: they get
 /// a handle that answers DM_STATUS_NOT_MEMBER. mesh has all ranks of its root (a view of some of
@@ -74,23 +74,24 @@ pub extern "C" fn dm_finalize(mesh: *const dm_mesh) -> dm_status {
 /// rank; dim NULL is allowed on a 1-D mesh. On a mesh (dp=4, tp=2) over ranks 0 .. 7, rank 5 lost
 /// and dim "dp" give (dp=3, tp=2) over ranks 0, 1, 2, 3, 6, 7.
 ///
-/// It ends the root mesh on this rank as dm_abort does, whatever comes of it: calls that are
-/// blocked in any of its views return, and every view answers DM_STATUS_ABORTED. May therefore be
-/// called from any thread (one at a time), and after dm_abort on some or all ranks, but not after
-/// dm_finalize. Only dm_world_abort ends it before its time. When it fails (another rank died
-/// meanwhile, ranks named different lost ones), call it again on the same handle. The result is a
-/// root mesh of its own; its dimensions have the names of this one's and no dm_dim_options, and
-/// share no communicator with meshes made before. The caller frees the handle with dm_free.
+/// The call ends the root mesh on this rank as dm_abort does, whether or not it succeeds: calls
+/// that are blocked in any of its views return, and every view answers DM_STATUS_ABORTED. It may
+/// therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
+/// but not after dm_finalize. Only dm_world_abort ends the call early. When it fails (another rank
+/// died meanwhile, ranks named different lost ones), call it again on the same handle. The result
+/// is a root mesh of its own; its dimensions have the names of this one's and no dm_dim_options,
+/// and share no communicator with meshes made before. The caller frees the handle with dm_free.
 ///
-/// A rank that is named as lost need not have died: it calls dm_abort. Where ranks name different
-/// ones they learn of each other (DM_STATUS_MISMATCH) if they wait for each other; sets of ranks
-/// that each name the other as lost go on apart.
+/// A rank that is named as lost need not have died: it calls dm_abort. Ranks that name different
+/// lost ranks get DM_STATUS_MISMATCH if they wait for each other. Two sets of ranks that name each
+/// other as lost go on apart.
 ///
-/// The communicators come of the mesh's own by ncclCommShrink. Errors: DM_STATUS_UNSUPPORTED (the
-/// library has none: NCCL before 2.27; a mesh without a world), DM_STATUS_INVALID_ARGUMENT (no lost
-/// rank, one outside the mesh, this rank, nothing left), DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND,
-/// DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_PEER_LOST (a further rank; or the store went
-/// with the lost one, as rank 0's does), DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
+/// ncclCommShrink makes the new communicators from those of the mesh. Errors:
+/// DM_STATUS_UNSUPPORTED (the library has none: NCCL before 2.27; a mesh without a world),
+/// DM_STATUS_INVALID_ARGUMENT (no lost rank, one outside the mesh, this rank, nothing left),
+/// DM_STATUS_NOT_MEMBER, DM_STATUS_NOT_FOUND, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
+/// DM_STATUS_PEER_LOST (a further rank; or the store went with the lost one, as rank 0's does),
+/// DM_STATUS_CCL, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; lost_ranks is NULL or has num_lost elements; mesh_out is NULL or

@@ -20,8 +20,11 @@ use crate::wait::Deadline;
 /// The part of a mesh handle that is read in place, without a lock, by functions that must be
 /// quick.
 pub(super) struct FastPart {
+    /// The layout and the ranks.
     pub(super) mesh: Mesh,
+    /// The communicators of its dimensions, for dm_get_comm.
     pub(super) comms: Arc<DimComms>,
+    /// The names of its dimensions as C strings, which dm_dim_name lends.
     pub(super) names: Vec<CString>,
     /// This rank's coordinate; empty where the rank is not in the view.
     pub(super) coordinate: Vec<usize>,
@@ -29,7 +32,7 @@ pub(super) struct FastPart {
 
 pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 
-/// Makes a mesh: gives every dimension of this rank a ready communicator. These are the two lines:
+/// Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
 ///
 /// ```c
 /// dm_init("cuda", (size_t[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
@@ -38,19 +41,20 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 ///
 /// Collective over the world, also for ranks outside a mesh that is smaller than the world (their
 /// handle answers DM_STATUS_NOT_MEMBER where membership matters). Ranks lie in the mesh row-major:
-/// the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (that of options->world;
-/// without one see dm_world_init). shape has ndim sizes, each at least 1; their product is at most
-/// the world's size. dim_names are ndim different, non-empty names; NULL names them dim_0, dim_1
-/// ... options NULL: the default world, ranks 0 .. n-1, the world's timeout. options->timeout_ms
-/// bounds the whole call, also the join of the default world in it; a join that failed, was late or
-/// was aborted is begun anew by the next call. The caller frees the handle with dm_free.
+/// the last dimension is the fastest. device_type is "cuda", "cpu" or NULL (the device type of
+/// options->world; without a world see dm_world_init). shape has ndim sizes, each at least 1;
+/// their product is at most the world's size. dim_names are ndim different, non-empty names; NULL
+/// names them dim_0, dim_1 ... options NULL: the default world, ranks 0 .. n-1, the world's
+/// timeout. options->timeout_ms bounds the whole call, also the join of the default world in it.
+/// After a join that failed, was late or was aborted, the next call joins anew. The caller frees
+/// the handle with dm_free.
 ///
 /// Before any communicator is made, the ranks agree that they all made this same call. Errors:
 /// DM_STATUS_INVALID_ARGUMENT (on the caller alone, before any communication), DM_STATUS_MISMATCH
-/// (who request for what), DM_STATUS_TIMEOUT (who never came), DM_STATUS_CCL, DM_STATUS_PEER_LOST,
-/// DM_STATUS_ABORTED (dm_world_abort ends it here; a call that is blocked too), and what
-/// dm_world_init gives when the default world is joined here. A failure of any rank is one on all,
-/// and leaves nothing behind.
+/// (which rank asked for what), DM_STATUS_TIMEOUT (which ranks never came), DM_STATUS_CCL,
+/// DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (dm_world_abort on this rank ends the call, also while
+/// it is blocked), and what dm_world_init gives when the default world is joined here. When the
+/// call fails on any rank, it fails on all ranks and leaves nothing behind.
 ///
 /// # Safety
 /// Pointers are NULL or point to as many elements as their counts say; strings are NUL-terminated;
@@ -75,18 +79,18 @@ pub unsafe extern "C" fn dm_init(
 /// Makes a mesh over communicators that exist already, one per dimension in the order of the
 /// dimensions.
 ///
-/// Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks as
-/// the dimension, and this process's rank in it is its coordinate (checked). They belong to the
-/// library that the world, DM_CCL_LIBRARY or the device type names. They stay the caller's, must
-/// outlive the mesh, and are not aborted by dm_abort, unless options->flags has DM_INIT_OWN_COMMS.
-/// options->world NULL: the mesh joins no world, its ranks are 0 .. n-1, and only local calls and
-/// collectives on it work (dm_flatten needs a world).
+/// Local. Element i of comms is this rank's communicator along dimension i: it has as many ranks
+/// as the dimension, and this process's rank in it is its coordinate (checked). The communicators
+/// belong to the library that the world, DM_CCL_LIBRARY or the device type names. The
+/// communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort, unless
+/// options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks
+/// are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
 ///
 /// # Safety
-/// As dm_init; comms points to ndim live communicators of that library.
+/// The conditions of dm_init hold; comms points to ndim live communicators of that library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_from_comms(
     device_type: *const c_char,
@@ -132,21 +136,26 @@ pub unsafe extern "C" fn dm_from_comms(
 /// Ranks are 32-bit, so this is as large as any world gets.
 const MAX_WORLD: usize = i32::MAX as usize;
 
-/// What a constructor of a mesh is asked for.
+/// The arguments of a function that makes a mesh.
 pub(super) struct MeshRequest<'a> {
+    /// "cuda" or "cpu".
     device_type: &'static str,
+    /// The size of each dimension.
     shape: &'a [usize],
+    /// The name of each dimension; `None` for the default names.
     names: Option<Vec<&'a str>>,
     /// The text of a mesh, which lists the ranks; `None` where the options list them.
     text: Option<&'a MeshText>,
-    /// The world that the caller gave.
+    /// The world that the caller gave; `None` for the default world.
     world: Option<Arc<World>>,
+    /// The other options of the caller.
     options: InitOptions,
 }
 
 impl<'a> MeshRequest<'a> {
     /// # Safety
-    /// As `dm_init`; what is read stays where it is while the result is used.
+    /// The conditions of `dm_init` hold, and the arguments stay where they are while the result is
+    /// used.
     unsafe fn read(
         device_type: *const c_char,
         shape: *const usize,
@@ -272,7 +281,7 @@ pub(super) fn handle(view: Arc<View>) -> Result<usize> {
     MESHES.insert(FastPart { mesh, comms: Arc::clone(view.dim_comms()), names, coordinate }, view)
 }
 
-/// What a mesh handle names.
+/// Returns the view that a mesh handle names.
 pub(super) fn find(mesh: *const dm_mesh) -> Result<Arc<View>> {
     MESHES.get(mesh as usize)
 }

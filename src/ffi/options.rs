@@ -32,7 +32,7 @@ pub(super) struct WorldOptions {
     pub(super) world: comm::WorldOptions,
     /// The caller's callbacks, which are kept once a world was made with them.
     pub(super) callbacks: Option<Arc<CallbackStore>>,
-    /// Where the token for ending the joining is written, or NULL.
+    /// The place for the token that ends the join, or NULL.
     pub(super) joining_out: *mut *mut dm_world,
 }
 

@@ -1,4 +1,4 @@
-//! Which block of a tensor a rank holds.
+//! Computes which block of a tensor a rank holds.
 
 use super::arguments::{list, short_list};
 use super::guard::ask;
@@ -28,8 +28,8 @@ use crate::sharding::{Placement, local_shard};
 ///
 /// The answers are those of PyTorch's DTensor, blocks without elements included: there the local
 /// size is 0 and the offset is the size of the tensor's dimension. A block is always contiguous;
-/// PyTorch's _StridedShard, which writes the second of these for it, cuts some sizes that do not
-/// divide differently (13 rows over a (3, 2) mesh).
+/// PyTorch expresses the second of these placements by _StridedShard, which cuts some sizes in
+/// another way when they do not divide (13 rows over a (3, 2) mesh).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (an unknown kind, a tensor_dim that is negative or past the
 /// end, world_rank below -1), DM_STATUS_NOT_MEMBER (the rank is not in this view),

@@ -10,11 +10,11 @@ use super::pointers::out;
 use super::types::{dm_init_options, dm_mesh, dm_status};
 use crate::mesh::MeshText;
 
-/// The view as one line of JSON, from which dm_deserialize makes it again: in a checkpoint, in
-/// another job, in another language.
+/// Writes the view as one line of JSON, from which dm_deserialize makes it again, for example in
+/// another job or from another language.
 ///
-/// Local. *len_out is the length in bytes with the NUL. Row 1 of a mesh (dp=2, tp=4) over 8 ranks,
-/// what dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
+/// Local. *len_out is the length in bytes with the NUL. This is the text of row 1 of a mesh (dp=2,
+/// tp=4) over 8 ranks, which dm_slice(mesh, {"tp"}) gives on ranks 4 to 7:
 ///
 /// ```c
 /// {"devicemesh":1,"device_type":"cuda","shape":[4],"names":["tp"],"layout":[[[4,1]]],"base":4,"ranks":[[0,8]]}
@@ -32,14 +32,14 @@ use crate::mesh::MeshText;
 ///
 /// of ranks, where the digits of a dimension are those of its coordinate as a number in the mixed
 /// radix of its sizes: 5 in `[[2,8],[4,1]]` is (1, 1), which lies at 9. So in the text above, the
-/// rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. In the order of strides, each is a multiple
-/// of size * stride of the one before, so no rank is met twice; ranks may be longer than what the
-/// layout reaches.
+/// rank at coordinate 2 is element 4 + 2 * 1 of 0 .. 7. When the pairs are in the order of their
+/// strides, each stride is a multiple of size * stride of the pair before it, so no rank appears
+/// twice. ranks may have more elements than the layout reaches.
 ///
-/// A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and its views' are
-/// no longer; a mesh made with a rank array has as many runs as its ranks have. Equal views can
-/// have different texts: compare with dm_equal. After dm_slice, ranks that hold different views
-/// have different texts.
+/// A mesh (64, 32, 64, 8) of 1,048,576 ranks in a row has a text of 171 bytes, and the texts of
+/// its views are no longer. A mesh made with a rank array has as many runs as its list of ranks.
+/// Equal views can have different texts: compare with dm_equal. After dm_slice, ranks that hold
+/// different views have different texts.
 ///
 /// Errors: DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
@@ -59,9 +59,9 @@ pub unsafe extern "C" fn dm_serialize(
     })
 }
 
-/// Makes the mesh that a text of dm_serialize says: what dm_init makes of its device type, shape,
-/// names and ranks. It is a root mesh, equal (dm_equal) to the view that was written, with a
-/// communicator for every dimension.
+/// Makes the mesh that a text of dm_serialize describes, as dm_init does with the text's device
+/// type, shape, names and ranks. It is a root mesh, equal (dm_equal) to the view that was written,
+/// with a communicator for every dimension.
 ///
 /// Collective over the world, on the same terms as dm_init, which the messages name: every rank
 /// passes a text of the same mesh, or makes that call of dm_init. (After dm_slice each rank has a
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn dm_serialize(
 /// other, which rank is listed twice or not in the world), and those of dm_init.
 ///
 /// # Safety
-/// As dm_init; text is NULL or NUL-terminated.
+/// The conditions of dm_init hold; text is NULL or NUL-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_deserialize(
     text: *const c_char,

@@ -13,29 +13,29 @@ use crate::topology::plan;
 /// A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the
 /// closest domains of the machine.
 ///
-/// Local, no communication; the same on every rank that asks with the same arguments. locations has
-/// world_size paths, of each world rank, far to near: "rack1/host3/nvl0" (dm_world_locations
-/// gathers them). Level 0 is the racks here, level 2 the NVLink domains; at most 32. Names count
-/// within the domain around them: host3 of rack1 is not host3 of rack2. Ranks may have equal paths.
-/// A path that ends early, or is empty, puts its rank into a domain without a name at the levels
-/// below, with the others of which that is so. shape has ndim sizes whose product n is at most
-/// world_size: with fewer ranks than the world has, the plan also says which ones. ranks_out has n
-/// elements, row-major.
+/// Local, no communication; the same on every rank that asks with the same arguments. locations
+/// has world_size paths, of each world rank, far to near: "rack1/host3/nvl0" (dm_world_locations
+/// gathers them). Level 0 is the racks here, level 2 the NVLink domains; there are at most 32
+/// levels. A name counts within the domain around it: host3 of rack1 is not host3 of rack2. Ranks
+/// may have equal paths. A path that ends early, or is empty, puts its rank into a domain without
+/// a name at the levels below, together with the other ranks whose paths lack these levels. shape
+/// has ndim sizes whose product n is at most world_size: with fewer ranks than the world has, the
+/// plan also says which ones. ranks_out has n elements, row-major.
 ///
 /// traffic has a weight for each dimension: how much a rank exchanges along it, evenly with the
 /// ranks of its group (0: nothing). NULL: later dimensions talk more, each weighs the product of
-/// the sizes up to and with its own. What is made small is
+/// the sizes up to and with its own. The plan makes this cost small:
 ///
 /// ```c
 /// cost = sum over dimensions d and levels l of  traffic[d] * pairs[d][l] * n / shape[d]
 /// ```
 ///
 /// where `pairs[d][l]` counts the ordered pairs of ranks that share a group along d and no domain
-/// of level l. Tried are the order that is there, 0 .. n-1, boxes of the mesh that nest as the
-/// domains do, and row-major orders of the dimensions; worlds of up to 1024 ranks are improved by
-/// swaps. The cheapest is the plan: it never costs more than the order that is there. It need not
-/// be the best there is, which takes exponential time to find; for the machines of up to 12 ranks
-/// that the tests search exhaustively it is.
+/// of level l. The candidates are the order 0 .. n-1, boxes of the mesh that nest as the domains
+/// do, and row-major orders of the dimensions. In worlds of up to 1024 ranks, swaps improve them.
+/// The candidate with the lowest cost is the plan, so it never costs more than the order 0 .. n-1.
+/// A better order may exist, because finding the best one takes exponential time. On the machines
+/// of up to 12 ranks that the tests search exhaustively, the plan is the best order.
 ///
 /// report NULL: none, and len_out may be NULL too. Else it becomes one line of JSON, and *len_out
 /// its length with the NUL:
@@ -46,11 +46,11 @@ use crate::topology::plan;
 ///  {"size":4,"traffic":8,"groups":2,"crossing_groups":[0],"most_domains":[1],"pairs":[0],"cost":0}]}
 /// ```
 ///
-/// Lists run over the levels: how many domains the world has; in how many of the dimension's groups
-/// ranks are in different domains; the most domains of one group; pairs. identity_cost is that of
-/// ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for each domain:
-/// the shape or the machine does not divide, and some groups cross more than others of their
-/// dimension. Costs are integers and can have more than 64 bits.
+/// Lists run over the levels: how many domains the world has; in how many of the dimension's
+/// groups ranks are in different domains; the most domains of one group; pairs. identity_cost is
+/// that of ranks 0 .. n-1. even is false when the mesh does not fall into equal boxes, one for
+/// each domain: the shape or the machine does not divide, and some groups of a dimension cross
+/// more domains than others. Costs are integers and can have more than 64 bits.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (NULL, also as a path; an empty component as in
 /// "rack1//nvl0"; a size of 0; n larger than world_size), DM_STATUS_BUFFER_TOO_SMALL (the report;
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn dm_plan_ranks(
     })
 }
 
-/// Before a list of that length is believed.
+/// Checks the sizes before a list of that length is read.
 fn check_size(shape: &[usize], world_size: usize) -> Result<()> {
     row_major(shape)?;
     match i32::try_from(world_size) {

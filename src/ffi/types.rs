@@ -52,7 +52,7 @@ pub const DM_STATUS_BUFFER_TOO_SMALL: dm_status = 5;
 pub const DM_STATUS_MISMATCH: dm_status = 6;
 /// A deadline passed; the message names the ranks that never came.
 pub const DM_STATUS_TIMEOUT: dm_status = 7;
-/// The rendezvous store is unreachable, broke the protocol or refused us.
+/// The rendezvous store is unreachable, broke the protocol, or refused this process.
 pub const DM_STATUS_STORE: dm_status = 8;
 /// The communicator library failed; ccl_result of dm_error_info has its code.
 pub const DM_STATUS_CCL: dm_status = 9;
@@ -107,7 +107,7 @@ pub const DM_MIN: dm_op = 3;
 /// where it can overflow, and the quotient is truncated; on NCCL too.
 pub const DM_AVG: dm_op = 4;
 
-/// What went wrong in a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.
+/// The failure of a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_error_info {
@@ -119,7 +119,7 @@ pub struct dm_error_info {
     pub ccl_result: i32,
     /// The device driver's code (CUresult), 0 when it was not involved.
     pub device_error: i32,
-    /// The errno, 0 when the operating system was not involved.
+    /// The errno; 0 when the operating system was not involved.
     pub os_error: i32,
     /// One line with the values. Borrowed: valid until this thread's next failing call.
     pub message: *const c_char,
@@ -145,7 +145,7 @@ pub struct dm_world_options {
     pub rank: i32,
     /// This process's device index in its host; used when world_size is given.
     pub local_rank: i32,
-    /// Every wait of the library ends by then, in milliseconds. 0: 600000.
+    /// How long a call of the library may wait, in milliseconds. 0: 600000.
     pub timeout_ms: i64,
     /// Where the ranks meet: "env://" (NULL means this), "tcp://host:port" (rank 0 serves) or
     /// "file:///path".
@@ -210,7 +210,7 @@ pub struct dm_store_callbacks {
 /// Dimension flag: never share this dimension's communicator with one over the same ranks.
 pub const DM_DIM_OWN_COMM: u32 = 1;
 
-/// Wishes for one dimension's communicator. Initialise with DM_DIM_OPTIONS_INIT.
+/// Options of one dimension's communicator. Initialise with DM_DIM_OPTIONS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_dim_options {
@@ -233,7 +233,7 @@ pub const DM_INIT_LAZY: u32 = 1;
 /// aborted.
 pub const DM_INIT_OWN_COMMS: u32 = 2;
 
-/// Wishes for a mesh. Initialise with DM_INIT_OPTIONS_INIT.
+/// Options of a mesh. Initialise with DM_INIT_OPTIONS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_init_options {
@@ -259,7 +259,7 @@ pub const DM_REPLICATE: i32 = 0;
 /// Placement: the mesh dimension splits a dimension of the tensor.
 pub const DM_SHARD: i32 = 1;
 
-/// What one mesh dimension does with a tensor; dm_local_shard takes one for each.
+/// How one mesh dimension splits a tensor; dm_local_shard takes one for each dimension.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_placement {

@@ -39,7 +39,8 @@ pub unsafe extern "C" fn dm_slice(
     })
 }
 
-/// One dimension out of all of this view's, with a communicator over its ranks in row-major order.
+/// Joins all dimensions of this view into one, with a communicator over its ranks in row-major
+/// order.
 ///
 /// Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
 /// dimensions under the same name give the communicator that exists, without communication; under
@@ -153,16 +154,16 @@ pub unsafe extern "C" fn dm_reshape(
 }
 
 /// The view with dimension dim restricted to its indices start, start + step ... (len of them),
-/// with a communicator of its own along dim: the first stages of a pipeline, every second replica,
-/// all ranks but the spare ones.
+/// with a communicator of its own along dim. Examples are the first stages of a pipeline, every
+/// second replica, and all ranks but the spare ones.
 ///
-/// Collective over the root mesh, also for the ranks at other indices: they get a handle too, which
-/// answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh. The
-/// result is a view of the ranks that are left: row-major positions, strides (dm_describe),
+/// Collective over the root mesh, also for the ranks at other indices: they get a handle too,
+/// which answers DM_STATUS_NOT_MEMBER where membership matters. dim NULL is allowed on a 1-D mesh.
+/// The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
 /// dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
-/// are for those ranks alone. The other dimensions keep their communicators. It ends with the root
-/// mesh; dm_root gives that. A range of all indices is the view itself. The caller frees the handle
-/// with dm_free.
+/// are for those ranks alone. The other dimensions keep their communicators. The result ends with
+/// the root mesh, which dm_root gives. A range of all indices is the view itself. The caller frees
+/// the handle with dm_free.
 ///
 /// On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
 /// over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the
@@ -190,7 +191,8 @@ pub unsafe extern "C" fn dm_slice_range(
     })
 }
 
-/// Views of one root mesh side by side: a view with the dimensions of all of them, in order.
+/// Makes one view of several views of one root mesh: it has the dimensions of all of them, in
+/// order.
 ///
 /// Local. They may not overlap: each rank appears once. The caller frees the handle with dm_free.
 ///

@@ -17,11 +17,11 @@ use crate::wait::Cancel;
 
 static WORLDS: Table<(), World> = Table::new(0xd357, "dm_world");
 
-/// What ends a joining that is under way, by the token in dm_world_options.joining_out.
+/// The flags that end a join in progress, by the token in dm_world_options.joining_out.
 static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 
-/// Joins the job: finds out which rank this process is, reaches the store, and agrees with the
-/// other ranks on who is there.
+/// Joins the world: finds out which rank this process is, reaches the store, and agrees with the
+/// other ranks on the members of the world.
 ///
 /// Collective over the world, except with DM_WORLD_OFFLINE. device_type is "cuda", "cpu", or NULL
 /// for cuda where a driver with a device and NCCL are present and cpu elsewhere. options NULL:
@@ -31,10 +31,10 @@ static JOINING: Table<(), Cancel> = Table::new(0xd359, "dm_world");
 /// rank frees its handle with dm_world_free.
 ///
 /// With init_method "tcp://host:port" or an environment without a launcher's store, rank 0 serves
-/// the store until its handle and meshes are freed or its process ends; the other ranks need it for
-/// every collective call of this library. It listens on the addresses of the host that is named and
-/// on no other; with DM_STORE_SECRET set in the environment of all ranks, only for connections that
-/// prove to have it (PyTorch's clients cannot).
+/// the store until its handle and meshes are freed or its process ends; the other ranks need it
+/// for every collective call of this library. Rank 0 listens only on the addresses of the host
+/// that is named. With DM_STORE_SECRET set in the environment of all ranks, it serves only
+/// connections that prove to have the secret (PyTorch's clients cannot).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (options, partial or contradictory environment variables),
 /// DM_STATUS_STORE (unreachable, port in use), DM_STATUS_TIMEOUT (names the ranks that never came),
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn dm_world_init(
         let joining = unsafe { Joining::begin(&options.world.join.cancel, options.joining_out)? };
         let joined = World::join(ccl::device_type(device_type)?, &options.world);
         drop(joining);
-        // From here on nobody can end it as a joining; who did so at the last moment means the
+        // From here on the token is dead. A dm_world_abort that came at the last moment means the
         // world.
         let world = joined.and_then(|world| options.world.join.cancel.check().map(|()| world));
         let world = world.inspect_err(|_| options.let_callbacks_go())?;
@@ -137,10 +137,11 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 
 /// Returns when every rank of the world has called it.
 ///
-/// Collective over the world. timeout_ms 0: the world's timeout. Through the store, so it costs
-/// some round trips; it says nothing of work on devices. Errors: DM_STATUS_TIMEOUT names the ranks
-/// that did not come, DM_STATUS_MISMATCH a rank that made another call, DM_STATUS_PEER_LOST one
-/// that has left by dm_world_abort; DM_STATUS_ABORTED when this one has.
+/// Collective over the world. timeout_ms 0: the world's timeout. The call goes through the store,
+/// so it costs some round trips. It says nothing about work on devices. Errors: DM_STATUS_TIMEOUT
+/// names the ranks that did not come, DM_STATUS_MISMATCH names a rank that made another call,
+/// DM_STATUS_PEER_LOST a rank that has left by dm_world_abort; DM_STATUS_ABORTED says that this
+/// rank has left by dm_world_abort.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
@@ -149,12 +150,13 @@ pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> d
     })
 }
 
-/// Where every rank of the world is, as dm_plan_ranks wants it: world_size paths in rank order.
+/// Gives the location of every rank of the world as dm_plan_ranks takes it: world_size paths in
+/// rank order.
 ///
-/// Collective over the world. location is this rank's, far to near ("rack1/host3/nvl0"), NULL: the
-/// name of its host, the same for all containers of one machine. Ranks may give what they know; for
-/// a plan all paths should have the same levels. *locations_out is borrowed from the world: valid
-/// until dm_world_free.
+/// Collective over the world. location is the path of this rank, from far to near
+/// ("rack1/host3/nvl0"). NULL stands for the name of its host, which is the same for all
+/// containers of one machine. Ranks may give different levels, but for a plan all paths should
+/// have the same levels. *locations_out is borrowed from the world: valid until dm_world_free.
 ///
 /// ```c
 /// dm_world_locations(world, NULL, &locations);
@@ -237,7 +239,7 @@ pub extern "C" fn dm_world_free(world: *mut dm_world) {
     }
 }
 
-/// What a world handle names.
+/// Returns the world that a handle names.
 pub(super) fn find(world: *const dm_world) -> Result<Arc<World>> {
     WORLDS.get(world as usize)
 }

@@ -12,7 +12,7 @@ use crate::error::{Result, Status};
 use crate::layout::Dim;
 use crate::wait::{Wait, Watch};
 
-/// Its communicators.
+/// The root's communicators.
 impl RootComms {
     /// The communicator of a dimension; `None` where none was ever planned.
     pub(in crate::comm) fn communicator(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
@@ -34,8 +34,7 @@ impl RootComms {
         })
     }
 
-    /// The communicator of a dimension of that layout under that very name; the last one if there
-    /// were several.
+    /// The communicator that this root made last for a dimension with this name and this layout.
     pub(in crate::comm) fn own_dim(&self, name: &str, dim: &Dim) -> Option<Arc<Communicator>> {
         let dims = self.dims.read().unwrap_or_else(PoisonError::into_inner);
         let own = dims.iter().rev().find(|known| known.name == name && known.dim.pairs() == dim.pairs());
@@ -78,8 +77,8 @@ impl RootComms {
     }
 
     /// Makes `parent` the communicator from which others are split, in place of one that has
-    /// failed, and lets other roots of the same ranks share it. Returns whether it was another one
-    /// before.
+    /// failed, and lets other roots of the same ranks share it. Returns false when `parent` was
+    /// the root's parent already.
     pub(in crate::comm) fn set_parent(&self, parent: &Arc<Communicator>) -> bool {
         let mut own = self.parent.write().unwrap_or_else(PoisonError::into_inner);
         if own.as_ref().is_some_and(|own| Arc::ptr_eq(own, parent)) {
@@ -98,7 +97,8 @@ impl RootComms {
         true
     }
 
-    /// Undoes [`set_parent`](RootComms::set_parent).
+    /// Undoes [`set_parent`](RootComms::set_parent). A parent that was replaced does not come
+    /// back, because the ranks have agreed not to use it.
     pub(in crate::comm) fn remove_parent(&self) {
         let removed = self.parent.write().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(removed) = removed {
@@ -165,8 +165,8 @@ impl RootComms {
         self.ranges().iter().flat_map(|range| range.communicators()).for_each(|made| add(&made));
     }
 
-    /// The communicators that end with this root: all but the one of this rank alone, which serves
-    /// every mesh of the world and never blocks.
+    /// The communicators that end with this root: all except the communicator that holds this rank
+    /// alone. That communicator serves every mesh of the world and never blocks.
     fn own_communicators(&self) -> Vec<Arc<Communicator>> {
         let is_single = |communicator: &Arc<Communicator>| {
             self.world.as_ref().is_some_and(|world| world.comms().is_single(communicator))
@@ -174,9 +174,9 @@ impl RootComms {
         self.communicators().into_iter().filter(|communicator| !is_single(communicator)).collect()
     }
 
-    /// A wait for the root's other ranks. It ends early when a communicator has failed because a
-    /// rank has died or aborted, since that rank does not make the call any more. After other
-    /// failures all ranks still make it.
+    /// A wait for the root's other ranks. The wait ends early when a communicator has failed
+    /// because a rank has died or aborted: that rank will not make the call. After other failures
+    /// all ranks still make the call.
     pub(in crate::comm) fn wait_for_peers(&self) -> Wait {
         let communicators = self.communicators();
         let watch: Watch = Arc::new(move || {
@@ -188,7 +188,7 @@ impl RootComms {
         Wait { watch: Some(watch), ..self.wait(None) }
     }
 
-    /// Aborts those communicators of this root and of its ranges.
+    /// Aborts the communicators of this root and of its ranges for which `which` returns true.
     pub(in crate::comm) fn abort_communicators(&self, which: impl Fn(&Arc<Communicator>) -> bool) -> Result<()> {
         let ended: Vec<_> = self.own_communicators().into_iter().filter(which).collect();
         let outcome = abort_all(&ended);

@@ -6,11 +6,11 @@ use super::{RootComms, RootSpec};
 use crate::error::Result;
 use crate::mesh::Mesh;
 
-/// Its ranges.
+/// The root's ranges.
 impl RootComms {
-    /// The range of the same ranks that was made before, if its communicator along dimension
-    /// `index` can still be used as far as this rank knows. The ranks then agree on whether they
-    /// share it, so a range that is made again and again takes no more communicators than one.
+    /// An earlier range of the same ranks as `range`, if its communicator along dimension `index`
+    /// still works as far as this rank knows. The ranks then agree on whether they share that
+    /// range. So a range that is made again and again takes no further communicators.
     pub(in crate::comm) fn known_range(&self, range: &Mesh, index: usize) -> Option<Arc<RootComms>> {
         let same = |known: &&Arc<RootComms>| {
             known.mesh.rank_map_key() == range.rank_map_key()
