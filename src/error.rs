@@ -1,6 +1,7 @@
 //! The error type of the library: a status of the C contract, a one-line message with the values,
 //! and the codes of other layers.
 
+use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
 
@@ -223,6 +224,16 @@ impl Error {
     pub fn with_os_error(mut self, code: i32) -> Error {
         self.os_error = code;
         self
+    }
+
+    /// `DM_STATUS_INTERNAL` for a caught panic.
+    pub(crate) fn of_panic(panic: &(dyn Any + Send)) -> Error {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Error::internal(format!(
+            "a bug in libdevicemesh, please report it: {}",
+            text.unwrap_or("a panic without a message")
+        ))
     }
 
     /// Adds ranks of the world that the error is about: those that were lost, that did not come,

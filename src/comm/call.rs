@@ -33,6 +33,7 @@
 //! calls (operations.rs). A communicator that holds this rank alone needs no other rank
 //! (`run_alone`).
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -130,19 +131,42 @@ impl<'a> AgreedCall<'a> {
     /// Runs the work and ends the call. When any rank fails, every rank gets the first failure and
     /// keeps nothing of what the call made.
     pub(super) fn run<T: Send>(self, work: impl FnOnce(&mut Work<'_>) -> Result<T> + Send) -> Result<T> {
-        let AgreedCall { call, round } = self;
-        let library = call.world.library()?;
-        outside_groups(library, move || {
-            let peers = Peers { round: Some(&round), wait: &call.wait };
-            let mut here = Work { peers, log: Log::default() };
-            let done = work(&mut here).inspect_err(|error| peers.tell(error));
+        let library = match self.call.world.library() {
+            Ok(library) => library,
+            Err(error) => return self.end(Err(error), Log::default()),
+        };
+        let mut agreed = Some(self);
+        let outcome = outside_groups(library, || {
+            let Some(agreed) = agreed.take() else { return Err(Error::internal("a call that has run already")) };
+            let mut here = Work { peers: agreed.peers(), log: Log::default() };
+            let done = catch_unwind(AssertUnwindSafe(|| work(&mut here)));
+            let done = done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic)));
             let log = here.log;
-            let agreed = verdict_for_all(done, round.finish(&call.wait));
-            let kept = log.keep_or_undo(agreed, call.world, || call.alive());
-            let outcome = call.wait.outcome(kept);
-            drop(call.turn);
-            outcome
-        })
+            agreed.end(done, log)
+        });
+        match (agreed, outcome) {
+            // The work could not begin, for example because there was no thread for it.
+            (Some(agreed), Err(error)) => agreed.end(Err(error), Log::default()),
+            (_, outcome) => outcome,
+        }
+    }
+
+    fn peers(&self) -> Peers<'_> {
+        Peers { round: Some(&self.round), wait: &self.call.wait }
+    }
+
+    /// Ends the call after its work: tells the other ranks of a failure, reaches the second verdict,
+    /// keeps or undoes what the work made, and gives the turn back.
+    fn end<T>(self, done: Result<T>, log: Log) -> Result<T> {
+        let told = done.as_ref().err().is_none_or(|error| self.peers().tell(error));
+        let AgreedCall { call, round } = self;
+        // A rank that could not tell its failure must not count itself among the ranks that are
+        // done. The others then find it missing at their deadline.
+        let agreed = if told { verdict_for_all(done, round.finish(&call.wait)) } else { done };
+        let kept = log.keep_or_undo(agreed, call.world, || call.alive());
+        let outcome = call.wait.outcome(kept);
+        drop(call.turn);
+        outcome
     }
 }
 
@@ -156,7 +180,10 @@ pub(super) fn run_alone<T>(
 ) -> Result<T> {
     let mut here = Work { peers: Peers::none(wait), log: Log::default() };
     let done = work(&mut here);
-    here.log.keep_or_undo(done, world, || mesh.alive())
+    // All meshes of the world share the communicator of this rank alone, so it stays when another
+    // thread ends this mesh. It ends with the world.
+    let made = here.log.keep_or_undo(done, world, || world.alive())?;
+    mesh.alive().map(|()| made)
 }
 
 /// Returns how an agreed call ended on this rank. `mine` is the outcome of this rank's work, and
@@ -208,8 +235,9 @@ impl<'a> Peers<'a> {
     }
 
     /// Tells the other ranks that this one failed. A rank that was aborted is lost for the others.
-    pub(super) fn tell(&self, error: &Error) {
-        let Some(round) = self.round else { return };
+    /// Returns whether the others can read it.
+    pub(super) fn tell(&self, error: &Error) -> bool {
+        let Some(round) = self.round else { return true };
         match error.status() {
             Status::Aborted => {
                 round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message())), self.wait)

@@ -62,11 +62,18 @@ impl DefaultWorld {
     fn get_or_join(&self, deadline: Option<Deadline>) -> Result<Arc<World>> {
         let deadline = deadline.unwrap_or_else(|| Deadline::after(DEFAULT_TIMEOUT));
         let mut state = self.lock();
+        // A thread that waits for a join is aborted with the join. A thread that finds the join
+        // aborted already waits until the join has ended, and then joins anew.
+        let mut waits_for_join = false;
         loop {
             match &*state {
                 State::Joined(world) => return Ok(Arc::clone(world)),
                 State::Absent => break,
-                State::Joining(cancel) => cancel.check()?,
+                State::Joining(cancel) => match cancel.check() {
+                    Ok(()) => waits_for_join = true,
+                    Err(aborted) if waits_for_join => return Err(aborted),
+                    Err(_) => {}
+                },
             }
             if deadline.passed() {
                 return Err(Error::timeout(format!(

@@ -188,7 +188,8 @@ pub(crate) fn end_in_vain(error: &Error) {
 /// engine drops the operations of the group. NCCL ends a group only where no operation of an
 /// aborted communicator is queued in it; otherwise the group is lost.
 pub(super) fn abandon(library: &Arc<Library>) {
-    let Some((holds_ended, queued)) = with_group(library, |group| (group.holds_ended(), group.queued)) else { return };
+    let found = with_group(library, |group| (group.is_lost, group.holds_ended(), group.queued));
+    let Some((false, holds_ended, queued)) = found else { return };
     if library.is_host_engine() {
         library.fail_group("dm_abort ended the group");
     } else if holds_ended {
@@ -198,7 +199,8 @@ pub(super) fn abandon(library: &Arc<Library>) {
         // The operations are those of other meshes, and the program ends their group.
         return;
     }
-    while in_group(library) {
+    // A lost group stays open, because no end is possible.
+    while with_group(library, |group| group.is_lost) == Some(false) {
         // In the host engine this end fails, as it is meant to.
         let _ = end(library);
     }

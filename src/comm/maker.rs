@@ -180,8 +180,10 @@ impl Maker<'_> {
             ));
         }
         // The child may still be in progress by itself, so it is waited for as well.
-        self.poll_new(child, what, |error| blame(self.library, child, group, error))?;
-        if let Err(error) = parent.set_timeout(millis(self.timeout)) {
+        let made = self.poll_new(child, what, |error| blame(self.library, child, group, error));
+        let restored = parent.set_timeout(millis(self.timeout));
+        made?;
+        if let Err(error) = restored {
             let _ = self.library.abort(child);
             return Err(error);
         }
@@ -251,7 +253,14 @@ impl Maker<'_> {
         let raw = parent.ready()?;
         parent.set_timeout(self.millis_left())?;
         let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
-        start(raw, child).map_err(|error| parent.explain(raw, error))?;
+        if let Err(error) = start(raw, child) {
+            // SAFETY: the handle came from a box, and a library that refuses to start does not keep
+            // its place.
+            drop(unsafe { Box::from_raw(child) });
+            let error = parent.explain(raw, error);
+            let _ = parent.set_timeout(millis(self.timeout));
+            return Err(error);
+        }
         let outcome = self.poll(what, |pause| self.library.rest(raw, pause), || parent.poll());
         Ok((child, outcome))
     }

@@ -3,7 +3,6 @@
 //! functions run that ask a handle or compute ([`ask`]). Other functions would speak for the
 //! parent, or wait for a lock that no thread gives back.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -89,7 +88,7 @@ pub(super) fn with_last<R>(look: impl FnOnce(Option<&LastError>) -> R) -> R {
 fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // Data that a panic can leave half done lies behind locks. The modules that lock keep their
     // data whole at every statement, so they ignore the poison of a lock on purpose.
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::internal(panic_text(&*panic))))
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::of_panic(&*panic)))
 }
 
 fn remember(error: Error) -> dm_status {
@@ -102,12 +101,6 @@ fn remember(error: Error) -> dm_status {
         }
     });
     status
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("a bug in libdevicemesh, please report it: {}", text.unwrap_or("a panic without a message"))
 }
 
 /// The empty string that stands for "no failure yet".

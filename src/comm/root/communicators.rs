@@ -144,25 +144,31 @@ impl RootComms {
     /// made.
     pub(in crate::comm) fn communicators(&self) -> Vec<Arc<Communicator>> {
         let mut all = Vec::from_iter(self.own_parent());
-        self.collect_dims(&mut all);
+        self.collect_dims(&mut all, RootComms::communicators);
         all
     }
 
     /// The communicators on which this root and its ranges make calls, each once.
     pub(in crate::comm) fn dim_communicators(&self) -> Vec<Arc<Communicator>> {
         let mut all = Vec::new();
-        self.collect_dims(&mut all);
+        self.collect_dims(&mut all, RootComms::dim_communicators);
         all
     }
 
-    fn collect_dims(&self, all: &mut Vec<Arc<Communicator>>) {
+    /// Adds the communicators of this root's dimensions to `all`, and those that `of_range` gives for
+    /// each of its ranges.
+    fn collect_dims(
+        &self,
+        all: &mut Vec<Arc<Communicator>>,
+        of_range: impl Fn(&RootComms) -> Vec<Arc<Communicator>>,
+    ) {
         let mut add = |communicator: &Arc<Communicator>| {
             if !all.iter().any(|other| Arc::ptr_eq(other, communicator)) {
                 all.push(Arc::clone(communicator));
             }
         };
         self.dims.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|known| add(&known.communicator));
-        self.ranges().iter().flat_map(|range| range.communicators()).for_each(|made| add(&made));
+        self.ranges().iter().flat_map(|range| of_range(range)).for_each(|made| add(&made));
     }
 
     /// The communicators that end with this root: all except the communicator that holds this rank

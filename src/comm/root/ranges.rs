@@ -50,8 +50,12 @@ impl RootComms {
         let has_failed = |range: &Arc<RootComms>| {
             Arc::strong_count(range) == 1 && range.communicators().iter().all(|communicator| communicator.has_failed())
         };
-        let (gone, kept) = std::mem::take(&mut *self.ranges()).into_iter().partition::<Vec<_>, _>(has_failed);
-        self.ranges().splice(0..0, kept);
+        let gone = {
+            let mut ranges = self.ranges();
+            let (gone, kept) = std::mem::take(&mut *ranges).into_iter().partition::<Vec<_>, _>(has_failed);
+            *ranges = kept;
+            gone
+        };
         // Dropping a range takes other locks, so it happens after the lock on the list is given
         // back.
         drop(gone);

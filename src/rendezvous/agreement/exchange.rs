@@ -49,12 +49,14 @@ impl Round {
     }
 
     /// Tells the other ranks that this one failed. The first failure of any rank becomes the
-    /// verdict. This takes a moment at most when the deadline has passed.
-    pub fn fail(&self, error: &Error, wait: &Wait) {
-        if self.membership.members.len() > 1 {
-            let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
-            self.publish_verdict("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, false);
+    /// verdict. This takes a moment at most when the deadline has passed. Returns whether the others
+    /// can read it; `false` when the store did not take it.
+    pub fn fail(&self, error: &Error, wait: &Wait) -> bool {
+        if self.membership.members.len() < 2 {
+            return true;
         }
+        let soon = wait.deadline.left().clamp(Duration::from_millis(200), Duration::from_secs(5));
+        self.publish_verdict("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, false)
     }
 
     /// Returns the failure that a rank has reported by now, if any. If a rank was lost, the loss is

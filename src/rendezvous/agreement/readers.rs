@@ -29,25 +29,31 @@ const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
 impl Round {
     /// Writes a verdict. With `reads` it also notes that this rank has read the verdict that
     /// stands. A rank that is aborted does not wait for a store that is slow or silent, because a
-    /// thread writes the verdict.
-    pub(super) fn publish_verdict(&self, phase: &str, verdict: &Verdict, longest: Duration, wait: &Wait, reads: bool) {
+    /// thread writes the verdict. Returns whether a verdict stands in the store, as far as this rank
+    /// waited for it.
+    pub(super) fn publish_verdict(
+        &self,
+        phase: &str,
+        verdict: &Verdict,
+        longest: Duration,
+        wait: &Wait,
+        reads: bool,
+    ) -> bool {
         let (round, phase, verdict) = (self.copy(), phase.to_owned(), verdict.clone());
         let say = move |longest| {
             let wait = Wait::after(longest);
-            let _ = round.decide(&phase, &verdict, &wait);
+            let stands = round.decide(&phase, &verdict, &wait).is_ok();
             let _ = if reads { round.say_read(&phase, &wait) } else { Ok(()) };
+            stands
         };
         if !wait.cancel.is_raised() {
             return say(longest);
         }
         let (told, telling) = channel();
         let tell = move || {
-            say(longest.min(FAREWELL));
-            let _ = told.send(());
+            let _ = told.send(say(longest.min(FAREWELL)));
         };
-        if hostccl::thread::spawn("dm-farewell", tell).is_ok() {
-            let _ = telling.recv_timeout(HURRIED);
-        }
+        hostccl::thread::spawn("dm-farewell", tell).is_ok() && telling.recv_timeout(HURRIED).unwrap_or(false)
     }
 
     /// Every other rank notes that it has read the verdict. The rank that serves the store waits
