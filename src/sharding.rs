@@ -40,9 +40,9 @@ pub struct LocalShard {
     pub offset: Vec<usize>,
 }
 
-/// Where chunk `index` of `size` indices begins and how many indices it has. The indices are cut
-/// into `parts` as `torch.chunk` does, with empty chunks at the end when there are not enough
-/// indices. `parts` 0 counts as 1.
+/// Returns where chunk `index` of `size` indices begins and how many indices it has. The indices
+/// are cut into `parts` as `torch.chunk` does, with empty chunks at the end when there are not
+/// enough indices. `parts` 0 counts as 1.
 ///
 /// ```
 /// use devicemesh::sharding::chunk;
@@ -57,8 +57,8 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
     (start, full.min(size - start))
 }
 
-/// The block of a tensor of shape `tensor` that `rank` holds, with one placement for each dimension
-/// of `mesh`. `None` stands for this process.
+/// Returns the block of a tensor of shape `tensor` that `rank` holds, with one placement for each
+/// dimension of `mesh`. `None` stands for this process.
 ///
 /// ```
 /// use devicemesh::mesh::{Mesh, MeshSpec};

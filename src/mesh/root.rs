@@ -84,7 +84,7 @@ impl Listed {
 }
 
 impl RankMap {
-    /// The rank at a position.
+    /// Returns the rank at a position.
     #[inline]
     pub(super) fn rank(&self, position: usize) -> i32 {
         match self {
@@ -95,7 +95,7 @@ impl RankMap {
         }
     }
 
-    /// The position of a rank among `size`.
+    /// Returns the position of a rank among `size` positions.
     pub(super) fn position(&self, rank: i32, size: usize) -> Option<usize> {
         match self {
             RankMap::Identity => usize::try_from(rank).ok().filter(|position| *position < size),

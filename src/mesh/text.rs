@@ -68,8 +68,8 @@ pub struct MeshText {
 }
 
 impl Mesh {
-    /// This view as text. It takes O(dimensions) where its root has no rank array. Otherwise it is
-    /// as long as the ranks have runs.
+    /// Writes this view as text. It takes O(dimensions) where its root has no rank array. Otherwise
+    /// it is as long as the ranks have runs.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -87,7 +87,7 @@ impl Mesh {
 }
 
 impl MeshText {
-    /// The text of a view.
+    /// Returns the text of a view.
     pub fn of(mesh: &Mesh) -> MeshText {
         let dims = (0..mesh.ndim()).map(|index| mesh.dim_layout(index).clone()).collect();
         let (layout, base, runs) = match mesh.rank_map_key() {
@@ -156,24 +156,24 @@ impl MeshText {
         Ok(MeshText { device_type, shape, names, layout, base, runs })
     }
 
-    /// The type of device.
+    /// Returns the type of device.
     pub fn device_type(&self) -> &str {
         &self.device_type
     }
 
-    /// The sizes of the dimensions.
+    /// Returns the sizes of the dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The names of the dimensions.
+    /// Returns the names of the dimensions.
     pub fn names(&self) -> Vec<&str> {
         self.names.iter().map(String::as_str).collect()
     }
 
-    /// The root mesh that the text says, as `rank` of a world of `world_size` sees it. It takes
-    /// O(dimensions) where the ranks are 0 .. n-1. No list of the ranks is made before they are
-    /// known to fit the world.
+    /// Makes the root mesh that the text says, as `rank` of a world of `world_size` sees it. It
+    /// takes O(dimensions) where the ranks are 0 .. n-1. No list of the ranks is made before they
+    /// are known to fit the world.
     pub fn mesh(&self, world_size: usize, rank: usize) -> Result<Mesh> {
         let names = self.names();
         let (device_type, shape) = (&*self.device_type, &*self.shape);
@@ -193,7 +193,7 @@ impl MeshText {
         straight && self.runs.first().is_some_and(|run| run.is_in_order(walk.size()))
     }
 
-    /// The world ranks, row-major.
+    /// Returns the world ranks, row-major.
     fn ranks(&self, walk: &Dim) -> Vec<i32> {
         let ends = self.runs.iter().scan(0, |end, run| {
             *end += run.count as usize;
@@ -259,7 +259,7 @@ struct Run {
 }
 
 impl Run {
-    /// The rank at an index of a run that was checked.
+    /// Returns the rank at an index of a run that was checked.
     fn rank(&self, index: u64) -> i32 {
         (self.first + index as i64 * self.step) as i32
     }
@@ -322,8 +322,8 @@ impl<'de> Deserialize<'de> for Run {
     }
 }
 
-/// The error that JSON or its types give for a text, with line and column. It quotes no more of the
-/// text than fits a message.
+/// Returns the error that JSON or its types give for a text, with line and column. It quotes no
+/// more of the text than fits a message.
 fn foreign(error: serde_json::Error) -> Error {
     let mut text = error.to_string();
     if text.len() > MAX_QUOTE {

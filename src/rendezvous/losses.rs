@@ -67,7 +67,7 @@ impl Losses {
         Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks: None }
     }
 
-    /// The prefix of all keys of the world.
+    /// Returns the prefix of all keys of the world.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }

@@ -35,8 +35,8 @@ pub struct JoinOptions {
 }
 
 impl JoinOptions {
-    /// Rank `rank` of `size`, on the device of that number. The launcher's environment does not
-    /// count.
+    /// Makes the options of rank `rank` of `size`, on the device of that number. The launcher's
+    /// environment does not count.
     pub fn ranked(rank: usize, size: usize) -> JoinOptions {
         JoinOptions { world_size: Some(size), rank, local_rank: rank, ..JoinOptions::default() }
     }

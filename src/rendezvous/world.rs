@@ -49,22 +49,22 @@ pub(super) struct Session {
 }
 
 impl World {
-    /// This process's rank.
+    /// Returns this process's rank.
     pub fn rank(&self) -> usize {
         self.place.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.place.size
     }
 
-    /// Rank in this host.
+    /// Returns the rank in this host.
     pub fn local_rank(&self) -> usize {
         self.place.local_rank
     }
 
-    /// How long each wait lasts.
+    /// Returns how long each wait lasts.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -74,12 +74,12 @@ impl World {
         self.offline
     }
 
-    /// "cuda" or "cpu".
+    /// Returns the device type, "cuda" or "cpu".
     pub fn device_type(&self) -> &str {
         &self.device_type
     }
 
-    /// Who started this process, for messages.
+    /// Returns the name of what started this process, for messages.
     pub fn launcher(&self) -> &'static str {
         self.place.launcher
     }

@@ -18,9 +18,9 @@ struct State {
     outer: usize,
 }
 
-/// How to walk a line of ranks so that the mesh falls into equal boxes, one for each domain, which
-/// nest as the domains do. The result has, for each dimension of the mesh, the steps along the
-/// line.
+/// Returns how to walk a line of ranks so that the mesh falls into equal boxes, one for each
+/// domain, which nest as the domains do. The result has, for each dimension of the mesh, the steps
+/// along the line.
 ///
 /// At each level the sizes of the domains in the line have a greatest common divisor. Every domain
 /// is a row of parts of that size. Parts nest, because the size of a domain is the sum of the sizes
@@ -101,8 +101,8 @@ fn inside(
     true
 }
 
-/// The digits of the line, the nearest first. At each level the boxes inside a box are counted
-/// row-major.
+/// Returns the digits of the line, the nearest first. At each level the boxes inside a box are
+/// counted row-major.
 fn steps(chosen: &[Vec<usize>], ndim: usize) -> Vec<Dim> {
     let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); ndim];
     let mut stride = 1;

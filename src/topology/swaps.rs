@@ -31,7 +31,7 @@ pub(super) fn improved(topology: &Topology, shape: &[usize], weights: &[u64], ke
     best.map_or_else(Vec::new, |(_, ranks)| ranks)
 }
 
-/// These ranks, followed by the others of the world.
+/// Returns these ranks, followed by the others of the world.
 fn with_spare(topology: &Topology, ranks: &[i32]) -> Vec<i32> {
     let mut used = vec![false; topology.world_size()];
     ranks.iter().for_each(|rank| used[*rank as usize] = true);
@@ -83,9 +83,9 @@ impl Swaps<'_> {
         nearest.is_none_or(|level| self.topology.domain(level, self.all[a]) == self.topology.domain(level, self.all[b]))
     }
 
-    /// How much of the cost is saved, because ranks of the groups of these two positions lie in one
-    /// domain. When a swap adds to this, it lowers the cost by as much. Groups that hold both
-    /// positions are left out, because a swap inside a group changes nothing.
+    /// Returns how much of the cost is saved, because ranks of the groups of these two positions
+    /// lie in one domain. When a swap adds to this, it lowers the cost by as much. Groups that hold
+    /// both positions are left out, because a swap inside a group changes nothing.
     fn together(&mut self, a: usize, b: usize) -> u128 {
         let mut saved = 0;
         let mut stride = self.size;

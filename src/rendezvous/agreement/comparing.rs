@@ -99,7 +99,7 @@ impl Round {
         Verdict::of_mismatch(dissenters, all, self.membership.members.rank(0), theirs, self.number)
     }
 
-    /// The key where the dissenter of that number says who it is.
+    /// Returns the key where the dissenter of that number says who it is.
     fn differing(&self, phase: &str, number: i64) -> String {
         self.key(phase, &format!("differs/{number}"))
     }

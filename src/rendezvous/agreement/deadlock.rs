@@ -61,7 +61,7 @@ pub(super) fn take_back_word(round: &Round, wait: &Wait) {
     }
 }
 
-/// The key where a rank notes in which call it waits.
+/// Returns the key where a rank notes in which call it waits.
 pub(super) fn at(round: &Round, rank: i32) -> String {
     format!("{}/at/{rank}", round.membership.losses.prefix())
 }

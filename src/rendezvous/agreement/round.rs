@@ -143,7 +143,7 @@ impl Round {
         self.membership.members.rank(self.membership.me)
     }
 
-    /// The full name of a key; `phase` is "", "/data" or "/end".
+    /// Returns the full name of a key; `phase` is "", "/data" or "/end".
     pub(super) fn key(&self, phase: &str, name: &str) -> String {
         format!("{}{phase}/{name}", self.prefix)
     }
@@ -153,7 +153,7 @@ impl Round {
         self.key(phase, &format!("stuck/{position}"))
     }
 
-    /// A rank of the scope that is known to be lost.
+    /// Returns a rank of the scope that is known to be lost.
     pub(super) fn lost(&self) -> Option<i32> {
         self.membership.losses.first(|rank| self.is_other(rank))
     }

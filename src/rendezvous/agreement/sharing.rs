@@ -46,7 +46,7 @@ impl Round {
         Ok(agreed.map(|(place, _)| place.to_string()).collect::<Vec<_>>().join(" "))
     }
 
-    /// The key of an objection to what the first rank offers at that place.
+    /// Returns the key of an objection to what the first rank offers at that place.
     fn objection(&self, phase: &str, place: usize) -> String {
         self.key(phase, &format!("object/{place}"))
     }

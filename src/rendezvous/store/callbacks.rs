@@ -208,8 +208,8 @@ impl Store for CallbackStore {
     }
 }
 
-/// The keys whose counters beside them say who set them, where keys can be removed. The rank that
-/// set a key may remove it by way of another store, in its next world.
+/// Returns the keys whose counters beside them say who set them, where keys can be removed. The
+/// rank that set a key may remove it by way of another store, in its next world.
 fn owned() -> MutexGuard<'static, HashSet<String>> {
     static OWNED: Lazy<Mutex<HashSet<String>>> = Lazy::new(Mutex::default);
     OWNED.lock().unwrap_or_else(PoisonError::into_inner)

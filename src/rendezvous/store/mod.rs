@@ -81,7 +81,7 @@ pub trait Store: Send + Sync {
         Ok(false)
     }
 
-    /// The name of this store in messages, for example `tcp://127.0.0.1:29500`.
+    /// Returns the name of this store in messages, for example `tcp://127.0.0.1:29500`.
     fn name(&self) -> &str;
 }
 
