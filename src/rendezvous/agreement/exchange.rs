@@ -8,7 +8,7 @@ use super::waiting::Found;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// How long the question takes whether a rank has failed, when none has.
+/// How long [`Round::failed`] waits for the report of a failure.
 const LISTEN: Duration = Duration::from_millis(10);
 
 impl Round {

@@ -1,12 +1,12 @@
-//! The verdict that all ranks of a call are told, and its words.
+//! The verdict that all ranks of a call are told, and its text in the store.
 
 use crate::error::{Error, Result, Status};
 
-/// Stands between the text of a call and its detail.
+/// This character stands between the text of a call and its detail.
 pub(super) const DETAIL: char = '\n';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
-/// How much a message shows of a text that is no verdict.
+/// How many characters a message shows of a text that is no verdict.
 const SHOWN_CHARACTERS: usize = 40;
 
 /// A status. When the status is not OK, there is a message, with the codes of the layers below.
