@@ -23,8 +23,8 @@ pub(in crate::rendezvous) struct ScopeKeys {
     members: Members,
     /// The keys to be removed. Every thread that makes calls in the scope adds keys.
     keys: Mutex<Vec<String>>,
-    /// This scope has already taken the keys that it may remove from the dropped scopes with a lower
-    /// number.
+    /// This scope has already taken the keys that it may remove from the dropped scopes with a
+    /// lower number.
     examined: Mutex<u64>,
     /// The keys of the whole world, to which the scope gives its own keys when it is dropped.
     leftovers: Arc<WorldKeys>,

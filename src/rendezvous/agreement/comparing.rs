@@ -68,8 +68,8 @@ impl Round {
         Ok(stands)
     }
 
-    /// Returns the verdict with the calls of the dissenters that are known by now, or `None` when no
-    /// dissenter is known.
+    /// Returns the verdict with the calls of the dissenters that are known by now, or `None` when
+    /// no dissenter is known.
     fn spell_out(&self, phase: &str, theirs: &str, soon: &Wait) -> Result<Option<Verdict>> {
         let store = &self.membership.store;
         let all = store.add(&self.key(phase, "count"), 0, soon)? / DISSENT;
@@ -104,9 +104,9 @@ impl Round {
         self.key(phase, &format!("differs/{number}"))
     }
 
-    /// Returns the mismatch when a rank differs. A rank whose deadline has passed asks for it first,
-    /// because a mismatch says more than a list of missing ranks. The first dissenter was about to
-    /// write this mismatch, or has died.
+    /// Returns the mismatch when a rank differs. A rank whose deadline has passed asks for it
+    /// first, because a mismatch says more than a list of missing ranks. The first dissenter was
+    /// about to write this mismatch, or has died.
     pub(super) fn late_dissent(&self, phase: &str, soon: &Wait) -> Option<Verdict> {
         let store = &self.membership.store;
         let counted = store.try_get(&self.key(phase, "count"), soon).ok()??;

@@ -51,8 +51,8 @@ struct Call {
     note: Vec<u8>,
 }
 
-/// Removes the note of this rank, because the rank no longer waits in `round`. `wait` is the wait of
-/// the call.
+/// Removes the note of this rank, because the rank no longer waits in `round`. `wait` is the wait
+/// of the call.
 pub(super) fn take_back_note(round: &Round, wait: &Wait) {
     if round.search.has_note.swap(false, Ordering::SeqCst) {
         // The store may be silent when the deadline has passed. The request goes out even if nobody

@@ -85,8 +85,8 @@ impl Round {
         self.await_verdict(phase, wait)
     }
 
-    /// Returns, after the deadline has passed, the verdict that stands, or one that names the missing
-    /// ranks.
+    /// Returns, after the deadline has passed, the verdict that stands, or one that names the
+    /// missing ranks.
     fn after_deadline(&self, phase: &str, wait: &Wait, error: Error) -> Result<Verdict> {
         let timeout = wait.deadline.timeout();
         let grace = grace(wait);

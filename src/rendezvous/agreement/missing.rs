@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::rendezvous::store::refused_connections;
 use crate::wait::{Deadline, Wait};
 
-/// How many ranks, counted from position 0, look for the missing ranks as soon as their deadline has
-/// passed. The ranks at higher positions give these ranks some time to write the verdict.
+/// How many ranks, counted from position 0, look for the missing ranks as soon as their deadline
+/// has passed. The ranks at higher positions give these ranks some time to write the verdict.
 pub(super) const FIRST_AT_DEADLINE: usize = 4;
 
 /// How many ranks the first question asks for. They are few, so that a slow store can answer soon.

@@ -123,8 +123,8 @@ impl Round {
         Verdict::decode(value, key, self.membership.store.name())
     }
 
-    /// Returns a copy for a watch or for another thread. The copy only reads and writes verdicts and
-    /// notes, so it has no failure and no offers.
+    /// Returns a copy for a watch or for another thread. The copy only reads and writes verdicts
+    /// and notes, so it has no failure and no offers.
     pub(super) fn copy(&self) -> Round {
         Round {
             membership: Arc::clone(&self.membership),

@@ -50,8 +50,8 @@ impl Scope {
     }
 
     /// Does what [`Scope::agree`] does, for a call in which each rank may have things that it could
-    /// share with the others, such as communicators. `offers` has the same length on every rank, and
-    /// names the thing that the rank has at each place. The second result says for each place
+    /// share with the others, such as communicators. `offers` has the same length on every rank,
+    /// and names the thing that the rank has at each place. The second result says for each place
     /// whether all ranks have named the same thing there. If so, all ranks share this thing.
     /// Otherwise no rank shares anything at this place.
     pub fn agree_to_share(&self, call: &str, offers: &[Option<String>], wait: &Wait) -> Result<(Round, Vec<bool>)> {
