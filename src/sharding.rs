@@ -15,9 +15,9 @@ use crate::mesh::Mesh;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {
-    /// Every rank along it holds the same.
+    /// Every rank along this mesh dimension holds the same data.
     Replicate,
-    /// It splits a dimension of the tensor.
+    /// This mesh dimension splits a dimension of the tensor.
     Shard {
         /// The dimension of the tensor, from 0.
         tensor_dim: usize,
@@ -36,7 +36,7 @@ pub enum Placement {
 pub struct LocalShard {
     /// The block's sizes.
     pub shape: Vec<usize>,
-    /// Where it begins in the tensor.
+    /// The index at which the block begins, along each dimension of the tensor.
     pub offset: Vec<usize>,
 }
 
@@ -58,7 +58,7 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
 }
 
 /// Returns the block of a tensor of shape `tensor` that `rank` holds, with one placement for each
-/// dimension of `mesh`. `None` stands for this process.
+/// dimension of `mesh`. A `rank` of `None` stands for this process.
 ///
 /// ```
 /// use devicemesh::mesh::{Mesh, MeshSpec};

@@ -20,7 +20,9 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dim {
+    /// The number of steps, which is the product of the sizes of the pairs.
     size: usize,
+    /// The (size, stride) pairs, coalesced.
     pairs: Vec<Pair>,
 }
 

@@ -4,11 +4,14 @@ use super::digits::{Pair, complement};
 use super::dim::Dim;
 use crate::error::{Error, Result};
 
-/// A run of digits. It has stride `outer` in the whole space and stride `inner` in the subrange's.
+/// Neighbouring digits of a position, which are in the whole space and in the subrange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Digits {
+    /// The number of values of these digits.
     size: usize,
+    /// The stride in the whole space.
     outer: usize,
+    /// The stride in the space of the subrange.
     inner: usize,
 }
 
@@ -31,13 +34,17 @@ struct Digits {
 pub struct Subrange {
     /// The dimension before it is cut, in the whole space.
     whole: Dim,
+    /// The first index of the range.
     start: usize,
+    /// The difference between two indices of the range.
     step: usize,
+    /// The number of indices of the range.
     len: usize,
     /// The stride of the index within the range, in the space of the subrange.
     stride: usize,
     /// All other digits, the least significant first.
     others: Vec<Digits>,
+    /// The number of positions of the subrange.
     size: usize,
 }
 

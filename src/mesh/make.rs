@@ -60,7 +60,9 @@ impl<'a> MeshSpec<'a> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Mesh {
+    /// What all views of the root share.
     pub(super) root: Arc<Root>,
+    /// The dimensions of this view over the root's positions.
     pub(super) dims: Arc<[NamedDim]>,
     /// The position at coordinate zero.
     pub(super) base: usize,
@@ -201,10 +203,11 @@ pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str> + Clone) -> R
     Ok(())
 }
 
-/// The ranks that were met so far. They are a flag each where the world is about as large as the
-/// list, and a set otherwise.
+/// The ranks that were met so far.
 enum Seen {
+    /// A flag for each rank of the world, when the world is not much larger than the list.
     Flags(Vec<bool>),
+    /// The ranks themselves, when the world is much larger.
     Set(HashSet<usize>),
 }
 

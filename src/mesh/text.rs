@@ -58,12 +58,17 @@ const MAX_QUOTE: usize = 200;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeshText {
+    /// The device type, for example "cuda".
     device_type: String,
+    /// The sizes of the dimensions.
     shape: Vec<usize>,
+    /// One name for each dimension.
     names: Vec<String>,
     /// One dimension for each size of the shape.
     layout: Vec<Dim>,
+    /// The position at coordinate zero.
     base: usize,
+    /// The world ranks by position, in runs.
     runs: Vec<Run>,
 }
 
@@ -253,8 +258,11 @@ struct Document {
 /// A run of `count` ranks: first, first + step ...
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
+    /// The first rank.
     first: i64,
+    /// The number of ranks.
     count: u64,
+    /// The difference between two neighbours. It may be negative.
     step: i64,
 }
 

@@ -4,8 +4,11 @@ use crate::error::{Error, Result};
 
 /// Where the ranks meet.
 pub(super) enum Method {
+    /// At the address in the environment of the launcher.
     Env,
+    /// At this host and port.
     Tcp(String, u16),
+    /// In the folder of this path.
     File(String),
 }
 

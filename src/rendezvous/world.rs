@@ -40,7 +40,7 @@ pub(super) struct Session {
     pub(super) store: Arc<dyn Store>,
     /// The keys of the world begin with this prefix.
     pub(super) prefix: String,
-    /// How many ranks rank 0 takes the world to have. It is `None` when rank 0 did not say so.
+    /// The size of rank 0's world. It is `None` when rank 0 did not say it.
     pub(super) size_there: Option<usize>,
     /// Whether rank 0 serves the store.
     pub(super) served: bool,

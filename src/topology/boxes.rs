@@ -5,16 +5,19 @@ use std::collections::BTreeMap;
 use super::locations::Topology;
 use crate::layout::{Dim, Pair};
 
-/// The most states that are kept for a level, and that are tried for it. Meshes of a few dimensions
-/// have fewer states, and then the boxes are the cheapest there are.
+/// The most states that are kept for a level. Meshes of a few dimensions have fewer states, and
+/// then the boxes are the cheapest that exist.
 const MAX_KEPT: usize = 256;
+/// The most states that are tried for a level.
 const MAX_TRIED: usize = 1 << 14;
 
-/// The sides of the box that one domain holds, the cost so far, and the index of the box around it
-/// among those of the level before.
+/// A box that each domain of a level may hold.
 struct State {
+    /// The sides of the box, one for each dimension.
     sides: Vec<usize>,
+    /// The cost of this level and all levels before it.
     cost: u128,
+    /// The index of the box around this one among the states of the level before.
     outer: usize,
 }
 

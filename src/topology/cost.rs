@@ -36,8 +36,11 @@ pub struct DimCost {
 
 /// Measures rank arrays of one shape. One measurement takes levels * dimensions * ranks steps.
 pub(super) struct Meter<'a> {
+    /// The domains of the world's ranks.
     topology: &'a Topology,
+    /// The shape of the mesh.
     shape: &'a [usize],
+    /// The traffic of each dimension.
     weights: &'a [u64],
     /// How many ranks of the group lie in each domain. All are zero between two groups.
     counts: Vec<u32>,

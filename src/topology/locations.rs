@@ -22,9 +22,11 @@ pub const MAX_LEVELS: usize = 32;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Topology {
+    /// The number of ranks.
     world_size: usize,
     /// The domain of each rank, by level and then by rank.
     labels: Vec<Vec<u32>>,
+    /// The number of domains of each level.
     counts: Vec<usize>,
 }
 

@@ -8,8 +8,9 @@ use super::swaps;
 use crate::layout::Dim;
 
 /// The most steps of measuring in all. One measurement takes levels * dimensions * ranks steps, so
-/// a plan takes tens of milliseconds at most. The first candidates are always measured.
+/// a plan takes tens of milliseconds at most.
 const MAX_STEPS: usize = 2_000_000;
+/// How many candidates are measured however many steps that takes.
 const ALWAYS: usize = 4;
 /// The number of candidates that swaps start from.
 const MAX_KEPT: usize = 8;
@@ -37,9 +38,12 @@ pub(super) fn best(topology: &Topology, shape: &[usize], weights: &[u64], meter:
     (swaps::improved(topology, shape, weights, search.kept), identity_cost)
 }
 
-/// Candidates with their costs. The cheapest comes first, and of equal ones the earlier.
+/// The search for the cheapest candidate.
 struct Search {
+    /// The cheapest candidates with their costs. The cheapest one comes first, and of equal ones
+    /// the one that was found first.
     kept: Vec<(u128, Vec<i32>)>,
+    /// How many candidates were measured.
     tried: usize,
 }
 

@@ -4,6 +4,7 @@ use super::locations::Topology;
 
 /// The most steps from one start. A step looks at one rank of a group at one level.
 const MAX_STEPS: usize = 1_000_000;
+/// The most ranks of a world in which swaps are tried.
 const MAX_RANKS: usize = 1024;
 
 /// Whether there are few enough ranks for swaps.
@@ -39,15 +40,21 @@ fn with_spare(topology: &Topology, ranks: &[i32]) -> Vec<i32> {
     ranks.iter().copied().chain(spare).collect()
 }
 
+/// The swaps from one start.
 struct Swaps<'a> {
+    /// The domains of the world's ranks.
     topology: &'a Topology,
+    /// The shape of the mesh.
     shape: &'a [usize],
+    /// The traffic of each dimension.
     weights: &'a [u64],
     /// The number of ranks of the mesh.
     size: usize,
     /// The ranks of the mesh, row-major, followed by the others of the world.
     all: Vec<i32>,
+    /// By how much the swaps have lowered the cost.
     saved: u128,
+    /// How many steps were taken.
     steps: usize,
 }
 
@@ -78,6 +85,8 @@ impl Swaps<'_> {
         better
     }
 
+    /// Whether the ranks at these two positions are in one domain of every level, so a swap changes
+    /// nothing.
     fn same_place(&self, a: usize, b: usize) -> bool {
         let nearest = self.topology.levels().checked_sub(1);
         nearest.is_none_or(|level| self.topology.domain(level, self.all[a]) == self.topology.domain(level, self.all[b]))

@@ -17,6 +17,7 @@ use crate::wait::Wait;
 /// How long one call of the caller's `get` may wait. The cancel flag is looked at between two
 /// calls.
 const SLICE: Duration = Duration::from_millis(50);
+/// The size of the first buffer for a value, in bytes.
 const FIRST_CAPACITY: usize = 64 << 10;
 
 /// The caller's functions; see `dm_store_callbacks`.

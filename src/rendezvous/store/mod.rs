@@ -1,5 +1,5 @@
-//! The key-value store that ranks meet in: one interface over PyTorch's TCPStore protocol, a shared
-//! folder, this process's memory and the caller's own callbacks.
+//! The key-value store in which the ranks meet. One interface covers PyTorch's TCPStore protocol, a
+//! shared folder, this process's memory and the caller's own callbacks.
 
 mod callbacks;
 mod client;
@@ -85,8 +85,8 @@ pub trait Store: Send + Sync {
     fn name(&self) -> &str;
 }
 
-/// Returns which of the keys came first, and its value. A store of the caller's may give an index
-/// that no key has, which is an error.
+/// Returns which of the keys came first, and its value. Fails when a store of the caller gives an
+/// index that no key has.
 pub(super) fn any_of(store: &dyn Store, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
     let (index, value) = store.get_any(keys, wait)?;
     if index >= keys.len() {
