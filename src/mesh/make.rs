@@ -128,8 +128,8 @@ impl Mesh {
         Mesh::of(Arc::clone(root))
     }
 
-    /// Returns all ranks that this view's positions number. They are those of the root, or of the
-    /// range that this is a view of.
+    /// Returns the view of all ranks that have a position here. They are the ranks of the root, or
+    /// of the range that this is a view of.
     pub fn space(&self) -> Mesh {
         Mesh::of(Arc::clone(&self.root))
     }

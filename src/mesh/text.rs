@@ -391,15 +391,15 @@ fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usiz
     Ok(())
 }
 
-/// Makes runs of ranks. Two ranks that do not follow each other make no run, so that the second one
-/// can begin a longer one.
+/// Makes runs of ranks. Two ranks whose difference is not 1 make no run of two, so that the second
+/// rank can begin a longer run.
 fn runs_of(ranks: impl Iterator<Item = i32>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for rank in ranks.map(i64::from) {
         match runs.last_mut() {
             Some(run) if run.count == 1 => (run.count, run.step) = (2, rank - run.first),
             Some(run) if rank == run.first + run.step * run.count as i64 => run.count += 1,
-            // Two ranks that are no neighbours make no run, because the second one may begin one.
+            // The second of these two ranks may begin a longer run.
             Some(run) if run.count == 2 && run.step != 1 => {
                 let second = run.first + run.step;
                 (run.count, run.step) = (1, 1);
@@ -408,7 +408,7 @@ fn runs_of(ranks: impl Iterator<Item = i32>) -> Vec<Run> {
             _ => runs.push(Run { first: rank, count: 1, step: 1 }),
         }
     }
-    // The last two ranks make no run either when they are no neighbours.
+    // The last two ranks make no run of two either when their difference is not 1.
     if let Some(run) = runs.last_mut().filter(|run| run.count == 2 && run.step != 1) {
         let second = run.first + run.step;
         (run.count, run.step) = (1, 1);

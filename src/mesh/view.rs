@@ -320,8 +320,9 @@ impl Mesh {
         Ok((dims, rest))
     }
 
-    /// Returns the dimension of that name. It is one of this view, or a flattened one whose digits
-    /// this view has, whatever dimensions the view makes of its digits.
+    /// Returns the dimension of that name. It is a dimension of this view, or a flattened
+    /// dimension. The digits of the flattened dimension must be digits of this view, in whatever
+    /// dimensions the view has them.
     fn named(&self, name: &str) -> Result<NamedDim> {
         if let Some(named) = self.dims.iter().find(|named| *named.name == *name) {
             return Ok(named.clone());

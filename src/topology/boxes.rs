@@ -92,8 +92,9 @@ fn inside(
 ) -> bool {
     let Some((&dim, rest)) = dims.split_first() else { return found(sides) };
     let most = gcd(outer[dim], part);
-    // The choice is made for one prime after another. A rest can be chosen exactly when it divides
-    // what the other sides offer.
+    // The other sides must make up the rest of the part, which is `part / side`. They can do so
+    // exactly when the rest divides their product, because each prime factor can be dealt with
+    // alone.
     let offered = rest.iter().fold(1, |product, dim| product * outer[*dim]);
     for side in (1..=most).rev().filter(|side| most % side == 0 && offered % (part / side) == 0) {
         sides[dim] = side;

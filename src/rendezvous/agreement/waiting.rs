@@ -60,7 +60,7 @@ impl Round {
                     wait.cancel.check()?;
                     if wait.deadline.passed() && self.lost().is_none() {
                         return Err(Error::timeout(format!(
-                            "the store at {} tells of lost ranks without end",
+                            "the store at {} reports lost ranks without end",
                             store.name()
                         )));
                     }

@@ -91,7 +91,7 @@ pub(super) fn any_of(store: &dyn Store, keys: &[&str], wait: &Wait) -> Result<(u
     let (index, value) = store.get_any(keys, wait)?;
     if index >= keys.len() {
         return Err(Error::store(format!(
-            "the store at {} gave index {index} in get_any of {} keys: it must be that of one of them",
+            "the store at {} gave index {index} in get_any of {} keys: it must be the index of one of these keys",
             store.name(),
             keys.len()
         )));
