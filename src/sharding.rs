@@ -15,9 +15,9 @@ use crate::mesh::Mesh;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {
-    /// Every rank along it holds the same.
+    /// Every rank along this mesh dimension holds the same data.
     Replicate,
-    /// It splits a dimension of the tensor.
+    /// This mesh dimension splits a dimension of the tensor.
     Shard {
         /// The dimension of the tensor, from 0.
         tensor_dim: usize,
@@ -36,13 +36,13 @@ pub enum Placement {
 pub struct LocalShard {
     /// The block's sizes.
     pub shape: Vec<usize>,
-    /// Where it begins in the tensor.
+    /// The index at which the block begins, along each dimension of the tensor.
     pub offset: Vec<usize>,
 }
 
-/// Where chunk `index` of `size` indices begins and how many indices it has. The indices are cut
-/// into `parts` as `torch.chunk` does, with empty chunks at the end when there are not enough
-/// indices. `parts` 0 counts as 1.
+/// Returns where chunk `index` of `size` indices begins and how many indices it has. The indices
+/// are cut into `parts` as `torch.chunk` does, with empty chunks at the end when there are not
+/// enough indices. `parts` 0 counts as 1.
 ///
 /// ```
 /// use devicemesh::sharding::chunk;
@@ -57,8 +57,8 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
     (start, full.min(size - start))
 }
 
-/// The block of a tensor of shape `tensor` that `rank` holds, with one placement for each dimension
-/// of `mesh`. `None` stands for this process.
+/// Returns the block of a tensor of shape `tensor` that `rank` holds, with one placement for each
+/// dimension of `mesh`. A `rank` of `None` stands for this process.
 ///
 /// ```
 /// use devicemesh::mesh::{Mesh, MeshSpec};

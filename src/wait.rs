@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// The longest a blocked wait sleeps before it looks at its [`Cancel`] flag again.
+/// The longest time that a blocked wait sleeps before it looks at its [`Cancel`] flag again.
 pub const CANCEL_SLICE: Duration = Duration::from_millis(20);
 
 /// The longest timeout.
@@ -111,9 +111,9 @@ pub type Watch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 pub struct Wait {
     /// When the call gives up.
     pub deadline: Deadline,
-    /// Raised by another thread to end the call at once.
+    /// Another thread raises this flag to end the call at once.
     pub cancel: Cancel,
-    /// A function that may find that the wait has no point any more.
+    /// A function that a long wait calls now and then. Its error ends the wait.
     pub watch: Option<Watch>,
 }
 
@@ -135,8 +135,7 @@ impl Wait {
         outcome.map_err(|error| self.cancel.check().err().unwrap_or(error))
     }
 
-    /// Returns what a long wait calls again and again, so that it looks at its flag and its watch
-    /// now and then.
+    /// Returns the object that a long wait asks when to look at its flag and its watch.
     pub fn lookout(&self) -> Lookout<'_> {
         Lookout { wait: self, next: Deadline::after(LOOK) }
     }

@@ -59,7 +59,7 @@ fn covers_pair(whole: &[Pair], part: &Pair) -> Option<()> {
     Some(())
 }
 
-/// The digits of `whole` that are not in `part`, in the order of `whole`. It is refused when `part`
+/// Returns the digits of `whole` that are not in `part`, in the order of `whole`. Fails when `part`
 /// has a digit that `whole` lacks.
 ///
 /// ```
@@ -95,7 +95,7 @@ pub fn complement(whole: &[Pair], part: &[Pair]) -> Result<Vec<Pair>> {
     Ok(rest)
 }
 
-/// The place at which a digit ends, `None` beyond 2^64.
+/// Returns the place at which a digit ends, or `None` when it is beyond 2^64.
 fn end(pair: &Pair) -> Option<usize> {
     pair.0.checked_mul(pair.1)
 }

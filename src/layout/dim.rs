@@ -20,12 +20,14 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dim {
+    /// The number of steps, which is the product of the sizes of the pairs.
     size: usize,
+    /// The (size, stride) pairs, coalesced.
     pairs: Vec<Pair>,
 }
 
 impl Dim {
-    /// The dimension that walks these pairs. The last pair is the fastest.
+    /// Makes the dimension that walks these pairs. The last pair is the fastest.
     ///
     /// It is refused when a size is 0, when several steps have stride 0 (they would stay in place),
     /// when the pairs are no digits of one number (two coordinates would be one position, or a
@@ -58,7 +60,7 @@ impl Dim {
         }
     }
 
-    /// The dimension of pairs that come out of a layout that exists, and need no check.
+    /// Makes the dimension of pairs that come out of a layout that exists, and need no check.
     pub(crate) fn known(pairs: &[Pair]) -> Dim {
         let mut coalesced: Vec<Pair> = Vec::with_capacity(pairs.len());
         for &(size, stride) in pairs.iter().filter(|(size, _)| *size != 1) {
@@ -70,7 +72,7 @@ impl Dim {
         Dim { size: coalesced.iter().map(|(size, _)| size).product(), pairs: coalesced }
     }
 
-    /// These dimensions as one, of which the last is the fastest. It is refused as in
+    /// Joins these dimensions to one. The last of them is the fastest. The join is refused as in
     /// [`new`](Dim::new).
     ///
     /// ```
@@ -87,7 +89,7 @@ impl Dim {
         Dim::new(&pairs)
     }
 
-    /// This dimension as several of those sizes, of which the last is the fastest.
+    /// Splits this dimension into several of those sizes. The last of them is the fastest.
     ///
     /// It is refused when the product of the sizes is not this dimension's size, and when a
     /// boundary between two sizes falls inside a step: six ranks that lie as 2 x 3 with a gap
@@ -141,17 +143,17 @@ impl Dim {
         Ok(parts)
     }
 
-    /// Number of steps.
+    /// Returns the number of steps.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The pairs, most significant first, coalesced.
+    /// Returns the pairs, coalesced, the most significant first.
     pub fn pairs(&self) -> &[Pair] {
         &self.pairs
     }
 
-    /// How far step `index` lies from step 0. An index past the end wraps.
+    /// Returns how far step `index` lies from step 0. An index past the end wraps.
     pub fn offset(&self, index: usize) -> usize {
         let (mut left, mut offset) = (index, 0);
         for &(size, stride) in self.pairs.iter().rev() {
@@ -161,7 +163,7 @@ impl Dim {
         offset
     }
 
-    /// The step along this dimension at which a position lies.
+    /// Returns the step along this dimension at which a position lies.
     ///
     /// ```
     /// // Position 6 of (2, 4) row-major is at (1, 2).
@@ -173,8 +175,8 @@ impl Dim {
         self.pairs.iter().fold(0, |coordinate, &(size, stride)| coordinate * size + position / stride % size)
     }
 
-    /// The position at step 0 of the group that holds `position`. It is equal exactly for the
-    /// members of one group.
+    /// Returns the position at step 0 of the group that holds `position`. It is equal exactly for
+    /// the members of one group.
     ///
     /// ```
     /// use devicemesh::layout::Dim;
@@ -186,7 +188,7 @@ impl Dim {
     }
 }
 
-/// The dimensions of a row-major array of that shape.
+/// Returns the dimensions of a row-major array of that shape.
 ///
 /// ```
 /// use devicemesh::layout::row_major;

@@ -1,9 +1,10 @@
-//! Pure sizes:strides algebra over the positions `0..n` of a mesh's ranks: no I/O, no names.
+//! Computes with sizes and strides over the positions `0..n` of a mesh's ranks. There is no I/O
+//! here, and there are no names.
 //!
-//! Positions are row-major: in a mesh of shape (2, 3, 4) the last dimension has stride 1, the
-//! middle 4, the first 12. A [`Dim`] is one dimension as a list of (size, stride) pairs; slicing,
-//! flattening and unflattening a mesh only ever picks, joins and splits such lists, so every
-//! question about one rank is arithmetic on them, whatever the number of ranks.
+//! Positions are row-major. In a mesh of shape (2, 3, 4) the last dimension has stride 1, the
+//! middle one 4, and the first one 12. A [`Dim`] is one dimension as a list of (size, stride)
+//! pairs. Slicing, flattening and unflattening a mesh only pick, join and split such lists. So
+//! every question about one rank is arithmetic on these lists, and takes no longer for more ranks.
 
 mod digits;
 mod dim;

@@ -4,11 +4,14 @@ use super::digits::{Pair, complement};
 use super::dim::Dim;
 use crate::error::{Error, Result};
 
-/// A run of digits. It has stride `outer` in the whole space and stride `inner` in the subrange's.
+/// Neighbouring digits of a position, which are in the whole space and in the subrange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Digits {
+    /// The number of values of these digits.
     size: usize,
+    /// The stride in the whole space.
     outer: usize,
+    /// The stride in the space of the subrange.
     inner: usize,
 }
 
@@ -31,18 +34,22 @@ struct Digits {
 pub struct Subrange {
     /// The dimension before it is cut, in the whole space.
     whole: Dim,
+    /// The first index of the range.
     start: usize,
+    /// The difference between two indices of the range.
     step: usize,
+    /// The number of indices of the range.
     len: usize,
     /// The stride of the index within the range, in the space of the subrange.
     stride: usize,
     /// All other digits, the least significant first.
     others: Vec<Digits>,
+    /// The number of positions of the subrange.
     size: usize,
 }
 
 impl Subrange {
-    /// The subrange of positions `0..space`, of which `dim` is a dimension.
+    /// Makes the subrange of positions `0..space`, of which `dim` is a dimension.
     ///
     /// It is refused when `len` or `step` is 0, when an index is not one of the dimension, and when
     /// the dimension is not one of the space.
@@ -86,46 +93,46 @@ impl Subrange {
         Ok(Subrange { whole: dim.clone(), start, step, len, stride, others, size })
     }
 
-    /// Number of positions.
+    /// Returns the number of positions.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The range as a dimension of its own space.
+    /// Returns the range as a dimension of its own space.
     pub fn dim(&self) -> Dim {
         Dim::known(&[(self.len, self.stride)])
     }
 
-    /// The place in the whole space of a position of the subrange.
+    /// Returns the place in the whole space of a position of the subrange.
     pub fn outer(&self, position: usize) -> usize {
         let index = self.start + position / self.stride % self.len * self.step;
         let others = self.others.iter().map(|digits| position / digits.inner % digits.size * digits.outer);
         others.sum::<usize>() + self.whole.offset(index)
     }
 
-    /// The place in the subrange of a position of the whole space. `None` when the position is
-    /// outside.
+    /// Returns the place in the subrange of a position of the whole space, or `None` when the
+    /// position is outside.
     pub fn inner(&self, position: usize) -> Option<usize> {
         let steps = self.whole.coordinate(position).checked_sub(self.start)?;
         let index = Some(steps / self.step).filter(|index| steps % self.step == 0 && *index < self.len)?;
         Some(self.beside(position) + index * self.stride)
     }
 
-    /// The position at index 0 of the range that has all other digits of `position`. The position
-    /// itself may lie outside.
+    /// Returns the position at index 0 of the range that has all other digits of `position`. The
+    /// position itself may lie outside.
     pub fn beside(&self, position: usize) -> usize {
         self.others.iter().map(|digits| position / digits.outer % digits.size * digits.inner).sum()
     }
 
-    /// A dimension of the whole space as a dimension of the subrange. `None` when it shares digits
-    /// with the dimension that is cut.
+    /// Returns a dimension of the whole space as a dimension of the subrange, or `None` when it
+    /// shares digits with the dimension that is cut.
     pub fn inner_dim(&self, dim: &Dim) -> Option<Dim> {
         let others: Vec<_> = self.others.iter().map(|digits| (digits.size, digits.outer, digits.inner)).collect();
         translate(dim.pairs(), &others)
     }
 
-    /// A dimension of the subrange as the dimension of the whole space that has the same groups.
-    /// `None` when the range is a part of it.
+    /// Returns a dimension of the subrange as the dimension of the whole space that has the same
+    /// groups, or `None` when the range is a part of it.
     ///
     /// ```
     /// use devicemesh::layout::{Dim, Subrange, row_major};
@@ -141,9 +148,9 @@ impl Subrange {
         translate(dim.pairs(), &others)
     }
 
-    /// A dimension of the subrange by its steps in the whole space. `None` when the steps along the
-    /// range are not all equal there. Its groups start at [`outer`](Subrange::outer)`(0)`, unlike
-    /// those of [`outer_dim`](Subrange::outer_dim).
+    /// Returns a dimension of the subrange by its steps in the whole space, or `None` when the
+    /// steps along the range are not all equal there. Its groups start at
+    /// [`outer`](Subrange::outer)`(0)`, unlike those of [`outer_dim`](Subrange::outer_dim).
     pub fn outer_steps(&self, dim: &Dim) -> Option<Dim> {
         let stride = match self.whole.pairs() {
             [] => 1,
@@ -156,8 +163,8 @@ impl Subrange {
     }
 }
 
-/// Pairs over one space as a dimension over another. `digits` are (size, stride there, stride
-/// here), and no other digits may be used.
+/// Translates pairs over one space to a dimension over another. `digits` are (size, stride there,
+/// stride here), and no other digits may be used.
 fn translate(pairs: &[Pair], digits: &[(usize, usize, usize)]) -> Option<Dim> {
     let mut translated = Vec::with_capacity(pairs.len());
     for &(size, stride) in pairs {

@@ -8,27 +8,27 @@ use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair};
 
 impl Mesh {
-    /// The device type, for example "cuda" or "cpu".
+    /// Returns the device type, for example "cuda" or "cpu".
     pub fn device_type(&self) -> &str {
         &self.root.device_type
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn ndim(&self) -> usize {
         self.dims.len()
     }
 
-    /// The sizes of the dimensions.
+    /// Returns the sizes of the dimensions.
     pub fn shape(&self) -> Vec<usize> {
         self.dims.iter().map(|named| named.dim.size()).collect()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.dims.iter().map(|named| named.dim.size()).product()
     }
 
-    /// The name of a dimension.
+    /// Returns the name of a dimension.
     ///
     /// # Panics
     /// Where no dimension has this index, as a slice does.
@@ -36,12 +36,12 @@ impl Mesh {
         &self.dims[index].name
     }
 
-    /// The names of all dimensions.
+    /// Returns the names of all dimensions.
     pub fn dim_names(&self) -> Vec<&str> {
         self.dims.iter().map(|named| &*named.name).collect()
     }
 
-    /// The layout of a dimension over the root's positions.
+    /// Returns the layout of a dimension over the root's positions.
     ///
     /// # Panics
     /// Where no dimension has this index, as a slice does.
@@ -49,12 +49,12 @@ impl Mesh {
         &self.dims[index].dim
     }
 
-    /// The root's position at coordinate zero.
+    /// Returns the root's position at coordinate zero.
     pub fn base(&self) -> usize {
         self.base
     }
 
-    /// The size of a dimension in ranks.
+    /// Returns the size of a dimension in ranks.
     ///
     /// # Panics
     /// Where no dimension has this index, as a slice does.
@@ -62,7 +62,7 @@ impl Mesh {
         self.dims[index].dim.size()
     }
 
-    /// The dimension of that name.
+    /// Returns the index of the dimension of that name.
     pub fn dim_index(&self, name: &str) -> Result<usize> {
         self.dims.iter().position(|named| *named.name == *name).ok_or_else(|| {
             Error::not_found(format!(
@@ -73,7 +73,7 @@ impl Mesh {
         })
     }
 
-    /// The dimension of that name, or the only one.
+    /// Returns the index of the dimension of that name, or of the only dimension.
     pub fn dim_index_or_only(&self, name: Option<&str>) -> Result<usize> {
         match name {
             Some(name) => self.dim_index(name),
@@ -86,7 +86,7 @@ impl Mesh {
         }
     }
 
-    /// This process's rank in the world.
+    /// Returns this process's rank in the world.
     pub fn rank(&self) -> i32 {
         self.root.rank
     }
@@ -96,7 +96,8 @@ impl Mesh {
         self.mine
     }
 
-    /// This rank's coordinate along a dimension, which is its rank in that dimension's group.
+    /// Returns this rank's coordinate along a dimension, which is its rank in that dimension's
+    /// group.
     #[inline]
     pub fn local_rank(&self, index: usize) -> Result<usize> {
         let dim = self.dim_at(index)?;
@@ -106,7 +107,7 @@ impl Mesh {
         }
     }
 
-    /// This rank's coordinates.
+    /// Returns this rank's coordinates.
     pub fn coordinate(&self) -> Result<Vec<usize>> {
         (0..self.dims.len())
             .map(|index| self.local_rank(index))
@@ -114,8 +115,8 @@ impl Mesh {
             .and_then(|coordinate: Vec<usize>| if self.mine { Ok(coordinate) } else { Err(self.outsider()) })
     }
 
-    /// The coordinates of any rank of the view. This takes O(dimensions). With an explicit rank
-    /// array the first such question sorts the array, and each question takes O(log ranks).
+    /// Returns the coordinates of any rank of the view. This takes O(dimensions). With an explicit
+    /// rank array the first such question sorts the array, and each question takes O(log ranks).
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -134,18 +135,18 @@ impl Mesh {
         }
     }
 
-    /// The world ranks of the view, row-major.
+    /// Returns the world ranks of the view, row-major.
     pub fn ranks(&self) -> Vec<i32> {
         self.each_rank().collect()
     }
 
-    /// The world ranks of the view one by one, row-major. No list of them is made.
+    /// Returns the world ranks of the view one by one, row-major. No list of them is made.
     pub fn each_rank(&self) -> impl Iterator<Item = i32> + '_ {
         let all = self.joined();
         (0..all.size()).map(move |index| self.rank_at(self.base + all.offset(index)))
     }
 
-    /// The world ranks by position. `None` when each rank is equal to its position.
+    /// Returns the world ranks by position, or `None` when each rank is equal to its position.
     pub fn rank_map(&self) -> Option<CowArray<'_, i32, Ix1>> {
         match &self.root.ranks {
             RankMap::Identity => None,
@@ -154,18 +155,19 @@ impl Mesh {
         }
     }
 
-    /// The world ranks of the root, row-major.
+    /// Returns the world ranks of the root, row-major.
     pub fn root_ranks(&self) -> Vec<i32> {
         (0..self.root.size).map(|position| self.rank_at(position)).collect()
     }
 
-    /// The world ranks of this rank's group along a dimension, in the order of their coordinates.
+    /// Returns the world ranks of this rank's group along a dimension, in the order of their
+    /// coordinates.
     pub fn group_ranks(&self, index: usize) -> Result<Vec<i32>> {
         self.each_group_rank(index).map(Iterator::collect)
     }
 
-    /// The world ranks of this rank's group one by one, in the order of their coordinates. No list
-    /// of them is made.
+    /// Returns the world ranks of this rank's group one by one, in the order of their coordinates.
+    /// No list of them is made.
     pub fn each_group_rank(&self, index: usize) -> Result<impl Iterator<Item = i32> + '_> {
         let dim = self.dim_at(index)?;
         match self.root.position {
@@ -177,7 +179,7 @@ impl Mesh {
         }
     }
 
-    /// The world rank of member `local_rank` of this rank's group along a dimension.
+    /// Returns the world rank of member `local_rank` of this rank's group along a dimension.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -201,8 +203,8 @@ impl Mesh {
         Ok(self.rank_at(dim.base(position) + dim.offset(local_rank)))
     }
 
-    /// The world rank that lies `offset` steps along a dimension from this one. Past the edge there
-    /// is none, unless the steps wrap.
+    /// Returns the world rank that lies `offset` steps along a dimension from this one. Past the
+    /// edge there is none, unless the steps wrap.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -221,9 +223,9 @@ impl Mesh {
         }
     }
 
-    /// All groups along a dimension over the root's ranks, as `[groups, size of the dimension]`
-    /// row-major. Each rank of the root is there once, and the groups are in the order of their
-    /// first positions.
+    /// Returns all groups along a dimension over the root's ranks, as `[groups, size of the
+    /// dimension]` row-major. Each rank of the root is there once, and the groups are in the order
+    /// of their first positions.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -242,9 +244,9 @@ impl Mesh {
         firsts.flat_map(group).collect()
     }
 
-    /// Colour and key for `ncclCommSplit` over the root's ranks. The colour is the base position of
-    /// this rank's group along the dimension, so it is equal exactly within the group. The key is
-    /// the coordinate.
+    /// Returns the colour and the key for `ncclCommSplit` over the root's ranks. The colour is the
+    /// base position of this rank's group along the dimension, so it is equal exactly within the
+    /// group. The key is the coordinate.
     pub fn split_color_key(&self, index: usize) -> Result<(i32, i32)> {
         let dim = self.dim_at(index)?;
         match self.root.position {
@@ -254,7 +256,7 @@ impl Mesh {
         }
     }
 
-    /// The layout of a dimension that the caller names by its index.
+    /// Returns the layout of a dimension that the caller names by its index.
     #[inline]
     pub(super) fn dim_at(&self, index: usize) -> Result<&Dim> {
         self.dims.get(index).map(|named| &named.dim).ok_or_else(|| self.no_dim(index))
@@ -269,7 +271,7 @@ impl Mesh {
         ))
     }
 
-    /// All dimensions as one.
+    /// Returns all dimensions as one.
     pub(super) fn joined(&self) -> Dim {
         let pairs: Vec<Pair> = self.dims.iter().flat_map(|named| named.dim.pairs().iter().copied()).collect();
         // The dimensions are digits of one space, so together they reach no further than the space

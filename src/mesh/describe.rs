@@ -9,7 +9,7 @@ use crate::layout::{Dim, Pair};
 use crate::printable::printable;
 
 impl Mesh {
-    /// The text that PyTorch prints for the mesh.
+    /// Returns the text that PyTorch prints for the mesh.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -47,7 +47,8 @@ impl Mesh {
         }
     }
 
-    /// A hash of what [`equals`](Mesh::equals) compares, the same on every rank, run and machine.
+    /// Computes a hash of what [`equals`](Mesh::equals) compares, the same on every rank, run and
+    /// machine.
     ///
     /// The hash is FNV-1a (64 bits) over the device type, then for each dimension its size and
     /// name, and then the number `R = sum of rank[i] * Q^i` modulo 2^64 over the row-major ranks,
@@ -71,8 +72,8 @@ impl Mesh {
         digest.number(ranks).value()
     }
 
-    /// The first rank and the steps to the others, row-major. `None` when the ranks follow no
-    /// strides.
+    /// Returns the first rank and the steps to the others, row-major, or `None` when the ranks
+    /// follow no strides.
     fn walk(&self) -> Option<(usize, Dim)> {
         let (mut root, mut first, mut dim) = (&self.root, self.base, self.joined());
         loop {
@@ -110,8 +111,8 @@ fn strided_sum(first: usize, pairs: &[Pair]) -> u64 {
 /// The base of the rank polynomial. It is odd, so no power of it loses bits.
 const Q: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The sum of q^k and the sum of k q^k over k = 0 .. n, and q^n, all modulo 2^64. They are found by
-/// doubling.
+/// Computes the sum of q^k and the sum of k q^k over k = 0 .. n, and q^n, all modulo 2^64. They are
+/// found by doubling.
 fn geometric(q: u64, n: u64) -> (u64, u64, u64) {
     let (mut plain, mut weighted, mut power, mut count) = (0u64, 0u64, 1u64, 0u64);
     for bit in (0..u64::BITS - n.leading_zeros()).rev() {
@@ -153,8 +154,8 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// The strides of one dimension: one pair is its stride, several pairs are a tuple, and no pair
-/// (size 1) is the empty tuple.
+/// Writes the strides of one dimension: one pair is its stride, several pairs are a tuple, and no
+/// pair (size 1) is the empty tuple.
 fn stride_text(pairs: &[Pair]) -> String {
     match pairs {
         [(_, stride)] => stride.to_string(),

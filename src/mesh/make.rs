@@ -28,8 +28,8 @@ pub struct MeshSpec<'a> {
 }
 
 impl<'a> MeshSpec<'a> {
-    /// A mesh of that shape over the first ranks of the world, row-major, as rank `rank` sees it.
-    /// Its dimensions are dim_0, dim_1 ...
+    /// Describes a mesh of that shape over the first ranks of the world, row-major, as rank `rank`
+    /// sees it. Its dimensions are dim_0, dim_1 ...
     pub fn new(device_type: &'a str, shape: &'a [usize], world_size: usize, rank: usize) -> MeshSpec<'a> {
         MeshSpec { device_type, shape, names: None, ranks: None, world_size, rank }
     }
@@ -60,7 +60,9 @@ impl<'a> MeshSpec<'a> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Mesh {
+    /// What all views of the root share.
     pub(super) root: Arc<Root>,
+    /// The dimensions of this view over the root's positions.
     pub(super) dims: Arc<[NamedDim]>,
     /// The position at coordinate zero.
     pub(super) base: usize,
@@ -116,8 +118,8 @@ impl Mesh {
         Ok(Mesh { root: Arc::new(root), dims, base: 0, mine: position.is_some() })
     }
 
-    /// The root mesh of this view. For a view of a range this is the mesh that the first range was
-    /// taken from.
+    /// Returns the root mesh of this view. For a view of a range this is the mesh that the first
+    /// range was taken from.
     pub fn root(&self) -> Mesh {
         let mut root = &self.root;
         while let RankMap::Within(outer, _) = &root.ranks {
@@ -126,8 +128,8 @@ impl Mesh {
         Mesh::of(Arc::clone(root))
     }
 
-    /// All ranks that this view's positions number. They are those of the root, or of the range
-    /// that this is a view of.
+    /// Returns the view of all ranks that have a position here. They are the ranks of the root, or
+    /// of the range that this is a view of.
     pub fn space(&self) -> Mesh {
         Mesh::of(Arc::clone(&self.root))
     }
@@ -136,12 +138,12 @@ impl Mesh {
         Mesh { dims: Arc::clone(&root.dims), base: 0, mine: root.position.is_some(), root }
     }
 
-    /// All positions as one dimension.
+    /// Returns all positions as one dimension.
     pub(crate) fn whole(&self) -> Dim {
         Dim::known(&[(self.root.size, 1)])
     }
 
-    /// A view that has all positions as one dimension.
+    /// Returns a view that has all positions as one dimension.
     pub(crate) fn all_ranks(&self) -> Mesh {
         let all = NamedDim { name: "all ranks".into(), dim: self.whole(), named: true };
         Mesh { dims: [all].into(), ..self.space() }
@@ -153,23 +155,24 @@ impl Mesh {
         Arc::ptr_eq(&self.root, &other.root)
     }
 
-    /// The number of ranks of the root, or of the range that this is a view of.
+    /// Returns the number of ranks of the root, or of the range that this is a view of.
     pub fn root_size(&self) -> usize {
         self.root.size
     }
 
-    /// This rank's row-major position in the root. `None` when the rank is not in the root.
+    /// Returns this rank's row-major position in the root, or `None` when the rank is not in the
+    /// root.
     pub fn root_position(&self) -> Option<usize> {
         self.root.position
     }
 
-    /// The map from positions to ranks, as a key. It is cheap to clone, and equal keys give the
-    /// same ranks.
+    /// Returns the map from positions to ranks, as a key. It is cheap to clone, and equal keys give
+    /// the same ranks.
     pub(crate) fn rank_map_key(&self) -> &RankMap {
         &self.root.ranks
     }
 
-    /// The world rank at a position of the root.
+    /// Returns the world rank at a position of the root.
     pub fn rank_at(&self, position: usize) -> i32 {
         self.root.ranks.rank(position)
     }
@@ -200,10 +203,11 @@ pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str> + Clone) -> R
     Ok(())
 }
 
-/// The ranks that were met so far. They are a flag each where the world is about as large as the
-/// list, and a set otherwise.
+/// The ranks that were met so far.
 enum Seen {
+    /// A flag for each rank of the world, when the world is not much larger than the list.
     Flags(Vec<bool>),
+    /// The ranks themselves, when the world is much larger.
     Set(HashSet<usize>),
 }
 
@@ -237,7 +241,7 @@ pub(super) fn check_listed(size: usize) -> Result<()> {
     )))
 }
 
-/// The map of explicit ranks. It is [`RankMap::Identity`] when the ranks are 0 .. n-1.
+/// Returns the map of explicit ranks. It is [`RankMap::Identity`] when the ranks are 0 .. n-1.
 fn rank_map(ranks: &[i32], size: usize, world_size: usize) -> Result<RankMap> {
     if ranks.len() != size {
         return Err(Error::invalid(format!("the shape has {size} ranks, but {} are listed", ranks.len())));

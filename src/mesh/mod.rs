@@ -1,5 +1,5 @@
-//! One rank's view of a mesh: layout, dimension names, and the map from positions to world ranks.
-//! There is no I/O here, and there are no communicators.
+//! Holds one rank's view of a mesh: layout, dimension names, and the map from positions to world
+//! ranks. There is no I/O here, and there are no communicators.
 //!
 //! A root mesh numbers its ranks 0 .. n-1 row-major. These numbers are positions, and a root may
 //! map them to any distinct world ranks. Every other mesh is a view of a root: it has some

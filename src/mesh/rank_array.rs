@@ -7,7 +7,7 @@ use super::make::{Mesh, MeshSpec, check_listed};
 use crate::error::Result;
 
 impl Mesh {
-    /// A root mesh of the array's shape, in which the rank at each coordinate is the array's
+    /// Makes a root mesh of the array's shape, in which the rank at each coordinate is the array's
     /// element there.
     ///
     /// The array has any number of dimensions and any strides, so it may be a transposed or sliced
@@ -51,8 +51,8 @@ impl Mesh {
         Mesh::new(&spec.ranks(&listed))
     }
 
-    /// The world ranks of the view, as an array of its shape: element `[i, j, ...]` is the rank at
-    /// coordinate `[i, j, ...]`.
+    /// Returns the world ranks of the view, as an array of its shape: element `[i, j, ...]` is the
+    /// rank at coordinate `[i, j, ...]`.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};

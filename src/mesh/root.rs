@@ -13,7 +13,9 @@ use crate::layout::{Dim, Subrange};
 /// A dimension with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedDim {
+    /// The name.
     pub(super) name: Arc<str>,
+    /// The layout over the root's positions.
     pub(super) dim: Dim,
     /// Whether the caller gave the name. A name that nobody gave is dim_0, dim_1 ... and is not
     /// printed.
@@ -23,13 +25,17 @@ pub(super) struct NamedDim {
 /// What all views of one root share.
 #[derive(Debug)]
 pub(crate) struct Root {
+    /// The device type, for example "cuda".
     pub(super) device_type: String,
+    /// The number of positions.
     pub(super) size: usize,
     /// The world rank at each position.
     pub(super) ranks: RankMap,
+    /// The dimensions of the root itself.
     pub(super) dims: Arc<[NamedDim]>,
-    /// This process's world rank, and its position when it is in the mesh.
+    /// This process's rank in the world.
     pub(super) rank: i32,
+    /// This process's position. It is `None` when this process is not in the mesh.
     pub(super) position: Option<usize>,
     /// Flattened dimensions. Every view that holds their digits knows them by name.
     pub(super) flattened: RwLock<Vec<NamedDim>>,
@@ -49,6 +55,7 @@ pub(crate) enum RankMap {
 /// Distinct world ranks, row-major.
 #[derive(Debug)]
 pub(crate) struct Listed {
+    /// The world rank at each position.
     ranks: Array1<i32>,
     /// A digest of the ranks, by which maps are told apart. It is made when two maps are compared.
     digest: OnceCell<u64>,
@@ -84,7 +91,7 @@ impl Listed {
 }
 
 impl RankMap {
-    /// The rank at a position.
+    /// Returns the rank at a position.
     #[inline]
     pub(super) fn rank(&self, position: usize) -> i32 {
         match self {
@@ -95,7 +102,7 @@ impl RankMap {
         }
     }
 
-    /// The position of a rank among `size`.
+    /// Returns the position of a rank among `size` positions.
     pub(super) fn position(&self, rank: i32, size: usize) -> Option<usize> {
         match self {
             RankMap::Identity => usize::try_from(rank).ok().filter(|position| *position < size),

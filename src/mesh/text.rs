@@ -58,18 +58,23 @@ const MAX_QUOTE: usize = 200;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeshText {
+    /// The device type, for example "cuda".
     device_type: String,
+    /// The sizes of the dimensions.
     shape: Vec<usize>,
+    /// One name for each dimension.
     names: Vec<String>,
     /// One dimension for each size of the shape.
     layout: Vec<Dim>,
+    /// The position at coordinate zero.
     base: usize,
+    /// The world ranks by position, in runs.
     runs: Vec<Run>,
 }
 
 impl Mesh {
-    /// This view as text. It takes O(dimensions) where its root has no rank array. Otherwise it is
-    /// as long as the ranks have runs.
+    /// Writes this view as text. It takes O(dimensions) where its root has no rank array. Otherwise
+    /// it is as long as the ranks have runs.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -87,7 +92,7 @@ impl Mesh {
 }
 
 impl MeshText {
-    /// The text of a view.
+    /// Returns the text of a view.
     pub fn of(mesh: &Mesh) -> MeshText {
         let dims = (0..mesh.ndim()).map(|index| mesh.dim_layout(index).clone()).collect();
         let (layout, base, runs) = match mesh.rank_map_key() {
@@ -156,24 +161,24 @@ impl MeshText {
         Ok(MeshText { device_type, shape, names, layout, base, runs })
     }
 
-    /// The type of device.
+    /// Returns the type of device.
     pub fn device_type(&self) -> &str {
         &self.device_type
     }
 
-    /// The sizes of the dimensions.
+    /// Returns the sizes of the dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The names of the dimensions.
+    /// Returns the names of the dimensions.
     pub fn names(&self) -> Vec<&str> {
         self.names.iter().map(String::as_str).collect()
     }
 
-    /// The root mesh that the text says, as `rank` of a world of `world_size` sees it. It takes
-    /// O(dimensions) where the ranks are 0 .. n-1. No list of the ranks is made before they are
-    /// known to fit the world.
+    /// Makes the root mesh that the text says, as `rank` of a world of `world_size` sees it. It
+    /// takes O(dimensions) where the ranks are 0 .. n-1. No list of the ranks is made before they
+    /// are known to fit the world.
     pub fn mesh(&self, world_size: usize, rank: usize) -> Result<Mesh> {
         let names = self.names();
         let (device_type, shape) = (&*self.device_type, &*self.shape);
@@ -193,7 +198,7 @@ impl MeshText {
         straight && self.runs.first().is_some_and(|run| run.is_in_order(walk.size()))
     }
 
-    /// The world ranks, row-major.
+    /// Returns the world ranks, row-major.
     fn ranks(&self, walk: &Dim) -> Vec<i32> {
         let ends = self.runs.iter().scan(0, |end, run| {
             *end += run.count as usize;
@@ -253,13 +258,16 @@ struct Document {
 /// A run of `count` ranks: first, first + step ...
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
+    /// The first rank.
     first: i64,
+    /// The number of ranks.
     count: u64,
+    /// The difference between two neighbours. It may be negative.
     step: i64,
 }
 
 impl Run {
-    /// The rank at an index of a run that was checked.
+    /// Returns the rank at an index of a run that was checked.
     fn rank(&self, index: u64) -> i32 {
         (self.first + index as i64 * self.step) as i32
     }
@@ -322,8 +330,8 @@ impl<'de> Deserialize<'de> for Run {
     }
 }
 
-/// The error that JSON or its types give for a text, with line and column. It quotes no more of the
-/// text than fits a message.
+/// Returns the error that JSON or its types give for a text, with line and column. It quotes no
+/// more of the text than fits a message.
 fn foreign(error: serde_json::Error) -> Error {
     let mut text = error.to_string();
     if text.len() > MAX_QUOTE {
@@ -383,15 +391,15 @@ fn check_layout(shape: &[usize], layout: &[Vec<Pair>], base: usize, length: usiz
     Ok(())
 }
 
-/// Makes runs of ranks. Two ranks that do not follow each other make no run, so that the second one
-/// can begin a longer one.
+/// Makes runs of ranks. Two ranks whose difference is not 1 make no run of two, so that the second
+/// rank can begin a longer run.
 fn runs_of(ranks: impl Iterator<Item = i32>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for rank in ranks.map(i64::from) {
         match runs.last_mut() {
             Some(run) if run.count == 1 => (run.count, run.step) = (2, rank - run.first),
             Some(run) if rank == run.first + run.step * run.count as i64 => run.count += 1,
-            // Two ranks that are no neighbours make no run, because the second one may begin one.
+            // The second of these two ranks may begin a longer run.
             Some(run) if run.count == 2 && run.step != 1 => {
                 let second = run.first + run.step;
                 (run.count, run.step) = (1, 1);
@@ -400,7 +408,7 @@ fn runs_of(ranks: impl Iterator<Item = i32>) -> Vec<Run> {
             _ => runs.push(Run { first: rank, count: 1, step: 1 }),
         }
     }
-    // The last two ranks make no run either when they are no neighbours.
+    // The last two ranks make no run of two either when their difference is not 1.
     if let Some(run) = runs.last_mut().filter(|run| run.count == 2 && run.step != 1) {
         let second = run.first + run.step;
         (run.count, run.step) = (1, 1);

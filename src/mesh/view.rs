@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::layout::{Dim, Pair, Subrange, complement, covers, is_disjoint};
 
 impl Mesh {
-    /// The named dimensions in the order given. Names are this view's, or those of flattened
-    /// dimensions that this view holds.
+    /// Returns the named dimensions in the order given. Names are this view's, or those of
+    /// flattened dimensions that this view holds.
     ///
     /// This is wider than PyTorch, which wants the dimensions in the parent's order and knows
     /// flattened names at the root only.
@@ -36,8 +36,8 @@ impl Mesh {
         self.view(dims)
     }
 
-    /// The view in which all dimensions of this view, in their order, are one. `None` joins their
-    /// names with "_". Other views do not know the name before [`publish`](Mesh::publish).
+    /// Returns the view in which all dimensions of this view, in their order, are one. `None` joins
+    /// their names with "_". Other views do not know the name before [`publish`](Mesh::publish).
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -87,7 +87,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// The view with dimension `dim` replaced by several, the last fastest.
+    /// Returns the view with dimension `dim` replaced by several, the last fastest.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -112,8 +112,9 @@ impl Mesh {
         Ok(Mesh { dims: dims.into(), ..self.clone() })
     }
 
-    /// All ranks of this view, row-major, under another shape: a second factorisation of them. A
-    /// name that this view or its root has already must mean the same groups in the new shape.
+    /// Returns all ranks of this view, row-major, under another shape: a second factorisation of
+    /// them. A name that this view or its root has already must mean the same groups in the new
+    /// shape.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -155,9 +156,9 @@ impl Mesh {
         Ok(Mesh { dims: dims.into(), ..self.clone() })
     }
 
-    /// The view with dimension `dim` restricted to its indices `start`, `start + step` ... (`len`
-    /// of them). Ranks at the other indices are no members of the view. They have no positions in
-    /// it either: positions and strides count the ranks that are left.
+    /// Returns the view with dimension `dim` restricted to its indices `start`, `start + step` ...
+    /// (`len` of them). Ranks at the other indices are no members of the view. They have no
+    /// positions in it either: positions and strides count the ranks that are left.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -204,8 +205,9 @@ impl Mesh {
         Ok(Mesh { root: Arc::new(root), dims, base, mine: self.mine && position.is_some() })
     }
 
-    /// For a view of a range: the view of all ranks that the range was taken from, and a dimension
-    /// of this view as a dimension of that one. `None` when the dimension has other groups there.
+    /// Returns, for a view of a range, the view of all ranks that the range was taken from, and a
+    /// dimension of this view as a dimension of that one, or `None` when the dimension has other
+    /// groups there.
     pub(crate) fn outer_dim(&self, dim: &Dim) -> Option<(Mesh, Dim)> {
         let RankMap::Within(outer, range) = &self.root.ranks else { return None };
         let whole =
@@ -258,14 +260,14 @@ impl Mesh {
         Ok(Mesh { root: Arc::clone(&first.root), dims: dims.into(), base, mine })
     }
 
-    /// How many parallel copies of the named dimensions the root has.
+    /// Returns how many parallel copies of the named dimensions the root has.
     pub fn submesh_count(&self, names: &[&str]) -> Result<usize> {
         let (_, rest) = self.picked_and_rest(names)?;
         Ok(rest.size())
     }
 
-    /// One of the parallel copies of the named dimensions over the ranks of the root, ordered by
-    /// the positions they start from.
+    /// Returns one of the parallel copies of the named dimensions over the ranks of the root,
+    /// ordered by the positions they start from.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -318,8 +320,9 @@ impl Mesh {
         Ok((dims, rest))
     }
 
-    /// The dimension of that name. It is one of this view, or a flattened one whose digits this
-    /// view has, whatever dimensions the view makes of its digits.
+    /// Returns the dimension of that name. It is a dimension of this view, or a flattened
+    /// dimension. The digits of the flattened dimension must be digits of this view, in whatever
+    /// dimensions the view has them.
     fn named(&self, name: &str) -> Result<NamedDim> {
         if let Some(named) = self.dims.iter().find(|named| *named.name == *name) {
             return Ok(named.clone());
@@ -342,8 +345,8 @@ impl Mesh {
         }
     }
 
-    /// The view of these dimensions that holds this rank. A rank outside this view gets only views
-    /// of all its ranks.
+    /// Returns the view of these dimensions that holds this rank. A rank outside this view gets
+    /// only views of all its ranks.
     fn view(&self, dims: Vec<NamedDim>) -> Result<Mesh> {
         let size: usize = dims.iter().map(|named| named.dim.size()).product();
         let base = match self.root.position.filter(|_| self.mine) {
@@ -384,8 +387,8 @@ impl Mesh {
 }
 
 impl Root {
-    /// The flattened dimensions that are known here. They are those of this root, and those of the
-    /// root that it is a range of, as far as the range leaves their groups whole.
+    /// Returns the flattened dimensions that are known here. They are those of this root, and those
+    /// of the root that it is a range of, as far as the range leaves their groups whole.
     fn flat_dims(&self) -> Vec<NamedDim> {
         let mut known = self.flattened.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let RankMap::Within(outer, range) = &self.ranks {

@@ -6,9 +6,9 @@ use super::make::{Mesh, MeshSpec, check_listed};
 use crate::error::{Error, Result};
 
 impl Mesh {
-    /// The root mesh of the ranks that are left when whole replicas are left out: all ranks whose
-    /// index along dimension `index` is that of a lost rank. This view has all ranks of its root,
-    /// and the new mesh is for a world of `world_size` ranks.
+    /// Makes the root mesh of the ranks that are left when whole replicas are left out: all ranks
+    /// whose index along dimension `index` is that of a lost rank. This view has all ranks of its
+    /// root, and the new mesh is for a world of `world_size` ranks.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};

@@ -15,8 +15,9 @@ use super::store::{self, Store, refused_connections};
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// How long rank 0 pauses between two looks for tokens, at first and at last.
+/// The first pause of rank 0 between two looks for tokens. It doubles while no token comes.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
+/// The longest such pause.
 const LAST_LOOK: Duration = Duration::from_millis(20);
 /// The most new tokens that one look expects.
 const TOKENS: i64 = 4096;
@@ -26,11 +27,11 @@ const STAY: Duration = Duration::from_millis(500);
 /// How long the store may take to say whom it refused.
 const ASK_REFUSED: Duration = Duration::from_millis(200);
 
-/// The facts that a rank learns from rank 0 when it joins.
+/// What a rank learns from rank 0 when it joins.
 pub(super) struct Session {
     /// The keys of this world begin with this prefix.
     pub(super) prefix: String,
-    /// How many ranks rank 0 takes the world to have. It is `None` when rank 0 does not say so.
+    /// The size of rank 0's world. It is `None` when rank 0 does not say it.
     pub(super) size: Option<usize>,
 }
 
@@ -169,6 +170,7 @@ pub(super) fn ask(store: &dyn Store, prefix: &str, tried: &[String], wait: &Wait
     received
 }
 
+/// Returns the error of a rank that has waited for rank 0 until its deadline.
 fn never_joined(store: &dyn Store, wait: &Wait) -> Error {
     let timeout = wait.deadline.timeout().as_millis();
     let soon = Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_REFUSED)) };
@@ -177,6 +179,7 @@ fn never_joined(store: &dyn Store, wait: &Wait) -> Error {
         .with_ranks(&[0])
 }
 
+/// Waits for what rank 0 has said under this key.
 fn receive(store: &dyn Store, prefix: &str, key: &str, wait: &Wait) -> Result<Session> {
     let said = store.get(&format!("{prefix}/{key}"), wait).map_err(|error| match error.status() {
         Status::Timeout => never_joined(store, wait),

@@ -4,8 +4,11 @@ use crate::error::{Error, Result};
 
 /// Where the ranks meet.
 pub(super) enum Method {
+    /// At the address in the environment of the launcher.
     Env,
+    /// At this host and port.
     Tcp(String, u16),
+    /// In the folder of this path.
     File(String),
 }
 
@@ -29,7 +32,7 @@ impl Method {
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         match port.parse::<u16>() {
             _ if host.is_empty() => Err(broken("there is no host")),
-            Ok(0) => Err(broken("port 0 is none that the other ranks could know")),
+            Ok(0) => Err(broken("the other ranks cannot know which port replaces port 0")),
             Ok(port) => Ok(Method::Tcp(host.to_owned(), port)),
             Err(_) => Err(broken("the port is not a number up to 65535")),
         }

@@ -18,8 +18,8 @@ const SHORT: Duration = Duration::from_millis(200);
 /// The most notes of lost ranks that are removed. There is a bound because the number of notes is
 /// read from the store.
 const MOST_LOST: usize = 1 << 16;
-/// For how many worlds that this process has left the keys are remembered. It is also the most
-/// nonces of failed joins that are kept.
+/// The most left worlds whose keys this process remembers. It is also the most nonces of failed
+/// joins that are kept.
 const MOST: usize = 64;
 
 /// The place of a join in the store. It is given back when it is dropped before the join has

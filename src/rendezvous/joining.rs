@@ -81,8 +81,9 @@ impl World {
         }
     }
 
-    /// Adds to the error of a join to which ranks did not come why they may have missed it: rank 0
-    /// has a world of another size, or the store's name means this host alone.
+    /// Returns the error of a join to which some ranks did not come. The message says why they may
+    /// have missed the join, when rank 0 has a world of another size, or the store's name means
+    /// this host alone.
     fn with_reach(&self, error: Error) -> Error {
         let error = match self.session.as_ref().and_then(|session| session.size_there) {
             Some(there) if there != self.place.size && error.status() == Status::Timeout => Error::timeout(format!(
@@ -263,6 +264,7 @@ fn explain(server: Option<&Arc<Server>>, error: Error) -> Error {
     }
 }
 
+/// Returns which rank this process is, and where the ranks meet.
 pub(super) fn place(options: &JoinOptions, method: &Method) -> Result<Place> {
     let env = |name: &str| std::env::var(name).ok();
     let mut place = match options.world_size {

@@ -58,7 +58,9 @@ impl World {
 
 /// The place that a rank states.
 enum Stated<'a> {
+    /// The caller gave this path.
     Path(&'a str),
+    /// The caller gave no path, and the process runs on this host.
     Nothing(HostIdentity),
 }
 

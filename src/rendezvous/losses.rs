@@ -20,7 +20,7 @@ use crate::digest::Fnv1a;
 use crate::error::Result;
 use crate::wait::{Deadline, Wait};
 
-/// How long it may take to write or read such a note.
+/// How long it may take to write or read a note of a lost rank.
 const SHORT: Duration = Duration::from_millis(500);
 
 /// The ranks of one world that are lost, as far as this rank knows.
@@ -40,7 +40,8 @@ pub(super) struct Losses {
 struct Known {
     /// The lost ranks, in the order in which this rank has learned of them.
     ranks: Vec<i32>,
-    /// How many of the notes in the store were read. This rank knows some losses by other ways.
+    /// How many of the notes in the store were read. This number may differ from the number of
+    /// ranks, because this rank learns of some losses without a note.
     read: usize,
 }
 
@@ -67,7 +68,7 @@ impl Losses {
         Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks: None }
     }
 
-    /// The prefix of all keys of the world.
+    /// Returns the prefix of all keys of the world.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -173,6 +174,7 @@ impl LocalRanks {
         Ok(Some(LocalRanks { key, me: rank as i32, found: Mutex::default() }))
     }
 
+    /// Returns the ranks of this host whose processes have ended since the last call.
     fn newly_dead(&self, store: &dyn Store, wait: &Wait) -> Vec<i32> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         // The ranks join in the beginning only, but not all at once.

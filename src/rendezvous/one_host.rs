@@ -11,9 +11,10 @@ use super::store::Store;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
 
-/// How many ranks' hosts are looked up for the message, and how many hosts the message names.
+/// The most ranks whose hosts are looked up for the message.
 const ASKED: usize = 1024;
 
+/// The most hosts that the message names.
 const NAMED: usize = 4;
 
 /// Checks that all ranks share a machine, because the ranks of the host engine share memory. Every
@@ -33,7 +34,7 @@ pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usi
     }
     let name = rank.to_string();
     if store.set_once(&format!("{prefix}/elsewhere"), name.as_bytes(), wait)? != name.as_bytes() {
-        return Ok(()); // The one that was first ends the call for all.
+        return Ok(()); // The first rank that differs ends the call for all ranks.
     }
     let line =
         |rank| round.fetch(&key(rank), rank as i32, wait).map(|line| String::from_utf8_lossy(&line).into_owned());
@@ -44,6 +45,7 @@ pub(super) fn share_one(round: &Round, store: &dyn Store, prefix: &str, me: (usi
     )))
 }
 
+/// Returns the error that this process cannot find out on which machine it is.
 fn unasked(error: &io::Error) -> Error {
     let message = format!("finding out which machine this is: {}", machine::explained(error));
     Error::unsupported(message).with_os_error(error.raw_os_error().unwrap_or(0))

@@ -13,14 +13,14 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct JoinOptions {
-    /// There is no rendezvous: the world is for layouts and planning only.
+    /// Whether there is no rendezvous. Then the world is for layouts and planning only.
     pub offline: bool,
     /// The number of ranks. When it is `None`, size, rank and local rank come from the launcher's
     /// environment.
     pub world_size: Option<usize>,
-    /// The rank of this process. It counts when `world_size` is given.
+    /// The rank of this process. It is used only when `world_size` is given.
     pub rank: usize,
-    /// The device index of this process in its host. It counts when `world_size` is given.
+    /// The device index of this process in its host. It is used only when `world_size` is given.
     pub local_rank: usize,
     /// How long each wait lasts; `None` means [`DEFAULT_TIMEOUT`].
     pub timeout: Option<Duration>,
@@ -35,8 +35,8 @@ pub struct JoinOptions {
 }
 
 impl JoinOptions {
-    /// Rank `rank` of `size`, on the device of that number. The launcher's environment does not
-    /// count.
+    /// Makes the options of rank `rank` of `size`, on the device of that number. The launcher's
+    /// environment does not count.
     pub fn ranked(rank: usize, size: usize) -> JoinOptions {
         JoinOptions { world_size: Some(size), rank, local_rank: rank, ..JoinOptions::default() }
     }

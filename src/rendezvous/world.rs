@@ -40,7 +40,7 @@ pub(super) struct Session {
     pub(super) store: Arc<dyn Store>,
     /// The keys of the world begin with this prefix.
     pub(super) prefix: String,
-    /// How many ranks rank 0 takes the world to have. It is `None` when rank 0 did not say so.
+    /// The size of rank 0's world. It is `None` when rank 0 did not say it.
     pub(super) size_there: Option<usize>,
     /// Whether rank 0 serves the store.
     pub(super) served: bool,
@@ -49,22 +49,22 @@ pub(super) struct Session {
 }
 
 impl World {
-    /// This process's rank.
+    /// Returns this process's rank.
     pub fn rank(&self) -> usize {
         self.place.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.place.size
     }
 
-    /// Rank in this host.
+    /// Returns the rank in this host.
     pub fn local_rank(&self) -> usize {
         self.place.local_rank
     }
 
-    /// How long each wait lasts.
+    /// Returns how long each wait lasts.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -74,12 +74,12 @@ impl World {
         self.offline
     }
 
-    /// "cuda" or "cpu".
+    /// Returns the device type, "cuda" or "cpu".
     pub fn device_type(&self) -> &str {
         &self.device_type
     }
 
-    /// Who started this process, for messages.
+    /// Returns the name of what started this process, for messages.
     pub fn launcher(&self) -> &'static str {
         self.place.launcher
     }

@@ -5,22 +5,25 @@ use std::collections::BTreeMap;
 use super::locations::Topology;
 use crate::layout::{Dim, Pair};
 
-/// The most states that are kept for a level, and that are tried for it. Meshes of a few dimensions
-/// have fewer states, and then the boxes are the cheapest there are.
+/// The most states that are kept for a level. Meshes of a few dimensions have fewer states, and
+/// then the boxes are the cheapest that exist.
 const MAX_KEPT: usize = 256;
+/// The most states that are tried for a level.
 const MAX_TRIED: usize = 1 << 14;
 
-/// The sides of the box that one domain holds, the cost so far, and the index of the box around it
-/// among those of the level before.
+/// A box that each domain of a level may hold.
 struct State {
+    /// The sides of the box, one for each dimension.
     sides: Vec<usize>,
+    /// The cost of this level and all levels before it.
     cost: u128,
+    /// The index of the box around this one among the states of the level before.
     outer: usize,
 }
 
-/// How to walk a line of ranks so that the mesh falls into equal boxes, one for each domain, which
-/// nest as the domains do. The result has, for each dimension of the mesh, the steps along the
-/// line.
+/// Returns how to walk a line of ranks so that the mesh falls into equal boxes, one for each
+/// domain, which nest as the domains do. The result has, for each dimension of the mesh, the steps
+/// along the line.
 ///
 /// At each level the sizes of the domains in the line have a greatest common divisor. Every domain
 /// is a row of parts of that size. Parts nest, because the size of a domain is the sum of the sizes
@@ -89,8 +92,9 @@ fn inside(
 ) -> bool {
     let Some((&dim, rest)) = dims.split_first() else { return found(sides) };
     let most = gcd(outer[dim], part);
-    // The choice is made for one prime after another. A rest can be chosen exactly when it divides
-    // what the other sides offer.
+    // The other sides must make up the rest of the part, which is `part / side`. They can do so
+    // exactly when the rest divides their product, because each prime factor can be dealt with
+    // alone.
     let offered = rest.iter().fold(1, |product, dim| product * outer[*dim]);
     for side in (1..=most).rev().filter(|side| most % side == 0 && offered % (part / side) == 0) {
         sides[dim] = side;
@@ -101,8 +105,8 @@ fn inside(
     true
 }
 
-/// The digits of the line, the nearest first. At each level the boxes inside a box are counted
-/// row-major.
+/// Returns the digits of the line, the nearest first. At each level the boxes inside a box are
+/// counted row-major.
 fn steps(chosen: &[Vec<usize>], ndim: usize) -> Vec<Dim> {
     let mut pairs: Vec<Vec<Pair>> = vec![Vec::new(); ndim];
     let mut stride = 1;

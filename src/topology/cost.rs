@@ -36,8 +36,11 @@ pub struct DimCost {
 
 /// Measures rank arrays of one shape. One measurement takes levels * dimensions * ranks steps.
 pub(super) struct Meter<'a> {
+    /// The domains of the world's ranks.
     topology: &'a Topology,
+    /// The shape of the mesh.
     shape: &'a [usize],
+    /// The traffic of each dimension.
     weights: &'a [u64],
     /// How many ranks of the group lie in each domain. All are zero between two groups.
     counts: Vec<u32>,
@@ -51,12 +54,13 @@ impl<'a> Meter<'a> {
         Meter { topology, shape, weights, counts: vec![0; most], labels: Vec::new() }
     }
 
-    /// What each dimension costs with these ranks. There is one rank for each position, row-major.
+    /// Measures what each dimension costs with these ranks. There is one rank for each position,
+    /// row-major.
     pub(super) fn measure(&mut self, ranks: &[i32]) -> Vec<DimCost> {
         self.measure_below(ranks, u128::MAX).unwrap_or_default()
     }
 
-    /// The cost of all dimensions, when it is less than `bound`.
+    /// Returns the cost of all dimensions, when it is less than `bound`.
     pub(super) fn cost_below(&mut self, ranks: &[i32], bound: u128) -> Option<u128> {
         Some(self.measure_below(ranks, bound)?.iter().map(|dim| dim.cost).sum())
     }
@@ -91,8 +95,8 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// How many borders the groups of `size` positions, `stride` apart, cross. `counts` is zero before
-/// and after.
+/// Counts how many borders the groups of `size` positions, `stride` apart, cross. `counts` is zero
+/// before and after.
 fn groups(labels: &[u32], size: usize, stride: usize, counts: &mut [u32]) -> LevelCost {
     let mut crossed = LevelCost { crossing_groups: 0, most_domains: 1, pairs: 0, even: true };
     if size == 1 {

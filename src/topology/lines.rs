@@ -5,7 +5,7 @@ use super::locations::Topology;
 /// The most orders that are tried, because more have not helped.
 const MAX_LINES: usize = 16;
 
-/// The first `size` ranks of each order that is worth a try. All lines differ.
+/// Returns the first `size` ranks of each order that is worth a try. All lines differ.
 ///
 /// The domains are in the order of their first ranks, or the large ones come first. When domains do
 /// not divide by a number of ranks that should stay together (`units`), there are two more orders:

@@ -22,15 +22,17 @@ pub const MAX_LEVELS: usize = 32;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Topology {
+    /// The number of ranks.
     world_size: usize,
     /// The domain of each rank, by level and then by rank.
     labels: Vec<Vec<u32>>,
+    /// The number of domains of each level.
     counts: Vec<usize>,
 }
 
 impl Topology {
-    /// The domains of these paths, of which there is one for each rank. Components are separated by
-    /// "/" and are not empty. An empty path has no components.
+    /// Reads the domains of these paths, of which there is one for each rank. Components are
+    /// separated by "/" and are not empty. An empty path has no components.
     pub fn new(locations: &[&str]) -> Result<Topology> {
         let mut levels = 0;
         for (rank, path) in locations.iter().enumerate() {
@@ -63,17 +65,17 @@ impl Topology {
         Ok(Topology { world_size: locations.len(), labels, counts })
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// The number of levels, which is the number of components of the longest path.
+    /// Returns the number of levels, which is the number of components of the longest path.
     pub fn levels(&self) -> usize {
         self.labels.len()
     }
 
-    /// Number of domains of a level.
+    /// Returns the number of domains of a level.
     ///
     /// # Panics
     /// Where `level` is not below [`Topology::levels`], as a slice does.
@@ -81,7 +83,7 @@ impl Topology {
         self.counts[level]
     }
 
-    /// The domain of a rank at a level.
+    /// Returns the domain of a rank at a level.
     ///
     /// # Panics
     /// Where `level` is not below [`Topology::levels`], or `rank` is negative or not below

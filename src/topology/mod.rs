@@ -100,7 +100,8 @@ pub fn plan(locations: &[&str], shape: &[usize], traffic: Option<&[u32]>) -> Res
     Ok(Plan { ranks, dims, identity_cost, world_size: locations.len(), domains })
 }
 
-/// The weights when the caller gives none: the product of the sizes up to and with each dimension.
+/// Returns the weights when the caller gives none: the product of the sizes up to and with each
+/// dimension.
 fn default_traffic(shape: &[usize]) -> Vec<u64> {
     let mut weight = 1;
     shape
@@ -113,7 +114,7 @@ fn default_traffic(shape: &[usize]) -> Vec<u64> {
 }
 
 impl Plan {
-    /// The cost of all dimensions.
+    /// Returns the cost of all dimensions.
     pub fn cost(&self) -> u128 {
         self.dims.iter().map(|dim| dim.cost).sum()
     }
@@ -124,7 +125,7 @@ impl Plan {
         self.dims.iter().all(|dim| dim.levels.iter().all(|level| level.even))
     }
 
-    /// The plan's cost as one line of JSON. Its lists run over the levels, from far to near.
+    /// Writes the plan's cost as one line of JSON. Its lists run over the levels, from far to near.
     ///
     /// ```
     /// let plan = devicemesh::topology::plan(&["a", "a", "b", "b"], &[2, 2], Some(&[1, 10])).unwrap();

@@ -8,15 +8,16 @@ use super::swaps;
 use crate::layout::Dim;
 
 /// The most steps of measuring in all. One measurement takes levels * dimensions * ranks steps, so
-/// a plan takes tens of milliseconds at most. The first candidates are always measured.
+/// a plan takes tens of milliseconds at most.
 const MAX_STEPS: usize = 2_000_000;
+/// How many candidates are measured however many steps that takes.
 const ALWAYS: usize = 4;
 /// The number of candidates that swaps start from.
 const MAX_KEPT: usize = 8;
 /// Up to this many dimensions are tried in every order.
 const MAX_PERMUTED: usize = 5;
 
-/// The cheapest rank array that was found, and the cost of ranks 0 to n - 1.
+/// Returns the cheapest rank array that was found, and the cost of ranks 0 to n - 1.
 pub(super) fn best(topology: &Topology, shape: &[usize], weights: &[u64], meter: &mut Meter<'_>) -> (Vec<i32>, u128) {
     let size: usize = shape.iter().product();
     let identity: Vec<i32> = (0..size as i32).collect();
@@ -37,9 +38,12 @@ pub(super) fn best(topology: &Topology, shape: &[usize], weights: &[u64], meter:
     (swaps::improved(topology, shape, weights, search.kept), identity_cost)
 }
 
-/// Candidates with their costs. The cheapest comes first, and of equal ones the earlier.
+/// The search for the cheapest candidate.
 struct Search {
+    /// The cheapest candidates with their costs. The cheapest one comes first, and of equal ones
+    /// the one that was found first.
     kept: Vec<(u128, Vec<i32>)>,
+    /// How many candidates were measured.
     tried: usize,
 }
 
@@ -57,7 +61,7 @@ impl Search {
     }
 }
 
-/// The ranks of the line at the positions of the mesh, row-major.
+/// Returns the ranks of the line at the positions of the mesh, row-major.
 fn fill(line: &[i32], shape: &[usize], walk: &[Dim]) -> Vec<i32> {
     let mut places = vec![0];
     for (size, dim) in shape.iter().zip(walk) {
@@ -67,8 +71,8 @@ fn fill(line: &[i32], shape: &[usize], walk: &[Dim]) -> Vec<i32> {
     places.iter().map(|place| line[*place]).collect()
 }
 
-/// Numbers of ranks that should stay together, the largest first: the size of each dimension, and
-/// the product of the sizes of the dimensions with the most traffic.
+/// Returns numbers of ranks that should stay together, the largest first: the size of each
+/// dimension, and the product of the sizes of the dimensions with the most traffic.
 fn units(shape: &[usize], weights: &[u64]) -> Vec<usize> {
     let mut product = 1;
     let mut units: Vec<usize> = by_weight(shape, weights)
@@ -86,15 +90,15 @@ fn units(shape: &[usize], weights: &[u64]) -> Vec<usize> {
     units
 }
 
-/// The dimension with the most traffic comes last, as the fastest one.
+/// Orders the dimensions by traffic. The one with the most traffic comes last, as the fastest one.
 fn by_weight(shape: &[usize], weights: &[u64]) -> Vec<usize> {
     let mut dims: Vec<usize> = (0..shape.len()).collect();
     dims.sort_by_key(|dim| weights[*dim]);
     dims
 }
 
-/// Orders of the dimensions, the slowest first: the order by weight, and all others when there are
-/// few. Dimensions of size 1 are left out.
+/// Returns orders of the dimensions, the slowest first: the order by weight, and all others when
+/// there are few. Dimensions of size 1 are left out.
 fn orders(shape: &[usize], weights: &[u64]) -> Vec<Vec<usize>> {
     let (first, ones): (Vec<usize>, Vec<usize>) =
         by_weight(shape, weights).into_iter().partition(|dim| shape[*dim] > 1);
@@ -117,7 +121,7 @@ fn permutations(order: &[usize], from: usize, all: &mut Vec<Vec<usize>>) {
     }
 }
 
-/// A row-major walk with the dimensions in that order.
+/// Returns a row-major walk with the dimensions in that order.
 fn row_major_in(shape: &[usize], order: &[usize]) -> Vec<Dim> {
     let mut walk = vec![Dim::known(&[]); shape.len()];
     let mut stride = 1;

@@ -4,6 +4,7 @@ use super::locations::Topology;
 
 /// The most steps from one start. A step looks at one rank of a group at one level.
 const MAX_STEPS: usize = 1_000_000;
+/// The most ranks of a world in which swaps are tried.
 const MAX_RANKS: usize = 1024;
 
 /// Whether there are few enough ranks for swaps.
@@ -31,7 +32,7 @@ pub(super) fn improved(topology: &Topology, shape: &[usize], weights: &[u64], ke
     best.map_or_else(Vec::new, |(_, ranks)| ranks)
 }
 
-/// These ranks, followed by the others of the world.
+/// Returns these ranks, followed by the others of the world.
 fn with_spare(topology: &Topology, ranks: &[i32]) -> Vec<i32> {
     let mut used = vec![false; topology.world_size()];
     ranks.iter().for_each(|rank| used[*rank as usize] = true);
@@ -39,15 +40,21 @@ fn with_spare(topology: &Topology, ranks: &[i32]) -> Vec<i32> {
     ranks.iter().copied().chain(spare).collect()
 }
 
+/// The swaps from one start.
 struct Swaps<'a> {
+    /// The domains of the world's ranks.
     topology: &'a Topology,
+    /// The shape of the mesh.
     shape: &'a [usize],
+    /// The traffic of each dimension.
     weights: &'a [u64],
     /// The number of ranks of the mesh.
     size: usize,
     /// The ranks of the mesh, row-major, followed by the others of the world.
     all: Vec<i32>,
+    /// By how much the swaps have lowered the cost.
     saved: u128,
+    /// How many steps were taken.
     steps: usize,
 }
 
@@ -78,14 +85,16 @@ impl Swaps<'_> {
         better
     }
 
+    /// Whether the ranks at these two positions are in one domain of every level, so a swap changes
+    /// nothing.
     fn same_place(&self, a: usize, b: usize) -> bool {
         let nearest = self.topology.levels().checked_sub(1);
         nearest.is_none_or(|level| self.topology.domain(level, self.all[a]) == self.topology.domain(level, self.all[b]))
     }
 
-    /// How much of the cost is saved, because ranks of the groups of these two positions lie in one
-    /// domain. When a swap adds to this, it lowers the cost by as much. Groups that hold both
-    /// positions are left out, because a swap inside a group changes nothing.
+    /// Returns how much of the cost is saved, because ranks of the groups of these two positions
+    /// lie in one domain. When a swap adds to this, it lowers the cost by as much. Groups that hold
+    /// both positions are left out, because a swap inside a group changes nothing.
     fn together(&mut self, a: usize, b: usize) -> u128 {
         let mut saved = 0;
         let mut stride = self.size;

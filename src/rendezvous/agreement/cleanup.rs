@@ -23,8 +23,8 @@ pub(in crate::rendezvous) struct ScopeKeys {
     members: Members,
     /// The keys to be removed. Every thread that makes calls in the scope adds keys.
     keys: Mutex<Vec<String>>,
-    /// The dropped scopes with a lower number were looked at by this scope, which has taken the
-    /// keys that it may remove.
+    /// This scope has already taken the keys that it may remove from the dropped scopes with a
+    /// lower number.
     examined: Mutex<u64>,
     /// The keys of the whole world, to which the scope gives its own keys when it is dropped.
     leftovers: Arc<WorldKeys>,
@@ -36,7 +36,7 @@ pub(in crate::rendezvous) struct ScopeKeys {
 pub(in crate::rendezvous) struct WorldKeys {
     /// The keys that were handed over so far.
     dropped: Mutex<Dropped>,
-    /// Receives the keys that are still there in the end; `None` when nobody wants them.
+    /// Receives the keys that are left in the end. It is `None` when nobody wants them.
     at_end: Option<AtEnd>,
 }
 
@@ -61,7 +61,7 @@ impl ScopeKeys {
         ScopeKeys { members, keys: Mutex::default(), examined: Mutex::default(), leftovers }
     }
 
-    /// Notes keys that this rank is about to write, or keeps for now.
+    /// Notes keys that this rank has written or is about to write, so that they are removed later.
     pub(super) fn note(&self, keys: impl IntoIterator<Item = String>) {
         lock(&self.keys).extend(keys);
     }

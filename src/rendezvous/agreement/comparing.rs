@@ -1,4 +1,4 @@
-//! Compares what the ranks were asked for, and says who differs.
+//! Compares the calls of the ranks, and says which ranks differ.
 
 use std::time::Duration;
 
@@ -12,26 +12,26 @@ use crate::wait::{Deadline, Wait};
 /// have called, and the high half counts the dissenters.
 pub(super) const DISSENT: i64 = 1 << 32;
 
-/// How long the first dissenter waits for others, so that the message names more than one.
+/// How long the first dissenter waits for others, so that the message can name several.
 const WINDOW: Duration = Duration::from_millis(250);
 
-/// How long a counted dissenter may take to say who it is. It is also the pause between two looks
-/// for the ranks that have read a verdict.
+/// How long a counted dissenter may take to write its position. The rank that serves the store also
+/// pauses for this long between two looks at who has read a verdict.
 pub(super) const MOMENT: Duration = Duration::from_millis(50);
 
-/// The most dissenters whose calls are read.
+/// The most dissenters whose calls are read for the message.
 const READ: i64 = 16;
 
 impl Round {
-    /// Whether this rank was asked for the same as the first rank. What a rank could share is not
-    /// compared here.
+    /// Whether the calls of this rank and of the first rank are equal. The offers are not compared
+    /// here.
     pub(super) fn is_like(&self, mine: &str, theirs: &[u8]) -> bool {
         let call = |text: &[u8]| text.split(|byte| *byte == DETAIL as u8).next().map(<[u8]>::to_vec);
         theirs == mine.as_bytes() || (self.offers.is_some() && call(theirs) == call(mine.as_bytes()))
     }
 
-    /// Handles that this rank was asked for something else than the first rank. The first dissenter
-    /// speaks for all dissenters.
+    /// Counts this rank as a dissenter, because its call differs from that of the first rank. The
+    /// first dissenter writes the verdict for all dissenters.
     pub(super) fn dissent(&self, phase: &str, mine: &str, theirs: &str, wait: &Wait) -> Result<Verdict> {
         let store = &self.membership.store;
         let counted = self.count(self.key(phase, "count"), DISSENT + 1, wait)?;
@@ -44,8 +44,8 @@ impl Round {
             }
             self.await_verdict(phase, wait)?
         } else {
-            // The dissenter speaks before its own deadline passes, because then the call would be a
-            // timeout.
+            // The dissenter writes the verdict before its own deadline passes. After the deadline
+            // the verdict would be a timeout.
             let window = wait.with_deadline(Deadline::after(WINDOW.min(wait.deadline.left() / 2)));
             if !all {
                 match any_of(&**store, &[&self.key(phase, "all"), &self.key(phase, "verdict")], &window) {
@@ -59,8 +59,8 @@ impl Round {
             self.decide(phase, &verdict, &soon)?
         };
         if stands.status == Status::Ok {
-            // The others were complete without this rank, so this rank takes the scope to be larger
-            // than they do. If the others are not through the call yet, they learn of it.
+            // The other ranks were complete without this rank, so they and this rank do not agree
+            // on the size of the scope. If the others are still in the call, they learn of it.
             let verdict = self.mismatch(&[(self.my_rank(), mine.to_owned())], 1, theirs);
             self.decide("/end", &verdict, wait)?;
             return Ok(verdict);
@@ -68,15 +68,15 @@ impl Round {
         Ok(stands)
     }
 
-    /// Returns the verdict with what the dissenters ask for, as far as they are known by now;
-    /// `None` when there are none.
+    /// Returns the verdict with the calls of the dissenters that are known by now, or `None` when
+    /// no dissenter is known.
     fn spell_out(&self, phase: &str, theirs: &str, soon: &Wait) -> Result<Option<Verdict>> {
         let store = &self.membership.store;
         let all = store.add(&self.key(phase, "count"), 0, soon)? / DISSENT;
         let keys: Vec<String> = (1..=all.min(READ)).map(|number| self.differing(phase, number)).collect();
         let mut positions: Vec<_> = keys.iter().map(|key| store.try_get(key, soon).ok().flatten()).collect();
-        // A dissenter says who it is right after it has counted itself in, unless it has died
-        // since.
+        // A dissenter writes its position right after it has counted itself in, so the position
+        // comes within a moment unless the dissenter has died.
         let moment = soon.with_deadline(Deadline::after(MOMENT.min(soon.deadline.left())));
         for (position, key) in positions.iter_mut().zip(&keys).filter(|(position, _)| position.is_none()) {
             *position = store.get(key, &moment).ok();
@@ -99,13 +99,14 @@ impl Round {
         Verdict::of_mismatch(dissenters, all, self.membership.members.rank(0), theirs, self.number)
     }
 
-    /// The key where the dissenter of that number says who it is.
+    /// Returns the key where the dissenter of that number writes its position.
     fn differing(&self, phase: &str, number: i64) -> String {
         self.key(phase, &format!("differs/{number}"))
     }
 
-    /// Returns the mismatch, if a rank differs. A mismatch says more than a missing rank does. It
-    /// was about to be written, or its writer has died.
+    /// Returns the mismatch when a rank differs. A rank whose deadline has passed asks for it
+    /// first, because a mismatch says more than a list of missing ranks. The first dissenter was
+    /// about to write this mismatch, or has died.
     pub(super) fn late_dissent(&self, phase: &str, soon: &Wait) -> Option<Verdict> {
         let store = &self.membership.store;
         let counted = store.try_get(&self.key(phase, "count"), soon).ok()??;

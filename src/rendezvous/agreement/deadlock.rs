@@ -19,12 +19,13 @@ use super::verdict::Verdict;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// The most missing ranks of one call that are followed, and the most calls that are looked into.
+/// The most missing ranks of one call whose notes are read.
 const LOOKED_FOR: usize = 8;
 
+/// The most calls that one search looks into.
 const CALLS: usize = 8;
 
-/// The largest scope whose ranks are looked for, because each search asks for all of them.
+/// The largest scope that is searched, because each search asks for all ranks of a scope.
 const LARGEST: usize = 1 << 16;
 
 /// The longest time for the requests of one search.
@@ -43,16 +44,17 @@ struct Call {
     number: String,
     /// The text of the call, for messages.
     call: String,
-    /// The index of the call that waits for a rank which waits in this call, and this rank. `None`
-    /// for the call where the search began.
+    /// The index of the call from which the search came here, and the rank that is missing there
+    /// and waits here. It is `None` for the call where the search began.
     wanted: Option<(usize, i32)>,
-    /// The note that this rank left. The call is as it was read for as long as the note stands.
-    word: Vec<u8>,
+    /// The note of that rank. What was read about this call holds for as long as the note stands.
+    note: Vec<u8>,
 }
 
-/// Removes the note of this rank, which no longer waits in `round`. `wait` is the wait of the call.
-pub(super) fn take_back_word(round: &Round, wait: &Wait) {
-    if round.search.word.swap(false, Ordering::SeqCst) {
+/// Removes the note of this rank, because the rank no longer waits in `round`. `wait` is the wait
+/// of the call.
+pub(super) fn take_back_note(round: &Round, wait: &Wait) {
+    if round.search.has_note.swap(false, Ordering::SeqCst) {
         // The store may be silent when the deadline has passed. The request goes out even if nobody
         // waits for its answer.
         let hurried = wait.cancel.is_raised() || wait.deadline.passed();
@@ -61,7 +63,7 @@ pub(super) fn take_back_word(round: &Round, wait: &Wait) {
     }
 }
 
-/// The key where a rank notes in which call it waits.
+/// Returns the key where a rank notes in which call it waits.
 pub(super) fn at(round: &Round, rank: i32) -> String {
     format!("{}/at/{rank}", round.membership.losses.prefix())
 }
@@ -73,24 +75,26 @@ impl DeadlockSearch {
     }
 
     /// Looks for a deadlock. A rank that waits calls this function now and then. If there is a
-    /// deadlock, this function writes it as the verdict of the calls, so it returns nothing.
+    /// deadlock, this function writes the verdict of the calls, and the waits find it there. So the
+    /// function returns nothing.
     pub(super) fn look(&self, of_caller: &Wait) {
         let soon = Deadline::after(SHORT.min(of_caller.deadline.left()));
         let wait = Wait { watch: None, ..of_caller.with_deadline(soon) };
         let search = &self.0.search;
         let look = search.number.fetch_add(1, Ordering::SeqCst);
         if look == 0 {
-            drop(self.leave_word(&wait));
+            drop(self.leave_note(&wait));
         } else if search.turn.load(Ordering::SeqCst) == 1 {
             drop(self.look_for_missing(look, &wait));
         }
     }
 
-    fn leave_word(&self, wait: &Wait) -> Result<()> {
+    /// Writes in the store in which call this rank waits.
+    fn leave_note(&self, wait: &Wait) -> Result<()> {
         let Round { membership, prefix, call, number, search, .. } = &self.0;
-        search.word.store(true, Ordering::SeqCst);
-        let word = format!("{prefix}\n{number}\n{call}");
-        membership.store.set(&at(&self.0, self.0.my_rank()), word.as_bytes(), wait)?;
+        search.has_note.store(true, Ordering::SeqCst);
+        let note = format!("{prefix}\n{number}\n{call}");
+        membership.store.set(&at(&self.0, self.0.my_rank()), note.as_bytes(), wait)?;
         let turn = self.0.count(self.0.key("", "looks"), 1, wait)?;
         if turn == 1 {
             self.0.put(self.0.key("", "members"), membership.members.to_text().as_bytes(), wait)?;
@@ -103,15 +107,15 @@ impl DeadlockSearch {
     /// s and so on.
     fn look_for_missing(&self, look: u32, wait: &Wait) -> Result<()> {
         let search = &self.0.search;
-        let left_word = self.0.membership.store.add(&self.0.key("", "looks"), 0, wait)?;
+        let notes = self.0.membership.store.add(&self.0.key("", "looks"), 0, wait)?;
         let due = look & (look + 1) == 0;
-        if (due || left_word != search.seen.load(Ordering::SeqCst)) && self.search(wait)? {
-            search.seen.store(left_word, Ordering::SeqCst);
+        if (due || notes != search.seen.load(Ordering::SeqCst)) && self.search(wait)? {
+            search.seen.store(notes, Ordering::SeqCst);
         }
         Ok(())
     }
 
-    /// Goes from this call over its missing ranks to the calls where they wait, and so on. Returns
+    /// Goes from this call to the calls in which its missing ranks wait, and on from there. Returns
     /// `false` when a rank was just leaving its note, so the search must be repeated.
     pub(super) fn search(&self, wait: &Wait) -> Result<bool> {
         let Round { membership, prefix, call, number, .. } = &self.0;
@@ -121,7 +125,7 @@ impl DeadlockSearch {
             number: number.to_string(),
             call: call.clone(),
             wanted: None,
-            word: Vec::new(),
+            note: Vec::new(),
         }];
         let mut waiting = HashSet::new();
         let (mut at_call, mut complete) = (0, true);
@@ -133,8 +137,8 @@ impl DeadlockSearch {
                 return self.report(&calls, at_call, *rank, wait).map(|()| true);
             }
             for rank in missing.into_iter().take(LOOKED_FOR) {
-                let Some(word) = membership.store.try_get(&at(&self.0, rank), wait)? else { continue };
-                let text = String::from_utf8_lossy(&word).into_owned();
+                let Some(note) = membership.store.try_get(&at(&self.0, rank), wait)? else { continue };
+                let text = String::from_utf8_lossy(&note).into_owned();
                 let Some((prefix, number, call)) = read(&text) else { continue };
                 if calls.len() == CALLS || calls.iter().any(|known| known.prefix == prefix) {
                     continue;
@@ -145,7 +149,7 @@ impl DeadlockSearch {
                 };
                 let Some(members) = Members::from_text(&String::from_utf8_lossy(&members)) else { continue };
                 let (prefix, number, call) = (prefix.to_owned(), number.to_owned(), call.to_owned());
-                let found = Call { prefix, members, number, call, wanted: Some((at_call, rank)), word };
+                let found = Call { prefix, members, number, call, wanted: Some((at_call, rank)), note };
                 if self.waits_in(rank, &found, wait)? {
                     calls.push(found);
                 }
@@ -184,7 +188,7 @@ impl DeadlockSearch {
             // The facts that were read about a call are true only while this rank is in the call.
             // The rank takes its note back when it leaves the call, and only then can the call's
             // keys be removed.
-            if self.0.membership.store.try_get(&at(&self.0, wanted), wait)?.as_ref() != Some(&calls[at_call].word) {
+            if self.0.membership.store.try_get(&at(&self.0, wanted), wait)?.as_ref() != Some(&calls[at_call].note) {
                 return Ok(());
             }
             ring.push((wanted, &calls[at_call]));
@@ -222,8 +226,8 @@ impl Call {
 }
 
 /// Returns prefix, number and text of the call from a rank's note.
-pub(super) fn read(word: &str) -> Option<(&str, &str, &str)> {
-    let mut lines = word.splitn(3, '\n');
+pub(super) fn read(note: &str) -> Option<(&str, &str, &str)> {
+    let mut lines = note.splitn(3, '\n');
     Some((lines.next()?, lines.next()?, lines.next()?))
 }
 

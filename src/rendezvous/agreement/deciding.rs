@@ -19,11 +19,11 @@ fn grace(wait: &Wait) -> Duration {
 }
 
 impl Round {
-    /// Reaches the verdict under `<prefix><phase>/`. `text` is what must be equal on all ranks, if
-    /// anything.
+    /// Reaches the verdict under `<prefix><phase>/`. If there is a `text`, it must be equal on all
+    /// ranks.
     pub(super) fn reach_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<()> {
-        // Thousands of ranks pass their deadlines at the same moment. Most of them only wait a
-        // little longer for what the first ranks find.
+        // Thousands of ranks may pass their deadlines at the same moment. Only the first ranks look
+        // for the missing ones then, and the others wait a little longer for the verdict.
         let patience = if self.membership.me < FIRST_AT_DEADLINE { Duration::ZERO } else { grace(wait) / 2 };
         // The rank that serves the store may end its process when this function returns, so it
         // stays until the others have read the final verdict.
@@ -31,8 +31,8 @@ impl Round {
         let arrived = self.arrive(phase, text, &wait.with_deadline(wait.deadline.extended(patience)));
         let verdict = match arrived {
             Ok(verdict) => verdict,
-            // If the deadline has not passed, a watch has reported that another wait passed its
-            // deadline.
+            // A timeout before this deadline comes from a watch, which has another deadline. It is
+            // handled below.
             Err(error) if error.status() == Status::Timeout && self.failure.is_none() && wait.deadline.passed() => {
                 self.after_deadline(phase, wait, error).map_err(|error| self.membership.explain(error))?
             }
@@ -85,15 +85,16 @@ impl Round {
         self.await_verdict(phase, wait)
     }
 
-    /// The deadline has passed: returns the verdict that stands, or one that names the missing
-    /// ranks.
+    /// Returns, after the deadline has passed, the verdict that stands, or one that names the
+    /// missing ranks.
     fn after_deadline(&self, phase: &str, wait: &Wait, error: Error) -> Result<Verdict> {
         let timeout = wait.deadline.timeout();
         let grace = grace(wait);
         let (store, verdict_key) = (&self.membership.store, self.key(phase, "verdict"));
         let mut until = wait.deadline.extended(grace);
-        // The time may have run out elsewhere: in an earlier part of the call, or because this
-        // process was stopped. The store may know the verdict all the same.
+        // The deadline may have passed long ago, in an earlier part of the call or while this
+        // process was stopped. The store may have the verdict all the same, so it gets some time to
+        // answer.
         if until.left() < LEAST_ASK {
             until = Deadline::after(LEAST_ASK);
         }

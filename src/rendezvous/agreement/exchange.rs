@@ -8,16 +8,17 @@ use super::waiting::Found;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// How long the question takes whether a rank has failed, when none has.
+/// How long [`Round::failed`] waits for the report of a failure.
 const LISTEN: Duration = Duration::from_millis(10);
 
 impl Round {
-    /// The number of the call in its scope. It is the same on every rank and is used once.
+    /// Returns the number of the call in its scope. It is the same on every rank and is used once.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The name of the call in its world. It is the same on every rank, and no other call has it.
+    /// Returns the name of the call in its world. It is the same on every rank, and no other call
+    /// has it.
     pub fn name(&self) -> String {
         let name = self.prefix.strip_prefix(self.membership.losses.prefix()).unwrap_or(&self.prefix);
         name.replace(' ', "_")

@@ -1,5 +1,5 @@
-//! Finds out who is missing in a call. The memory for that grows with the number of ranks that are
-//! looked at, not with the size that a world is said to have.
+//! Finds out which ranks are missing in a call. The memory for the search grows with the number of
+//! ranks that are looked at, and not with the size of the world, which only the caller has said.
 
 use std::time::Duration;
 
@@ -9,24 +9,26 @@ use crate::error::{Error, Result};
 use crate::rendezvous::store::refused_connections;
 use crate::wait::{Deadline, Wait};
 
-/// The ranks at the first positions, as many as this, act as soon as a deadline has passed.
+/// How many ranks, counted from position 0, look for the missing ranks as soon as their deadline
+/// has passed. The ranks at higher positions give these ranks some time to write the verdict.
 pub(super) const FIRST_AT_DEADLINE: usize = 4;
 
-/// How many ranks the first question asks for; it asks for few, so that a slow store can answer it
-/// soon. `AT_ONCE` is for each later question, and `AT_MOST` for the whole search.
+/// How many ranks the first question asks for. They are few, so that a slow store can answer soon.
 const AT_FIRST: usize = 256;
 
+/// How many ranks each later question asks for.
 const AT_ONCE: usize = 4096;
 
+/// The most ranks that the whole search looks at.
 const AT_MOST: usize = 1 << 20;
 
 const NEVER_CALLED: &str = "never called";
 
-/// The ranks that left no key, among the members at the first `looked_at` positions.
+/// The result of a search for ranks that have left no key.
 struct Absent {
     /// The missing ranks, as ranks of the world.
     ranks: Vec<i32>,
-    /// How many members were looked at.
+    /// How many members were looked at, counted from position 0.
     looked_at: usize,
 }
 
@@ -47,7 +49,7 @@ impl Round {
             if let Ok(stands) = self.membership.store.get(&key, &soon.with_deadline(Deadline::after(late))) {
                 return Ok(self.verdict_in(&stands, &key));
             }
-            // If the store has gone meanwhile, any of the ranks may be the one that is stuck.
+            // If the store gives no answer now, nobody knows which of the ranks is stuck.
             let stuck = self.absent(|position| self.stuck(phase, position), half(), soon);
             absent = stuck.unwrap_or(Absent { ranks: Vec::new(), looked_at: size });
             what = "came but got no further in";
@@ -65,8 +67,8 @@ impl Round {
         if what != NEVER_CALLED {
             return Ok(Verdict::of(&Error::timeout(message).with_ranks(&absent.ranks)));
         }
-        // A rank that the store refused says why in its own log alone, so all ranks are told that
-        // there was one.
+        // A rank that the store refused writes the reason into its own log only. So all ranks are
+        // told that the store refused a connection.
         if let Some(refused) = (self.number == 0).then(|| refused_connections(&*self.membership.store, soon)).flatten()
         {
             message = format!("{message}; {refused}");

@@ -15,15 +15,17 @@ use crate::wait::{Deadline, Wait};
 /// [`HURRIED`] only.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How long the rank that serves the store stays so that the others can read a verdict. `STAY` is
-/// for ranks that are all known to be there. After a failure ranks may still come, and after a
-/// mismatch or a loss some ranks never come.
+/// How long the rank that serves the store stays after a success, so that the others can read the
+/// verdict. All ranks are known to be there.
 const STAY: Duration = Duration::from_secs(10);
 
+/// How long that rank stays after a failure, because ranks may still come.
 const STAY_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
+/// How long that rank stays after a mismatch, because some ranks may never come.
 const STAY_AFTER_MISMATCH: Duration = Duration::from_millis(600);
 
+/// How long that rank stays after a loss or a timeout, because some ranks never come.
 const STAY_AFTER_LOSS: Duration = Duration::from_millis(100);
 
 impl Round {
@@ -57,7 +59,7 @@ impl Round {
     }
 
     /// Every other rank notes that it has read the verdict. The rank that serves the store waits
-    /// until all have done so that are not lost.
+    /// until all ranks that are not lost have left this note.
     pub(super) fn acknowledge(&self, phase: &str, verdict: &Verdict, wait: &Wait) {
         let stay = match verdict.status {
             Status::Mismatch => STAY_AFTER_MISMATCH,
@@ -71,12 +73,14 @@ impl Round {
         let _ = if self.membership.serving { self.await_readers(phase, &stay) } else { self.say_read(phase, &stay) };
     }
 
+    /// Notes that this rank has read the verdict, for itself and in the count of all readers.
     pub(super) fn say_read(&self, phase: &str, wait: &Wait) -> Result<()> {
         self.put(self.read_by(phase, self.my_rank()), b"1", wait)?;
         let count = self.count(self.key(phase, "read"), 1, wait)?;
         self.put(self.key(phase, &format!("read/{count}")), b"1", wait)
     }
 
+    /// Waits until the count of readers is complete, or until each rank that is not lost has read.
     fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
         let Membership { store, losses, members, .. } = &*self.membership;
         loop {

@@ -34,8 +34,8 @@ pub(in crate::rendezvous) struct Membership {
 }
 
 impl Membership {
-    /// When rank 0 serves the store, an error of the store usually means that rank 0 was lost. A
-    /// store that is full is none such.
+    /// Returns the error that the caller gets. When rank 0 serves the store, an error of the store
+    /// usually means that rank 0 was lost. The error of a full store does not.
     pub(super) fn explain(&self, error: Error) -> Error {
         let full = error.os_error() == libc::ENOSPC;
         if error.status() != Status::Store || full || !self.served || self.serving {
@@ -66,7 +66,7 @@ pub struct Round {
     pub(super) failure: Option<Error>,
     /// The things that this rank could share, in one line; `None` when the call shares nothing.
     pub(super) offers: Option<String>,
-    /// The places of what all ranks share, once the ranks have agreed.
+    /// The places of the offers that all ranks share, once the ranks have agreed.
     pub(super) shared: OnceLock<String>,
 }
 
@@ -80,8 +80,8 @@ pub(super) struct SearchState {
     pub(super) turn: AtomicI64,
     /// How many ranks had left a note at the last search.
     pub(super) seen: AtomicI64,
-    /// Whether the store has a note of this rank.
-    pub(super) word: AtomicBool,
+    /// Whether the store has a note that says where this rank waits.
+    pub(super) has_note: AtomicBool,
 }
 
 impl Round {
@@ -107,6 +107,7 @@ impl Round {
         self.decide_at(self.key(phase, "verdict"), verdict, wait)
     }
 
+    /// Does what [`Round::decide`] does, for the verdict under that key.
     pub(super) fn decide_at(&self, key: String, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
         let mine = verdict.encode();
         let stands = self.membership.store.set_once(&key, &mine, wait)?;
@@ -122,6 +123,8 @@ impl Round {
         Verdict::decode(value, key, self.membership.store.name())
     }
 
+    /// Returns a copy for a watch or for another thread. The copy only reads and writes verdicts
+    /// and notes, so it has no failure and no offers.
     pub(super) fn copy(&self) -> Round {
         Round {
             membership: Arc::clone(&self.membership),
@@ -135,6 +138,7 @@ impl Round {
         }
     }
 
+    /// Returns the key under which the rank at that position leaves the text of its call.
     pub(super) fn here(&self, phase: &str, position: usize) -> String {
         self.key(phase, &format!("here/{position}"))
     }
@@ -143,21 +147,22 @@ impl Round {
         self.membership.members.rank(self.membership.me)
     }
 
-    /// The full name of a key; `phase` is "", "/data" or "/end".
+    /// Returns the full name of a key; `phase` is "", "/data" or "/end".
     pub(super) fn key(&self, phase: &str, name: &str) -> String {
         format!("{}{phase}/{name}", self.prefix)
     }
 
-    /// The key where a rank notes that it is late, as the others are.
+    /// Returns the key where a rank notes that its deadline has passed before there was a verdict.
     pub(super) fn stuck(&self, phase: &str, position: usize) -> String {
         self.key(phase, &format!("stuck/{position}"))
     }
 
-    /// A rank of the scope that is known to be lost.
+    /// Returns a rank of the scope that is known to be lost.
     pub(super) fn lost(&self) -> Option<i32> {
         self.membership.losses.first(|rank| self.is_other(rank))
     }
 
+    /// Returns the error of a call in which a rank was lost that had not come.
     pub(super) fn lost_before(&self, rank: i32) -> Error {
         self.lost_when("before it called", rank)
     }

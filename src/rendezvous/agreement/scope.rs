@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::deadlock::take_back_word;
+use super::deadlock::take_back_note;
 use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
@@ -50,10 +50,10 @@ impl Scope {
     }
 
     /// Does what [`Scope::agree`] does, for a call in which each rank may have things that it could
-    /// share with the others, such as communicators. `offers` is a list of the same length on every
-    /// rank, and names what the rank has at each place. Beside the round, it returns for each place
-    /// whether all ranks have named the same thing, which all ranks share then. A place is shared
-    /// by none when one rank has nothing there, or something else.
+    /// share with the others, such as communicators. `offers` has the same length on every rank,
+    /// and names the thing that the rank has at each place. The second result says for each place
+    /// whether all ranks have named the same thing there. If so, all ranks share this thing.
+    /// Otherwise no rank shares anything at this place.
     pub fn agree_to_share(&self, call: &str, offers: &[Option<String>], wait: &Wait) -> Result<(Round, Vec<bool>)> {
         let names = offers.iter().map(|offer| offer.as_deref().unwrap_or(NOTHING)).collect();
         let round = Round { offers: Some(names_in_line(names)), ..self.next_round(call) };
@@ -61,8 +61,8 @@ impl Scope {
             let shared = offers.iter().map(Option::is_some).collect();
             return Ok((round, shared));
         }
-        // Only what the first rank offers can be shared, so the other ranks keep their offers to
-        // themselves.
+        // Only what the first rank offers can be shared, so the other ranks do not publish their
+        // offers.
         let offered = if round.membership.me == 0 { round.offers.as_deref().unwrap_or_default() } else { "" };
         self.enter(&round, &format!("{call}{DETAIL}{offered}"), wait)?;
         let agreed = round.shared.get().map_or("", String::as_str);
@@ -71,8 +71,8 @@ impl Scope {
         Ok((round, shared))
     }
 
-    /// Takes part in that call. When the call is agreed, all ranks have left the calls before it,
-    /// and what this rank left for them is removed.
+    /// Takes part in that call. When the call is agreed, all ranks have left the earlier calls, so
+    /// the keys that this rank left for the earlier calls are removed.
     fn enter(&self, round: &Round, text: &str, wait: &Wait) -> Result<()> {
         if let Some(lost) = round.lost().filter(|_| self.over.load(Ordering::SeqCst)) {
             return Err(round.lost_before(lost));
@@ -81,7 +81,7 @@ impl Scope {
         let settled = round.reach_verdict("", Some(text), wait);
         // This comes before the rank begins another call, because other ranks rely on the note
         // while it stands.
-        take_back_word(round, wait);
+        take_back_note(round, wait);
         match &settled {
             Ok(()) => self.membership.store.forget(removable, wait),
             Err(error) => {
@@ -101,8 +101,8 @@ impl Scope {
         let _ = self.next_round("").decide("", &Verdict::of(error), wait);
     }
 
-    /// Takes part in the next call as a rank that cannot do its work. The others are told `failure`
-    /// when this rank does not wait for all of them.
+    /// Takes part in the next call as a rank that cannot do its work. If this rank stops waiting
+    /// before all ranks have come, the others are told `failure`.
     pub(in crate::rendezvous) fn agree_in_vain(&self, call: &str, failure: &Error, wait: &Wait) -> Result<Round> {
         let round = Round { failure: Some(failure.clone()), ..self.next_round(call) };
         self.enter(&round, &format!("{call}{DETAIL}"), wait).map(|()| round)

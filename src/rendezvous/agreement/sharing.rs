@@ -6,7 +6,7 @@ use super::verdict::DETAIL;
 use crate::error::Result;
 use crate::wait::Wait;
 
-/// Stands in a list of offers where a rank has nothing to share.
+/// This text stands in a list of offers where a rank has nothing to share.
 pub(super) const NOTHING: &str = "-";
 
 /// Returns the place and the name of each thing that the first rank offers in its text.
@@ -46,7 +46,7 @@ impl Round {
         Ok(agreed.map(|(place, _)| place.to_string()).collect::<Vec<_>>().join(" "))
     }
 
-    /// The key of an objection to what the first rank offers at that place.
+    /// Returns the key of an objection to what the first rank offers at that place.
     fn objection(&self, phase: &str, place: usize) -> String {
         self.key(phase, &format!("object/{place}"))
     }

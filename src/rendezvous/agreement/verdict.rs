@@ -1,12 +1,12 @@
-//! The verdict that all ranks of a call are told, and its words.
+//! The verdict that all ranks of a call are told, and its text in the store.
 
 use crate::error::{Error, Result, Status};
 
-/// Stands between the text of a call and its detail.
+/// This character stands between the text of a call and its detail.
 pub(super) const DETAIL: char = '\n';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
-/// How much a message shows of a text that is no verdict.
+/// How many characters a message shows of a text that is no verdict.
 const SHOWN_CHARACTERS: usize = 40;
 
 /// A status. When the status is not OK, there is a message, with the codes of the layers below.
@@ -41,12 +41,12 @@ impl Verdict {
         }
     }
 
-    /// The verdict that these ranks had not called when the deadline passed.
+    /// Makes the verdict that these ranks had not called when the deadline passed.
     pub(super) fn of_missing(missing: &[i32], message: String) -> Verdict {
         Verdict { never_called: true, ..Verdict::of(&Error::timeout(message).with_ranks(missing)) }
     }
 
-    /// The verdict that all is well, with what the ranks have agreed on.
+    /// Makes the verdict that all is well, with what the ranks have agreed on.
     pub(super) fn agreed_on(note: String) -> Verdict {
         Verdict { message: note, ..Verdict::agreed() }
     }
@@ -68,15 +68,15 @@ impl Verdict {
         }
     }
 
-    /// The verdict that a rank failed by itself.
+    /// Makes the verdict that a rank failed by itself.
     pub(super) fn of_failure(rank: i32, call: &str, error: &Error) -> Verdict {
         let message = format!("rank {rank} failed in {call}: {}", error.message());
         Verdict { message, ..Verdict::of(&error.clone().with_ranks(&[rank])) }
     }
 
-    /// The verdict that ranks asked for something else than `theirs`, which rank `first` asked for.
-    /// `dissenters` are some of these ranks, with what each asked for; `all` is the number of all
-    /// of them.
+    /// Makes the verdict that ranks asked for something else than `theirs`, which rank `first`
+    /// asked for. `dissenters` are some of these ranks, with what each asked for; `all` is the
+    /// number of all of them.
     pub(super) fn of_mismatch(
         dissenters: &[(i32, String)],
         all: usize,
@@ -146,8 +146,8 @@ impl Verdict {
         (!silent).then_some(Verdict { status, ccl, device, os, ranks, never_called, message })
     }
 
-    /// The verdict as that rank is told it. A rank that was missing when the others gave up is told
-    /// that it came too late.
+    /// Returns the verdict as that rank is told it. A rank that was missing when the others gave up
+    /// is told that it came too late.
     pub(super) fn told_to(mut self, rank: i32) -> Verdict {
         if self.never_called && self.ranks.contains(&rank) {
             self.message =

@@ -55,12 +55,12 @@ impl Round {
             match (keys.len() - index, key) {
                 (1, _) => {
                     self.membership.losses.note(number, &value);
-                    // The call ends at its deadline also when the store reports losses without end
-                    // that are no ranks of this scope.
+                    // A store may report without end losses of ranks that are not in this scope.
+                    // The call ends at its deadline all the same.
                     wait.cancel.check()?;
                     if wait.deadline.passed() && self.lost().is_none() {
                         return Err(Error::timeout(format!(
-                            "the store at {} tells of lost ranks without end",
+                            "the store at {} reports lost ranks without end",
                             store.name()
                         )));
                     }
@@ -71,6 +71,7 @@ impl Round {
         }
     }
 
+    /// Returns the error that this rank was lost, before or after it came to the call.
     fn loss(&self, phase: &str, rank: i32, wait: &Wait) -> Error {
         let position = self.membership.members.position(rank);
         let came = position.and_then(|position| self.membership.store.try_get(&self.here(phase, position), wait).ok());

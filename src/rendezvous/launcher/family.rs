@@ -88,7 +88,7 @@ pub(super) const SLURM: Family = Family {
     advice: "export MASTER_ADDR (rank 0's host) and MASTER_PORT before srun, or set dm_world_options.init_method",
 };
 
-/// Kubernetes does not tell a pod how many there are, so WORLD_SIZE must.
+/// Kubernetes does not tell a pod how many pods there are, so WORLD_SIZE must be set.
 pub(super) const KUBERNETES: Family = Family {
     launcher: "Kubernetes",
     rank: "JOB_COMPLETION_INDEX",
@@ -99,6 +99,7 @@ pub(super) const KUBERNETES: Family = Family {
     advice: "set MASTER_ADDR (pod 0's name: JOB-0.SERVICE with a headless service) and MASTER_PORT in the pod template, or dm_world_options.init_method",
 };
 
+/// Returns the error that only one of two variables is set.
 pub(super) fn partial(family: &Family, there: &str, missing: &str, env: &Variables) -> Error {
     let value = env.text(there).unwrap_or_default();
     Error::invalid(format!(

@@ -2,18 +2,18 @@
 //! that is made from the job's identity.
 //!
 //! The port is 61440 + digest % 4096, so it is from 61440 to 65535. Linux gives ports from 32768 to
-//! 60999 to outgoing connections. JAX takes its port from the same range, from the job's id alone.
-//! This port comes from a digest, so one job may use both.
+//! 60999 to outgoing connections. JAX takes its port from the range of 4096 ports too, and makes it
+//! from the job's id alone. The port of this library comes from a digest, so one job can use both.
 
 use std::fs;
 
 use super::family::{Family, SLURM, partial};
 use super::nodelist::first_host;
 use super::variables::Variables;
-
 use crate::digest::Fnv1a;
 use crate::error::Result;
 
+/// The first port, and the number of ports.
 const PORTS: (u64, u64) = (61_440, 4096);
 
 /// Returns the address, and the digest of the job's identity; `None` when the first host of the

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// The first host of Slurm's compressed list.
+/// Returns the first host of Slurm's compressed list.
 ///
 /// ```
 /// use devicemesh::rendezvous::launcher::first_host;

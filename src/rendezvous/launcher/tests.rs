@@ -207,7 +207,7 @@ fn broken_host_lists_are_refused() {
     }
 }
 
-/// A part of a host's name: letters, or numbers of a width with their places in brackets.
+/// Returns a part of a host's name: letters, or numbers of a width with their places in brackets.
 fn part() -> impl Strategy<Value = (String, Vec<String>)> {
     let ranges = prop::collection::vec((0u32..90, 0u32..9), 1..4);
     prop_oneof![

@@ -17,6 +17,7 @@ use crate::wait::Wait;
 /// How long one call of the caller's `get` may wait. The cancel flag is looked at between two
 /// calls.
 const SLICE: Duration = Duration::from_millis(50);
+/// The size of the first buffer for a value, in bytes.
 const FIRST_CAPACITY: usize = 64 << 10;
 
 /// The caller's functions; see `dm_store_callbacks`.
@@ -208,8 +209,8 @@ impl Store for CallbackStore {
     }
 }
 
-/// The keys whose counters beside them say who set them, where keys can be removed. The rank that
-/// set a key may remove it by way of another store, in its next world.
+/// Returns the keys whose counters beside them say who set them, where keys can be removed. The
+/// rank that set a key may remove it by way of another store, in its next world.
 fn owned() -> MutexGuard<'static, HashSet<String>> {
     static OWNED: Lazy<Mutex<HashSet<String>>> = Lazy::new(Mutex::default);
     OWNED.lock().unwrap_or_else(PoisonError::into_inner)

@@ -16,7 +16,7 @@ use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
-/// How long the question may take why a server closed a connection.
+/// How long a server may take to say why it has closed a connection.
 const ASK_WHY: Duration = Duration::from_millis(500);
 
 /// How many questions are sent before the first answer is read.
@@ -29,11 +29,11 @@ pub struct TcpStore {
     address: Address,
     /// Connections that no call uses now.
     idle: Mutex<Vec<Connection>>,
-    /// Connections that are out of step and not used any more. They stay open until another
-    /// connection is there, because the server takes this process for gone when its last connection
-    /// ends.
+    /// Connections on which an answer is still to come, so they are not used any more. They stay
+    /// open until there is another connection, because the server takes this process for gone when
+    /// its last connection ends.
     retired: Mutex<Vec<Connection>>,
-    /// Whether the server is one of this library, which can do more than PyTorch's.
+    /// Whether the server is one of this library, which knows more operations than PyTorch's.
     ours: AtomicBool,
     /// The key and the word to leave on every connection.
     last_word: OnceCell<(Vec<u8>, Vec<u8>)>,
@@ -87,6 +87,7 @@ impl TcpStore {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes an idle connection, or makes another one.
     fn take(&self, wait: &Wait) -> Result<Connection> {
         // This is a statement of its own, so the lock is not held while connecting.
         let idle = self.idle().pop();
@@ -165,8 +166,8 @@ impl TcpStore {
         }
     }
 
-    /// Returns the error that the store is full, if this is why the store closed a connection. The
-    /// store says so, on another connection, under the key by which it is known.
+    /// Returns the error that the store is full, if this is why the store closed a connection. A
+    /// server of this library says so under [`SERVER_KEY`], to which another connection asks.
     fn full(&self, what: &str, wait: &Wait) -> Option<Error> {
         if !self.ours.load(Ordering::SeqCst) || wait.cancel.is_raised() {
             return None;

@@ -39,8 +39,11 @@ impl Drop for Connection {
 
 /// Why an exchange ended early.
 pub(super) enum ExchangeError {
+    /// The connection has failed.
     Io(io::Error),
+    /// The deadline has passed.
     Late,
+    /// The wait was cancelled, or the answer is no answer of a TCPStore.
     Ended(Error),
 }
 
@@ -116,9 +119,9 @@ impl Connection {
         }
     }
 
-    /// Ends a WAIT that took too long. The connection stays in step, so repeated looks at a key
-    /// need no new connections. Returns whether the key came after all, because its answer may have
-    /// crossed the cancellation.
+    /// Ends a WAIT that took too long. All answers are read, so the connection can be used again.
+    /// Returns whether the key came after all, because its answer may have crossed the
+    /// cancellation.
     pub(super) fn cancel_wait(&mut self, wait: &Wait) -> std::result::Result<bool, ExchangeError> {
         self.send(&[op::CANCEL_WAIT], wait)?;
         let came = self.byte(wait)? == 0;

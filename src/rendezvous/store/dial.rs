@@ -47,7 +47,9 @@ pub(super) struct Address {
 
 /// Why an attempt to connect failed.
 enum Attempt {
+    /// Another attempt may succeed.
     Again(io::Error),
+    /// No other attempt can succeed.
     Final(Error),
 }
 
@@ -122,6 +124,7 @@ impl Address {
         }
     }
 
+    /// Tries once to connect and to greet.
     fn attempt(&self, wait: &Wait) -> std::result::Result<Connection, Attempt> {
         let limited = wait.with_deadline(Deadline::after(wait.deadline.left().min(ATTEMPT)));
         let addresses = match self.reached.get() {
@@ -205,6 +208,7 @@ impl Address {
         Ok(())
     }
 
+    /// Exchanges the proofs of the secret with the server.
     fn prove(
         &self,
         connection: &mut Connection,

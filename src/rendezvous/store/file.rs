@@ -281,7 +281,7 @@ impl Store for FileStore {
 /// not wait.
 const CAREFULLY: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
 
-/// The kind of a file, for messages.
+/// Returns the kind of a file, for messages.
 fn kind(there: &Metadata) -> &'static str {
     let kind = there.file_type();
     match () {

@@ -1,5 +1,5 @@
-//! The key-value store that ranks meet in: one interface over PyTorch's TCPStore protocol, a shared
-//! folder, this process's memory and the caller's own callbacks.
+//! The key-value store in which the ranks meet. One interface covers PyTorch's TCPStore protocol, a
+//! shared folder, this process's memory and the caller's own callbacks.
 
 mod callbacks;
 mod client;
@@ -81,17 +81,17 @@ pub trait Store: Send + Sync {
         Ok(false)
     }
 
-    /// The name of this store in messages, for example `tcp://127.0.0.1:29500`.
+    /// Returns the name of this store in messages, for example `tcp://127.0.0.1:29500`.
     fn name(&self) -> &str;
 }
 
-/// Returns which of the keys came first, and its value. A store of the caller's may give an index
-/// that no key has, which is an error.
+/// Returns which of the keys came first, and its value. Fails when a store of the caller gives an
+/// index that no key has.
 pub(super) fn any_of(store: &dyn Store, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
     let (index, value) = store.get_any(keys, wait)?;
     if index >= keys.len() {
         return Err(Error::store(format!(
-            "the store at {} gave index {index} in get_any of {} keys: it must be that of one of them",
+            "the store at {} gave index {index} in get_any of {} keys: it must be the index of one of these keys",
             store.name(),
             keys.len()
         )));

@@ -1,4 +1,4 @@
-//! epoll and an event that wakes it, as far as the server needs them.
+//! Wraps the parts of epoll and eventfd that the server needs.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -54,8 +54,8 @@ impl Secret {
         self.mac(side, client_nonce, server_nonce).map_or_else(Vec::new, |mac| mac.finalize().into_bytes().to_vec())
     }
 
-    /// Whether this is the other side's proof. It takes equally long whatever is wrong with the
-    /// proof.
+    /// Whether this is the other side's proof. The comparison takes equally long wherever the proof
+    /// is wrong.
     pub(super) fn is_proof(&self, proof: &[u8], side: Side, client_nonce: &[u8], server_nonce: &[u8]) -> bool {
         self.mac(side, client_nonce, server_nonce).is_some_and(|mac| mac.verify_slice(proof).is_ok())
     }

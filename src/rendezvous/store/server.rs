@@ -1,13 +1,13 @@
-//! This library's own TCPStore server: one thread and one epoll loop, in which no client can hold
-//! up another.
+//! This library's own TCPStore server. It has one thread and one epoll loop, in which no client can
+//! hold up another.
 //!
-//! The work for one client before the others get their turn is bounded (server/turns.rs). A client
-//! that breaks the protocol is dropped, and so is one that has not greeted within `GREETING`. A
-//! client that does not read its replies is not listened to until it does. Replies share their
-//! values with the table. Half requests, replies, and values that only replies keep take up to
-//! `MAX_BUFFERED` together; beyond that, the client that has most of it is dropped. The number of
-//! connections is bounded too (server/connections.rs). An idle client costs its socket and about
-//! 400 bytes.
+//! The work for one client before the others get their turn is bounded (server/turns.rs). The
+//! server drops a client that breaks the protocol or has not greeted within `GREETING`. It does not
+//! read from a client that does not read its replies. Replies and the table share values and do not
+//! copy them. Incomplete requests, replies, and values that only replies keep take up to
+//! `MAX_BUFFERED` bytes together. Beyond that, the server drops a client
+//! (`Serving::account_memory`). The number of connections is bounded too (server/connections.rs).
+//! An idle client costs its socket and about 400 bytes.
 
 mod accepting;
 mod client;
@@ -93,8 +93,8 @@ impl Server {
         Server::try_at(host, port, secret)?.map_err(|not| not.explained(None))
     }
 
-    /// Does what [`Server::at`] does. The inner error says that the server could not listen, and is
-    /// not put into words yet.
+    /// Does what [`Server::at`] does. The inner error says why the server could not listen. Its
+    /// message is still to be made, because the caller may know more than this server.
     pub(in crate::rendezvous) fn try_at(
         host: &str,
         port: u16,
@@ -112,8 +112,8 @@ impl Server {
         }
     }
 
-    /// Tells the server how many ranks meet here. It lets in as many connections as they can need,
-    /// and no more. With several worlds the largest one counts.
+    /// Tells the server how many ranks meet here. The server then lets in as many connections as
+    /// that many ranks can need, and no more. With several worlds the largest one counts.
     pub fn expect_ranks(&self, ranks: usize) {
         self.shared.room.fetch_max(connections::for_ranks(ranks), Ordering::SeqCst);
     }
@@ -123,8 +123,8 @@ impl Server {
         self.address
     }
 
-    /// Adds to the error of a rank that waited for others in vain that this server could not take
-    /// their connections, if that is so.
+    /// Returns the error of a rank that waited for others in vain. If this server could not take
+    /// all connections, the message says so.
     pub fn explain(&self, error: Error) -> Error {
         if !self.shared.starved.load(Ordering::SeqCst) || !matches!(error.status(), Status::Timeout | Status::Store) {
             return error;
@@ -140,9 +140,10 @@ impl Server {
         self.is_local
     }
 
-    /// Returns the most work since the last call of this function: that of one small turn, that of
-    /// one round of larger turns, and all work between two looks at the sockets. One unit of work
-    /// is about a byte that was read, copied or sent. A key that was looked at counts 256 units.
+    /// Returns three maxima since the last call of this function: the work of one small turn, the
+    /// work of one round of larger turns, and all work between two looks at the sockets. One unit
+    /// of work is about a byte that was read, copied or sent. A key that was looked at counts 256
+    /// units.
     #[doc(hidden)]
     pub fn most_work(&self) -> (usize, usize, usize) {
         let take = |most: &AtomicUsize| most.swap(0, Ordering::SeqCst);

@@ -1,9 +1,10 @@
 //! The server's table keeps values, queues, barriers, last words, and which clients wait for what.
-//! No sockets here.
+//! It knows no sockets.
 //!
-//! One call does a bounded amount of work, whatever a client asks for: a request that lists keys
-//! becomes a [`Task`], which is carried out in steps; values are handed out by reference; what
-//! hostile clients can make large is a BTreeMap, which never stops to copy all of itself.
+//! One call does a bounded amount of work, whatever a client asks for. A request that lists keys
+//! becomes a [`Task`], which is carried out in steps. Values are handed out by reference. A map
+//! that hostile clients can make large is a BTreeMap, because a hash table copies all of itself at
+//! once when it grows.
 
 mod leaving;
 mod limits;

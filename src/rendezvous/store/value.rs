@@ -24,9 +24,9 @@ pub(super) struct Value(Arc<Held>);
 struct Held {
     /// The value itself.
     bytes: Vec<u8>,
-    /// Whether the bytes are counted in `count`.
+    /// Whether the table has dropped the value, so its bytes are counted in `count`.
     is_loose: AtomicBool,
-    /// The count of all values whose table is the same.
+    /// The count that all values of this table share.
     count: DetachedBytes,
 }
 

@@ -66,13 +66,13 @@ fn run<T: Send>(store: &MemoryStore, size: usize, served: bool, run: impl Fn(Ran
     })
 }
 
-/// The message without what a rank that came too late is told beside it.
+/// Returns the message without what a rank that came too late is told beside it.
 fn said_to_all(error: &Error) -> String {
     let message = error.message();
     message.split_once("the others were told: ").map_or(message, |(_, told)| told).to_owned()
 }
 
-/// A whole call with something published in it.
+/// Makes a whole call with something published in it.
 fn call(scope: &Scope, me: usize) {
     let round = scope.agree("call()", &soon()).unwrap();
     round.publish(&format!("of/{me}"), b"value", &soon()).unwrap();

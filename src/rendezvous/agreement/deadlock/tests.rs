@@ -7,7 +7,7 @@ use super::super::tests::{membership, ranks, soon};
 use super::super::{Membership, Scope};
 use super::*;
 
-/// A set of these ranks as rank `rank` sees it, beside the scope of the world.
+/// Returns a set of these ranks as rank `rank` sees it, beside the scope of the world.
 fn set(world: &Scope, name: &str, ranks: &[i32], rank: usize) -> Scope {
     let members = Members::Listed(ranks.into());
     let me = members.position(rank as i32).unwrap();

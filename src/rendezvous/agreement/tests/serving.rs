@@ -9,8 +9,8 @@ use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::{MemoryStore, Store};
 use crate::wait::Wait;
 
-/// The end of a call by hand: of a rank that is counted, not as the last one, and is slow to read
-/// the verdict.
+/// Ends a call as a slow rank does: the rank is counted, not as the last one, and has not read the
+/// verdict.
 fn come_to_the_end(store: &MemoryStore) {
     store.add("test/world/0/end/count", 1, &soon()).unwrap();
     store.set("counted", b"1", &soon()).unwrap();

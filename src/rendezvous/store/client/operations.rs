@@ -10,10 +10,11 @@ use super::{IN_FLIGHT, TcpStore, full, leave, with_keys};
 use crate::error::{Error, Result};
 use crate::wait::{Deadline, Wait};
 
-/// How long it takes until a server that cannot wait for one of several keys is asked again, at
-/// first and at last.
+/// The first pause before a server is asked again that cannot wait for one of several keys. The
+/// pause doubles each time.
 const FIRST_LOOK: Duration = Duration::from_millis(25);
 
+/// The longest such pause.
 const LAST_LOOK: Duration = Duration::from_millis(400);
 
 impl TcpStore {

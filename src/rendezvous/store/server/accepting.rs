@@ -21,21 +21,23 @@ const ACCEPT_TURN: usize = 32;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Serving {
+    /// Sets whether the loop waits for new connections.
     pub(super) fn listen(&self, read: bool) {
         for (token, listener) in (0..).zip(&self.listeners) {
             let _ = self.poll.modify(&**listener, token, Interest { read, write: false });
         }
     }
 
-    /// Stops listening for a moment, because looking again at who wants to connect is no use until
-    /// something changes.
+    /// Accepts no connections for a moment. Without the pause the loop would try again at once,
+    /// although there is still no room.
     fn pause(&mut self) {
         self.listen(false);
         self.paused = Some(Instant::now() + ACCEPT_PAUSE);
     }
 
+    /// Accepts the connections that wait at this listener, up to [`ACCEPT_TURN`].
     pub(super) fn accept(&mut self, listener: usize) {
-        // The bound keeps a flood of new connections from making the existing ones wait.
+        // Without the bound a flood of new connections would make the existing clients wait.
         for _ in 0..ACCEPT_TURN {
             let most = match self.shared.room.load(Ordering::SeqCst) {
                 0 => MAX_CLIENTS,
@@ -69,7 +71,7 @@ impl Serving {
                     _ => {}
                 },
             }
-            // Looking at all clients takes long; once is enough for a turn.
+            // The search looks at all clients, so there is at most one search in a turn.
             if searched {
                 return;
             }
@@ -85,10 +87,10 @@ impl Serving {
         }
     }
 
-    /// Returns the client that makes room. It is from the address with the most connections, and is
-    /// the newest one there that is idle, waits for nothing and has left no last word. Where there
-    /// is no such client, but that address leaves little to the others, it is the newest one from
-    /// that address.
+    /// Returns the client that makes room, among the clients from the address with the most
+    /// connections. It is the newest one that is idle, waits for nothing and has left no last word.
+    /// If there is no such client and the address leaves little room to the others, it is the
+    /// newest one from that address.
     fn dispensable(&self) -> Option<Client> {
         let (address, is_greedy) = self.connections.busiest()?;
         let is_idle = |connection: &Connection| {

@@ -14,13 +14,14 @@ use super::super::secret::{NONCE, Secret, Side, nonce};
 use super::super::table::Task;
 use super::outgoing::Outgoing;
 
-/// A client is not listened to while its unsent replies have more bytes than this.
+/// The server does not read from a client while its unsent replies have more bytes than this.
 const HIGH_WATER: usize = 1 << 20;
-/// Requests of at least this many bytes are carried out in the buffer they came in, if they can be.
+/// A request of at least this many bytes keeps the buffer in which it came, so that its lists need
+/// no copy.
 const LONG: usize = 16 << 10;
 /// The longest nonce that a client may send.
 const MAX_NONCE: usize = 256;
-/// A client that has taken none of its replies for this long does not read.
+/// A client that has taken none of its replies for this long counts as one that does not read.
 const STALLED: Duration = Duration::from_secs(1);
 
 /// Whether a client may ask for anything.
@@ -31,6 +32,7 @@ pub(super) enum Authentication {
     Greeted,
     /// The client's nonce and the server's nonce, for the client's proof.
     Challenged(Vec<u8>, [u8; NONCE]),
+    /// The client may ask for anything.
     Admitted,
 }
 
@@ -49,17 +51,18 @@ pub(super) struct Connection {
     /// Whether the client has asked for more than one turn's work. It stands in the queue for its
     /// next turn, and nothing is read from it before.
     pub(super) busy: bool,
-    /// Whether the client stands in the queue of those that have something new to send.
+    /// Whether the client is in the queue [`Serving::answered`](super::clients::Serving).
     pub(super) answered: bool,
     /// Whether the client has asked for something since it was admitted.
     pub(super) asked: bool,
     /// A request that is carried out in steps. The next request waits for its end.
     pub(super) task: Option<Box<Task>>,
-    /// When the client was read from, or took a reply, the last time.
+    /// When the client took bytes of a reply the last time, or when the replies that it has not
+    /// taken yet began to wait. A request without a reply does not count.
     pub(super) active: Instant,
-    /// The bytes that have come and are not dropped yet.
+    /// The bytes that have come, without those that were dropped from the front.
     received: Vec<u8>,
-    /// How many bytes of `received` were carried out.
+    /// How many bytes of `received` belong to requests that were taken.
     done: usize,
     /// How far the next request was measured.
     measure: Measure,
@@ -67,7 +70,7 @@ pub(super) struct Connection {
     measured: Option<usize>,
     /// The replies that are still to be sent.
     pub(super) outgoing: Outgoing,
-    /// How many bytes the server counts for this client.
+    /// How many bytes of this client are in the server's count of buffered bytes.
     pub(super) counted: usize,
 }
 
@@ -77,15 +80,18 @@ pub(super) enum Admission {
     CarryOut(Request),
     /// The connection itself has answered the request.
     Answered,
-    /// The client has the wrong secret, or none, or one where none is asked for. The text says
-    /// which of these it is.
+    /// The client has the wrong secret, or no secret, or it has a secret and the store has none.
+    /// The text says which of these cases it is.
     Refused(&'static str),
 }
 
 /// The result of an attempt to read.
 pub(super) enum ReadOutcome {
+    /// This many bytes were read.
     Bytes(usize),
+    /// There is nothing to read now.
     Nothing,
+    /// The client has closed its connection, or the connection has failed.
     End,
 }
 
@@ -156,8 +162,8 @@ impl Connection {
     pub(super) fn measure(&mut self) -> Result<Option<usize>, Malformed> {
         if self.measured.is_none() {
             let bytes = &self.received[self.done..];
-            // A client that may not ask leaves only a greeting and a proof here, and those are
-            // short.
+            // A client that is not admitted may send only a greeting and a proof. They are short,
+            // so such a client cannot fill the memory.
             let greetings = [op::VALIDATE, op::PING, op::CHALLENGE, op::PROOF];
             if !self.is_admitted() && !bytes.first().is_none_or(|op| greetings.contains(op)) {
                 return Err(Malformed("no greeting, or no proof".to_owned()));
@@ -211,8 +217,8 @@ impl Connection {
         self.outgoing.push(bytes);
     }
 
-    /// Answers what the connection itself answers before the client may ask: a greeting, and with a
-    /// secret the two proofs.
+    /// Decides on a request. The connection itself answers the steps of the proof, and everything
+    /// else that is allowed is carried out.
     pub(super) fn admit(&mut self, request: Request, secret: Option<&Secret>) -> Result<Admission, String> {
         let string = |bytes: &[u8]| Writer::default().string(bytes).finish();
         match (&self.authentication, request, secret) {

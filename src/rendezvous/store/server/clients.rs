@@ -44,7 +44,7 @@ pub(super) struct Serving {
     pub(super) clients: HashMap<Client, Connection>,
     /// The number of the next client.
     pub(super) next: Client,
-    /// The facts by which the server decides who may be connected.
+    /// What the server knows of the connections to decide who may be connected.
     pub(super) connections: Connections,
     /// When the server listens again, after there was no room for a connection.
     pub(super) paused: Option<Instant>,
@@ -135,8 +135,9 @@ impl Serving {
     }
 
     /// Counts the memory that a client makes the server keep. When the memory for all clients, with
-    /// the values that only unread replies keep, is too much, one client is dropped: first one that
-    /// has not even greeted, then one that does not read, then the one that has most.
+    /// the values that only unread replies keep, is too much, clients are dropped until it is not.
+    /// A client that is not admitted goes first, then one that does not read, then the one that has
+    /// most.
     fn account_memory(&mut self, client: Client) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let now = connection.buffered();
@@ -182,8 +183,8 @@ impl Serving {
         handed
     }
 
-    /// Does what the turns of other clients have left. Of the clients that these turns woke, at
-    /// most `woken` are answered now.
+    /// Finishes the turn of a client: sends replies to the other clients that the turn woke, at
+    /// most `woken` of them now, and drops the clients whose sockets have failed.
     pub(super) fn finish_turn(&mut self, woken: usize) {
         for _ in 0..woken {
             let Some(client) = self.answered.pop_front() else { break };
@@ -196,6 +197,7 @@ impl Serving {
         }
     }
 
+    /// Ends a connection, and forgets its client.
     pub(super) fn leave(&mut self, client: Client) {
         let Some(connection) = self.clients.remove(&client) else { return };
         // Closing the socket does both, unless a process made by `clone` has a copy of the socket.

@@ -15,15 +15,16 @@ use super::super::table::Client;
 
 /// The most connections when the number of ranks is not known.
 pub(super) const MAX_CLIENTS: usize = 1 << 16;
-/// Connections for each rank when the number of ranks is known: each thread of a rank that is in a
-/// call has a connection of its own. Other programs may meet in this store too, and have
-/// `OF_OTHERS` connections.
+/// How many connections each rank may have when the number of ranks is known. Each thread of a rank
+/// that is in a call has a connection of its own.
 const OF_A_RANK: usize = 16;
+/// How many more connections there may be, because other programs may meet in this store too.
 const OF_OTHERS: usize = 1024;
-/// How long a client has had to say something before it may have to make room.
+/// How long a client may say nothing before it may have to make room.
 pub(super) const HESITANT: Duration = Duration::from_secs(1);
 /// The part of all descriptors that is left to the process itself: one in `RESERVED`, but at most
-/// `MAX_RESERVE`. When there are very few descriptors, the ranks need nearly all.
+/// `MAX_RESERVE`. The part is small, because the ranks need nearly all descriptors when there are
+/// few.
 const RESERVED: usize = 8;
 const MAX_RESERVE: usize = 1024;
 
@@ -37,15 +38,17 @@ pub(super) fn for_ranks(ranks: usize) -> usize {
 pub(super) struct Connections {
     /// How many connections come from each address.
     by_address: HashMap<IpAddr, usize>,
-    /// Connections that are not admitted, and when they came. The oldest one is the first.
+    /// Connections that are not admitted, and when they came. They are ordered by their numbers, so
+    /// the oldest one is the first.
     strangers: BTreeMap<Client, Instant>,
-    /// Connections that are admitted and have asked for nothing, and when they were admitted. The
-    /// oldest one is the first.
+    /// Connections that are admitted and have asked for nothing, and when they were admitted. They
+    /// are ordered by their numbers, so the first one is the oldest connection, but not always the
+    /// one that was admitted first.
     silent: BTreeMap<Client, Instant>,
     /// How many descriptors the server may use under the present limit of the process.
     usable: usize,
-    /// How many connections there were when one more connection took a descriptor that is reserved
-    /// for the process.
+    /// How many connections fit: the number of connections when one more took a descriptor that is
+    /// reserved for the process, or found none. It is `None` while descriptors suffice.
     fits: Option<usize>,
 }
 
@@ -94,8 +97,8 @@ impl Connections {
         self.fits.is_some_and(|fits| clients >= fits)
     }
 
-    /// Returns the client that makes room before any client that a job may need: the oldest one
-    /// that has not said who it is, or that has asked for nothing.
+    /// Returns the client that makes room first, because no job needs it: the oldest one that is
+    /// not admitted, or else the oldest one that has asked for nothing.
     pub(super) fn hesitant(&self) -> Option<Client> {
         let late = |list: &BTreeMap<Client, Instant>| {
             let (client, since) = list.first_key_value()?;

@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::Error;
 
-/// How many bytes of replies the kernel takes for a client beyond what is on its way to the client.
+/// How many bytes of replies the kernel keeps for a client that it has not sent yet.
 const NOT_SENT: u32 = 256 << 10;
 
 /// How many connections the kernel keeps until they are accepted. Thousands of ranks connect at

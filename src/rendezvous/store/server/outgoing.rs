@@ -1,5 +1,5 @@
-//! Keeps the replies that are still to be sent to one client: bytes of the client's own, and
-//! between them values that are shared with the table and with other clients.
+//! Keeps the replies that are still to be sent to one client. They are bytes that belong to this
+//! client alone, and between them values that the table and other clients share.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Write};
@@ -11,7 +11,8 @@ use super::super::value::Value;
 
 /// A buffer of more bytes than this is freed when it is empty.
 const KEPT: usize = 4 << 10;
-/// Values of up to this many bytes are copied, because a copy costs less than a piece of its own.
+/// Values of up to this many bytes are copied, because a copy costs less than a separate piece in
+/// the system call.
 const COPIED: usize = 4 << 10;
 /// When this many bytes of `own` were sent, they are moved out of the buffer.
 const SENT: usize = 256 << 10;
@@ -107,6 +108,7 @@ impl Outgoing {
         pieces
     }
 
+    /// Notes that this many bytes were sent.
     pub(super) fn advance(&mut self, mut count: usize) {
         self.left -= count;
         while count > 0 {
@@ -129,6 +131,7 @@ impl Outgoing {
         }
     }
 
+    /// Frees the memory of what was sent.
     fn give_back(&mut self) {
         if self.left == 0 {
             self.sent = 0;

@@ -30,16 +30,17 @@ const TURN: usize = 64 << 10;
 /// The most work of one round, which is the larger turns between two looks at the sockets.
 const ROUND: usize = 128 << 10;
 
-/// How much work goes, in each round, into taking ended waits out of the lists. As much is added as
-/// was spent in the same round on putting waits into the lists.
+/// The least work of each round that goes into taking ended waits out of the lists. The work that
+/// the same round spent on putting waits into the lists is added.
 const TIDY: usize = 32 << 10;
 
+/// How many bytes are sent to one client in a larger turn.
 const SEND: usize = 128 << 10;
 
-/// How many clients that were woken by other clients' requests are answered after one turn, and at
-/// the end of a round.
+/// How many clients that a request of another client woke are answered after one turn.
 const WOKEN_TURN: usize = 16;
 
+/// How many such clients are answered at the end of a round.
 const WOKEN_ROUND: usize = 256;
 
 impl Serving {
@@ -98,11 +99,14 @@ impl Serving {
         }
     }
 
+    /// Returns when the loop must look at the time next, or `None` when there is nothing to wait
+    /// for.
     fn next_moment(&self) -> Option<Instant> {
         let greeting = self.connections.oldest_stranger().map(|(_, came)| came + GREETING);
         [greeting, self.paused].into_iter().flatten().min()
     }
 
+    /// Drops clients that have not greeted in time, and ends the pause of the listeners.
     fn keep_time(&mut self) {
         let now = Instant::now();
         while let Some((client, _)) = self.connections.oldest_stranger().filter(|(_, came)| *came + GREETING <= now) {

@@ -21,8 +21,8 @@ pub(super) struct Shared {
     pub(super) wake: Private<OwnedFd>,
     /// How many clients are connected.
     pub(super) clients: AtomicUsize,
-    /// Whether a connection could not be accepted because this process has as many files open as it
-    /// may.
+    /// Whether at some time there was no descriptor for another connection, because this process
+    /// had as many files open as it may.
     pub(super) starved: AtomicBool,
     /// How many clients may be connected; 0 when the number of ranks is not known.
     pub(super) room: AtomicUsize,

@@ -30,8 +30,8 @@ impl Serving {
         }
     }
 
-    /// Carries out what a client has asked for, and reads more, until its replies pile up or its
-    /// turn is over. A turn that is not small may begin with a request of any length. Returns how
+    /// Carries out what a client has asked for, and reads more, until its replies pile up or the
+    /// work of its turn is done. A larger turn may begin with a request of any length. Returns how
     /// much work it was.
     pub(super) fn turn(&mut self, client: Client, limit: usize, is_small: bool) -> usize {
         let (mut work, mut readable) = (0, true);

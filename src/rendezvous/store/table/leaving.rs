@@ -8,8 +8,8 @@ use super::limits::{MAX_WAITS, MOST_STORED, Refusal, cost_of_word};
 use super::state::{Client, Replies, Room, Table};
 
 impl Table {
-    /// Passes on the result of a request or a step. A client whose request there is no room for is
-    /// turned away here.
+    /// Passes on the result of a request or a step. If there was no room for the request, its
+    /// client is turned away here.
     pub(super) fn done<T>(&mut self, client: Client, done: Result<T, Refusal>) -> Result<T, Refusal> {
         match &done {
             Err(Refusal::StoreFull(most)) => {
@@ -37,12 +37,12 @@ impl Table {
     fn turn_away(&mut self, client: Client, kind: Room, said: String) {
         self.full.retain(|(known, _)| *known != kind);
         self.full.push((kind, Value::new(said.into_bytes(), &self.loose)));
-        for of_both in self.words_of.remove(&client).unwrap_or_default() {
-            self.stored -= cost_of_word(&of_both.0, &of_both.1);
-            if let Some(connections) = self.words.get_mut(&of_both) {
+        for pair in self.words_of.remove(&client).unwrap_or_default() {
+            self.stored -= cost_of_word(&pair.0, &pair.1);
+            if let Some(connections) = self.words.get_mut(&pair) {
                 *connections -= 1;
                 if *connections == 0 {
-                    self.words.remove(&of_both);
+                    self.words.remove(&pair);
                 }
             }
         }
@@ -54,14 +54,14 @@ impl Table {
         self.leave_barrier(client);
         for (key, word) in self.words_of.remove(&client).unwrap_or_default() {
             self.stored -= cost_of_word(&key, &word);
-            let of_both = (key, word);
-            let Some(connections) = self.words.get_mut(&of_both) else { continue };
+            let pair = (key, word);
+            let Some(connections) = self.words.get_mut(&pair) else { continue };
             *connections -= 1;
             if *connections > 0 {
                 continue;
             }
-            self.words.remove(&of_both);
-            let (key, word) = of_both;
+            self.words.remove(&pair);
+            let (key, word) = pair;
             let Ok(count) = self.integer(&key).map(|count| count.wrapping_add(1)) else { continue };
             let numbered = [&key[..], b"/", count.to_string().as_bytes()].concat();
             // The value comes first, so whoever sees the count finds it. There is room for both,

@@ -20,8 +20,7 @@ const SMALL_KEY: usize = 1 << 10;
 const SMALL_VALUE: usize = 4 << 10;
 /// The parts of a key that mark verdicts, notes on who has read a verdict, and notes on lost ranks.
 const VERDICTS: [&[u8]; 3] = [b"verdict", b"read", b"lost"];
-/// About how many bytes a pair costs beside its key and value. It counts also for tiny pairs, and
-/// while the table grows.
+/// About how many bytes a pair costs beside its key and value. It is counted for tiny pairs too.
 pub(super) const ENTRY: usize = 256;
 
 /// The most bytes of waits for many keys, beside what is stored. A client that stores something is

@@ -8,9 +8,10 @@ use super::limits::{MAX_STORED, MOST_STORED, Refusal, cost, cost_of_word, room};
 use super::state::{Client, LOOK, Replies, Reply, Table, string};
 use super::task::Task;
 
-/// The most last words of one client, and the most bytes of each.
+/// The most last words of one client.
 const MAX_WORDS: usize = 16;
 
+/// The most bytes of a last word.
 const MAX_WORD: usize = MAX_KEY;
 
 impl Table {

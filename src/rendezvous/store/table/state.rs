@@ -73,7 +73,9 @@ pub(in crate::rendezvous::store) struct Table {
 /// The kinds of room of which there may be none left.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
+    /// The room for keys and values.
     Stored,
+    /// The room for waits for many keys.
     Waits,
 }
 
@@ -81,7 +83,8 @@ pub(super) enum Room {
 pub(super) struct Waiting {
     /// The place of the wait among all waits.
     pub(super) ticket: u64,
-    /// The keys for which the client waits. It is in the lists of those that were taken.
+    /// The keys for which the client waits. Of these, the keys that were taken have the client in
+    /// their lists.
     pub(super) keys: Strings,
     /// For how many of these keys the client still waits.
     pub(super) missing: usize,
@@ -95,7 +98,8 @@ pub(super) struct Waiting {
 pub(super) struct EndedWait {
     /// The place of the wait among all waits.
     pub(super) ticket: u64,
-    /// The keys in whose lists the ticket may still be are those that are to be taken.
+    /// The keys of the wait. The ticket may still be in the lists of the keys that are not taken
+    /// yet.
     pub(super) keys: Strings,
     /// How many bytes the wait counts for in [`Table::waits`].
     pub(super) bytes: usize,
@@ -155,6 +159,7 @@ impl Table {
             || self.words_of.contains_key(&client)
     }
 
+    /// Whether a client finds a value or a queue under this key.
     pub(super) fn has(&self, key: &[u8]) -> bool {
         self.values.contains_key(key)
             || self.queues.contains_key(key)
@@ -162,6 +167,7 @@ impl Table {
             || key == REFUSED_KEY && self.refused.1.is_some()
     }
 
+    /// Returns the value that a client finds under this key.
     pub(super) fn value(&self, key: &[u8]) -> Option<&Value> {
         if key == SERVER_KEY {
             let is_so = |kind: Room| match kind {

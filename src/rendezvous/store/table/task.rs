@@ -8,25 +8,32 @@ use super::super::value::Value;
 use super::limits::Refusal;
 use super::state::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, STEP_KEYS, Table};
 
-/// A step ends when it has looked at this many bytes.
+/// A step that reads or stores values, or that lists keys, ends after about this many bytes.
 const STEP_BYTES: usize = 64 << 10;
 
 /// The work that is left to do of a request.
 pub(in super::super) enum Task {
+    /// CHECK. The keys are still to be looked at.
     Check(Strings),
     /// WAIT or WAIT_ANY. The keys are in [`Table::waiting`].
     Wait,
-    /// MULTI_GET goes through its keys twice: first for the length of the answer.
+    /// MULTI_GET. It goes through its keys twice.
     MultiGet {
+        /// The keys that this pass has still to look at.
         keys: Strings,
+        /// The length of the answer so far in the first pass. It is `None` in the second pass,
+        /// which sends the values.
         length: Option<usize>,
     },
+    /// MULTI_SET. The keys and values are still to be stored.
     MultiSet(Strings),
+    /// LIST_KEYS.
     List {
         /// The last key that is in `bytes`.
         last: Option<Key>,
         /// The answer so far. The count, with which the answer begins, is written in the end.
         bytes: Vec<u8>,
+        /// How many keys are in `bytes`.
         count: i64,
     },
 }

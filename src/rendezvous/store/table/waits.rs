@@ -12,7 +12,7 @@ use super::state::{Client, EndedWait, LOOK, Replies, Reply, STEP_KEYS, Table, Wa
 const FEW: usize = 64;
 
 impl Table {
-    /// Begins a wait.
+    /// Begins a wait. [`Table::list_waits`] puts the client into the lists of the keys.
     pub(super) fn wait(&mut self, client: Client, keys: Strings, any: bool) -> Result<(), Refusal> {
         self.forget_wait(client);
         // The bytes of the keys stay as long as the wait.
@@ -110,12 +110,15 @@ impl Table {
         }
     }
 
+    /// Ends the wait of a client without a reply.
     pub(super) fn forget_wait(&mut self, client: Client) {
         if let Some(waiting) = self.waiting.remove(&client) {
             self.end_wait(waiting);
         }
     }
 
+    /// Takes the ticket of a wait that is over out of the lists: at once when the wait has few
+    /// keys, and step by step otherwise.
     fn end_wait(&mut self, waiting: Waiting) {
         let Waiting { ticket, keys, bytes, .. } = waiting;
         self.over.push_back(EndedWait { ticket, keys: keys.again(), bytes });
