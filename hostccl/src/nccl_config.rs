@@ -74,8 +74,8 @@ impl CommConfig {
         let mut config = CommConfig { words: vec![0; SIZE / 8] };
         config.put(0, &SIZE.to_ne_bytes());
         config.put(AT_MAGIC, &NCCL_CONFIG_MAGIC.to_ne_bytes());
-        // NCCL 2.25 has a field at a place where other releases have another one. So the config
-        // names the last release before it whose layout is known.
+        // NCCL 2.25 reads a field at a place where no other release has one. So for every library
+        // before 2.27.3 the config claims the layout of 2.18.
         let version = u32::try_from(library_version).unwrap_or(0).clamp(VERSION_WITH_SPLIT_SHARE, VERSION_WITH_NAME);
         let version = if version < VERSION_WITH_NAME { VERSION_WITH_SPLIT_SHARE } else { version };
         config.put(AT_VERSION, &version.to_ne_bytes());
