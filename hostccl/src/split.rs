@@ -33,8 +33,8 @@ struct ColorAndKey {
     key: i32,
 }
 
-/// The most bytes of a reason that the first rank of a colour gives the others. The reason has to fit
-/// a slot, and the smallest slot has 64 KiB.
+/// The most bytes of the reason that the first rank of a colour gives the others. The reason has to
+/// fit a slot, and the smallest slot has 64 KiB.
 const WHY_BYTES: usize = 400;
 
 /// Where the first rank of a colour has put the new segment.
