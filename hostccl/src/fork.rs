@@ -10,14 +10,14 @@
 //! - The parent's descriptors are closed in the child. [`Private`] enters them in a table, and a
 //!   handler of `pthread_atfork` closes them.
 //! - The parent's shared memory is not mapped in the child, because of `madvise(MADV_DONTFORK)`.
-//! - Calls in the child are refused. [`is_child`] reads one word of a page that the kernel clears in
-//!   every child, because of `madvise(MADV_WIPEONFORK)`. The kernel offers that for private memory
-//!   only, so the page is not part of the shared memory.
+//! - Calls in the child are refused. [`is_child`] reads one word of a page that the kernel clears
+//!   in every child, because of `madvise(MADV_WIPEONFORK)`. The kernel offers that for private
+//!   memory only, so the page is not part of the shared memory.
 //!
-//! `posix_spawn`, `vfork` and `system` run no handlers. Their children call `exec`, which closes the
-//! library's descriptors, because all of them have the flag close-on-exec. A program may also call
-//! the system call `clone` itself and not call `exec`. That runs no handlers either: the child's
-//! calls are refused and it has no shared memory, but it keeps the descriptors.
+//! `posix_spawn`, `vfork` and `system` run no handlers. Their children call `exec`, which closes
+//! the library's descriptors, because all of them have the flag close-on-exec. A program may also
+//! call the system call `clone` itself and not call `exec`. That runs no handlers either: the
+//! child's calls are refused and it has no shared memory, but it keeps the descriptors.
 //!
 //! If the parent held nothing at the time of the fork (no world, no communicator and no store), the
 //! child may use this library. A unique id does not count, because programs make an id and then
@@ -36,19 +36,19 @@ static NOTHING_HELD: AtomicU32 = AtomicU32::new(1);
 /// Points to the word that is 0 in a child of a process that held something. The pointer is never
 /// NULL, and the word is never freed.
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NOTHING_HELD).cast_mut());
-/// The page to whose first word [`MARK`] points while this process holds something. It is NULL until
-/// this process first holds something.
+/// The page to whose first word [`MARK`] points while this process holds something. It is NULL
+/// until this process first holds something.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-/// Takes the place of the page if the kernel refuses to map one. Then only the handler [`child`] marks
-/// a child.
+/// Takes the place of the page if the kernel refuses to map one. Then only the handler [`child`]
+/// marks a child.
 static NO_PAGE: AtomicU32 = AtomicU32::new(1);
 /// How many things this process holds. It changes only inside a [`section`].
 static HELD: AtomicU64 = AtomicU64::new(0);
 /// The number of the process that holds them. Messages in a child name it.
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process is a forked child of a process that held something of this library. Then the
-/// library refuses calls here. The question costs two loads.
+/// Whether this process is a forked child of a process that held something of this library. Then
+/// the library refuses calls here. The question costs two loads.
 #[inline]
 pub fn is_child() -> bool {
     // SAFETY: MARK always points to a static word, or to a word of a page that is never unmapped.
@@ -92,8 +92,8 @@ fn take(owner: u32, patience: Option<Duration>) -> bool {
     true
 }
 
-/// Runs `work` while no other thread forks. So a fork sees a descriptor either open and in the table,
-/// or neither open nor in the table. `work` is short and enters no section itself.
+/// Runs `work` while no other thread forks. So a fork sees a descriptor either open and in the
+/// table, or neither open nor in the table. `work` is short and enters no section itself.
 fn section<R>(work: impl FnOnce() -> R) -> R {
     struct Held;
     impl Drop for Held {
@@ -112,8 +112,8 @@ fn this_thread() -> u32 {
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
-/// Runs before a fork, on the thread that forks. The handlers may be registered twice, so the lock may
-/// be this thread's already.
+/// Runs before a fork, on the thread that forks. The handlers may be registered twice, so the lock
+/// may be this thread's already.
 unsafe extern "C" fn prepare() {
     let me = this_thread();
     if LOCK.load(Ordering::Relaxed) != me {
@@ -152,13 +152,13 @@ unsafe extern "C" fn child() {
     LOCK.store(0, Ordering::Release);
 }
 
-/// Registers the handlers, once. If two threads do so at the same time, the handlers run twice, which
-/// does no harm.
+/// Registers the handlers, once. If two threads do so at the same time, the handlers run twice,
+/// which does no harm.
 fn register() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.load(Ordering::Acquire) {
-        // SAFETY: the handlers are functions of this library, and the C library drops them when this
-        // library is unloaded. The call fails only for lack of memory. Then `is_child` still
+        // SAFETY: the handlers are functions of this library, and the C library drops them when
+        // this library is unloaded. The call fails only for lack of memory. Then `is_child` still
         // recognises children, by the page.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
         DONE.store(true, Ordering::Release);
@@ -190,8 +190,8 @@ fn release() {
     }
 }
 
-/// Maps a page that the kernel clears in every child. The page is never unmapped. Returns [`NO_PAGE`]
-/// if the kernel refuses it.
+/// Maps a page that the kernel clears in every child. The page is never unmapped. Returns
+/// [`NO_PAGE`] if the kernel refuses it.
 fn new_page() -> *mut AtomicU32 {
     let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -199,15 +199,15 @@ fn new_page() -> *mut AtomicU32 {
     if page == libc::MAP_FAILED {
         return (&raw const NO_PAGE).cast_mut();
     }
-    // SAFETY: the page was mapped just now. Kernels before Linux 4.14 refuse the advice. Then only the
-    // handler marks children.
+    // SAFETY: the page was mapped just now. Kernels before Linux 4.14 refuse the advice. Then only
+    // the handler marks children.
     unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) };
     page.cast()
 }
 
-/// A value that belongs to this process. A child that is forked while the value lives may use nothing
-/// of this library. The value is never dropped in a child, because the drop would end or release
-/// things of the parent.
+/// A value that belongs to this process. A child that is forked while the value lives may use
+/// nothing of this library. The value is never dropped in a child, because the drop would end or
+/// release things of the parent.
 #[derive(Debug)]
 pub struct Own<T>(ManuallyDrop<T>);
 
@@ -253,14 +253,15 @@ static CHUNKS: [AtomicPtr<Chunk>; 64] = {
     chunks
 };
 
-/// Returns the word and the bit of a descriptor in the table, or `None` for a descriptor beyond it. It
-/// is called inside a section.
+/// Returns the word and the bit of a descriptor in the table, or `None` for a descriptor beyond it.
+/// It is called inside a section.
 fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     let chunk = CHUNKS.get(fd / PER_CHUNK)?;
     let mut words = chunk.load(Ordering::Relaxed);
     if words.is_null() {
-        // No other thread makes this chunk at the same time, because this thread is inside a section.
+        // No other thread makes this chunk at the same time, because this thread is inside a
+        // section.
         words = Box::into_raw(Box::new([const { AtomicU64::new(0) }; PER_CHUNK / 64]));
         chunk.store(words, Ordering::Release);
     }
@@ -281,8 +282,8 @@ impl<T: AsRawFd> Private<T> {
         section(|| open().map(Private::note))
     }
 
-    /// Takes a descriptor that is open already, for example because opening it may block. A child that
-    /// was forked between the opening and this call keeps the descriptor.
+    /// Takes a descriptor that is open already, for example because opening it may block. A child
+    /// that was forked between the opening and this call keeps the descriptor.
     pub fn of(opened: T) -> Private<T> {
         register();
         section(|| Private::note(opened))
@@ -338,14 +339,14 @@ impl<T: AsRawFd> Drop for Private<T> {
     }
 }
 
-/// Maps shared memory that is not mapped in forked children. `map` makes the mapping and returns its
-/// address.
+/// Maps shared memory that is not mapped in forked children. `map` makes the mapping and returns
+/// its address.
 pub(crate) fn map_apart(bytes: usize, map: impl FnOnce() -> *mut libc::c_void) -> *mut libc::c_void {
     section(|| {
         let base = map();
         if base != libc::MAP_FAILED {
-            // SAFETY: `base` is a mapping of that size. If the kernel refuses the advice, children have
-            // the mapping, too, but do not touch it.
+            // SAFETY: `base` is a mapping of that size. If the kernel refuses the advice, children
+            // have the mapping, too, but do not touch it.
             unsafe { libc::madvise(base, bytes, libc::MADV_DONTFORK) };
         }
         base

@@ -182,8 +182,8 @@ fn boot_hash() -> Result<u64> {
     Ok(*HASH.get_or_init(|| hash))
 }
 
-/// Returns the number of this process's process-id namespace, or 0 where `/proc` does not tell. It is
-/// read anew each time, because `unshare` and `fork` can put a process into another namespace.
+/// Returns the number of this process's process-id namespace, or 0 where `/proc` does not tell. It
+/// is read anew each time, because `unshare` and `fork` can put a process into another namespace.
 fn pid_namespace() -> Result<u64> {
     known(fs::metadata("/proc/self/ns/pid").map(|meta| std::os::linux::fs::MetadataExt::st_ino(&meta)))
 }

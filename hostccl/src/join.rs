@@ -1,5 +1,5 @@
-//! The join of a new communicator. A rank maps the segment, takes its seat, and waits until all ranks
-//! have arrived.
+//! The join of a new communicator. A rank maps the segment, takes its seat, and waits until all
+//! ranks have arrived.
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
@@ -41,8 +41,8 @@ impl Source {
         .map_err(|error| self.orphaned().unwrap_or(error))
     }
 
-    /// Returns the error that the segment is gone because the process that held it has ended. Returns
-    /// `None` while that process lives.
+    /// Returns the error that the segment is gone because the process that held it has ended.
+    /// Returns `None` while that process lives.
     fn orphaned(&self) -> Option<Error> {
         let (maker, what, rank) = match self {
             Source::Id(id) => (id.creator, "the unique id", None),
@@ -74,8 +74,8 @@ pub(crate) struct Join {
     comm: Option<Arc<Comm>>,
     /// Whether the id was given up because this rank could not arrive.
     gave_up: bool,
-    /// The process that made the id, if it is another one. This rank watches it, because it keeps the
-    /// segment open for the ranks that have not arrived.
+    /// The process that made the id, if it is another one. This rank watches it, because it keeps
+    /// the segment open for the ranks that have not arrived.
     creator: Option<Arc<Process>>,
 }
 
@@ -95,8 +95,8 @@ impl Join {
         }
     }
 
-    /// Returns this join for a communicator that consists of the ranks `members` of `parent`, in this
-    /// order.
+    /// Returns this join for a communicator that consists of the ranks `members` of `parent`, in
+    /// this order.
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
         self.ranks_on_machine = parent.ranks_on_machine;
         self.global_ranks = parent.labels.global_ranks_of(members);
@@ -207,8 +207,8 @@ impl Drop for Join {
             }
             None => {}
         }
-        // This rank gives up, perhaps before it has arrived. Nobody may wait for it, so the id counts as
-        // used up.
+        // This rank gives up, perhaps before it has arrived. Nobody may wait for it, so the id
+        // counts as used up.
         if let (Source::Id(id), false) = (&self.source, self.gave_up) {
             id.close();
         }

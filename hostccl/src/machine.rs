@@ -2,7 +2,8 @@
 
 use std::io;
 
-/// Returns the operating system's text for `error`. Where the remedy is known, the text has it, too.
+/// Returns the operating system's text for `error`. Where the remedy is known, the text has it,
+/// too.
 pub fn explained(error: &io::Error) -> String {
     match advice(error) {
         Some(advice) => format!("{error}: {advice}"),
@@ -26,8 +27,8 @@ fn advice(error: &io::Error) -> Option<String> {
     })
 }
 
-/// Returns the text of [`explained`] for an error of the system call `call`. If the error looks like
-/// that of a sandbox, the text says so.
+/// Returns the text of [`explained`] for an error of the system call `call`. If the error looks
+/// like that of a sandbox, the text says so.
 pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
@@ -81,8 +82,8 @@ fn limit(resource: i32) -> Option<u64> {
     (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Returns a text that says why the ranks of this machine cannot find each other through `/proc`, and
-/// what to do. Returns `None` where they can.
+/// Returns a text that says why the ranks of this machine cannot find each other through `/proc`,
+/// and what to do. Returns `None` where they can.
 pub fn broken_proc() -> Option<String> {
     let me = std::process::id();
     let need = "the ranks on host memory find each other there";

@@ -1,10 +1,10 @@
 //! `ncclConfig_t` as bytes. Only this module knows where its fields lie. The engine reads the
 //! configurations of its callers here, and devicemesh makes configurations for NCCL here.
 //!
-//! NCCL appends fields to the struct from release to release and changes its C tag. So the struct is
-//! read by its own fields `size` and `version`. The value `INT_MIN` stands for an integer that is
-//! not set, and NULL for a pointer that is not set. NCCL copies the smaller of its own size and the
-//! given one, and takes defaults for the fields that the release `version` did not have.
+//! NCCL appends fields to the struct from release to release and changes its C tag. So the struct
+//! is read by its own fields `size` and `version`. The value `INT_MIN` stands for an integer that
+//! is not set, and NULL for a pointer that is not set. NCCL copies the smaller of its own size and
+//! the given one, and takes defaults for the fields that the release `version` did not have.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
@@ -124,8 +124,8 @@ impl CommConfig {
         self.int(AT_BLOCKING) != 0
     }
 
-    /// Returns this config with the communicator's name, if the struct has that field and the caller
-    /// left it unset. The name lives for ever, because the library keeps the pointer.
+    /// Returns this config with the communicator's name, if the struct has that field and the
+    /// caller left it unset. The name lives for ever, because the library keeps the pointer.
     #[must_use]
     pub fn named(mut self, name: &'static CStr) -> CommConfig {
         if self.name().is_some_and(<*const c_char>::is_null) {

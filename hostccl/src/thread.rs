@@ -2,8 +2,8 @@
 //!
 //! The kernel delivers a signal for the process to any thread that does not block it. The program
 //! does not know the library's threads, so its handlers must not run on them. A handler may rely on
-//! data of a thread of the program. And a handler would interrupt system calls of the library, which
-//! the library would have to repeat.
+//! data of a thread of the program. And a handler would interrupt system calls of the library,
+//! which the library would have to repeat.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -12,11 +12,11 @@ use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 /// The longest name of a thread in bytes. Linux cuts longer names.
 const NAME_BYTES: usize = 15;
 
-/// The signals of faults, which a thread raises by its own instructions. The library's threads do not
-/// block them, for two reasons. When a thread blocks the signal that it raises, the kernel ends the
-/// process at once, and the program's crash reporter does not run. And functions of the program may
-/// run on these threads, for example a store of the caller, in a runtime that handles faults (Go,
-/// Java, WebAssembly).
+/// The signals of faults, which a thread raises by its own instructions. The library's threads do
+/// not block them, for two reasons. When a thread blocks the signal that it raises, the kernel ends
+/// the process at once, and the program's crash reporter does not run. And functions of the program
+/// may run on these threads, for example a store of the caller, in a runtime that handles faults
+/// (Go, Java, WebAssembly).
 const FAULTS: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
 /// Blocks all signals of the calling thread except [`FAULTS`] while this value lives.
@@ -28,8 +28,8 @@ struct Blocked {
 impl Blocked {
     fn new() -> Blocked {
         let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
-        // SAFETY: `sigfillset` initialises `all`, and `pthread_sigmask` initialises `before`. Neither
-        // fails with these arguments.
+        // SAFETY: `sigfillset` initialises `all`, and `pthread_sigmask` initialises `before`.
+        // Neither fails with these arguments.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for fault in FAULTS {
@@ -55,12 +55,12 @@ fn builder(name: &str) -> Builder {
     Builder::new().name(name.to_owned())
 }
 
-/// Starts a thread that handles no signals but [`FAULTS`]. `name` begins with "dm-" and has at most 15
-/// bytes.
+/// Starts a thread that handles no signals but [`FAULTS`]. `name` begins with "dm-" and has at most
+/// 15 bytes.
 ///
-/// A new thread inherits the mask of the thread that starts it. So the signals are blocked before the
-/// thread exists, and no handler can run on it in between. A thread or a process that `work` starts
-/// inherits the mask as well.
+/// A new thread inherits the mask of the thread that starts it. So the signals are blocked before
+/// the thread exists, and no handler can run on it in between. A thread or a process that `work`
+/// starts inherits the mask as well.
 pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
     let _blocked = Blocked::new();
     builder(name).spawn(work)

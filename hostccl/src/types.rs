@@ -29,8 +29,8 @@ pub const ncclInProgress: ncclResult_t = 7;
 /// A wait passed its deadline.
 pub const ncclTimeout: ncclResult_t = 8;
 
-/// The type behind [`ncclComm_t`]. No value of it exists, because the handle is a token that is never
-/// dereferenced.
+/// The type behind [`ncclComm_t`]. No value of it exists, because the handle is a token that is
+/// never dereferenced.
 #[repr(C)]
 pub struct ncclComm {
     _private: [u8; 0],
@@ -78,8 +78,8 @@ pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// The magic number of [`ncclConfig_t`].
 pub const NCCL_CONFIG_MAGIC: u32 = 0xcafe_beef;
 
-/// The caller's configuration. NCCL appends fields from release to release, so its field `size` says
-/// which fields it has.
+/// The caller's configuration. NCCL appends fields from release to release, so its field `size`
+/// says which fields it has.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ncclConfig_t {

@@ -1,6 +1,6 @@
-//! Resource limits make the operating system refuse descriptors, memory and threads. Every rank gets
-//! an error that names the limit to raise. Each case runs in a process of its own, because a limit
-//! holds for the whole process.
+//! Resource limits make the operating system refuse descriptors, memory and threads. Every rank
+//! gets an error that names the limit to raise. Each case runs in a process of its own, because a
+//! limit holds for the whole process.
 
 mod common;
 

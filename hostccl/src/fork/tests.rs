@@ -12,8 +12,8 @@ fn is_open(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// Returns what `work` returns in a forked child. `work` may use only atomics and system calls, because
-/// other tests run at the same time and may hold locks.
+/// Returns what `work` returns in a forked child. `work` may use only atomics and system calls,
+/// because other tests run at the same time and may hold locks.
 fn in_child(work: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child ends with _exit, so it runs nothing but `work`.
     unsafe {
@@ -44,7 +44,8 @@ fn dropping_in_a_child_leaves_what_has_the_number_now() {
     let private = ManuallyDrop::new(null());
     let fd = private.as_raw_fd();
     assert!(in_child(|| {
-        // SAFETY: nothing in the child uses that number, and the value is not used again in the child.
+        // SAFETY: nothing in the child uses that number, and the value is not used again in the
+        // child.
         unsafe {
             let taken = libc::dup2(2, fd) == fd;
             drop(ManuallyDrop::into_inner(std::ptr::read(&raw const private)));

@@ -1,5 +1,5 @@
-//! The segment: the shared memory of one communicator. It is an anonymous file (`memfd`), so no file
-//! is left behind when a rank is killed. Every rank maps all of it.
+//! The segment: the shared memory of one communicator. It is an anonymous file (`memfd`), so no
+//! file is left behind when a rank is killed. Every rank maps all of it.
 //!
 //! | part | content | size |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | channels | the state of the messages from one rank to another | one for each ordered pair |
 //! | rings | the bytes of the messages from one rank to another | one for each ordered pair |
 //!
-//! The kernel allocates a page when it is first touched. So the rings of a communicator that sends no
-//! messages take no memory.
+//! The kernel allocates a page when it is first touched. So the rings of a communicator that sends
+//! no messages take no memory.
 
 mod header;
 mod layout;
@@ -32,8 +32,8 @@ use crate::machine;
 use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
-/// The version of the layout. It changes with the layout, so that ranks with different versions of the
-/// library refuse each other.
+/// The version of the layout. It changes with the layout, so that ranks with different versions of
+/// the library refuse each other.
 pub(crate) const LAYOUT_VERSION: u32 = 6;
 /// The first bytes of a segment, by which another file is recognised.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
@@ -49,8 +49,8 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: threads and processes share the memory in any case. Every access is atomic, or is ordered by
-// atomic accesses.
+// SAFETY: threads and processes share the memory in any case. Every access is atomic, or is ordered
+// by atomic accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -68,8 +68,8 @@ impl Mapping {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: a mapping is aligned to a page, has at least the header's size, and lives as long as
-        // `self`. All fields that change after `create` are atomics.
+        // SAFETY: a mapping is aligned to a page, has at least the header's size, and lives as long
+        // as `self`. All fields that change after `create` are atomics.
         unsafe { self.base.cast().as_ref() }
     }
 }
@@ -113,8 +113,8 @@ unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
-/// Whether nobody needs the segment's descriptor any more, because all ranks have arrived or because
-/// the segment has failed.
+/// Whether nobody needs the segment's descriptor any more, because all ranks have arrived or
+/// because the segment has failed.
 pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
@@ -123,9 +123,9 @@ pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     })
 }
 
-/// Ends a segment because rank `rank` cannot join, so that the ranks that come later read the reason.
-/// Returns whether the segment holds a failure now. If all ranks have arrived already, this rank is
-/// one too many, and the segment does not fail.
+/// Ends a segment because rank `rank` cannot join, so that the ranks that come later read the
+/// reason. Returns whether the segment holds a failure now. If all ranks have arrived already, this
+/// rank is one too many, and the segment does not fail.
 pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
@@ -141,8 +141,8 @@ pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
 
 /// Sets the size of a segment.
 fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
-    // Beyond the limit on file sizes the kernel does not only refuse: it sends SIGXFSZ, which ends the
-    // process. So the limit is checked first.
+    // Beyond the limit on file sizes the kernel does not only refuse: it sends SIGXFSZ, which ends
+    // the process. So the limit is checked first.
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: `limit` is valid to write to. When the call fails, it keeps its initial value.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
@@ -170,8 +170,8 @@ fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
     Ok(())
 }
 
-/// Opens the segment that process `owner` holds at descriptor `fd`. Fails if it is not the segment with
-/// that token.
+/// Opens the segment that process `owner` holds at descriptor `fd`. Fails if it is not the segment
+/// with that token.
 pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Private<OwnedFd>> {
     let gone = || {
         Error::usage(format!(
@@ -197,8 +197,8 @@ pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Private<Own
     Ok(file.map(OwnedFd::from))
 }
 
-/// Copies descriptor `fd` of this process, for which no `/proc` is needed. Returns `None` when it is
-/// not open for reading and writing.
+/// Copies descriptor `fd` of this process, for which no `/proc` is needed. Returns `None` when it
+/// is not open for reading and writing.
 fn open_here(fd: RawFd) -> Result<Option<Private<fs::File>>> {
     // SAFETY: the call only asks about a number.
     let mode = unsafe { libc::fcntl(fd, libc::F_GETFL) };
@@ -247,7 +247,8 @@ pub(crate) struct Segment {
 impl Segment {
     /// Maps the segment for a communicator of `nranks` ranks. The rank that comes first decides the
     /// number of ranks, and with it the size. A rank that comes with another number ends the
-    /// communicator, but does not resize the segment, because other ranks may have mapped it already.
+    /// communicator, but does not resize the segment, because other ranks may have mapped it
+    /// already.
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32) -> Result<Segment> {
         let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
         let header = first.header();
@@ -269,7 +270,8 @@ impl Segment {
             return Err(error);
         }
         let layout = Layout::new(nranks);
-        // Every rank sets the same size, so only the first resize and the first seal change anything.
+        // Every rank sets the same size, so only the first resize and the first seal change
+        // anything.
         let mapped = resize(fd, layout.total)
             .and_then(|()| seal(fd, libc::F_SEAL_GROW))
             .and_then(|()| Mapping::new(fd.as_raw_fd(), layout.total));
@@ -293,12 +295,13 @@ impl Segment {
     /// The seat of `rank`.
     pub(crate) fn seat(&self, rank: usize) -> &Seat {
         assert!(rank < self.layout.nranks);
-        // SAFETY: the layout puts the seat inside the mapping and aligns it, and it consists of atomics.
+        // SAFETY: the layout puts the seat inside the mapping and aligns it, and it consists of
+        // atomics.
         unsafe { &*self.at(HEADER_BYTES + rank * size_of::<Seat>()).cast() }
     }
 
-    /// The address of the line in which `rank` describes its call in a step. `index` is the number of
-    /// the step modulo [`SLOTS`].
+    /// The address of the line in which `rank` describes its call in a step. `index` is the number
+    /// of the step modulo [`SLOTS`].
     pub(crate) fn descriptor(&self, rank: usize, index: usize) -> *mut u8 {
         self.at(self.layout.descriptors + self.slot(rank, index) * LINE)
     }
