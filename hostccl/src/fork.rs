@@ -108,7 +108,7 @@ fn section<R>(work: impl FnOnce() -> R) -> R {
 
 /// Returns the number of the calling thread.
 fn this_thread() -> u32 {
-    // SAFETY: no arguments.
+    // SAFETY: the call has no arguments.
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 

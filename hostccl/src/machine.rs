@@ -27,8 +27,8 @@ fn advice(error: &io::Error) -> Option<String> {
     })
 }
 
-/// Returns the text of [`explained`] for an error of the system call `call`. If the error looks
-/// like that of a sandbox, the text says so.
+/// Returns the text of [`explained`] for an error of the system call `call`. If a
+/// sandbox may have forbidden the call, the text says so.
 pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
@@ -103,7 +103,7 @@ pub fn broken_proc() -> Option<String> {
 /// what to do.
 pub(crate) fn denied(owner: u32, error: &io::Error) -> String {
     let me = std::process::id();
-    // SAFETY: no arguments.
+    // SAFETY: the call has no arguments.
     let mine = unsafe { libc::geteuid() };
     match user_of(owner) {
         Some(theirs) if theirs != mine => format!(
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn this_process_has_a_proc_of_its_own_and_a_user() {
         assert_eq!(broken_proc(), None);
-        // SAFETY: no arguments.
+        // SAFETY: the call has no arguments.
         assert_eq!(user_of(std::process::id()), Some(unsafe { libc::geteuid() }));
     }
 }

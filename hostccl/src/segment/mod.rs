@@ -153,7 +153,7 @@ fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
             format!("shared memory of {bytes} bytes is beyond the limit on file sizes, {limit}: raise `ulimit -f`"),
         ));
     }
-    // SAFETY: a plain system call on a descriptor that we own.
+    // SAFETY: the call only takes a descriptor that this process owns.
     if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
         return Err(Error::system(&format!("sizing shared memory to {bytes} bytes"), io::Error::last_os_error()));
     }
@@ -163,7 +163,7 @@ fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
 /// Forbids every process to change the segment's size: `seals` says whether to forbid shrinking or
 /// growing. If the segment could shrink, a rank that touches the lost part would get SIGBUS.
 fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
-    // SAFETY: a plain system call on a descriptor that we own.
+    // SAFETY: the call only takes a descriptor that this process owns.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
         return Err(Error::system("sealing the size of shared memory", io::Error::last_os_error()));
     }
