@@ -90,7 +90,7 @@ mod tests {
         let mut unset = raw(56, 22_707);
         unset.blocking = NCCL_CONFIG_UNDEF_INT;
         unset.commName = std::ptr::null();
-        // SAFETY: NULL and a whole structure.
+        // SAFETY: NULL is allowed, and the other structure is whole.
         unsafe {
             assert_eq!(Config::read(std::ptr::null(), &parent).unwrap(), parent);
             assert_eq!(Config::read(&unset, &parent).unwrap(), parent);

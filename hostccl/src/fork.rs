@@ -44,7 +44,7 @@ static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static NO_PAGE: AtomicU32 = AtomicU32::new(1);
 /// How many things this process holds. It changes only inside a [`section`].
 static HELD: AtomicU64 = AtomicU64::new(0);
-/// The number of the process that holds them. Messages in a child name it.
+/// The number of the process that holds something. The messages in its children name it.
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this process is a forked child of a process that held something of this library. Then

@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn garbage_is_refused_with_its_values() {
         let garbage = [0u64; 16];
-        // SAFETY: 128 readable bytes.
+        // SAFETY: the array has 128 readable bytes.
         let error = unsafe { CommConfig::copy_of(garbage.as_ptr().cast()) }.unwrap_err();
         assert!(error.to_string().contains("size 0 and magic 0x0"), "{error}");
     }
