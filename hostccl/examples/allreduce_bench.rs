@@ -81,7 +81,7 @@ fn launch(size: c_int) {
 fn exchange_id(rank: c_int) -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
     if rank == 0 {
-        // SAFETY: a place for the id.
+        // SAFETY: there is a place for the id.
         check(unsafe { ncclGetUniqueId(&raw mut id) });
         let hex: String = id.internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
         println!("{hex}");
@@ -149,6 +149,6 @@ fn run_rank(rank: c_int, size: c_int) {
             println!("  {bytes:>9} bytes  {:>10.1} us  busbw {bus:>6.2} GB/s", median * 1e6);
         }
     }
-    // SAFETY: a live communicator.
+    // SAFETY: the communicator is live.
     check(unsafe { ncclCommDestroy(comm) });
 }

@@ -1,9 +1,9 @@
 //! The admission of a collective: its turn on this rank, and the agreement of all ranks on whose
 //! turn it is.
 //!
-//! Threads may enter in another order on each rank. So the ranks may find calls under different
-//! names in one step. Then they withdraw these calls, and rank 0 decides which name goes first: one
-//! under which every rank has a call.
+//! The order in which threads enter may differ from rank to rank. So the ranks may find calls under
+//! different names in one step. Then they withdraw these calls, and rank 0 decides which name goes
+//! first. It chooses a name under which every rank has a call.
 
 use std::sync::atomic::Ordering;
 

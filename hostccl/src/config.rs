@@ -1,4 +1,4 @@
-//! What the engine takes from the caller's `ncclConfig_t`.
+//! The part of the caller's `ncclConfig_t` that the engine uses.
 
 use std::ffi::CStr;
 
@@ -6,10 +6,12 @@ use crate::error::{Error, Result};
 use crate::nccl_config::CommConfig;
 use crate::types::ncclConfig_t;
 
-/// What of a configuration matters here.
+/// The fields of a configuration that the engine uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Config {
+    /// Whether init, split and shrink return only when they are done.
     pub(crate) blocking: bool,
+    /// The communicator's name in messages. `None` where the caller gave none.
     pub(crate) name: Option<String>,
 }
 
@@ -20,7 +22,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a configuration; NULL, and what it leaves unset, give `inherited`.
+    /// Reads a configuration. Fields that are unset keep their values of `inherited`, and NULL
+    /// counts as a configuration in which all fields are unset.
     ///
     /// # Safety
     /// `raw` is NULL or points to `raw->size` readable bytes.
@@ -39,7 +42,7 @@ impl Config {
         config.blocking = flag("blocking")?.unwrap_or(config.blocking);
         flag("splitShare")?;
         if let Some(name) = given.name().filter(|name| !name.is_null()) {
-            // SAFETY: the caller's configuration has a string there.
+            // SAFETY: the caller's contract says that `commName` is a C string.
             config.name = Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
         }
         Ok(config)
@@ -68,7 +71,8 @@ mod tests {
     }
 
     fn read(raw: &ncclConfig_t) -> Result<Config> {
-        // SAFETY: the structure is whole, whatever size it claims up to that.
+        // SAFETY: the structure is whole. The size 120 breaks the contract: the copy then reads
+        // beyond the structure.
         unsafe { Config::read(raw, &Config::default()) }
     }
 
@@ -86,7 +90,7 @@ mod tests {
         let mut unset = raw(56, 22_707);
         unset.blocking = NCCL_CONFIG_UNDEF_INT;
         unset.commName = std::ptr::null();
-        // SAFETY: NULL and a whole structure.
+        // SAFETY: NULL is allowed, and the other structure is whole.
         unsafe {
             assert_eq!(Config::read(std::ptr::null(), &parent).unwrap(), parent);
             assert_eq!(Config::read(&unset, &parent).unwrap(), parent);

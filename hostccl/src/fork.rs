@@ -1,22 +1,27 @@
-//! Keeps from a forked child what belongs to its parent alone, and recognises a child.
+//! Recognises forked children, and keeps the descriptors and the shared memory of the parent from
+//! them.
 //!
-//! A child made by `fork` has copies of its parent's descriptors and memory, but none of its other threads. While a child holds a copy of a
-//! socket, the peer does not learn that the parent has died; while it holds a listening socket, the parent's port stays taken; and a call made
-//! in the child would speak for the parent. So there are three rules:
+//! A child that `fork` makes has copies of its parent's descriptors and memory, but of its threads
+//! only the one that forked. While a child holds a copy of a socket, the peer does not learn that
+//! the parent has died. While a child holds a copy of a listening socket, the parent's port stays
+//! in use. A call in the child would reach the other ranks in the parent's name. So there are three
+//! rules:
 //!
-//! | what | rule | how |
-//! |---|---|---|
-//! | descriptors | they are closed in the child | [`Private`] enters them in a table; a handler of `pthread_atfork` closes them |
-//! | shared memory | it is not mapped in the child | `madvise(MADV_DONTFORK)`; `MADV_WIPEONFORK` exists for private memory only |
-//! | calls | they are refused in the child | [`is_child`] reads one word of a page that the kernel clears in every child (`MADV_WIPEONFORK`) |
+//! - The parent's descriptors are closed in the child. [`Private`] enters them in a table, and a
+//!   handler of `pthread_atfork` closes them.
+//! - The parent's shared memory is not mapped in the child, because of `madvise(MADV_DONTFORK)`.
+//! - Calls in the child are refused. [`is_child`] reads one word of a page that the kernel clears
+//!   in every child, because of `madvise(MADV_WIPEONFORK)`. The kernel offers that for private
+//!   memory only, so the page is not part of the shared memory.
 //!
-//! `posix_spawn`, `vfork` and `system` run no handlers. Their children call `exec`, which closes everything here, because every descriptor is
-//! made with close-on-exec. A child made by the `clone` system call itself, without `exec`, runs no handlers either: its calls are refused and
-//! it has no shared memory, but it keeps the descriptors.
+//! `posix_spawn`, `vfork` and `system` run no handlers. Their children call `exec`, which closes
+//! the library's descriptors, because all of them have the flag close-on-exec. A program may also
+//! call the system call `clone` itself and not call `exec`. That runs no handlers either: the
+//! child's calls are refused and it has no shared memory, but it keeps the descriptors.
 //!
-//! A child is free to use this library when its parent held nothing at the time of the fork: no world, no communicator, no store. A unique
-//! id does not count, because programs make one and then fork their ranks. The handlers are registered when the first world, communicator
-//! or store is made, and not before.
+//! If the parent held nothing at the time of the fork (no world, no communicator and no store), the
+//! child may use this library. A unique id does not count, because programs make an id and then
+//! fork their ranks. The first world, communicator or store registers the handlers.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -28,25 +33,29 @@ use std::time::{Duration, Instant};
 
 /// The word that [`MARK`] points to while this process holds nothing. It is never 0.
 static NOTHING_HELD: AtomicU32 = AtomicU32::new(1);
-/// The word that is 0 in a child of a process that held something. Never NULL; what it points to is never freed.
+/// Points to the word that is 0 in a child of a process that held something. The pointer is never
+/// NULL, and the word is never freed.
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NOTHING_HELD).cast_mut());
-/// The page whose first word [`MARK`] points to while this process holds something; NULL until it first does.
+/// The page to whose first word [`MARK`] points while this process holds something. It is NULL
+/// until this process first holds something.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-/// The word in place of the page where the kernel gives none. Then only the handler marks a child.
+/// Takes the place of the page if the kernel refuses to map one. Then only the handler [`child`]
+/// marks a child.
 static NO_PAGE: AtomicU32 = AtomicU32::new(1);
-/// How many things this process holds. Changed only with [`LOCK`] held.
+/// How many things this process holds. It changes only inside a [`section`].
 static HELD: AtomicU64 = AtomicU64::new(0);
-/// The process that holds them.
+/// The number of the process that holds something. The messages in its children name it.
 static HOLDER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process was forked from one that held something of this library, which can then not be used here. This costs two loads.
+/// Whether this process is a forked child of a process that held something of this library. Then
+/// the library refuses calls here. The question costs two loads.
 #[inline]
 pub fn is_child() -> bool {
-    // SAFETY: MARK always points to a static word, or to one in a page that is never unmapped.
+    // SAFETY: MARK always points to a static word, or to a word of a page that is never unmapped.
     unsafe { (*MARK.load(Ordering::Acquire)).load(Ordering::Relaxed) == 0 }
 }
 
-/// Why nothing works in a forked child, and what to do.
+/// Returns the text that says why calls in a forked child are refused, and what to do.
 #[cold]
 pub fn refusal() -> String {
     format!(
@@ -56,14 +65,17 @@ pub fn refusal() -> String {
     )
 }
 
-/// The value is 0 when it is free, [`SECTION`], or the number of the thread that forks.
+/// Keeps forks and sections apart. It is 0 when it is free, [`SECTION`] while a thread is inside a
+/// section, and the number of the thread that forks during a fork.
 static LOCK: AtomicU32 = AtomicU32::new(0);
-/// The value while a thread is inside [`section`]. No thread has this number.
+/// The value of [`LOCK`] while a thread is inside a [`section`]. No thread has this number.
 const SECTION: u32 = u32::MAX;
-/// How long a fork waits for threads inside a section. They make a system call or two. Only a thread that was interrupted by a
-/// signal whose handler forks takes longer, and such a thread must not wait for itself.
+/// How long a fork waits for a thread inside a section. A section makes one or two system calls, so
+/// the wait is short. But if a signal interrupts a section and its handler forks, the thread would
+/// wait for itself. After this time the fork goes on without the lock.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// Takes [`LOCK`] for `owner`. Gives up after `patience`, and returns whether it has the lock.
 fn take(owner: u32, patience: Option<Duration>) -> bool {
     let since = Instant::now();
     let mut tries = 0;
@@ -80,8 +92,8 @@ fn take(owner: u32, patience: Option<Duration>) -> bool {
     true
 }
 
-/// Runs `work` so that no fork happens meanwhile: a descriptor is either open and in the table, or neither. `work` is short and does not
-/// enter a section.
+/// Runs `work` while no other thread forks. So a fork sees a descriptor either open and in the
+/// table, or neither open nor in the table. `work` is short and enters no section itself.
 fn section<R>(work: impl FnOnce() -> R) -> R {
     struct Held;
     impl Drop for Held {
@@ -94,12 +106,14 @@ fn section<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
+/// Returns the number of the calling thread.
 fn this_thread() -> u32 {
-    // SAFETY: no arguments.
+    // SAFETY: the call has no arguments.
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
-/// Runs before a fork, on the thread that forks.
+/// Runs before a fork, on the thread that forks. The handlers may be registered twice, so the lock
+/// may be this thread's already.
 unsafe extern "C" fn prepare() {
     let me = this_thread();
     if LOCK.load(Ordering::Relaxed) != me {
@@ -112,10 +126,11 @@ unsafe extern "C" fn parent() {
     let _ = LOCK.compare_exchange(this_thread(), 0, Ordering::Release, Ordering::Relaxed);
 }
 
-/// Runs after a fork, in the child. It uses atomics and `close` only, because other threads are gone and locks that they held stay locked.
+/// Runs after a fork, in the child. It uses only atomics and `close`, because the parent's other
+/// threads do not exist in the child, and a lock that one of them held stays locked.
 unsafe extern "C" fn child() {
     if HELD.load(Ordering::Relaxed) != 0 {
-        // SAFETY: as in `is_child`. The page is private, so the parent does not see this.
+        // SAFETY: as in `is_child`. The page is private memory, so the parent does not see the 0.
         unsafe { (*MARK.load(Ordering::Relaxed)).store(0, Ordering::Relaxed) };
     }
     for (chunk, words) in CHUNKS.iter().enumerate() {
@@ -123,12 +138,12 @@ unsafe extern "C" fn child() {
         if words.is_null() {
             continue;
         }
-        // SAFETY: chunks are whole and never freed.
+        // SAFETY: a chunk is initialised before its address is stored, and is never freed.
         for (at, word) in unsafe { &*words }.iter().enumerate() {
             let mut open = word.swap(0, Ordering::Relaxed);
             while open != 0 {
                 let fd = chunk * PER_CHUNK + at * 64 + open.trailing_zeros() as usize;
-                // SAFETY: a descriptor that only this library uses, and that nothing in the child uses.
+                // SAFETY: only this library uses the descriptor, and it does not use it in a child.
                 unsafe { libc::close(fd as RawFd) };
                 open &= open - 1;
             }
@@ -137,12 +152,14 @@ unsafe extern "C" fn child() {
     LOCK.store(0, Ordering::Release);
 }
 
-/// Registers the handlers, once. Where two threads do so at the same time the handlers run twice, which harms nothing.
+/// Registers the handlers, once. If two threads do so at the same time, the handlers run twice,
+/// which does no harm.
 fn register() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.load(Ordering::Acquire) {
-        // SAFETY: functions of this library, which the C library forgets when this library is unloaded. Without memory for it children are
-        // recognised all the same.
+        // SAFETY: the handlers are functions of this library, and the C library drops them when
+        // this library is unloaded. The call fails only for lack of memory. Then `is_child` still
+        // recognises children, by the page.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
         DONE.store(true, Ordering::Release);
     }
@@ -158,21 +175,23 @@ fn hold() {
         page = new_page();
         PAGE.store(page, Ordering::Relaxed);
     }
-    // SAFETY: it is never unmapped.
+    // SAFETY: the page is never unmapped.
     unsafe { (*page).store(1, Ordering::Relaxed) };
     HOLDER.store(std::process::id(), Ordering::Relaxed);
-    // Whoever reads this address also sees the 1 in the page: a new page holds 0, as in a child.
+    // A new page holds 0, which would mean a child. The order Release makes sure that a thread that
+    // reads this address also sees the 1.
     MARK.store(page, Ordering::Release);
 }
 
-/// Counts one thing less. It is called inside a section.
+/// Counts one thing less that this process holds. It is called inside a section.
 fn release() {
     if HELD.fetch_sub(1, Ordering::Relaxed) == 1 {
         MARK.store((&raw const NOTHING_HELD).cast_mut(), Ordering::Relaxed);
     }
 }
 
-/// A page that the kernel clears in every child; kept until the process ends.
+/// Maps a page that the kernel clears in every child. The page is never unmapped. Returns
+/// [`NO_PAGE`] if the kernel refuses it.
 fn new_page() -> *mut AtomicU32 {
     let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -180,13 +199,15 @@ fn new_page() -> *mut AtomicU32 {
     if page == libc::MAP_FAILED {
         return (&raw const NO_PAGE).cast_mut();
     }
-    // SAFETY: the mapping just made. Kernels before Linux 4.14 refuse; then the handler alone marks children.
+    // SAFETY: the page was mapped just now. Kernels before Linux 4.14 refuse the advice. Then only
+    // the handler marks children.
     unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) };
     page.cast()
 }
 
-/// A value that belongs to this process: its forked children may use nothing of this library while it lives. In a child the value is
-/// never dropped, because that would end what is the parent's.
+/// A value that belongs to this process. A child that is forked while the value lives may use
+/// nothing of this library. The value is never dropped in a child, because the drop would end or
+/// release things of the parent.
 #[derive(Debug)]
 pub struct Own<T>(ManuallyDrop<T>);
 
@@ -210,57 +231,65 @@ impl<T> Deref for Own<T> {
 impl<T> Drop for Own<T> {
     fn drop(&mut self) {
         if !is_child() {
-            // SAFETY: it is not used again.
+            // SAFETY: the value is not used again.
             unsafe { ManuallyDrop::drop(&mut self.0) };
             section(release);
         }
     }
 }
 
+/// How many descriptors one chunk has bits for.
 const PER_CHUNK: usize = 1 << 15;
+/// A part of the table of private descriptors, which has one bit for each descriptor.
 type Chunk = [AtomicU64; PER_CHUNK / 64];
+/// The first chunk. It is static, so that most processes allocate none.
 static FIRST: Chunk = [const { AtomicU64::new(0) }; PER_CHUNK / 64];
-/// One bit for each descriptor that is to be closed in children. A descriptor beyond the last chunk (number 2,097,152
-/// or higher) is not closed there.
+/// The table of private descriptors. The bits that are set stand for the descriptors to close in
+/// children. A chunk is NULL until one of its descriptors is private. The table ends at the
+/// descriptor 2,097,151, so descriptors with higher numbers stay open in children.
 static CHUNKS: [AtomicPtr<Chunk>; 64] = {
     let mut chunks = [const { AtomicPtr::new(ptr::null_mut()) }; 64];
     chunks[0] = AtomicPtr::new((&raw const FIRST).cast_mut());
     chunks
 };
 
-/// The word and the bit of a descriptor.
+/// Returns the word and the bit of a descriptor in the table, or `None` for a descriptor beyond it.
+/// It is called inside a section.
 fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     let chunk = CHUNKS.get(fd / PER_CHUNK)?;
     let mut words = chunk.load(Ordering::Relaxed);
     if words.is_null() {
-        // Inside a section, so no other thread makes the same chunk.
+        // No other thread makes this chunk at the same time, because this thread is inside a
+        // section.
         words = Box::into_raw(Box::new([const { AtomicU64::new(0) }; PER_CHUNK / 64]));
         chunk.store(words, Ordering::Release);
     }
-    // SAFETY: chunks are whole and never freed.
+    // SAFETY: a chunk is initialised before its address is stored, and is never freed.
     let word = unsafe { &(&*words)[fd % PER_CHUNK / 64] };
     Some((word, 1 << (fd % 64)))
 }
 
-/// Owns a descriptor that forked children do not keep.
+/// Owns a descriptor that is closed in forked children.
 #[derive(Debug)]
 pub struct Private<T: AsRawFd>(ManuallyDrop<T>);
 
 impl<T: AsRawFd> Private<T> {
-    /// Opens a descriptor by `open`, which makes one with close-on-exec and does not block.
+    /// Opens a descriptor. The function `open` gives it the flag close-on-exec, and does not block,
+    /// because forks wait for it.
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Private<T>> {
         register();
         section(|| open().map(Private::note))
     }
 
-    /// Keeps from children a descriptor that was opened before, for example by a call that may block. A child that was forked in between
-    /// has the descriptor.
+    /// Takes a descriptor that is open already, for example because opening it may block. A child
+    /// that was forked between the opening and this call keeps the descriptor.
     pub fn of(opened: T) -> Private<T> {
         register();
         section(|| Private::note(opened))
     }
 
+    /// Enters an open descriptor in the table. It is called inside a section.
     fn note(opened: T) -> Private<T> {
         if let Some((word, bit)) = place(opened.as_raw_fd()) {
             word.fetch_or(bit, Ordering::Relaxed);
@@ -269,10 +298,10 @@ impl<T: AsRawFd> Private<T> {
         Private(ManuallyDrop::new(opened))
     }
 
-    /// Returns the same descriptor as another type.
+    /// Turns the owner of the descriptor into another type. `turn` does not change the descriptor.
     pub fn map<U: AsRawFd>(self, turn: impl FnOnce(T) -> U) -> Private<U> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so the value is taken once.
+        // SAFETY: `this` is never dropped, so the value is taken only once.
         let inner = unsafe { ManuallyDrop::take(&mut this.0) };
         Private(ManuallyDrop::new(turn(inner)))
     }
@@ -295,26 +324,29 @@ impl<T: AsRawFd> DerefMut for Private<T> {
 impl<T: AsRawFd> Drop for Private<T> {
     fn drop(&mut self) {
         if is_child() {
-            // It is closed here already, and its number may be another file's.
+            // The descriptor is closed in the child already, and its number may belong to another
+            // file by now.
             return;
         }
         section(|| {
             if let Some((word, bit)) = place(self.0.as_raw_fd()) {
                 word.fetch_and(!bit, Ordering::Relaxed);
             }
-            // SAFETY: it is not used again.
+            // SAFETY: the descriptor is not used again.
             unsafe { ManuallyDrop::drop(&mut self.0) };
             release();
         });
     }
 }
 
-/// Maps shared memory so that forked children do not have it. `map` makes the mapping and returns its address.
+/// Maps shared memory that is not mapped in forked children. `map` makes the mapping and returns
+/// its address.
 pub(crate) fn map_apart(bytes: usize, map: impl FnOnce() -> *mut libc::c_void) -> *mut libc::c_void {
     section(|| {
         let base = map();
         if base != libc::MAP_FAILED {
-            // SAFETY: the mapping just made. Where the kernel refuses, children have it and do not touch it.
+            // SAFETY: `base` is a mapping of that size. If the kernel refuses the advice, children
+            // have the mapping, too, but do not touch it.
             unsafe { libc::madvise(base, bytes, libc::MADV_DONTFORK) };
         }
         base

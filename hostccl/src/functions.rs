@@ -171,8 +171,8 @@ macro_rules! for_each_function {
             /// Ends a group. The end of the outermost group performs its operations and reports the
             /// first error of any of them.
             fn ncclGroupEnd() -> ncclResult_t;
-            /// Extension: the calling thread's open group fails at its end with `why`, before any of
-            /// its operations runs. Does nothing when no group is open. Local.
+            /// Extension: makes the calling thread's open group fail at its end with `why`, before
+            /// any of its operations runs. It does nothing when no group is open. Local.
             fn hostcclGroupFail(why: *const c_char) -> ncclResult_t;
             /// Makes a reduction that multiplies each rank's elements by that rank's scalar, then
             /// sums them. Local.

@@ -23,9 +23,13 @@ use crate::types::*;
 
 /// One call of a group.
 pub(crate) enum Task {
+    /// The call joins a communicator by a unique id.
     Init(Init),
+    /// The call makes a communicator of ranks of another one.
     Child(ChildInit),
+    /// The call is a collective.
     Collective(Collective),
+    /// The call is a send or a receive.
     Message(Message),
 }
 

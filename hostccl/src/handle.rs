@@ -17,14 +17,14 @@ use crate::operators::Operators;
 use crate::timeout;
 use crate::types::*;
 
-/// What a live token stands for.
+/// The object for which a live token stands.
 #[derive(Debug)]
 pub(crate) struct Handle {
     /// The rank that the caller gave; 0 in a child, whose rank is known once it is made.
     rank: c_int,
     /// The number of ranks that the caller gave; 0 in a child.
     nranks: c_int,
-    /// What `ncclCommCuDevice` answers.
+    /// The device number that `ncclCommCuDevice` writes.
     pub(crate) device: c_int,
     /// The caller's configuration.
     pub(crate) config: Config,

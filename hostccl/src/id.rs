@@ -1,4 +1,4 @@
-//! The unique id: where the segment of a communicator-to-be is found.
+//! The unique id. It tells the ranks of a new communicator where to find the segment.
 
 use std::collections::HashMap;
 use std::ffi::c_char;
@@ -14,29 +14,36 @@ use crate::process::ProcessId;
 use crate::segment::{self, LAYOUT_VERSION};
 use crate::types::{NCCL_UNIQUE_ID_BYTES, ncclSystemError, ncclUniqueId};
 
+/// The first bytes of an id, by which a foreign id is recognised.
 const MAGIC: [u8; 8] = *b"hostccl\x01";
 
-/// What the 128 bytes hold.
+/// The fields of a unique id. [`Id::to_raw`] writes them into its 128 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id {
+    /// The segment's random number, which tells it from another segment at that descriptor.
     pub(crate) token: [u8; 16],
+    /// The process that made the id and holds the segment open.
     pub(crate) creator: ProcessId,
+    /// The segment's descriptor in that process.
     pub(crate) fd: RawFd,
-    /// This boot of this machine, hashed; 0 where `/proc` does not tell.
+    /// The hash of the kernel's boot id, which tells hosts and reboots apart; 0 where `/proc` does
+    /// not tell.
     boot: u64,
-    /// The process-id namespace, in which `creator` means something; 0 where `/proc` does not tell.
+    /// The process-id namespace of `creator`: process numbers mean nothing outside it. It is 0
+    /// where `/proc` does not tell.
     namespace: u64,
 }
 
-/// The segments of ids made here that no communicator has come of yet. Forked children have them too: a program may make an id and then fork
-/// its ranks.
+/// The segments of the ids that this process has made and that have not started a communicator yet,
+/// by token. A forked child has them, too, because a program may make an id and then fork its
+/// ranks.
 fn open_ids() -> &'static Mutex<HashMap<[u8; 16], OwnedFd>> {
     static OPEN: OnceLock<Mutex<HashMap<[u8; 16], OwnedFd>>> = OnceLock::new();
     OPEN.get_or_init(Mutex::default)
 }
 
 impl Id {
-    /// A new id and its segment, which stays open until [`Id::close`].
+    /// Makes an id and its segment, which stays open until [`Id::close`].
     pub(crate) fn create() -> Result<Id> {
         let token = random_token()?;
         let fd = segment::create(token)?;
@@ -48,13 +55,14 @@ impl Id {
             namespace: pid_namespace()?,
         };
         let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
-        // A creator that joins closes its id then; one that only makes ids for others does so here.
+        // A creator that joins closes its id when it has joined. A creator that only makes ids for
+        // others closes the old ones here.
         open.retain(|_, fd| !segment::is_over(fd));
         open.insert(token, fd);
         Ok(id)
     }
 
-    /// Reads an id and says at once what is wrong with one from elsewhere.
+    /// Reads an id. Refuses bytes that no id has, and an id of another version of this library.
     pub(crate) fn parse(raw: &ncclUniqueId) -> Result<Id> {
         let bytes = raw.internal.map(|byte| byte as u8);
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
@@ -82,6 +90,7 @@ impl Id {
         })
     }
 
+    /// Returns the 128 bytes of the id.
     pub(crate) fn to_raw(self) -> ncclUniqueId {
         let mut bytes = [0; NCCL_UNIQUE_ID_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -97,7 +106,8 @@ impl Id {
         ncclUniqueId { internal: bytes.map(|byte| byte as c_char) }
     }
 
-    /// Opens the segment.
+    /// Opens the segment. Refuses an id that was made on another host or in another process-id
+    /// namespace.
     pub(crate) fn open(&self) -> Result<Private<OwnedFd>> {
         if self.creator.pid != std::process::id() {
             if let Some(why) = machine::broken_proc() {
@@ -117,8 +127,9 @@ impl Id {
         segment::open(self.creator.pid, self.fd, self.token)
     }
 
-    /// Gives the id up, because rank `rank` of this process cannot join for that reason. If this process made the id, the segment stays open until
-    /// the next id is made, so that ranks that come later read the reason.
+    /// Gives the id up, because rank `rank` of this process cannot join; `error` says why. If this
+    /// process made the id, the segment stays open until the next id is made, so that the ranks
+    /// that come later read the reason.
     pub(crate) fn give_up(&self, rank: u32, error: &Error) {
         let mut open = open_ids().lock().unwrap_or_else(PoisonError::into_inner);
         if open.get(&self.token).is_some_and(|fd| !segment::fail(fd, rank, error)) {
@@ -126,15 +137,17 @@ impl Id {
         }
     }
 
-    /// Closes the segment's descriptor if this process made the id: from now on the id is used up.
+    /// Closes the segment's descriptor if this process made the id. Nobody can join by the id any
+    /// more.
     pub(crate) fn close(&self) {
         open_ids().lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
     }
 }
 
+/// Returns the random number of a new segment.
 pub(crate) fn random_token() -> Result<[u8; 16]> {
     let mut token = [0; 16];
-    // SAFETY: the buffer has that many bytes; so few come whole or not at all.
+    // SAFETY: the buffer has that many bytes. A request for so few bytes is never met in part.
     let got = unsafe { libc::getrandom(token.as_mut_ptr().cast(), token.len(), 0) };
     if got == token.len() as isize {
         Ok(token)
@@ -143,12 +156,13 @@ pub(crate) fn random_token() -> Result<[u8; 16]> {
     }
 }
 
-/// Whether both are known and not the same.
+/// Whether two numbers of machines are both known, and are not equal. The number 0 is unknown.
 fn differ(theirs: u64, mine: u64) -> bool {
     theirs != 0 && mine != 0 && theirs != mine
 }
 
-/// What is known, 0 where this machine hides it. Another failure, as when no more files can be opened, says nothing about the machine.
+/// Returns the number that was read, and 0 where this machine hides it. Another error says nothing
+/// about the machine, for example that this process can open no more files, so it is passed on.
 fn known(answer: io::Result<u64>) -> Result<u64> {
     match answer {
         Err(reason) if !matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
@@ -158,6 +172,7 @@ fn known(answer: io::Result<u64>) -> Result<u64> {
     }
 }
 
+/// Returns the hash of the kernel's boot id, or 0 where `/proc` does not tell.
 fn boot_hash() -> Result<u64> {
     static HASH: OnceLock<u64> = OnceLock::new();
     if let Some(hash) = HASH.get() {
@@ -167,12 +182,13 @@ fn boot_hash() -> Result<u64> {
     Ok(*HASH.get_or_init(|| hash))
 }
 
-/// Read anew each time: a process can be moved by `unshare` and `fork`.
+/// Returns the number of this process's process-id namespace, or 0 where `/proc` does not tell. It
+/// is read anew each time, because `unshare` and `fork` can put a process into another namespace.
 fn pid_namespace() -> Result<u64> {
     known(fs::metadata("/proc/self/ns/pid").map(|meta| std::os::linux::fs::MetadataExt::st_ino(&meta)))
 }
 
-/// FNV-1a.
+/// Returns the FNV-1a hash of the bytes.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -1,4 +1,5 @@
-//! Joining a new communicator: map its segment, take a seat, wait until all have come.
+//! The join of a new communicator. A rank maps the segment, takes its seat, and waits until all
+//! ranks have arrived.
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
@@ -17,16 +18,21 @@ use crate::types::*;
 
 /// Where the segment is found.
 pub(crate) enum Source {
+    /// A unique id says where.
     Id(Id),
-    /// Split or shrunk off another: descriptor `fd` of process `owner`, which is the new communicator's rank 0.
+    /// The new communicator is split or shrunk from another one.
     Child {
+        /// The process of the new communicator's rank 0, which holds the segment open.
         owner: ProcessId,
+        /// The segment's descriptor in that process.
         fd: RawFd,
+        /// The segment's token, which tells it from another segment at that descriptor.
         token: [u8; 16],
     },
 }
 
 impl Source {
+    /// Opens the segment.
     fn open(&self) -> Result<Private<OwnedFd>> {
         match self {
             Source::Id(id) => id.open(),
@@ -35,7 +41,8 @@ impl Source {
         .map_err(|error| self.orphaned().unwrap_or(error))
     }
 
-    /// The error when the segment is gone because the process that held it has ended.
+    /// Returns the error that the segment is gone because the process that held it has ended.
+    /// Returns `None` while that process lives.
     fn orphaned(&self) -> Option<Error> {
         let (maker, what, rank) = match self {
             Source::Id(id) => (id.creator, "the unique id", None),
@@ -52,9 +59,10 @@ pub(crate) struct Join {
     source: Source,
     /// The number of ranks of the new communicator.
     nranks: u32,
-    /// This process's rank in it.
+    /// This rank's number in the new communicator.
     rank: u32,
-    /// [`Comm::ranks_on_machine`] of the communicator from which this one is made; 0 where there is none.
+    /// [`Comm::ranks_on_machine`] of the communicator from which the new one is made; 0 where it is
+    /// made by a unique id.
     ranks_on_machine: usize,
     /// The communicator's name in messages.
     name: String,
@@ -66,7 +74,8 @@ pub(crate) struct Join {
     comm: Option<Arc<Comm>>,
     /// Whether the id was given up because this rank could not arrive.
     gave_up: bool,
-    /// The process that made the id, which keeps the segment open for the ranks that have not arrived.
+    /// The process that made the id, if it is another one. This rank watches it, because it keeps
+    /// the segment open for the ranks that have not arrived.
     creator: Option<Arc<Process>>,
 }
 
@@ -86,14 +95,16 @@ impl Join {
         }
     }
 
-    /// Returns this join for a communicator that consists of the ranks `members` of `parent`, in this order.
+    /// Returns this join for a communicator that consists of the ranks `members` of `parent`, in
+    /// this order.
     pub(crate) fn out_of(mut self, parent: &Comm, members: &[usize]) -> Join {
         self.ranks_on_machine = parent.ranks_on_machine;
         self.global_ranks = parent.labels.global_ranks_of(members);
         self
     }
 
-    /// Returns this join for a communicator whose messages use these global ranks, which may be set later.
+    /// Returns this join for a communicator whose messages use these global ranks, which may be set
+    /// later.
     pub(crate) fn with_global_ranks(mut self, global_ranks: &GlobalRanks) -> Join {
         self.global_ranks = Arc::clone(global_ranks);
         self
@@ -104,6 +115,7 @@ impl Join {
         self.comm.clone()
     }
 
+    /// Opens and maps the segment, takes this rank's seat, and counts this rank in.
     fn arrive(&self) -> Result<Arc<Comm>> {
         let fd = self.source.open()?;
         let segment = Segment::map(&fd, self.nranks, self.rank)?;
@@ -195,7 +207,8 @@ impl Drop for Join {
             }
             None => {}
         }
-        // This rank gives up, maybe before it has arrived: the id is used up, and nobody may wait for this rank.
+        // This rank gives up, perhaps before it has arrived. Nobody may wait for it, so the id
+        // counts as used up.
         if let (Source::Id(id), false) = (&self.source, self.gave_up) {
             id.close();
         }

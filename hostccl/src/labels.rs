@@ -1,4 +1,4 @@
-//! How messages name the ranks of a communicator.
+//! The names of a communicator and of its ranks in messages.
 
 use std::sync::{Arc, OnceLock};
 

@@ -21,7 +21,7 @@
 //!   peers with `ncclRemoteError`. `ncclCommDestroy` and `ncclCommFinalize` are local: they never
 //!   wait for peers.
 //! - A send ends when the receiver has taken all of it.
-//! - An id is good for one communicator of at most 1024 ranks, whose processes belong to one user
+//! - An id starts one communicator of at most 1024 ranks, whose processes belong to one user
 //!   and share one machine and one process-id namespace. An id from elsewhere is refused with the
 //!   reason.
 //! - `blocking = 0` in a configuration concerns init, split and shrink. A split writes the new

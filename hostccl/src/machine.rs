@@ -1,8 +1,9 @@
-//! Says what this machine refuses, so that the reader knows which limit or setting to change.
+//! Explains refusals of the operating system. The texts name the limit or the setting to change.
 
 use std::io;
 
-/// Returns the operating system's text for `error`, and what to do about it where that is known.
+/// Returns the operating system's text for `error`. Where the remedy is known, the text has it,
+/// too.
 pub fn explained(error: &io::Error) -> String {
     match advice(error) {
         Some(advice) => format!("{error}: {advice}"),
@@ -10,6 +11,7 @@ pub fn explained(error: &io::Error) -> String {
     }
 }
 
+/// Returns what to do about an error, or `None` where that is not known.
 fn advice(error: &io::Error) -> Option<String> {
     Some(match error.raw_os_error()? {
         libc::EMFILE => match limit(libc::RLIMIT_NOFILE as i32) {
@@ -25,7 +27,8 @@ fn advice(error: &io::Error) -> Option<String> {
     })
 }
 
-/// Does the same as [`explained`] for a system call that a sandbox may forbid.
+/// Returns the text of [`explained`] for an error of the system call `call`. If a
+/// sandbox may have forbidden the call, the text says so.
 pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
@@ -37,7 +40,7 @@ pub(crate) fn explained_call(call: &str, error: &io::Error) -> String {
     }
 }
 
-/// Says why a thread could not be started, and what to do.
+/// Returns a text that says why a thread could not be started, and what to do.
 pub fn no_thread(error: &io::Error) -> String {
     let said = format!("a thread could not be started: {error}");
     if error.raw_os_error() != Some(libc::EAGAIN) {
@@ -52,11 +55,13 @@ pub fn no_thread(error: &io::Error) -> String {
     )
 }
 
-/// The bytes of a thread's stack, as Rust's standard library asks for them, and a little more for what the C library adds.
+/// The size of a thread's stack in bytes: the default of Rust's standard library, and some room for
+/// the guard page and the data that the C library adds.
 const STACK_BYTES: usize = (2 << 20) + (64 << 10);
 
-/// Fails where the system refuses the memory of a thread's stack. The C library reports both a lack of memory and a lack of threads by one
-/// code, EAGAIN, so the answer of a mapping tells which of them it was.
+/// Fails if the kernel refuses memory for a thread's stack. The C library returns EAGAIN both for a
+/// lack of memory and for too many threads. So this function maps a stack to find out which of the
+/// two it was.
 fn room_for_stack() -> io::Result<()> {
     let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -69,15 +74,16 @@ fn room_for_stack() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the soft limit, or `None` where there is none.
+/// Returns the soft limit of a resource, or `None` where there is no limit.
 fn limit(resource: i32) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: a place for the answer; on failure it keeps what it had.
+    // SAFETY: `limit` is valid to write to. When the call fails, it keeps its initial value.
     unsafe { libc::getrlimit(resource as _, &raw mut limit) };
     (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Says why the ranks of this machine cannot find each other through `/proc`, and what to do. Returns `None` where they can.
+/// Returns a text that says why the ranks of this machine cannot find each other through `/proc`,
+/// and what to do. Returns `None` where they can.
 pub fn broken_proc() -> Option<String> {
     let me = std::process::id();
     let need = "the ranks on host memory find each other there";
@@ -93,10 +99,11 @@ pub fn broken_proc() -> Option<String> {
     }
 }
 
-/// Says why this process may not open what process `owner` has open, and what to do.
+/// Returns a text that says why this process may not open a file that process `owner` has open, and
+/// what to do.
 pub(crate) fn denied(owner: u32, error: &io::Error) -> String {
     let me = std::process::id();
-    // SAFETY: no arguments.
+    // SAFETY: the call has no arguments.
     let mine = unsafe { libc::geteuid() };
     match user_of(owner) {
         Some(theirs) if theirs != mine => format!(
@@ -108,7 +115,8 @@ pub(crate) fn denied(owner: u32, error: &io::Error) -> String {
     }
 }
 
-/// Returns the effective user of a process, from `Uid:` in `/proc/<pid>/status`, which everybody may read.
+/// Returns the effective user of a process. It stands in the line `Uid:` of `/proc/<pid>/status`,
+/// which every user may read.
 fn user_of(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -132,7 +140,7 @@ mod tests {
     #[test]
     fn this_process_has_a_proc_of_its_own_and_a_user() {
         assert_eq!(broken_proc(), None);
-        // SAFETY: no arguments.
+        // SAFETY: the call has no arguments.
         assert_eq!(user_of(std::process::id()), Some(unsafe { libc::geteuid() }));
     }
 }

@@ -167,7 +167,8 @@ impl Message {
                     if let Some(blocked) = self.let_other_send() {
                         return blocked;
                     }
-                    // Without a call of that name this message is written anew.
+                    // The send that was to go first has ended meanwhile, so this message is written
+                    // again.
                     if !self.opened {
                         head = self.start;
                         continue;
@@ -199,7 +200,7 @@ impl Message {
 
     /// Takes back this message, of which the receiver has taken nothing, if the receiver waits
     /// under a name for which another send of this rank waits here, and lets that send go first.
-    /// Returns `None` when this message has to wait in the ring, or to be written anew.
+    /// Returns `None` when this message has to wait in the ring, or has to be written again.
     #[cold]
     fn let_other_send(&mut self) -> Option<Poll> {
         let comm = &self.comm;
@@ -228,7 +229,8 @@ impl Message {
         }
         channel.expects.publish(self.pass.name(), self.pass.waiting_tags(comm).into_iter());
         let seen = channel.order.change();
-        // Whatever else has changed the word since it was read may be what this call waits for.
+        // If anything else has changed the word since it was read, this call may have waited for
+        // it. Then the call looks again at once.
         self.asked = (seen == order.wrapping_add(1)).then_some(seen);
         self.asked.map(|seen| Poll::Blocked { seen, blocker: Blocker::OtherCall(self.peer) })
     }

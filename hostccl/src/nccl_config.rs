@@ -1,10 +1,10 @@
-//! `ncclConfig_t` as bytes: the one place that knows where its fields lie. The engine reads a
-//! caller's configuration by it, and a program that talks to NCCL makes its own.
+//! `ncclConfig_t` as bytes. Only this module knows where its fields lie. The engine reads the
+//! configurations of its callers here, and devicemesh makes configurations for NCCL here.
 //!
-//! The struct grows at its tail from release to release and its C tag changes, so it is read by the
-//! size and the version that it says of itself. An integer is unset at `INT_MIN`, a pointer at
-//! NULL. A library copies the smaller of its own size and the given one, and takes defaults for the
-//! fields that `version` did not know.
+//! NCCL appends fields to the struct from release to release and changes its C tag. So the struct
+//! is read by its own fields `size` and `version`. The value `INT_MIN` stands for an integer that
+//! is not set, and NULL for a pointer that is not set. NCCL copies the smaller of its own size and
+//! the given one, and takes defaults for the fields that the release `version` did not have.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
@@ -33,7 +33,7 @@ const INTEGERS: [(&str, usize, u32); 10] = [
     ("shrinkShare", 64, 22_700),
     ("nvlsCTAs", 68, 22_700),
 ];
-/// The pointers, likewise.
+/// The pointers after the head: the name, the offset in bytes, and the release that brought each.
 const POINTERS: [(&str, usize, u32); 2] = [("netName", 32, 21_700), ("commName", 48, 22_700)];
 
 const AT_MAGIC: usize = 8;
@@ -41,10 +41,12 @@ const AT_VERSION: usize = 12;
 const AT_BLOCKING: usize = INTEGERS[0].1;
 const AT_COMM_NAME: usize = POINTERS[1].1;
 
-/// What was given as an `ncclConfig_t` and is none.
+/// The error for bytes that were given as an `ncclConfig_t` and are none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotAConfig {
+    /// The first field of the bytes, which an `ncclConfig_t` uses for its size.
     size: usize,
+    /// The second field, which is [`NCCL_CONFIG_MAGIC`] in an `ncclConfig_t`.
     magic: u32,
 }
 
@@ -60,18 +62,20 @@ impl std::error::Error for NotAConfig {}
 /// An `ncclConfig_t` to hand to a communicator library, or a copy of a caller's.
 #[derive(Debug, Clone)]
 pub struct CommConfig {
-    /// The bytes of the struct as words, because its pointers want an alignment of 8.
+    /// The bytes of the struct. They are stored as words, because pointers have to be aligned to 8
+    /// bytes.
     words: Vec<u64>,
 }
 
 impl CommConfig {
-    /// A config in which everything is unset, for a library of that `ncclGetVersion`.
+    /// Returns a config in which nothing is set, for the library whose `ncclGetVersion` answered
+    /// `library_version`.
     pub fn unset(library_version: i32) -> CommConfig {
         let mut config = CommConfig { words: vec![0; SIZE / 8] };
         config.put(0, &SIZE.to_ne_bytes());
         config.put(AT_MAGIC, &NCCL_CONFIG_MAGIC.to_ne_bytes());
-        // 2.25 reads a field that other releases do not have at that place, so the config says the
-        // layout before it.
+        // NCCL 2.25 reads a field at a place where no other release has one. So for every library
+        // before 2.27.3 the config claims the layout of 2.18.
         let version = u32::try_from(library_version).unwrap_or(0).clamp(VERSION_WITH_SPLIT_SHARE, VERSION_WITH_NAME);
         let version = if version < VERSION_WITH_NAME { VERSION_WITH_SPLIT_SHARE } else { version };
         config.put(AT_VERSION, &version.to_ne_bytes());
@@ -81,13 +85,14 @@ impl CommConfig {
         config
     }
 
-    /// A copy of the caller's `ncclConfig_t`, by the size in its first field.
+    /// Copies the caller's `ncclConfig_t`. Its first field says how many bytes it has.
     ///
     /// # Safety
-    /// `config` points to an initialised `ncclConfig_t` of any release.
+    /// `config` points to an initialised `ncclConfig_t` of any release, which has as many readable
+    /// bytes as its field `size` says.
     pub unsafe fn copy_of(config: *const c_void) -> Result<CommConfig, NotAConfig> {
-        // SAFETY: every release begins with size_t size, unsigned magic, unsigned version; the
-        // caller vouches for them.
+        // SAFETY: in every release the struct begins with size_t size, unsigned magic and unsigned
+        // version, and the caller promises that these are readable.
         let (size, magic) = unsafe {
             (config.cast::<usize>().read_unaligned(), config.cast::<u8>().add(AT_MAGIC).cast::<u32>().read_unaligned())
         };
@@ -95,20 +100,20 @@ impl CommConfig {
             return Err(NotAConfig { size, magic });
         }
         let mut words = vec![0u64; size.div_ceil(8)];
-        // SAFETY: `size` bytes are readable by the caller's word, and the vector holds at least as
-        // many.
+        // SAFETY: the caller promises that `size` bytes are readable, and the vector holds at least
+        // as many.
         unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), words.as_mut_ptr().cast::<u8>(), size) };
         Ok(CommConfig { words })
     }
 
-    /// The same config with `blocking` set.
+    /// Returns this config with the field `blocking` set.
     #[must_use]
     pub fn blocking(mut self, blocking: bool) -> CommConfig {
         self.put(AT_BLOCKING, &i32::from(blocking).to_ne_bytes());
         self
     }
 
-    /// The same config, blocking unless the caller said otherwise.
+    /// Returns this config. The field `blocking` is set to 1 where the caller left it unset.
     #[must_use]
     pub fn blocking_by_default(self) -> CommConfig {
         if self.int(AT_BLOCKING) == NCCL_CONFIG_UNDEF_INT { self.blocking(true) } else { self }
@@ -119,8 +124,8 @@ impl CommConfig {
         self.int(AT_BLOCKING) != 0
     }
 
-    /// The same config with the communicator's name, where the struct has that field and the caller
-    /// left it unset. The library keeps the pointer, so the name lives for ever.
+    /// Returns this config with the communicator's name, if the struct has that field and the
+    /// caller left it unset. The name lives for ever, because the library keeps the pointer.
     #[must_use]
     pub fn named(mut self, name: &'static CStr) -> CommConfig {
         if self.name().is_some_and(<*const c_char>::is_null) {
@@ -129,15 +134,15 @@ impl CommConfig {
         self
     }
 
-    /// The pointer to the communicator's name, which is NULL where the caller gave none. `None`
-    /// where the struct has no such field.
+    /// Returns the pointer to the communicator's name, which is NULL where the caller gave none.
+    /// Returns `None` where the struct has no such field.
     pub fn name(&self) -> Option<*const c_char> {
         let (_, at, since) = POINTERS[1];
         self.has(at, 8, since).then(|| std::ptr::with_exposed_provenance(self.word(at) as usize))
     }
 
-    /// A flag by its name in nccl.h: `None` where the struct has no such field or the caller left
-    /// it unset, and the value as an error where it is neither 0 nor 1.
+    /// Returns the flag that has this name in nccl.h. Returns `None` where the struct has no such
+    /// field or the caller left it unset. Fails with the value where it is neither 0 nor 1.
     pub fn flag(&self, name: &str) -> Result<Option<bool>, i32> {
         let field = INTEGERS.iter().find(|(known, ..)| *known == name);
         let Some((_, at, _)) = field.filter(|(_, at, since)| self.has(*at, 4, *since)) else { return Ok(None) };
@@ -148,20 +153,21 @@ impl CommConfig {
         }
     }
 
-    /// A pointer to pass on. It is valid while the config lives.
+    /// Returns the pointer to pass to the library. It is valid while the config lives.
     pub fn as_mut_ptr(&mut self) -> *mut c_void {
         self.words.as_mut_ptr().cast()
     }
 
-    /// The bytes that must be the same on all ranks: all but the pointers, which differ by process.
+    /// Returns the bytes that must be equal on all ranks. The pointers are left out, because they
+    /// differ from process to process.
     pub fn bytes_of_all_ranks(&self) -> impl Iterator<Item = u8> + '_ {
         let is_pointer = |at: usize| POINTERS.iter().any(|(_, first, _)| (*first..first + 8).contains(&at));
         let bytes = self.words.iter().flat_map(|word| word.to_ne_bytes()).enumerate();
         bytes.filter(move |(at, _)| !is_pointer(*at)).map(|(_, byte)| byte)
     }
 
-    /// Whether the struct has the field of `bytes` at `at` that came with the release `since`. The
-    /// flag `blocking` is always there.
+    /// Whether the struct has the field of `bytes` bytes at offset `at`, which the release `since`
+    /// brought. The field `blocking` is always there.
     fn has(&self, at: usize, bytes: usize, since: u32) -> bool {
         at == AT_BLOCKING || self.size() >= at + bytes && self.version() >= since
     }
@@ -243,7 +249,7 @@ mod tests {
     #[test]
     fn garbage_is_refused_with_its_values() {
         let garbage = [0u64; 16];
-        // SAFETY: 128 readable bytes.
+        // SAFETY: the array has 128 readable bytes.
         let error = unsafe { CommConfig::copy_of(garbage.as_ptr().cast()) }.unwrap_err();
         assert!(error.to_string().contains("size 0 and magic 0x0"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! What a rank knows of its peers: which of them it waits for, and which have left or died.
+//! The peers of a rank: for which of them the rank waits, and which of them have left or died.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

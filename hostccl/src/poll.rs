@@ -1,6 +1,6 @@
 //! The answer of an operation that was polled: it is done, or it is blocked by something.
 
-/// What a polled operation answers.
+/// The answer of an operation that was polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Poll {
     /// The operation is done, and its result is in place.
@@ -9,12 +9,13 @@ pub(crate) enum Poll {
     Blocked {
         /// The value that the operation saw in the blocker's word.
         seen: u32,
-        /// What the operation waits for.
+        /// The reason why the operation is blocked.
         blocker: Blocker,
     },
 }
 
-/// What a blocked operation waits for. `Comm::event` has the word that changes when the wait ends.
+/// The reason why an operation is blocked. `Comm::event` returns the word that changes when the
+/// reason goes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocker {
     /// Some ranks have not joined the communicator yet.
@@ -28,13 +29,14 @@ pub(crate) enum Blocker {
     To {
         /// The receiver.
         peer: usize,
-        /// What the channel's word `order` held. It changes when there may be such a reason.
+        /// The value of the channel's word `order`. The word changes when there may be a reason to
+        /// send another message first.
         order: u32,
     },
     /// Another thread of this rank has its turn. Its call has a deadline, so this wait needs none.
     Turn,
-    /// That rank has not sent a message under this call's name, and no thread of this rank has made
-    /// the call for which the message in the ring is.
+    /// The message of that rank in the ring has another name than this call, and no thread of this
+    /// rank has made a call with the message's name.
     OtherCall(usize),
     /// This rank is rank 0, and the ranks whose calls differed in the step of that number have no
     /// call under one common name yet.

@@ -65,7 +65,7 @@ fn exists(pid: u32) -> bool {
     answered || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
-/// What `/proc/<pid>/stat` says of a process.
+/// The fields of `/proc/<pid>/stat` that the engine needs.
 struct Stat {
     /// The letter of its state, for example `Z` for a zombie.
     state: u8,

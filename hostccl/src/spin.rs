@@ -1,4 +1,4 @@
-//! What a thread does before it sleeps: it polls the words that it waits for, then yields its
+//! The time before a thread sleeps. It polls the words that it waits for, and then yields its
 //! processor.
 
 use std::sync::OnceLock;

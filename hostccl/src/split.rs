@@ -23,7 +23,7 @@ use crate::segment::{self, SLOTS};
 use crate::setup::ChildOperation;
 use crate::types::*;
 
-/// What a rank of the parent posts.
+/// The arguments that each rank of the parent posts for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 struct ColorAndKey {
@@ -33,8 +33,8 @@ struct ColorAndKey {
     key: i32,
 }
 
-/// The most bytes of a reason that the first rank of a colour gives the others. The reason has to fit
-/// a slot, and the smallest slot has 64 KiB.
+/// The most bytes of the reason that the first rank of a colour gives the others. The reason has to
+/// fit a slot, and the smallest slot has 64 KiB.
 const WHY_BYTES: usize = 400;
 
 /// Where the first rank of a colour has put the new segment.
@@ -57,7 +57,7 @@ struct NewSegment {
 pub(crate) struct Split {
     /// The communicator that is split.
     parent: Arc<Comm>,
-    /// What this rank posts.
+    /// The arguments of this rank.
     color_and_key: ColorAndKey,
     /// The name of the new communicator.
     name: String,

@@ -1,31 +1,35 @@
-//! Starts the threads of this library.
+//! Starts the threads of this library. They block the program's signals.
 //!
-//! A signal that is sent to the process is handled on any thread that does not block it. The program knows nothing of the library's
-//! threads, so its handlers must not run there: a handler may rely on a thread of the program, and an interrupted system call of the
-//! library would have to be tried again.
+//! The kernel delivers a signal for the process to any thread that does not block it. The program
+//! does not know the library's threads, so its handlers must not run on them. A handler may rely on
+//! data of a thread of the program. And a handler would interrupt system calls of the library,
+//! which the library would have to repeat.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
-/// The most bytes of a thread's name that Linux keeps.
+/// The longest name of a thread in bytes. Linux cuts longer names.
 const NAME_BYTES: usize = 15;
 
-/// The signals that a thread raises itself by a fault, and that stay unblocked. The kernel ends a process whose thread blocks such a
-/// signal and raises it, so the program's crash reporter would not run; and a program's own function on such a thread, for example a
-/// store of the caller, may live in a runtime that handles faults (Go, Java, WebAssembly).
+/// The signals of faults, which a thread raises by its own instructions. The library's threads do
+/// not block them, for two reasons. When a thread blocks the signal that it raises, the kernel ends
+/// the process at once, and the program's crash reporter does not run. And functions of the program
+/// may run on these threads, for example a store of the caller, in a runtime that handles faults
+/// (Go, Java, WebAssembly).
 const FAULTS: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// The calling thread's signals are blocked, but for [`FAULTS`], while this value lives.
+/// Blocks all signals of the calling thread except [`FAULTS`] while this value lives.
 struct Blocked {
-    /// The mask of the calling thread before.
+    /// The thread's mask before this value, which comes back with the drop.
     before: libc::sigset_t,
 }
 
 impl Blocked {
     fn new() -> Blocked {
         let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
-        // SAFETY: `sigfillset` makes the first set and `pthread_sigmask` the second one, and neither fails with these arguments.
+        // SAFETY: `sigfillset` initialises `all`, and `pthread_sigmask` initialises `before`.
+        // Neither fails with these arguments.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for fault in FAULTS {
@@ -39,26 +43,30 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: the set that `pthread_sigmask` gave; signals that came meanwhile are handled now.
+        // SAFETY: `before` is a set that `pthread_sigmask` wrote. Signals that came meanwhile are
+        // delivered now.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }
 
+/// Returns a builder for a thread of that name.
 fn builder(name: &str) -> Builder {
     debug_assert!(name.starts_with("dm-") && name.len() <= NAME_BYTES, "{name}");
     Builder::new().name(name.to_owned())
 }
 
-/// Starts a thread that handles none of the program's signals. `name` begins with "dm-" and has at most 15 bytes.
+/// Starts a thread that handles no signals but [`FAULTS`]. `name` begins with "dm-" and has at most
+/// 15 bytes.
 ///
-/// A new thread inherits the mask of the thread that starts it, so there is no moment at which a handler could run on it. A thread or
-/// a process that `work` starts inherits the mask as well.
+/// A new thread inherits the mask of the thread that starts it. So the signals are blocked before
+/// the thread exists, and no handler can run on it in between. A thread or a process that `work`
+/// starts inherits the mask as well.
 pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
     let _blocked = Blocked::new();
     builder(name).spawn(work)
 }
 
-/// Starts a thread as [`spawn`] does, which ends before `scope` does.
+/// Starts a thread as [`spawn`] does. The thread ends before `scope` ends.
 pub fn spawn_scoped<'scope, 'env, T: Send + 'scope>(
     scope: &'scope Scope<'scope, 'env>,
     name: &str,
@@ -72,13 +80,14 @@ pub fn spawn_scoped<'scope, 'env, T: Send + 'scope>(
 mod tests {
     use super::*;
 
-    /// The mask of blocked signals of the calling thread, bit 0 for signal 1.
+    /// Returns the signals that the calling thread blocks. Bit 0 stands for signal 1.
     fn blocked() -> u64 {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
         u64::from_str_radix(mask.trim(), 16).unwrap()
     }
 
+    /// Returns the bit of a signal in the mask.
     fn bit(signal: libc::c_int) -> u64 {
         1 << (signal - 1)
     }

@@ -1,88 +1,95 @@
 //! NCCL's C types, as its header spells them.
 //!
-//! Enumerations travel as plain integers: a caller may pass any value, and a Rust enum with an unlisted value is
-//! undefined behaviour. [`DataType`] and [`ReduceOp`] are the checked forms that the engine works with.
+//! Enumerations of the C API are plain integers here. A caller may pass any value, and a Rust enum
+//! that holds a value outside its list is undefined behaviour. The engine checks the integers and
+//! then works with [`DataType`] and [`ReduceOp`].
 
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A result code: `ncclSuccess` or what went wrong.
+/// A result code: `ncclSuccess`, or the kind of the failure.
 pub type ncclResult_t = c_int;
-/// The call did what it says.
+/// The call succeeded.
 pub const ncclSuccess: ncclResult_t = 0;
-/// A CUDA call failed; never returned by this engine.
+/// A CUDA call failed. This engine never returns it.
 pub const ncclUnhandledCudaError: ncclResult_t = 1;
-/// The operating system refused something; the message has its reason.
+/// The operating system refused something. The message has its reason.
 pub const ncclSystemError: ncclResult_t = 2;
-/// A bug in this library, or the communicator was aborted by this process.
+/// This library has a bug, or this process has aborted the communicator.
 pub const ncclInternalError: ncclResult_t = 3;
 /// An argument is out of range, NULL, or not a live communicator.
 pub const ncclInvalidArgument: ncclResult_t = 4;
-/// The calls of several ranks do not fit together, or come in an order that is not allowed.
+/// The calls of several ranks do not fit together, or their order is not allowed.
 pub const ncclInvalidUsage: ncclResult_t = 5;
-/// A peer died, left or never came; the message names it.
+/// A peer died, left or never came. The message names it.
 pub const ncclRemoteError: ncclResult_t = 6;
-/// A non-blocking call is still at work: ask `ncclCommGetAsyncError`.
+/// A non-blocking call is still in progress. `ncclCommGetAsyncError` tells when it has ended.
 pub const ncclInProgress: ncclResult_t = 7;
 /// A wait passed its deadline.
 pub const ncclTimeout: ncclResult_t = 8;
 
-/// A communicator: an opaque token. It points at nothing and is never dereferenced.
+/// The type behind [`ncclComm_t`]. No value of it exists, because the handle is a token that is
+/// never dereferenced.
 #[repr(C)]
 pub struct ncclComm {
     _private: [u8; 0],
 }
-/// Handle of a communicator.
+/// The handle of a communicator: an opaque token.
 pub type ncclComm_t = *mut ncclComm;
 
-/// Bytes of an [`ncclUniqueId`].
+/// The size of an [`ncclUniqueId`] in bytes.
 pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
 
-/// What one process makes and all ranks of a communicator start from.
+/// An id that one process makes. All ranks of a communicator start from it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclUniqueId {
-    /// Opaque bytes; copy them whole.
+    /// Opaque bytes, which have to be copied whole.
     pub internal: [c_char; NCCL_UNIQUE_ID_BYTES],
 }
 
-/// A `cudaStream_t`; ignored, since every call returns with its result in place.
+/// A CUDA stream. It is ignored, because every call returns with its result in place.
 pub type cudaStream_t = *mut c_void;
 
-/// An element type as an integer; see [`DataType`].
+/// An element type as an integer: a value of [`DataType`].
 pub type ncclDataType_t = c_int;
-/// A reduction as an integer: [`ReduceOp`]'s values, or one made by `ncclRedOpCreatePreMulSum`.
+/// A reduction as an integer: a value of [`ReduceOp`], or a number that `ncclRedOpCreatePreMulSum`
+/// returned.
 pub type ncclRedOp_t = c_int;
-/// Where the scalar of `ncclRedOpCreatePreMulSum` lives: 0 device (read when used), 1 host (read at once).
+/// Says when the scalar of `ncclRedOpCreatePreMulSum` is read: [`ncclScalarDevice`] or
+/// [`ncclScalarHostImmediate`].
 pub type ncclScalarResidence_t = c_int;
-/// The scalar lives in "device" memory, which is host memory here, and is read when an operation uses it.
+/// The scalar is read each time an operation uses the reduction. In NCCL it lies in device memory,
+/// and here in host memory.
 pub const ncclScalarDevice: ncclScalarResidence_t = 0;
-/// The scalar is read during the creating call.
+/// The scalar is read during `ncclRedOpCreatePreMulSum`.
 pub const ncclScalarHostImmediate: ncclScalarResidence_t = 1;
 
-/// Colour of `ncclCommSplit` for a rank that takes part in the call but in no new communicator.
+/// The colour of `ncclCommSplit` for a rank that makes the call but joins no new communicator.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
-/// Flag of `ncclCommShrink`: nothing is under way on the parent.
+/// The flag of `ncclCommShrink` for a parent on which no call is under way.
 pub const NCCL_SHRINK_DEFAULT: c_int = 0;
-/// Flag of `ncclCommShrink`: ends what is under way on the parent, which may have failed.
+/// The flag of `ncclCommShrink` that ends the calls under way on the parent. The parent may have
+/// failed.
 pub const NCCL_SHRINK_ABORT: c_int = 1;
 /// The value of an integer field of [`ncclConfig_t`] that the caller did not set.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// The magic number of [`ncclConfig_t`].
 pub const NCCL_CONFIG_MAGIC: u32 = 0xcafe_beef;
 
-/// The caller's configuration, grown by NCCL at its tail from release to release and therefore read by its own `size`.
+/// The caller's configuration. NCCL appends fields from release to release, so its field `size`
+/// says which fields it has.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ncclConfig_t {
-    /// `sizeof` in the caller's header.
+    /// The size of the struct in the caller's header.
     pub size: usize,
-    /// [`NCCL_CONFIG_MAGIC`].
+    /// The value [`NCCL_CONFIG_MAGIC`].
     pub magic: u32,
-    /// NCCL version of the caller's header.
+    /// The NCCL version of the caller's header.
     pub version: u32,
-    /// 0: init and split return at once; else they block.
+    /// With 0, init, split and shrink return at once. Otherwise they wait until they are done.
     pub blocking: c_int,
     /// Ignored.
     pub cgaClusterSize: c_int,
@@ -92,11 +99,11 @@ pub struct ncclConfig_t {
     pub maxCTAs: c_int,
     /// Ignored.
     pub netName: *const c_char,
-    /// Accepted; there is nothing to share.
+    /// Checked and ignored: a split has nothing to share with its parent.
     pub splitShare: c_int,
     /// Ignored.
     pub trafficClass: c_int,
-    /// Name that messages call the communicator by.
+    /// The communicator's name in messages.
     pub commName: *const c_char,
 }
 
@@ -141,12 +148,12 @@ impl DataType {
         DataType::Bfloat16,
     ];
 
-    /// The type of that integer value.
+    /// Returns the type of that integer value.
     pub fn from_raw(raw: ncclDataType_t) -> Option<DataType> {
         usize::try_from(raw).ok().and_then(|index| DataType::ALL.get(index).copied())
     }
 
-    /// Bytes of one element.
+    /// The size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DataType::Int8 | DataType::Uint8 => 1,
@@ -156,7 +163,7 @@ impl DataType {
         }
     }
 
-    /// The name without its prefix, as messages show it.
+    /// The name in messages, which has no prefix.
     pub const fn name(self) -> &'static str {
         match self {
             DataType::Int8 => "int8",
@@ -193,12 +200,13 @@ impl ReduceOp {
     /// Every reduction, in the order of its integer value.
     pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
 
-    /// The reduction of that integer value; `None` also for those made by `ncclRedOpCreatePreMulSum`.
+    /// Returns the reduction of that integer value. Returns `None` for other values, also for the
+    /// numbers that `ncclRedOpCreatePreMulSum` returned.
     pub fn from_raw(raw: ncclRedOp_t) -> Option<ReduceOp> {
         usize::try_from(raw).ok().and_then(|index| ReduceOp::ALL.get(index).copied())
     }
 
-    /// The name without its prefix, as messages show it.
+    /// The name in messages, which has no prefix.
     pub const fn name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",

@@ -21,9 +21,9 @@ const JOIN_SLICE: Duration = Duration::from_millis(20);
 pub(crate) struct BlockedCall<'a> {
     /// The communicator on which the call waits.
     pub(crate) comm: &'a Arc<Comm>,
-    /// What the blocker's word held.
+    /// The value that the call saw in the blocker's word.
     pub(crate) seen: u32,
-    /// What the call waits for.
+    /// The reason why the call is blocked.
     pub(crate) blocker: Blocker,
     /// How long the call may wait without progress, where nothing else says so.
     pub(crate) default_timeout: Option<Duration>,

@@ -136,7 +136,7 @@ fn ranks_and_ids_that_cannot_start_a_communicator() {
     let id = unique_id();
     let foreign = ncclUniqueId { internal: [1; NCCL_UNIQUE_ID_BYTES] };
     let mut comm = null_mut();
-    // SAFETY: a place for the communicator.
+    // SAFETY: there is a place for the communicator.
     unsafe {
         for (size, rank) in [(0, 0), (-1, 0), (2, 2), (2, -1), (c_int::MAX, 0)] {
             let words = if size == 2 { format!("rank {rank}") } else { format!("nranks {size}") };
@@ -158,7 +158,7 @@ fn ranks_and_ids_that_cannot_start_a_communicator() {
     // The id still starts one communicator.
     let comm = Comm::init(id, 1, 0);
     let mut again = null_mut();
-    // SAFETY: a place for the communicator.
+    // SAFETY: there is a place for the communicator.
     refused(unsafe { ncclCommInitRank(&raw mut again, 1, id, 0) }, ncclInvalidUsage, "ncclCommInitRank", "id");
     drop(comm);
 }
@@ -168,7 +168,7 @@ fn a_wrong_call_inside_a_group_fails_the_group_and_ends_it() {
     let comm = &Comm::init_all(1)[0];
     let mut data = buffer();
     let at = data.as_mut_ptr().cast::<c_void>();
-    // SAFETY: eight elements.
+    // SAFETY: the buffer has eight elements.
     unsafe {
         ok(ncclGroupStart());
         ok(ncclGroupStart());
@@ -226,7 +226,7 @@ fn ranks_that_make_different_calls_all_hear_of_both() {
                 let both = [format!("rank 0 calls {of_first}"), format!("rank 1 calls {of_second}")];
                 assert!(both.iter().all(|call| message.contains(call)), "rank {rank}: {message}");
                 let mut state = ncclSuccess;
-                // SAFETY: a place for the answer.
+                // SAFETY: there is a place for the answer.
                 ok(unsafe { ncclCommGetAsyncError(**comm, &raw mut state) });
                 assert_eq!(state, ncclInvalidUsage, "the communicator stays failed");
             });
@@ -255,7 +255,7 @@ fn a_receive_of_another_size_than_its_send_fails_on_both_sides() {
 #[test]
 fn every_result_has_its_sentence() {
     let sentence = |result| {
-        // SAFETY: a static string.
+        // SAFETY: the string is static.
         unsafe { CStr::from_ptr(ncclGetErrorString(result)) }.to_str().unwrap()
     };
     let all: Vec<&str> = (0..=7).map(sentence).collect();

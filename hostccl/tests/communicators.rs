@@ -123,11 +123,11 @@ fn two_communicators_may_be_used_from_two_threads_at_once() {
 #[test]
 fn device_numbers_are_those_of_the_list() {
     let mut comms = [null_mut(); 3];
-    // SAFETY: three places, three devices.
+    // SAFETY: there are three places and three devices.
     ok(unsafe { ncclCommInitAll(comms.as_mut_ptr(), 3, [4, 0, 9].as_ptr()) });
     let devices = comms.map(Comm).map(|comm| {
         let mut device = -1;
-        // SAFETY: a place for the answer.
+        // SAFETY: there is a place for the answer.
         ok(unsafe { ncclCommCuDevice(*comm, &raw mut device) });
         device
     });
@@ -153,7 +153,7 @@ fn several_ids_serve_as_well_as_one() {
     let mut comms = [null_mut(); 2];
     group(|| {
         for (rank, comm) in comms.iter_mut().enumerate() {
-            // SAFETY: a place for the communicator, and two ids.
+            // SAFETY: there are a place for the communicator, and two ids.
             ok(unsafe { ncclCommInitRankScalable(comm, 2, rank as c_int, 2, ids.as_mut_ptr(), null_mut()) });
         }
     });
@@ -167,7 +167,7 @@ fn wait(comm: ncclComm_t) {
     while state == ncclInProgress {
         assert!(started.elapsed() < DEADLINE);
         std::thread::yield_now();
-        // SAFETY: a place for the answer.
+        // SAFETY: there is a place for the answer.
         ok(unsafe { ncclCommGetAsyncError(comm, &raw mut state) });
     }
     assert_eq!(state, ncclSuccess, "{}", last_error());
@@ -182,7 +182,8 @@ fn communicators_can_be_made_without_blocking() {
                 scope.spawn(move || {
                     let mut config = ncclConfig_t { blocking: 0, commName: c"pipeline".as_ptr(), ..config() };
                     let mut comm = null_mut();
-                    // SAFETY: a place for the communicator, and a whole configuration.
+                    // SAFETY: there is a place for the communicator, and the configuration is
+                    // whole.
                     let result = unsafe { ncclCommInitRankConfig(&raw mut comm, 3, id, rank, &raw mut config) };
                     assert!(result == ncclInProgress || result == ncclSuccess, "{}", last_error());
                     wait(comm);
@@ -214,25 +215,26 @@ fn a_rank_multiplies_by_its_own_scalar_before_the_sum() {
         for residence in [ncclScalarHostImmediate, ncclScalarDevice] {
             let mut op = -1;
             let place = (&raw mut scalar).cast();
-            // SAFETY: a place for the operator; the scalar outlives it.
+            // SAFETY: there is a place for the operator, and the scalar outlives it.
             ok(unsafe { ncclRedOpCreatePreMulSum(&raw mut op, place, I64, residence, **comm) });
             let mut total = [0_i64; 3];
             let (from, to) = (value.as_ptr().cast(), total.as_mut_ptr().cast());
-            // SAFETY: three elements each.
+            // SAFETY: each buffer has three elements.
             ok(unsafe { ncclAllReduce(from, to, 3, I64, op, **comm, null_mut()) });
             assert_eq!(total, [18, 30, -42]);
             let mut part = 0_i64;
-            // SAFETY: an element of every rank, and one.
+            // SAFETY: the send buffer has an element for every rank, and the receive buffer has
+            // one.
             ok(unsafe { ncclReduceScatter(from, (&raw mut part).cast(), 1, I64, op, **comm, null_mut()) });
             assert_eq!(part, total[rank]);
-            // SAFETY: a live operator.
+            // SAFETY: the operator is live.
             ok(unsafe { ncclRedOpDestroy(op, **comm) });
         }
     });
     // One rank multiplies as well. In f32 the scalar need not be an integer.
     ranks(1, |comm, _| {
         let (mut scalar, value, mut op, mut result) = (0.25_f32, 6.0_f32, -1, 0.0_f32);
-        // SAFETY: places for the operator, the scalar and the elements.
+        // SAFETY: there are places for the operator, the scalar and the elements.
         unsafe {
             let place = (&raw mut scalar).cast();
             ok(ncclRedOpCreatePreMulSum(&raw mut op, place, F32, ncclScalarHostImmediate, **comm));
@@ -263,7 +265,7 @@ fn memory_comes_aligned_and_registration_is_accepted() {
 fn a_finalized_communicator_is_only_destroyed() {
     ranks(2, |comm, _| {
         assert_eq!(sum(comm, 1), 2);
-        // SAFETY: a live communicator, one element.
+        // SAFETY: the communicator is live, and the buffer has one element.
         unsafe {
             ok(ncclCommFinalize(**comm));
             let mut value = 1_i64;
@@ -285,7 +287,8 @@ fn a_split_may_follow_a_non_blocking_init_at_once() {
                 scope.spawn(move || {
                     let mut config = ncclConfig_t { blocking: 0, ..config() };
                     let (mut comm, mut part) = (null_mut(), null_mut());
-                    // SAFETY: places and configuration outlive the calls, which are waited for.
+                    // SAFETY: the places and the configuration outlive the calls, because the test
+                    // waits for their end.
                     unsafe {
                         ncclCommInitRankConfig(&raw mut comm, 4, id, rank, &raw mut config);
                         wait(comm);
@@ -305,7 +308,7 @@ fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
     let mut config = ncclConfig_t { blocking: 0, ..config() };
     let (mut comm, mut state, mut lost) = (null_mut(), ncclInProgress, -1);
     let started = Instant::now();
-    // SAFETY: a live communicator, and places for the answers.
+    // SAFETY: the communicator is live, and there are places for the answers.
     unsafe {
         assert_eq!(ncclCommInitRankConfig(&raw mut comm, 3, unique_id(), 1, &raw mut config), ncclInProgress);
         ok(hostcclCommSetTimeout(comm, 200));
@@ -327,11 +330,11 @@ fn waiting_for_what_is_in_progress_ends_when_it_has_ended_or_the_time_is_up() {
     let join = |rank| {
         let mut config = ncclConfig_t { blocking: 0, ..config() };
         let mut comm = null_mut();
-        // SAFETY: a place for the communicator.
+        // SAFETY: there is a place for the communicator.
         unsafe { assert_eq!(ncclCommInitRankConfig(&raw mut comm, 2, id, rank, &raw mut config), ncclInProgress) };
         comm
     };
-    // SAFETY: live communicators, places for the answers.
+    // SAFETY: the communicators are live, and there are places for the answers.
     let wait = |comm, millis| unsafe {
         let (mut state, started) = (-1, Instant::now());
         ok(hostcclCommWait(comm, millis, &raw mut state));
@@ -349,7 +352,7 @@ fn waiting_for_what_is_in_progress_ends_when_it_has_ended_or_the_time_is_up() {
             assert_eq!(state, ncclSuccess);
             assert!(took < DEADLINE, "{took:?}: its time, not the end of the work, ended the wait");
             over.wait();
-            // SAFETY: a live communicator.
+            // SAFETY: the communicator is live.
             ok(unsafe { ncclCommDestroy(comm) });
         });
         over.wait();
@@ -357,7 +360,7 @@ fn waiting_for_what_is_in_progress_ends_when_it_has_ended_or_the_time_is_up() {
         assert_eq!(wait(comm, 60_000).0, ncclSuccess);
         over.wait();
         let mut state = -1;
-        // SAFETY: a live communicator and a place for the answer.
+        // SAFETY: the communicator is live, and there is a place for the answer.
         unsafe {
             assert_eq!(hostcclCommWait(comm, -1, &raw mut state), ncclInvalidArgument);
             assert!(last_error().contains("timeout_ms -1 is negative"), "{}", last_error());
@@ -373,7 +376,8 @@ fn when_the_time_is_up_each_rank_names_whom_it_waits_for_itself() {
     let lost = ranks(3, |comm, rank| {
         let (mut value, mut lost) = (0.0_f32, -1);
         if rank < 2 {
-            // SAFETY: a live communicator, one element, a place for the answer.
+            // SAFETY: the communicator is live, the buffer has one element, and there is a place
+            // for the answer.
             unsafe {
                 ok(hostcclCommSetTimeout(comm.0, 200));
                 let result = ncclRecv((&raw mut value).cast(), 1, F32, (rank as c_int + 2) % 3, comm.0, null_mut());

@@ -75,7 +75,7 @@ impl Drop for Rank {
 
 fn unique_id() -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    // SAFETY: a place for the id.
+    // SAFETY: there is a place for the id.
     assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, ncclSuccess);
     id
 }
@@ -125,14 +125,14 @@ fn all_reduce(comm: ncclComm_t, data: &mut [f32]) -> ncclResult_t {
 
 fn init(size: c_int, id: ncclUniqueId, rank: c_int) -> (ncclResult_t, ncclComm_t) {
     let mut comm = null_mut();
-    // SAFETY: a place for the communicator.
+    // SAFETY: there is a place for the communicator.
     let result = unsafe { ncclCommInitRank(&raw mut comm, size, id, rank) };
     (result, comm)
 }
 
 fn lost_rank(comm: ncclComm_t) -> c_int {
     let mut lost = -2;
-    // SAFETY: a place for the answer.
+    // SAFETY: there is a place for the answer.
     assert_eq!(unsafe { hostcclCommLostRank(comm, &raw mut lost) }, ncclSuccess);
     lost
 }
@@ -186,7 +186,7 @@ fn child() {
                     "destroy" => ncclCommDestroy,
                     word => panic!("{word}"),
                 };
-                // SAFETY: a live communicator.
+                // SAFETY: the communicator is live.
                 assert_eq!(unsafe { leave(comm) }, ncclSuccess);
                 say("left");
                 listen();
@@ -203,7 +203,7 @@ fn child() {
         // All ranks but rank 1 split.
         "split" if rank != 1 => {
             let mut new = null_mut();
-            // SAFETY: a place for the communicator.
+            // SAFETY: there is a place for the communicator.
             let result = unsafe { ncclCommSplit(comm, 0, rank, &raw mut new, null_mut()) };
             assert!(new.is_null());
             say(&format!("{result} {} {}", lost_rank(comm), last_error()));
@@ -213,7 +213,7 @@ fn child() {
             let started = Instant::now();
             let mut state = ncclSuccess;
             while state == ncclSuccess && started.elapsed() < PATIENCE {
-                // SAFETY: a place for the answer.
+                // SAFETY: there is a place for the answer.
                 assert_eq!(unsafe { ncclCommGetAsyncError(comm, &raw mut state) }, ncclSuccess);
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -363,7 +363,7 @@ fn abort_wakes_a_blocked_call_of_the_same_process() {
         let blocked = scope.spawn(|| (all_reduce(comm(0), &mut [1.0]), last_error()));
         std::thread::sleep(Duration::from_millis(50));
         let aborted = Instant::now();
-        // SAFETY: a live communicator.
+        // SAFETY: the communicator is live.
         assert_eq!(unsafe { ncclCommAbort(comm(0)) }, ncclSuccess);
         let (result, message) = blocked.join().unwrap();
         assert!(aborted.elapsed() < Duration::from_millis(500), "{:?}", aborted.elapsed());
@@ -372,7 +372,7 @@ fn abort_wakes_a_blocked_call_of_the_same_process() {
     });
     assert_eq!(all_reduce(comm(0), &mut [1.0]), ncclInvalidArgument, "the handle is gone");
     assert_eq!(all_reduce(comm(1), &mut [1.0]), ncclRemoteError);
-    // SAFETY: a live communicator.
+    // SAFETY: the communicator is live.
     assert_eq!(unsafe { ncclCommDestroy(comm(1)) }, ncclSuccess);
 }
 
@@ -393,7 +393,7 @@ fn abort_ends_an_init_that_waits_for_ranks_that_never_come() {
         commName: std::ptr::null(),
     };
     let mut comm = null_mut();
-    // SAFETY: a live communicator, and places for the answers.
+    // SAFETY: the communicator is live, and there are places for the answers.
     unsafe {
         assert_eq!(ncclCommInitRankConfig(&raw mut comm, 2, id, 0, &raw mut config), ncclInProgress);
         let mut state = -1;

@@ -117,7 +117,7 @@ fn one_thread_drives_all_ranks() {
     let comms = Comm::init_all(SIZE);
     for (rank, comm) in comms.iter().enumerate() {
         let mut device = -1;
-        // SAFETY: a place for the answer.
+        // SAFETY: there is a place for the answer.
         ok(unsafe { ncclCommCuDevice(**comm, &raw mut device) });
         assert_eq!((comm.size(), comm.rank(), device), (SIZE, rank, rank as c_int));
     }

@@ -1,5 +1,6 @@
-//! What the machine refuses to the engine, made for real by resource limits: every rank hears which limit to raise. Each case runs in a process of its own,
-//! because the limits are a process's.
+//! Resource limits make the operating system refuse descriptors, memory and threads. Every rank
+//! gets an error that names the limit to raise. Each case runs in a process of its own, because a
+//! limit holds for the whole process.
 
 mod common;
 
@@ -11,10 +12,10 @@ use common::{last_error, ranks, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
-/// Names the case that this process plays, when another one of these processes has started it.
+/// The environment variable that names the case. It is set in the processes that [`said`] starts.
 const CASE: &str = "HOSTCCL_TEST_LIMIT";
 
-/// Runs a case in a process of its own and returns what it says.
+/// Runs a case in a process of its own, and returns the lines that it wrote with [`say`].
 fn said(case: &str) -> Vec<String> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--nocapture", "--test-threads", "1"]).env(CASE, case).stdin(Stdio::null());
@@ -24,9 +25,10 @@ fn said(case: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.split_once("said: ").map(|(_, text)| text.to_owned())).collect()
 }
 
+/// Sets the soft limit of a resource.
 fn limit(resource: u32, value: u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for the limit, then a valid limit.
+    // SAFETY: the first call writes to `limit`, and the second one reads it.
     let code = unsafe {
         libc::getrlimit(resource as _, &raw mut limit);
         limit.rlim_cur = value;
@@ -35,9 +37,9 @@ fn limit(resource: u32, value: u64) {
     assert_eq!(code, 0, "setrlimit({resource}, {value})");
 }
 
-/// The lowest descriptor that is free.
+/// Returns the lowest number that no open descriptor has.
 fn next_descriptor() -> u64 {
-    // SAFETY: descriptor 2 is open; the copy is closed at once.
+    // SAFETY: descriptor 2 is open, and the copy is closed at once.
     unsafe {
         let next = libc::dup(2);
         libc::close(next);
@@ -45,22 +47,23 @@ fn next_descriptor() -> u64 {
     }
 }
 
-/// The address space of this process in bytes.
+/// Returns how many bytes of address space this process uses.
 fn address_space() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096
 }
 
+/// Writes the outcome of a call for the process that runs the test.
 fn say(code: ncclResult_t) {
     println!("said: {code} {}", if code == ncclSuccess { String::new() } else { last_error() });
 }
 
-/// The part of a process that `said` has started; without one this is no test.
+/// Plays the case in a process that [`said`] has started. Otherwise it does nothing.
 #[test]
 fn child() {
     match std::env::var(CASE).as_deref() {
         Ok("split without files") => {
-            // The limit is set when both ranks have their first communicator.
+            // Rank 0 sets the limit when both ranks have their first communicator.
             let ready = std::sync::Barrier::new(2);
             ranks(2, |comm, rank| {
                 ready.wait();
@@ -69,7 +72,7 @@ fn child() {
                 }
                 ready.wait();
                 let mut child = null_mut();
-                // SAFETY: a live communicator, and a place for the new one.
+                // SAFETY: the communicator is live, and there is a place for the new one.
                 say(unsafe { ncclCommSplit(**comm, 0, 0, &raw mut child, null_mut()) });
             });
         }
@@ -77,7 +80,7 @@ fn child() {
             let id = unique_id();
             limit(libc::RLIMIT_AS, address_space() + (1 << 20));
             let mut comm = null_mut();
-            // SAFETY: a place for the communicator.
+            // SAFETY: there is a place for the communicator.
             say(unsafe { ncclCommInitRank(&raw mut comm, 2, id, 0) });
         }
         Ok("thread without memory") => {
@@ -97,7 +100,7 @@ fn child() {
             };
             limit(libc::RLIMIT_AS, address_space() + (1 << 20));
             let mut comm = null_mut();
-            // SAFETY: a place for the communicator, and a whole configuration.
+            // SAFETY: there is a place for the communicator, and the configuration is whole.
             say(unsafe { ncclCommInitRankConfig(&raw mut comm, 2 as c_int, id, 0, &raw mut config) });
         }
         Ok(other) => panic!("no case {other}"),
@@ -105,6 +108,7 @@ fn child() {
     }
 }
 
+/// Expects `count` refusals of the system from a case. Each has all of `texts`.
 fn expect(case: &str, count: usize, texts: &[&str]) {
     let said = said(case);
     assert_eq!(said.len(), count, "{said:?}");

@@ -18,14 +18,14 @@ fn last_error() -> String {
 
 fn unique_id() -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    // SAFETY: a place for the id.
+    // SAFETY: there is a place for the id.
     assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, ncclSuccess);
     id
 }
 
 fn init(size: c_int, id: ncclUniqueId, rank: c_int) -> (ncclResult_t, ncclComm_t) {
     let mut comm = null_mut();
-    // SAFETY: a place for the communicator.
+    // SAFETY: there is a place for the communicator.
     let result = unsafe { ncclCommInitRank(&raw mut comm, size, id, rank) };
     (result, comm)
 }
@@ -43,7 +43,7 @@ fn ranks<T: Send>(size: c_int, body: impl Fn(c_int, ncclComm_t) -> T + Sync) -> 
                     assert_eq!(result, ncclSuccess, "{}", last_error());
                     let answer = body(rank, comm);
                     done.wait();
-                    // SAFETY: a live communicator.
+                    // SAFETY: the communicator is live.
                     assert_eq!(unsafe { ncclCommDestroy(comm) }, ncclSuccess);
                     answer
                 })
@@ -129,7 +129,7 @@ fn an_id_starts_one_communicator() {
     assert!(none.is_null());
     assert!(last_error().contains("one id starts one communicator"), "{}", last_error());
     assert_eq!(sum_of_ones(comm, 3).unwrap(), [1.0; 3], "the first one is unharmed");
-    // SAFETY: a live communicator.
+    // SAFETY: the communicator is live.
     assert_eq!(unsafe { ncclCommDestroy(comm) }, ncclSuccess);
 }
 
@@ -223,7 +223,7 @@ fn a_non_blocking_split_is_done_when_the_parent_says_so() {
             commName: std::ptr::null(),
         };
         let mut part = null_mut();
-        // SAFETY: places that outlive the call's work in the background, which is waited for.
+        // SAFETY: the places outlive the call, because the test waits for its end.
         unsafe {
             let color = if rank == 3 { NCCL_SPLIT_NOCOLOR } else { 7 };
             assert_eq!(ncclCommSplit(comm, color, -rank, &raw mut part, &raw mut config), ncclInProgress);
@@ -253,7 +253,7 @@ fn a_non_blocking_split_is_done_when_the_parent_says_so() {
 fn one_thread_drives_all_ranks_of_a_process() {
     let mut comms = [null_mut(); 5];
     let mut data = vec![vec![1.0_f32; 100_000]; 5];
-    // SAFETY: places for the communicators; buffers that outlive the group.
+    // SAFETY: there are places for the communicators, and the buffers outlive the group.
     unsafe {
         assert_eq!(ncclCommInitAll(comms.as_mut_ptr(), 5, std::ptr::null()), ncclSuccess, "{}", last_error());
         assert_eq!(ncclGroupStart(), ncclSuccess);
@@ -282,10 +282,10 @@ fn sixty_four_ranks_agree() {
 fn a_finalized_communicator_takes_no_more_calls() {
     ranks(2, |_, comm| {
         sum_of_ones(comm, 1).unwrap();
-        // SAFETY: a live communicator.
+        // SAFETY: the communicator is live.
         assert_eq!(unsafe { ncclCommFinalize(comm) }, ncclSuccess);
         assert_eq!(sum_of_ones(comm, 1).unwrap_err().0, ncclInvalidUsage);
-        // SAFETY: a live communicator.
+        // SAFETY: the communicator is live.
         assert_eq!(unsafe { ncclCommFinalize(comm) }, ncclInvalidUsage);
     });
 }

@@ -359,7 +359,7 @@ fn a_ring_of_messages_under_several_names_ends_whatever_each_rank_begins_with() 
 /// Runs `body` on two ranks and returns their errors, each a code and its text.
 fn errors_of(body: impl Fn(&Comm, usize) -> ncclResult_t + Sync) -> Vec<(ncclResult_t, String)> {
     ranks(2, |comm, rank| {
-        // SAFETY: a live communicator.
+        // SAFETY: the communicator is live.
         ok(unsafe { hostcclCommSetTimeout(**comm, 700) });
         let code = body(comm, rank);
         (code, if code == ncclSuccess { String::new() } else { last_error() })
@@ -474,7 +474,7 @@ fn a_thread_that_ends_inside_a_group_fails_its_communicators() {
             // its group.
             std::thread::scope(|scope| {
                 let thread = scope.spawn(|| {
-                    // SAFETY: no arguments.
+                    // SAFETY: the call has no arguments.
                     ok(unsafe { ncclGroupStart() });
                     ok(all_reduce(comm, 0));
                 });

@@ -47,7 +47,7 @@ fn a_communicator_whose_rank_aborted_shrinks_and_its_blocked_calls_end() {
     ranks(4, |comm, rank| {
         assert_eq!(sum(comm, 1), 4);
         if rank == 2 {
-            // SAFETY: a live token. Its Comm destroys nothing after this.
+            // SAFETY: the token is live. Its Comm destroys nothing after this.
             ok(unsafe { ncclCommAbort(**comm) });
             aborted.wait();
             return;
@@ -57,7 +57,7 @@ fn a_communicator_whose_rank_aborted_shrinks_and_its_blocked_calls_end() {
         assert_eq!(result, ncclRemoteError, "{message}");
         let mut total = 0i64;
         let (from, to) = ((&raw const total).cast(), (&raw mut total).cast());
-        // SAFETY: one element each.
+        // SAFETY: each buffer has one element.
         let blocked = unsafe { ncclAllReduce(from, to, 1, 4, 0, **comm, null_mut()) };
         assert_eq!(blocked, ncclRemoteError);
         let shrunk = shrink(comm, &[2], NCCL_SHRINK_ABORT).unwrap();
@@ -77,7 +77,7 @@ fn a_call_that_is_blocked_in_the_parent_is_ended_by_shrinking_with_abort() {
             // The other ranks never make this call.
             let mut total = 0i64;
             let (from, to) = ((&raw const total).cast(), (&raw mut total).cast());
-            // SAFETY: one element each.
+            // SAFETY: each buffer has one element.
             assert_eq!(unsafe { ncclAllReduce(from, to, 1, 4, 0, **comm, null_mut()) }, ncclRemoteError);
             assert!(last_error().contains("shrinks"), "{}", last_error());
             return;
@@ -90,7 +90,7 @@ fn a_call_that_is_blocked_in_the_parent_is_ended_by_shrinking_with_abort() {
 #[test]
 fn ranks_that_exclude_different_ones_do_not_meet() {
     ranks(4, |comm, rank| {
-        // SAFETY: a live token.
+        // SAFETY: the token is live.
         ok(unsafe { hostcclCommSetTimeout(**comm, 500) });
         let excluded = match rank {
             0 => 3,
@@ -106,7 +106,7 @@ fn ranks_that_exclude_different_ones_do_not_meet() {
 fn a_rank_that_does_not_come_is_waited_for_no_longer_than_allowed() {
     ranks(3, |comm, rank| {
         if rank == 1 {
-            // SAFETY: a live token.
+            // SAFETY: the token is live.
             ok(unsafe { hostcclCommSetTimeout(**comm, 300) });
             let began = Instant::now();
             let (result, message) = shrink(comm, &[2], NCCL_SHRINK_DEFAULT).err().unwrap();
@@ -131,7 +131,7 @@ fn a_rank_that_aborts_instead_of_shrinking_is_not_waited_for() {
                     // The others most likely wait for this rank by then. If not, the outcome is the
                     // same.
                     std::thread::sleep(Duration::from_millis(100));
-                    // SAFETY: a live token. Its Comm destroys nothing after this.
+                    // SAFETY: the token is live. Its Comm destroys nothing after this.
                     return ok(unsafe { ncclCommAbort(**comm) });
                 }
                 _ => {}
@@ -171,7 +171,7 @@ fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
             scope.spawn(move || {
                 let mut config = non_blocking();
                 let mut comm = null_mut();
-                // SAFETY: a place for the communicator, a whole configuration.
+                // SAFETY: there is a place for the communicator, and the configuration is whole.
                 unsafe { ncclCommInitRankConfig(&raw mut comm, 3, id, rank, &raw mut config) };
                 let comm = Comm(comm);
                 wait_until_made(&comm);
@@ -191,7 +191,7 @@ fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
                 let began = Instant::now();
                 let mut status = ncclInProgress;
                 while status == ncclInProgress && began.elapsed() < DEADLINE {
-                    // SAFETY: a live token and a place for the answer.
+                    // SAFETY: the token is live, and there is a place for the answer.
                     unsafe { ncclCommGetAsyncError(*comm, &raw mut status) };
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -226,7 +226,7 @@ fn wait_until_made(comm: &Comm) {
     let began = Instant::now();
     let mut status = ncclInProgress;
     while status == ncclInProgress && began.elapsed() < DEADLINE {
-        // SAFETY: a live token and a place for the answer.
+        // SAFETY: the token is live, and there is a place for the answer.
         ok(unsafe { ncclCommGetAsyncError(**comm, &raw mut status) });
         std::thread::sleep(Duration::from_millis(1));
     }

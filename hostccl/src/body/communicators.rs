@@ -118,7 +118,8 @@ pub(crate) unsafe fn ncclCommInitAll(
         let id = Id::create()?;
         (0..ndev)
             .map(|rank| {
-                // SAFETY: the caller's contract says that each array that is not NULL has `ndev` places.
+                // SAFETY: the caller's contract says that each array that is not NULL has `ndev`
+                // places.
                 unsafe {
                     let device = if devlist.is_null() { rank } else { *devlist.add(rank as usize) };
                     init(comms.add(rank as usize), ndev, id, rank, device, Config::default())

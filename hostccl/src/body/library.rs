@@ -107,7 +107,8 @@ pub(crate) unsafe fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> Result<
 }
 
 pub(crate) unsafe fn ncclMemFree(ptr: *mut c_void) -> Result<ncclResult_t> {
-    // SAFETY: the caller's contract says that it is NULL, or memory of ncclMemAlloc that is not freed yet.
+    // SAFETY: the caller's contract says that the pointer is NULL, or memory of ncclMemAlloc that
+    // is not freed yet.
     unsafe { libc::free(ptr) };
     Ok(ncclSuccess)
 }

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::segment::{LINE, SLOTS};
 use crate::types::*;
 
-/// What a rank posts about its call. It fits one cache line.
+/// The description of a call, which a rank posts for its peers. It fits one cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Descriptor {

@@ -33,7 +33,8 @@ impl Pipeline {
         }
         let line = LINE / size;
         let whole = layout.slot_bytes / size;
-        // As many elements for each rank as fit when every rank's part has cache lines of its own.
+        // The part of each rank has cache lines of its own. This is the most elements that fit
+        // then.
         let part = layout.slot_bytes / n / LINE * line;
         let direct = matches!(call.kind, Kind::AllReduce | Kind::Reduce)
             && call.count.saturating_mul(size * n) <= DIRECT_BYTES.min(layout.slot_bytes);

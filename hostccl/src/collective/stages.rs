@@ -1,4 +1,4 @@
-//! What one rank does in each stage of each collective.
+//! The work of one rank in each stage of a collective.
 
 use std::sync::Arc;
 

@@ -8,13 +8,14 @@ fn null() -> Private<OwnedFd> {
 }
 
 fn is_open(fd: RawFd) -> bool {
-    // SAFETY: a question about a number.
+    // SAFETY: the call only asks about a number.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// What `work` says in a forked child. It may use atomics and system calls only, as other tests run beside this one.
+/// Returns what `work` returns in a forked child. `work` may use only atomics and system calls,
+/// because other tests run at the same time and may hold locks.
 fn in_child(work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child leaves by _exit.
+    // SAFETY: the child ends with _exit, so it runs nothing but `work`.
     unsafe {
         match libc::fork() {
             0 => libc::_exit(i32::from(work())),
@@ -43,7 +44,8 @@ fn dropping_in_a_child_leaves_what_has_the_number_now() {
     let private = ManuallyDrop::new(null());
     let fd = private.as_raw_fd();
     assert!(in_child(|| {
-        // SAFETY: dup2 onto a number that the child does not use; the value is not used again in the child.
+        // SAFETY: nothing in the child uses that number, and the value is not used again in the
+        // child.
         unsafe {
             let taken = libc::dup2(2, fd) == fd;
             drop(ManuallyDrop::into_inner(std::ptr::read(&raw const private)));
@@ -65,10 +67,10 @@ fn a_descriptor_is_open_and_noted_or_neither_when_another_thread_forks() {
         });
         for _ in 0..100 {
             let left = in_child(|| {
-                // No open descriptor may be in the table, and the table is empty.
+                // The handler has closed all descriptors of the table and emptied it.
                 CHUNKS.iter().all(|chunk| {
                     let words = chunk.load(Ordering::Relaxed);
-                    // SAFETY: as in `child`.
+                    // SAFETY: a chunk is initialised and never freed.
                     words.is_null() || unsafe { &*words }.iter().all(|word| word.load(Ordering::Relaxed) == 0)
                 }) && LOCK.load(Ordering::Relaxed) == 0
             });

@@ -1,8 +1,10 @@
-//! What the kernels need from an instruction set, and the instruction set that every processor has.
+//! The operations that the kernels need from an instruction set, and the instruction set that every
+//! processor has.
 
 use half::f16;
 
-/// An instruction set. Its functions are what the compiler cannot make of the loops by itself.
+/// An instruction set. It has functions for the conversions that the compiler does not vectorise by
+/// itself.
 pub(super) trait Isa {
     /// Converts half-precision numbers to single precision.
     ///

@@ -32,7 +32,7 @@ pub(crate) struct Header {
     pub(crate) wants: Event,
     /// The last step in which rank 0 has decided which name goes first.
     pub(crate) verdict: Event,
-    /// The tag of that name. It is set before `verdict`.
+    /// The tag of the name that rank 0 has decided on. It is set before `verdict`.
     pub(crate) verdict_tag: AtomicU64,
 }
 
@@ -85,7 +85,7 @@ impl<const WORDS: usize> Text<WORDS> {
     }
 }
 
-/// What one rank tells the others about itself.
+/// The part of the segment in which one rank tells the others about itself.
 #[repr(C, align(64))]
 pub(crate) struct Seat {
     /// 0 while the seat is free, 1 when a process has taken it, 2 when `pid` and `start` can be
@@ -168,7 +168,8 @@ impl Expected {
         self.state.store(name.tag, Ordering::Release);
     }
 
-    /// Whether a receive has told the sender what it waits for: one load.
+    /// Whether a receive has told the sender what it waits for, or the sender takes its message
+    /// back. The question costs one load.
     #[inline]
     pub(crate) fn is_in_use(&self) -> bool {
         self.state.load(Ordering::Acquire) != 0
@@ -207,7 +208,8 @@ impl Expected {
         self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// The name of the receive that is inside, while the message in the ring has another one.
+    /// Returns the name of the receive that is inside, while the message in the ring has another
+    /// name.
     pub(crate) fn name(&self) -> Option<Name> {
         let tag = self.state.load(Ordering::Acquire);
         let mut text = [0; NAME_BYTES];
@@ -231,16 +233,18 @@ impl Failure {
         self.state.store(2, Ordering::SeqCst);
     }
 
-    /// Whether the caller is the one to write it down.
+    /// Claims the right to write the failure. Returns whether the caller has the right; otherwise
+    /// another rank has it.
     pub(crate) fn begin(&self) -> bool {
         self.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Whether there is one: one load.
+    /// Whether the segment has failed. The question costs one load.
     pub(crate) fn is_set(&self) -> bool {
         self.state.load(Ordering::Acquire) == 2
     }
 
+    /// Returns the failure, or `None` when there is none.
     pub(crate) fn error(&self) -> Option<Error> {
         self.is_set().then(|| {
             let rank = usize::try_from(self.rank.load(Ordering::Relaxed)).ok();
@@ -255,8 +259,8 @@ impl Failure {
 }
 
 impl Header {
-    /// Ends the segment for every rank, unless something else has. `call` is what the rank that
-    /// says so was doing, or empty.
+    /// Ends the segment for every rank, unless an earlier failure has. `call` describes the call in
+    /// which this rank met the failure; it is empty outside of a call.
     pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<u32>, message: &str, call: &str) {
         self.failure.set(code, rank, message, call);
         self.alarm.set(1);

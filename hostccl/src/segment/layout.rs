@@ -13,8 +13,8 @@ const PAGE: usize = 4096;
 /// The bytes that all slots of a communicator take together, where that gives slots of a reasonable
 /// size.
 const SLOT_BUDGET: usize = 12 << 20;
-/// The bytes that all rings of a communicator take together, in the same way. They take memory only
-/// where messages flow.
+/// The bytes that all rings of a communicator take together, where that gives rings of a reasonable
+/// size. Only rings through which messages flow take memory.
 const RING_BUDGET: usize = 256 << 20;
 
 /// Where the parts of a segment lie, in bytes from its start. The number of ranks alone decides it.
@@ -30,8 +30,8 @@ pub(crate) struct Layout {
     pub(super) descriptors: usize,
     /// Where the slots begin.
     pub(super) slots: usize,
-    /// The distance from slot to slot. It is a line more than the data, so that equal offsets in
-    /// all slots do not fall on one cache set.
+    /// The distance from slot to slot in bytes. It is a cache line more than the data, so that
+    /// equal offsets in all slots do not fall into one set of the cache.
     pub(super) slot_pitch: usize,
     /// Where the channels begin.
     pub(super) channels: usize,

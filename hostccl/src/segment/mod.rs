@@ -1,15 +1,17 @@
-//! The shared memory of one communicator: an anonymous file (`memfd`), so that nothing is left behind whoever is killed
-//! when, mapped whole by every rank.
+//! The segment: the shared memory of one communicator. It is an anonymous file (`memfd`), so no
+//! file is left behind when a rank is killed. Every rank maps all of it.
 //!
-//! ```text
-//! header        magic, token, number of ranks, the error that ended it, arrivals, barrier     one page
-//! seats         who sits at each rank: process, state, steps taken, offers                   384 bytes a rank
-//! descriptors   what each rank does in a step: SLOTS lines a rank
-//! slots         SLOTS staging areas a rank
-//! channels      two counters for each ordered pair of ranks
-//! rings         the bytes under way for each ordered pair of ranks
-//! ```
-//! Pages are taken by the kernel when first touched: a communicator that sends no point-to-point messages has no rings.
+//! | part | content | size |
+//! |---|---|---|
+//! | header | magic, token, number of ranks, failure, arrivals, barrier, verdict | one page |
+//! | seats | the process of each rank, its steps, its tags and its offer | 384 bytes for each rank |
+//! | descriptors | the call of each rank in a step | [`SLOTS`] lines for each rank |
+//! | slots | staging areas for the data of collectives | [`SLOTS`] for each rank |
+//! | channels | the state of the messages from one rank to another | one for each ordered pair |
+//! | rings | the bytes of the messages from one rank to another | one for each ordered pair |
+//!
+//! The kernel allocates a page when it is first touched. So the rings of a communicator that sends
+//! no messages take no memory.
 
 mod header;
 mod layout;
@@ -30,20 +32,25 @@ use crate::machine;
 use crate::process::ProcessId;
 use crate::types::ncclSystemError;
 
-/// Changes whenever the layout does: ranks built from different versions refuse each other.
+/// The version of the layout. It changes with the layout, so that ranks with different versions of
+/// the library refuse each other.
 pub(crate) const LAYOUT_VERSION: u32 = 6;
+/// The first bytes of a segment, by which another file is recognised.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
+/// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.
 const NAME: &CStr = c"hostccl";
 
 /// A mapping of a segment's first bytes.
 #[derive(Debug)]
 struct Mapping {
+    /// The address of the first byte.
     base: NonNull<u8>,
+    /// The length in bytes: the header alone, or the whole segment.
     bytes: usize,
 }
 
-// SAFETY: the memory is shared between threads and processes anyway; every access goes through atomics or is ordered by
-// them.
+// SAFETY: threads and processes share the memory in any case. Every access is atomic, or is ordered
+// by atomic accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -61,8 +68,8 @@ impl Mapping {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: a mapping is page aligned, at least a header long and lives as long as `self`; all fields that change
-        // are atomics.
+        // SAFETY: a mapping is aligned to a page, has at least the header's size, and lives as long
+        // as `self`. All fields that change after `create` are atomics.
         unsafe { self.base.cast().as_ref() }
     }
 }
@@ -70,24 +77,24 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if fork::is_child() {
-            // It is not mapped here, and something else may lie at its address.
+            // The segment is not mapped in the child, and other memory may lie at its address.
             return;
         }
-        // SAFETY: the mapping is ours and nothing borrows from it any more.
+        // SAFETY: `self` made the mapping, and nothing borrows from it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// A new, empty segment as its creator holds it.
+/// Makes a new segment, which has only a header, and returns its descriptor.
 pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
-    // SAFETY: the name is a C string; the result is a new descriptor or -1.
+    // SAFETY: the name is a C string, and the result is a new descriptor or -1.
     let fd = unsafe { owned(libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)) };
     let refused = |reason| machine::explained_call("memfd_create", &reason);
     let fd = fd.map_err(|reason| Error::new(ncclSystemError, format!("shared memory: {}", refused(reason))))?;
     resize(&fd, HEADER_BYTES)?;
     seal(&fd, libc::F_SEAL_SHRINK)?;
     let mapping = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
-    // SAFETY: nobody else knows the segment yet, so these plain writes race with nothing.
+    // SAFETY: nobody else knows the segment yet, so nobody reads or writes it at the same time.
     unsafe {
         let header = mapping.base.cast::<Header>().as_ptr();
         (&raw mut (*header).magic).write(MAGIC);
@@ -97,6 +104,8 @@ pub(crate) fn create(token: [u8; 16]) -> Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Turns the result of a system call into a descriptor or the error.
+///
 /// # Safety
 /// `fd` is an open descriptor that nobody else owns, or negative.
 unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
@@ -104,7 +113,8 @@ unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
-/// Whether nobody needs the descriptor any more: all ranks have arrived, or the segment has failed.
+/// Whether nobody needs the segment's descriptor any more, because all ranks have arrived or
+/// because the segment has failed.
 pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
@@ -113,8 +123,9 @@ pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     })
 }
 
-/// Writes down why rank `rank` cannot join, for the ranks that come later. Returns whether the segment says now why it has failed. A
-/// communicator whose ranks have all arrived does not fail for a rank too many.
+/// Ends a segment because rank `rank` cannot join, so that the ranks that come later read the
+/// reason. Returns whether the segment holds a failure now. If all ranks have arrived already, this
+/// rank is one too many, and the segment does not fail.
 pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
@@ -128,10 +139,12 @@ pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     })
 }
 
+/// Sets the size of a segment.
 fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
-    // Beyond the limit on file sizes the kernel does not refuse but sends a signal that ends the process.
+    // Beyond the limit on file sizes the kernel does not only refuse: it sends SIGXFSZ, which ends
+    // the process. So the limit is checked first.
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: a place for the answer; on failure it keeps what it had.
+    // SAFETY: `limit` is valid to write to. When the call fails, it keeps its initial value.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
     if bytes as libc::rlim_t > limit.rlim_cur {
         let limit = limit.rlim_cur;
@@ -140,24 +153,25 @@ fn resize(fd: &OwnedFd, bytes: usize) -> Result<()> {
             format!("shared memory of {bytes} bytes is beyond the limit on file sizes, {limit}: raise `ulimit -f`"),
         ));
     }
-    // SAFETY: a plain system call on a descriptor that we own.
+    // SAFETY: the call only takes a descriptor that this process owns.
     if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
         return Err(Error::system(&format!("sizing shared memory to {bytes} bytes"), io::Error::last_os_error()));
     }
     Ok(())
 }
 
-/// Forbids every process to change the segment's size in a way, because a rank that touches memory which another rank has
-/// cut off gets SIGBUS.
+/// Forbids every process to change the segment's size: `seals` says whether to forbid shrinking or
+/// growing. If the segment could shrink, a rank that touches the lost part would get SIGBUS.
 fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
-    // SAFETY: a plain system call on a descriptor that we own.
+    // SAFETY: the call only takes a descriptor that this process owns.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
         return Err(Error::system("sealing the size of shared memory", io::Error::last_os_error()));
     }
     Ok(())
 }
 
-/// The segment that process `owner` holds at descriptor `fd`, if it is the one with that token.
+/// Opens the segment that process `owner` holds at descriptor `fd`. Fails if it is not the segment
+/// with that token.
 pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Private<OwnedFd>> {
     let gone = || {
         Error::usage(format!(
@@ -183,9 +197,10 @@ pub(crate) fn open(owner: u32, fd: RawFd, token: [u8; 16]) -> Result<Private<Own
     Ok(file.map(OwnedFd::from))
 }
 
-/// Another descriptor of what this process has at `fd`; needs no `/proc`. `None` when it is not open for reading and writing.
+/// Copies descriptor `fd` of this process, for which no `/proc` is needed. Returns `None` when it
+/// is not open for reading and writing.
 fn open_here(fd: RawFd) -> Result<Option<Private<fs::File>>> {
-    // SAFETY: questions about a number.
+    // SAFETY: the call only asks about a number.
     let mode = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     if mode < 0 || mode & libc::O_ACCMODE != libc::O_RDWR {
         return Ok(None);
@@ -199,7 +214,7 @@ fn open_here(fd: RawFd) -> Result<Option<Private<fs::File>>> {
     }
 }
 
-/// What process `owner` has at `fd`; `None` when that is no segment.
+/// Opens the file that process `owner` has at `fd`. Returns `None` when that is no segment.
 fn open_there(owner: u32, fd: RawFd) -> Result<Option<Private<fs::File>>> {
     let path = format!("/proc/{owner}/fd/{fd}");
     let refused = |reason: io::Error| match reason.kind() {
@@ -211,7 +226,7 @@ fn open_there(owner: u32, fd: RawFd) -> Result<Option<Private<fs::File>>> {
         _ => Err(Error::system(&format!("opening {path}"), reason)),
     };
     match fs::read_link(&path) {
-        // Opening anything else might block or have effects: look at the name first.
+        // To open a file of another kind might block or have effects, so its name is checked first.
         Ok(target) if !target.to_string_lossy().starts_with("/memfd:hostccl") => return Ok(None),
         Ok(_) => {}
         Err(reason) => return refused(reason),
@@ -220,16 +235,20 @@ fn open_there(owner: u32, fd: RawFd) -> Result<Option<Private<fs::File>>> {
     opened.map(Some).or_else(refused)
 }
 
-/// A segment, mapped whole.
+/// A segment that is mapped whole.
 #[derive(Debug)]
 pub(crate) struct Segment {
+    /// The memory.
     mapping: Mapping,
+    /// Where the parts of the segment lie in the memory.
     layout: Layout,
 }
 
 impl Segment {
-    /// Maps the segment for a communicator of `nranks`. The rank that arrives first decides how many ranks there are. A rank
-    /// that disagrees changes nothing, because the others may have mapped the segment already.
+    /// Maps the segment for a communicator of `nranks` ranks. The rank that comes first decides the
+    /// number of ranks, and with it the size. A rank that comes with another number ends the
+    /// communicator, but does not resize the segment, because other ranks may have mapped it
+    /// already.
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32) -> Result<Segment> {
         let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
         let header = first.header();
@@ -251,7 +270,8 @@ impl Segment {
             return Err(error);
         }
         let layout = Layout::new(nranks);
-        // Every rank asks for the same size, so the second resize and the second seal change nothing.
+        // Every rank sets the same size, so only the first resize and the first seal change
+        // anything.
         let mapped = resize(fd, layout.total)
             .and_then(|()| seal(fd, libc::F_SEAL_GROW))
             .and_then(|()| Mapping::new(fd.as_raw_fd(), layout.total));
@@ -272,51 +292,57 @@ impl Segment {
         self.mapping.header()
     }
 
-    /// The place of `rank`.
+    /// The seat of `rank`.
     pub(crate) fn seat(&self, rank: usize) -> &Seat {
         assert!(rank < self.layout.nranks);
-        // SAFETY: inside the mapping by the layout, aligned, and made of atomics only.
+        // SAFETY: the layout puts the seat inside the mapping and aligns it, and it consists of
+        // atomics.
         unsafe { &*self.at(HEADER_BYTES + rank * size_of::<Seat>()).cast() }
     }
 
-    /// The line that describes what `rank` does in a step.
+    /// The address of the line in which `rank` describes its call in a step. `index` is the number
+    /// of the step modulo [`SLOTS`].
     pub(crate) fn descriptor(&self, rank: usize, index: usize) -> *mut u8 {
         self.at(self.layout.descriptors + self.slot(rank, index) * LINE)
     }
 
-    /// A staging area of `rank`.
+    /// The address of a slot of `rank`. `index` is the number of a step modulo [`SLOTS`].
     pub(crate) fn data(&self, rank: usize, index: usize) -> *mut u8 {
         self.at(self.layout.slots + self.slot(rank, index) * self.layout.slot_pitch)
     }
 
+    /// Returns the number of a slot, and of the descriptor that goes with it.
     fn slot(&self, rank: usize, index: usize) -> usize {
         assert!(rank < self.layout.nranks && index < SLOTS);
         index * self.layout.nranks + rank
     }
 
-    /// The counters of the messages from `source` to `destination`.
+    /// The channel of the messages from `source` to `destination`.
     pub(crate) fn channel(&self, source: usize, destination: usize) -> &Channel {
-        // SAFETY: inside the mapping by the layout, aligned, and made of atomics only.
+        // SAFETY: the layout puts the channel inside the mapping and aligns it, and it consists of
+        // atomics.
         unsafe { &*self.at(self.layout.channels + self.pair(source, destination) * size_of::<Channel>()).cast() }
     }
 
-    /// The bytes of the messages from `source` to `destination`.
+    /// The address of the ring of the messages from `source` to `destination`.
     pub(crate) fn ring(&self, source: usize, destination: usize) -> *mut u8 {
         self.at(self.layout.rings + self.pair(source, destination) * self.layout.ring_bytes)
     }
 
-    /// The process at `rank`, once it has come.
+    /// Returns the process of `rank`, or `None` while that rank has not taken its seat.
     pub(crate) fn process(&self, rank: usize) -> Option<ProcessId> {
         let seat = self.seat(rank);
         (seat.claim.load(Ordering::Acquire) == 2)
             .then(|| ProcessId { pid: seat.pid.load(Ordering::Relaxed), start: seat.start.load(Ordering::Relaxed) })
     }
 
+    /// Returns the number of an ordered pair of ranks.
     fn pair(&self, source: usize, destination: usize) -> usize {
         assert!(source < self.layout.nranks && destination < self.layout.nranks);
         source * self.layout.nranks + destination
     }
 
+    /// Returns the address at an offset from the segment's start.
     fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset < self.mapping.bytes);
         // SAFETY: the offset is inside the mapping.
@@ -334,7 +360,7 @@ mod tests {
         let fd = create([7; 16]).unwrap();
         let again = open(std::process::id(), fd.as_raw_fd(), [7; 16]).unwrap();
         let (a, b) = (Segment::map(&fd, 3, 0).unwrap(), Segment::map(&again, 3, 1).unwrap());
-        // SAFETY: the last byte of the last slot and of the last ring are inside the mapping.
+        // SAFETY: the last bytes of the last slot and of the last ring are inside the mapping.
         unsafe {
             a.data(2, SLOTS - 1).add(a.layout().slot_bytes - 1).write(1);
             a.ring(2, 2).add(a.layout().ring_bytes - 1).write(2);

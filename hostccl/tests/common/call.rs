@@ -318,7 +318,7 @@ impl Case {
         let input = |rank: usize| &self.inputs[rank][..self.bytes(self.whole)];
         let (mut send, mut recv) = (self.buffer(input(rank)), self.unset(self.whole));
         let (dtype, count) = (self.dtype as c_int, self.whole);
-        // SAFETY: both hold `whole` elements.
+        // SAFETY: both buffers hold `whole` elements.
         unsafe {
             ok(ncclGroupStart());
             ok(ncclSend(send.at(0), count, dtype, right as c_int, **comm, null_mut()));

@@ -34,7 +34,7 @@ impl Comm {
     /// Joins as one rank.
     pub fn init(id: ncclUniqueId, size: usize, rank: usize) -> Comm {
         let mut comm = null_mut();
-        // SAFETY: a place for the communicator.
+        // SAFETY: there is a place for the communicator.
         ok(unsafe { ncclCommInitRank(&raw mut comm, size as c_int, id, rank as c_int) });
         Comm(comm)
     }
@@ -42,7 +42,7 @@ impl Comm {
     /// Makes all ranks of a communicator in this thread.
     pub fn init_all(size: usize) -> Vec<Comm> {
         let mut comms = vec![null_mut(); size];
-        // SAFETY: places for `size` communicators.
+        // SAFETY: there are places for `size` communicators.
         ok(unsafe { ncclCommInitAll(comms.as_mut_ptr(), size as c_int, std::ptr::null()) });
         comms.into_iter().map(Comm).collect()
     }
@@ -50,21 +50,21 @@ impl Comm {
     /// Splits the communicator. Returns `None` for NCCL_SPLIT_NOCOLOR.
     pub fn split(&self, color: c_int, key: c_int) -> Option<Comm> {
         let mut comm = std::ptr::dangling_mut();
-        // SAFETY: a place for the communicator.
+        // SAFETY: there is a place for the communicator.
         ok(unsafe { ncclCommSplit(self.0, color, key, &raw mut comm, null_mut()) });
         (!comm.is_null()).then_some(Comm(comm))
     }
 
     pub fn size(&self) -> usize {
         let mut size = -1;
-        // SAFETY: a place for the answer.
+        // SAFETY: there is a place for the answer.
         ok(unsafe { ncclCommCount(self.0, &raw mut size) });
         size as usize
     }
 
     pub fn rank(&self) -> usize {
         let mut rank = -1;
-        // SAFETY: a place for the answer.
+        // SAFETY: there is a place for the answer.
         ok(unsafe { ncclCommUserRank(self.0, &raw mut rank) });
         rank as usize
     }
@@ -80,7 +80,7 @@ impl Deref for Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // SAFETY: a token, live or not.
+        // SAFETY: a token may be live or not.
         unsafe { ncclCommDestroy(self.0) };
     }
 }
@@ -98,7 +98,7 @@ pub fn last_error() -> String {
 
 pub fn unique_id() -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    // SAFETY: a place for the id.
+    // SAFETY: there is a place for the id.
     ok(unsafe { ncclGetUniqueId(&raw mut id) });
     id
 }
@@ -182,7 +182,7 @@ pub fn sum(comm: &Comm, value: i64) -> i64 {
 
 /// Makes the calls of `body` in one group. Their buffers must outlive this call.
 pub fn group<R>(body: impl FnOnce() -> R) -> R {
-    // SAFETY: no arguments.
+    // SAFETY: the call has no arguments.
     ok(unsafe { ncclGroupStart() });
     let result = body();
     // SAFETY: the caller's promise about the buffers.
