@@ -98,7 +98,9 @@ impl RootComms {
                     let _ = if is_last { communicator.abort() } else { Ok(()) };
                     if has_work { Err(error) } else { Ok(()) }
                 }
-                None if is_last => finalize(&communicator, peers.wait(), &|error| drop(peers.tell(error))),
+                None if is_last => finalize(&communicator, peers.wait(), &|error| {
+                    peers.tell(error);
+                }),
                 None => Ok(()),
             };
             outcome = outcome.and(ended);

@@ -91,7 +91,8 @@ impl World {
                 error.message(),
                 self.place.size
             ))
-            .with_os_error(error.os_error()),
+            .with_os_error(error.os_error())
+            .with_ranks(error.ranks()),
             _ => error,
         };
         let server = self.session.as_ref().and_then(|session| session.server.as_ref());
@@ -106,6 +107,7 @@ impl World {
             error.message()
         ))
         .with_os_error(error.os_error())
+        .with_ranks(error.ranks())
     }
 
     /// Reaches the store, and agrees with rank 0 on a prefix for the keys, which no earlier run has

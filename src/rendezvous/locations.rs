@@ -26,7 +26,7 @@ impl World {
             None => Stated::Nothing(here()?).encode(),
         };
         let round = self.scope()?.agree("dm_world_locations()", wait)?;
-        let all = self.exchange(&round, said, wait).inspect_err(|error| drop(round.fail(error, wait)))?;
+        let all = self.exchange(&round, said, wait).inspect_err(|error| _ = round.fail(error, wait))?;
         round.finish(wait)?;
         let locations: Vec<String> = all.split('\0').map(str::to_owned).collect();
         match locations.len() == self.size() {

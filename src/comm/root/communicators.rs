@@ -157,11 +157,7 @@ impl RootComms {
 
     /// Adds the communicators of this root's dimensions to `all`, and those that `of_range` gives for
     /// each of its ranges.
-    fn collect_dims(
-        &self,
-        all: &mut Vec<Arc<Communicator>>,
-        of_range: impl Fn(&RootComms) -> Vec<Arc<Communicator>>,
-    ) {
+    fn collect_dims(&self, all: &mut Vec<Arc<Communicator>>, of_range: impl Fn(&RootComms) -> Vec<Arc<Communicator>>) {
         let mut add = |communicator: &Arc<Communicator>| {
             if !all.iter().any(|other| Arc::ptr_eq(other, communicator)) {
                 all.push(Arc::clone(communicator));

@@ -66,6 +66,12 @@ impl ScopeKeys {
         lock(&self.keys).extend(keys);
     }
 
+    /// Notes keys that this rank has written for calls of other scopes. Their ranks may read these
+    /// keys for as long as any rank is in the world.
+    pub(super) fn note_of_others(&self, keys: impl IntoIterator<Item = String>) {
+        keys.into_iter().for_each(|key| self.leftovers.note(key));
+    }
+
     /// Takes the keys that may be removed once the call that this rank is about to make is agreed.
     pub(super) fn take(&self) -> Vec<String> {
         let mut keys = std::mem::take(&mut *lock(&self.keys));

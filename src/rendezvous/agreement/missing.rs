@@ -56,7 +56,10 @@ impl Round {
         }
         let who = match (absent.ranks.is_empty(), absent.looked_at == size) {
             (true, true) => "some ranks (all were here)".to_owned(),
-            (true, false) => format!("some ranks from rank {} to {}", absent.looked_at, size - 1),
+            (true, false) => {
+                let rank = |position| self.membership.members.rank(position);
+                format!("some ranks from rank {} to {}", rank(absent.looked_at), rank(size - 1))
+            }
             (false, true) => ranges(&absent.ranks),
             (false, false) => {
                 format!("{}, as far as the first {} of {size} ranks go,", ranges(&absent.ranks), absent.looked_at)

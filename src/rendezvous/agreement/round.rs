@@ -107,13 +107,17 @@ impl Round {
         self.decide_at(self.key(phase, "verdict"), verdict, wait)
     }
 
-    /// Does what [`Round::decide`] does, for the verdict under that key.
+    /// Does what [`Round::decide`] does, for the verdict under that key, which may be that of a call
+    /// of another scope.
     pub(super) fn decide_at(&self, key: String, verdict: &Verdict, wait: &Wait) -> Result<Verdict> {
         let mine = verdict.encode();
         let stands = self.membership.store.set_once(&key, &mine, wait)?;
         let verdict = self.verdict_in(&stands, &key);
-        if stands == mine {
+        let is_own = key.strip_prefix(&self.prefix).is_some_and(|rest| rest.starts_with('/'));
+        if stands == mine && is_own {
             self.membership.left.note([key]);
+        } else if stands == mine {
+            self.membership.left.note_of_others([key]);
         }
         Ok(verdict)
     }

@@ -205,7 +205,10 @@ impl Drop for Lock {
 impl Store for FileStore {
     fn set(&self, key: &str, value: &[u8], _wait: &Wait) -> Result<()> {
         let fresh = self.fresh(key, value)?;
-        fs::rename(&fresh, self.path(key)).map_err(|error| self.broken("set", key, &error))
+        fs::rename(&fresh, self.path(key)).map_err(|error| {
+            let _ = fs::remove_file(&fresh);
+            self.broken("set", key, &error)
+        })
     }
 
     fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {

@@ -155,6 +155,10 @@ impl Connection {
             self.received.drain(..self.done);
             self.done = 0;
         }
+        if self.outgoing.left() == 0 {
+            // A request without a reply, such as SET, is activity too.
+            self.active = Instant::now();
+        }
         self.received.extend_from_slice(bytes);
     }
 
