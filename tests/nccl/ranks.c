@@ -346,6 +346,7 @@ static void left_group(void)
   note("full group");
   OK(dm_abort(second));
   GIVES(DM_STATUS_ABORTED, dm_group_end(second));
+  OK(dm_abort(second));
   third = made(kCube, 3, kNames);
   FAILS(DM_STATUS_ABORTED, "call from another thread", dm_all_reduce(third, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   FAILS(DM_STATUS_ABORTED, "call from another thread", dm_group_start(third));

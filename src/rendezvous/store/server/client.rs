@@ -58,7 +58,7 @@ pub(super) struct Connection {
     /// A request that is carried out in steps. The next request waits for its end.
     pub(super) task: Option<Box<Task>>,
     /// When the client took bytes of a reply the last time, or when the replies that it has not
-    /// taken yet began to wait. A request without a reply does not count.
+    /// taken yet began to wait, or when it asked for something while no reply waited.
     pub(super) active: Instant,
     /// The bytes that have come, without those that were dropped from the front.
     received: Vec<u8>,
