@@ -23,7 +23,8 @@ def built(bench):
 
 
 def interpreter(wanted=True):
-    """A Python with PyTorch: of DM_BENCH_PYTHON, else as tests/interop/pytorch.py finds or makes it; None, and a line that says so, where there is none."""
+    """A Python with PyTorch: of DM_BENCH_PYTHON, else as tests/interop/pytorch.py finds or makes
+    it; None, and a line that says so, where there is none."""
     if not wanted:
         return None
     if "DM_BENCH_PYTHON" in os.environ:

@@ -1,4 +1,5 @@
-// The example's device: host memory and plain loops. device_cuda.h has the same functions for a GPU.
+// The example's device: host memory and plain loops. device_cuda.h has the same functions for a
+// GPU.
 #pragma once
 
 #include <hostccl.h>
@@ -51,8 +52,9 @@ inline void relu_backward(float *dh, const float *h, std::size_t count)
     if (h[i] <= 0) dh[i] = 0;
 }
 
-// Of each row of logits + bias: the cross entropy with its label into loss[row], 1 into hit[row] when the label is the
-// largest, and scale * (softmax - onehot) in place of the logits. Labels are floats so that everything is one type of buffer.
+// Of each row of logits + bias: the cross entropy with its label into loss[row], 1 into hit[row]
+// when the label is the largest, and scale * (softmax - onehot) in place of the logits. Labels are
+// floats so that everything is one type of buffer.
 inline void softmax_cross_entropy(float *logits, const float *bias, const float *labels, int rows, int cols, float scale,
                                   float *loss, float *hit)
 {

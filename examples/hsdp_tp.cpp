@@ -1,4 +1,5 @@
-// Hybrid-sharded data parallel x tensor parallel training on a mesh (replicate=2, shard=2, tp=2), eight processes:
+// Hybrid-sharded data parallel x tensor parallel training on a mesh (replicate=2, shard=2, tp=2),
+// eight processes:
 //
 //     devicemesh run -n 8 -- ./hsdp_tp --data examples/data/digits.csv --check
 //
@@ -10,7 +11,8 @@
 //   replicate  the shards of the gradient are summed over the replicas (all-reduce)
 //   data       (replicate, shard) flattened: every rank of it takes its part of each batch; the loss is summed over it
 //
-// The collectives are NCCL's, on the raw communicators: this file is the same for a GPU (device_cuda.h, -DDM_EXAMPLE_CUDA).
+// The collectives are NCCL's, on the raw communicators: this file is the same for a GPU
+// (device_cuda.h, -DDM_EXAMPLE_CUDA).
 #include <devicemesh.hpp>
 
 #ifdef DM_EXAMPLE_CUDA
@@ -111,8 +113,8 @@ Digits read_digits(const std::string &path)
 
 // ---- the model: this rank's tensor-parallel part, flat, sharded ----
 
-// The part of the hidden units that this tp rank has, one after another in one flat array: w1 [64, units], b1 [units],
-// w2 [units, 10], b2 [10]. b2 is the same on every tp rank.
+// The part of the hidden units that this tp rank has, one after another in one flat array: w1 [64,
+// units], b1 [units], w2 [units, 10], b2 [10]. b2 is the same on every tp rank.
 struct Parts {
   int units;
   std::size_t w1() const { return 0; }
@@ -188,7 +190,8 @@ Result train(const dm::Mesh &mesh, const Digits &digits, bool talk)
   auto gather_weights = [&] {
     nccl.check(nccl.all_gather(mine.data, weights.data, piece, ncclFloat, shard.comm, device::stream()), "ncclAllGather");
   };
-  // hidden = relu(images w1 + b1), logits = sum over tp of hidden w2, then the loss: all for `count` images.
+  // hidden = relu(images w1 + b1), logits = sum over tp of hidden w2, then the loss: all for
+  // `count` images.
   auto forward = [&](int count, float scale) {
     float *w = weights.data;
     device::matmul(hidden.data, images.data, false, w + parts.w1(), false, count, kPixels, parts.units);
@@ -236,7 +239,8 @@ Result train(const dm::Mesh &mesh, const Digits &digits, bool talk)
       device::matmul(g + parts.w1(), images.data, true, hidden_gradient.data, false, kPixels, rows, parts.units);
       device::column_sum(g + parts.b1(), hidden_gradient.data, rows, parts.units);
 
-      // Sum the gradient over the data: reduce-scatter over shard leaves this rank its piece, all-reduce over replicate the rest.
+      // Sum the gradient over the data: reduce-scatter over shard leaves this rank its piece,
+      // all-reduce over replicate the rest.
       nccl.check(nccl.reduce_scatter(g, my_gradient.data, piece, ncclFloat, ncclSum, shard.comm, device::stream()), "ncclReduceScatter");
       nccl.check(nccl.all_reduce(my_gradient.data, my_gradient.data, piece, ncclFloat, ncclSum, replicate.comm, device::stream()),
                  "ncclAllReduce over replicate");
@@ -316,7 +320,8 @@ try {
   bool good = result.accuracy >= 0.95;
   if (!good && rank == 0) std::printf("the accuracy is below 95 %%\n");
   if (compare && rank == 0) {
-    // The same training by one process: a world of one rank, the same mesh dimensions, each of size 1.
+    // The same training by one process: a world of one rank, the same mesh dimensions, each of
+    // size 1.
     dm::WorldOptions alone;
     alone.world_size = 1;
     const dm::World world = dm::World::init(device::type, alone);

@@ -1,5 +1,6 @@
-//! libdevicemesh.so as a C program sees it: loaded, called through its exported functions, with handles and C strings. Calling the rlib's functions
-//! instead would leave out what a shared library costs, its thread-local storage above all.
+//! libdevicemesh.so as a C program sees it: loaded, called through its exported functions, with
+//! handles and C strings. Calling the rlib's functions instead would leave out what a shared
+//! library costs, its thread-local storage above all.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -55,7 +56,8 @@ impl Library {
         let library = library.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         macro_rules! functions {
             ($($field:ident),+) => {
-                // SAFETY: include/devicemesh.h, generated from the same source, declares them with these types.
+                // SAFETY: include/devicemesh.h, generated from the same source, declares them with
+                // these types.
                 Library { $($field: unsafe { *library.get(concat!("dm_", stringify!($field), "\0").as_bytes()).expect("exported") }),+ }
             };
         }

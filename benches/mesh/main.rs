@@ -1,7 +1,9 @@
-//! How long the calls of a mesh take at worlds of 8, 1,024 and 1,048,576 ranks: through the C ABI of libdevicemesh.so (mesh/library.rs), and
-//! the mesh algebra below it by itself. `cargo bench --bench mesh`; benches/mesh.py runs it beside PyTorch.
+//! How long the calls of a mesh take at worlds of 8, 1,024 and 1,048,576 ranks: through the C ABI
+//! of libdevicemesh.so (mesh/library.rs), and the mesh algebra below it by itself.
+//! `cargo bench --bench mesh`; benches/mesh.py runs it beside PyTorch.
 //!
-//! `memory plain` and `memory ranks` make one mesh of 1,048,576 ranks instead and print the bytes by which this process's memory grew at most meanwhile.
+//! `memory plain` and `memory ranks` make one mesh of 1,048,576 ranks instead and print the bytes
+//! by which this process's memory grew at most meanwhile.
 
 mod library;
 mod processor;
@@ -87,8 +89,9 @@ fn communicators(criterion: &mut Criterion<ProcessorTime>, library: &'static Lib
     }
 }
 
-/// From one thread and from four at once, as the processor time of a call and on the clock. Where there are fewer processors than threads, or others use
-/// them, the clock counts the waiting for one too.
+/// From one thread and from four at once, as the processor time of a call and on the clock. Where
+/// there are fewer processors than threads, or others use them, the clock counts the waiting for
+/// one too.
 fn quick(criterion: &mut Criterion<ProcessorTime>, name: &str, call: impl Fn() + Sync) {
     criterion.bench_function(name, |bencher| bencher.iter(&call));
     for threads in [1, 4] {

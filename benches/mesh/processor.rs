@@ -1,5 +1,6 @@
-//! The time that a thread has a processor, instead of the time on the clock: on a machine that others use too, the clock counts their work.
-//! What is measured here never waits, so on an idle machine the two are the same.
+//! The time that a thread has a processor, instead of the time on the clock: on a machine that
+//! others use too, the clock counts their work. What is measured here never waits, so on an idle
+//! machine the two are the same.
 
 use std::time::Duration;
 

@@ -65,7 +65,8 @@ pub fn reversed(shape: &[usize]) -> Vec<i32> {
     (0..size(shape) as i32).rev().collect()
 }
 
-/// Joins a world of that many ranks on the host engine, a thread each, and lets `use_it` have the mesh of rank 0, of which every dimension has a communicator.
+/// Joins a world of that many ranks on the host engine, a thread each, and lets `use_it` have the
+/// mesh of rank 0, of which every dimension has a communicator.
 pub fn with_communicators<R>(library: &'static Library, shape: &[usize], use_it: impl FnOnce(&Mesh) -> R) -> R {
     let ranks = size(shape);
     let folder = std::env::temp_dir().join(format!("devicemesh-bench-{}-{ranks}", std::process::id()));

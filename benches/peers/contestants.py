@@ -1,4 +1,5 @@
-"""The libraries that benches/peers/bench.py compares: how each one's program is built and started."""
+"""The libraries that benches/peers/bench.py compares: how each one's program is built and
+started."""
 
 import functools
 import os
@@ -34,9 +35,11 @@ def run(command, **options):
 
 
 def scheduling(wanted):
-    """How the contestants' processes are preferred to what else the machine does, all in the same way: "realtime" (round robin), "autogroup" (a session of their
-    own, nice -20) or "none". `wanted` may be "auto": the first that is permitted. Real-time processes are not kept waiting when they wake up; others are, for
-    milliseconds, by kernels that are built without preemption."""
+    """How the contestants' processes are preferred to what else the machine does, all in the same
+    way: "realtime" (round robin), "autogroup" (a session of their own, nice -20) or "none".
+    `wanted` may be "auto": the first that is permitted. Real-time processes are not kept waiting
+    when they wake up; others are, for milliseconds, by kernels that are built without
+    preemption."""
     for kind in ("realtime", "autogroup", "none") if wanted == "auto" else (wanted,):
         if permitted(kind):
             return kind
@@ -72,12 +75,14 @@ def executed():
 
 
 def memory(kind):
-    """What memory.c prints: how fast the processors together copy what is larger than the caches."""
+    """What memory.c prints: how fast the processors together copy what is larger than the
+    caches."""
     return run([built("memory", "-pthread"), 64], preexec_fn=lambda: prefer(kind))
 
 
 class Contestant:
-    # Whether its waiting ranks give way to others when there are more of them than processors. MPICH's do not: in real time each would spin for its whole slice of 100 ms.
+    # Whether its waiting ranks give way to others when there are more of them than processors.
+    # MPICH's do not: in real time each would spin for its whole slice of 100 ms.
     gives_way = True
 
     def __init__(self, name):

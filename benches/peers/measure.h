@@ -1,12 +1,15 @@
-/* What the measuring programs of benches/peers share: the cases, the clock, the check of results and the lines that they print.
+/* What the measuring programs of benches/peers share: the cases, the clock, the check of results
+ * and the lines that they print.
  *
- * A program fills a `struct library` with its calls and hands it to measure(). Its arguments are those of bench.py's command:
+ * A program fills a `struct library` with its calls and hands it to measure(). Its arguments are
+ * those of bench.py's command:
  *
  *     PROGRAM collectives BUDGET_MS OPERATION,... DTYPE,... BYTES,...
  *     PROGRAM idle SECONDS
  *
- * Rank 0 prints one line of JSON for each case. All ranks are on one machine, so CLOCK_MONOTONIC is one clock for them: an iteration lasts from when the
- * last rank was through with the one before to when the last rank was through with it. */
+ * Rank 0 prints one line of JSON for each case. All ranks are on one machine, so CLOCK_MONOTONIC
+ * is one clock for them: an iteration lasts from when the last rank was through with the one
+ * before to when the last rank was through with it. */
 #ifndef DM_BENCH_MEASURE_H
 #define DM_BENCH_MEASURE_H
 
@@ -27,7 +30,8 @@ static const size_t DTYPE_SIZES[DTYPES] = {4, 2};
 
 enum { FEWEST = 3, MOST = 4000, MAX_VARIANTS = 4, MAX_RANKS = 1024, LONG = 100000000 };
 
-/* A case: `count` elements are the whole buffer of a rank; all-gather, reduce-scatter and all-to-all divide it between the ranks. */
+/* A case: `count` elements are the whole buffer of a rank; all-gather, reduce-scatter and
+ * all-to-all divide it between the ranks. */
 struct work {
   enum operation operation;
   enum dtype dtype;
@@ -39,13 +43,15 @@ struct work {
 
 struct library {
   int rank, ranks;
-  /* The variants of an operation: algorithms between which the caller chooses. Each is a contestant; NULL ends the list, and an empty list says that the
-   * library has no such operation. */
+  /* The variants of an operation: algorithms between which the caller chooses. Each is a
+   * contestant; NULL ends the list, and an empty list says that the library has no such
+   * operation. */
   const char *const *(*variants)(enum operation operation, enum dtype dtype);
   /* Once for each case and variant, before it is timed; both may be NULL. */
   void (*prepare)(struct work *work, const char *variant);
   void (*release)(struct work *work, const char *variant);
-  /* One iteration: one call; of broadcast one from each rank in turn; of send_recv one message around the ring. */
+  /* One iteration: one call; of broadcast one from each rank in turn; of send_recv one message
+   * around the ring. */
   void (*run)(struct work *work, const char *variant);
   /* The largest of each value over the ranks, in place. */
   void (*maximum)(int64_t *values, size_t count);
@@ -94,7 +100,8 @@ static float load(const struct work *work, const void *buffer, size_t index)
   return value;
 }
 
-/* Small whole numbers, whose sums over up to 8 ranks have at most 8 bits: exact in bfloat16. They repeat after PERIOD elements. */
+/* Small whole numbers, whose sums over up to 8 ranks have at most 8 bits: exact in bfloat16. They
+ * repeat after PERIOD elements. */
 enum { PERIOD = 1024 };
 
 static float pattern(int rank, size_t index)
@@ -206,7 +213,8 @@ static int64_t one_case(struct work *work, const char *variant, int64_t budget)
   iterate(work, variant, 2, times);
   int64_t spent = 0, processor = 0, each = times[1];
   int iterations = 0;
-  /* In blocks, each at most twice what there is so far: a hiccup at first does not decide how many there are. All ranks see the same times, so they agree. */
+  /* In blocks, each at most twice what there is so far: a hiccup at first does not decide how many
+   * there are. All ranks see the same times, so they agree. */
   while (iterations < FEWEST || (spent < budget && iterations < MOST)) {
     const int64_t wanted = (budget - spent) / (each > 0 ? each : 1) + 1;
     int block = wanted < 2 * iterations + 1 ? (int)wanted : 2 * iterations + 1;
@@ -276,7 +284,8 @@ static void collectives(int64_t budget, const char *operations, const char *dtyp
           work.count = work.part * (size_t)work.ranks;
         work.send = buffer_of(work.count * DTYPE_SIZES[dtype]);
         work.recv = operation == ALL_REDUCE || operation == BROADCAST ? work.send : buffer_of(work.count * DTYPE_SIZES[dtype]);
-        /* A variant that took over 100 ms, and over 8 times as long as the best, at the size before is not tried: some would take minutes. */
+        /* A variant that took over 100 ms, and over 8 times as long as the best, at the size
+         * before is not tried: some would take minutes. */
         int64_t best = INT64_MAX;
         for (int which = 0; variants[which]; which++)
           best = took[which] < best ? took[which] : best;
@@ -290,7 +299,8 @@ static void collectives(int64_t budget, const char *operations, const char *dtyp
     }
 }
 
-/* The processor time that each of ranks 1, 2 ... uses while it waits in an all-reduce for rank 0, which sleeps. */
+/* The processor time that each of ranks 1, 2 ... uses while it waits in an all-reduce for rank 0,
+ * which sleeps. */
 static void idle(double seconds)
 {
   struct work work;
@@ -321,8 +331,8 @@ static void idle(double seconds)
   free(work.send);
 }
 
-/* A start: what each rank noted on the way, told as the time from when the first rank was executed, and from the last rank's end of one phase to the last
- * rank's end of the next. */
+/* A start: what each rank noted on the way, told as the time from when the first rank was
+ * executed, and from the last rank's end of one phase to the last rank's end of the next. */
 enum { MAX_MARKS = 8 };
 static struct {
   int64_t executed, at[MAX_MARKS];
@@ -330,7 +340,8 @@ static struct {
   int count;
 } marks;
 
-/* Where a start is measured: when this process was executed, as executed.c says, so that loading its libraries is in it. */
+/* Where a start is measured: when this process was executed, as executed.c says, so that loading
+ * its libraries is in it. */
 static void note_execution(int argc, char **argv)
 {
   if (argc < 2 || (strcmp(argv[1], "start") != 0 && strcmp(argv[1], "phases") != 0))

@@ -1,4 +1,5 @@
-/* libdevicemesh's part of benches/peers: a mesh of one dimension, and the functions of the library that made its communicator. */
+/* libdevicemesh's part of benches/peers: a mesh of one dimension, and the functions of the library
+ * that made its communicator. */
 #define _GNU_SOURCE
 #include <devicemesh.h>
 
@@ -82,8 +83,9 @@ static void find_functions(const dm_mesh *mesh)
   CHECK(dm_get_proc(mesh, "ncclGetLastError", (void **)&nccl.last_error));
 }
 
-/* What a mesh of three dimensions takes from nothing. With `apart` it is made in two calls, the root's communicator first, after an agreement about nothing else:
- * longer in all, but each part has a figure. */
+/* What a mesh of three dimensions takes from nothing. With `apart` it is made in two calls, the
+ * root's communicator first, after an agreement about nothing else: longer in all, but each part
+ * has a figure. */
 static dm_mesh *start(const dm_init_options *options, int ranks, bool apart)
 {
   int sizes[3];

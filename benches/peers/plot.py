@@ -1,4 +1,5 @@
-"""A report of bench.py as an SVG: bus bandwidth against size, both logarithmic, a panel for each number of ranks and a line for each library.
+"""A report of bench.py as an SVG: bus bandwidth against size, both logarithmic, a panel for each
+number of ranks and a line for each library.
 
 `python3 benches/peers/plot.py REPORT.json OUT.svg [OPERATION]` draws one again."""
 

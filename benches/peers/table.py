@@ -65,7 +65,8 @@ def by_library(runs):
 
 # Bytes: less than this stays in the caches of common processors.
 LARGE = 128 << 20
-# What moves in a collective of `ranks` ranks and a buffer of one byte when each input is read once and each output written once.
+# What moves in a collective of `ranks` ranks and a buffer of one byte when each input is read once
+# and each output written once.
 MOVED = {
     "all_reduce": lambda ranks: 2 * ranks,
     "all_gather": lambda ranks: ranks + 1,

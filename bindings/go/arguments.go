@@ -11,9 +11,10 @@ import (
 	"unsafe"
 )
 
-// arguments are Go memory that C uses during one call: strings, arrays, buffers, and the pointers between them. They are pinned while the call runs
-// and at no other time: a runtime.Pinner that is lost without Unpin, because something panicked, kills the process at a later collection. The first wrong
-// argument is kept as the error.
+// arguments are Go memory that C uses during one call: strings, arrays, buffers, and the pointers
+// between them. They are pinned while the call runs and at no other time: a runtime.Pinner that is
+// lost without Unpin, because something panicked, kills the process at a later collection. The
+// first wrong argument is kept as the error.
 type arguments struct {
 	used []unsafe.Pointer
 	err  error

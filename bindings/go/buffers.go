@@ -29,8 +29,9 @@ const (
 // An Op is a reduction: the values of ncclRedOp_t.
 type Op int32
 
-// The reductions. Avg is the sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
-// truncated; on NCCL too. Max and Min ignore NaNs on the host engine.
+// The reductions. Avg is the sum divided by the number of ranks. For integers the sum is made in
+// the element's own type, where it can overflow, and the quotient is truncated; on NCCL too. Max
+// and Min ignore NaNs on the host engine.
 const (
 	Sum  Op = C.DM_SUM
 	Prod Op = C.DM_PROD
@@ -72,7 +73,8 @@ func dtypeOf[T Element]() DType {
 	}
 }
 
-// A Buffer is memory that a collective reads or writes: of a slice (Of), or any other. Device memory on cuda.
+// A Buffer is memory that a collective reads or writes: of a slice (Of), or any other. Device
+// memory on cuda.
 type Buffer struct {
 	Address unsafe.Pointer
 	Count   int // Elements.
@@ -165,7 +167,8 @@ func overlap(one, other Buffer) bool {
 	return first < second+other.bytes() && second < first+one.bytes() && one.bytes() > 0 && other.bytes() > 0
 }
 
-// apartOrSame refuses a part and a whole that overlap, unless the part is where a call in place has it: that many elements into the whole.
+// apartOrSame refuses a part and a whole that overlap, unless the part is where a call in place
+// has it: that many elements into the whole.
 func (a *arguments) apartOrSame(part, whole Buffer, elements int) {
 	place := uintptr(whole.Address) + uintptr(elements)*sizes[min(uint32(whole.DType), uint32(len(sizes)-1))]
 	if overlap(part, whole) && uintptr(part.Address) != place {

@@ -41,7 +41,8 @@ const (
 	ErrDevice Status = C.DM_STATUS_DEVICE
 	// No usable communicator library; the message lists what was tried.
 	ErrLibrary Status = C.DM_STATUS_LIBRARY
-	// Not available for this device type, world or library version; the message says what to do instead.
+	// Not available for this device type, world or library version; the message says what to do
+	// instead.
 	ErrUnsupported Status = C.DM_STATUS_UNSUPPORTED
 	// The mesh was aborted or finalized, or its world aborted.
 	ErrAborted Status = C.DM_STATUS_ABORTED
@@ -61,11 +62,13 @@ type Error struct {
 	Status  Status
 	Message string // One line, with the values and the ranks.
 
-	// The codes of the layers below (ncclResult_t, CUresult, errno); 0 where those were not involved.
+	// The codes of the layers below (ncclResult_t, CUresult, errno); 0 where those were not
+	// involved.
 	CCLResult, DeviceError int
 	OSError                syscall.Errno
 
-	// Why the call ended: the context's cause where that ended it, or what the program's own Store answered. Often nil.
+	// Why the call ended: the context's cause where that ended it, or what the program's own Store
+	// answered. Often nil.
 	Cause error
 }
 
@@ -124,7 +127,8 @@ func wrong(ctx context.Context) error {
 	return nil
 }
 
-// done is why a call with this context does not begin: its own error, which is no *Error, as nothing was ended. It is nil where the call begins.
+// done is why a call with this context does not begin: its own error, which is no *Error, as
+// nothing was ended. It is nil where the call begins.
 func done(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
@@ -141,8 +145,9 @@ func causeOf(ctx context.Context) error {
 	return fmt.Errorf("%w (%w)", cause, ctx.Err())
 }
 
-// until makes a call that may wait for other ranks. When ctx is done meanwhile, end is called, which makes it return. A ctx that is done before is an error
-// and begins nothing; end is not called after the call has returned, and has returned when until does.
+// until makes a call that may wait for other ranks. When ctx is done meanwhile, end is called,
+// which makes it return. A ctx that is done before is an error and begins nothing; end is not
+// called after the call has returned, and has returned when until does.
 func until(ctx context.Context, end func(), call func() error) error {
 	if err := wrong(ctx); err != nil {
 		return err

@@ -10,7 +10,8 @@ import (
 	"sync/atomic"
 )
 
-// group collects the operations of one outermost Group. The library hears of them when body has returned without an error.
+// group collects the operations of one outermost Group. The library hears of them when body has
+// returned without an error.
 type group struct {
 	thread C.long
 	ctx    context.Context // The context that body gets. Nothing but this value joins the group.
@@ -87,7 +88,8 @@ func groupFor(ctx context.Context) (*group, error) {
 	case given == here && ctx == here.ctx:
 		return given, nil
 	case given == here:
-		// The operations are made together when body has returned, so that nothing could end this one alone.
+		// The operations are made together when body has returned, so that nothing could end this
+		// one alone.
 		return nil, here.refuse(invalid("an operation inside a Group, but with a context that is derived from the group's: use the one that the group's " +
 			"function gets; a deadline or a cancellation belongs to the context that is given to Group"))
 	case here != nil:
@@ -97,19 +99,23 @@ func groupFor(ctx context.Context) (*group, error) {
 	}
 }
 
-// Group runs the operations of body together, so that no order of sends and receives blocks. They are those made by the goroutine of body with the context
-// that body gets. They are collected while body runs, on memory that must stay as it is, and have their results when Group returns. Groups nest: only the
-// outermost end runs them.
+// Group runs the operations of body together, so that no order of sends and receives blocks. They
+// are those made by the goroutine of body with the context that body gets. They are collected
+// while body runs, on memory that must stay as it is, and have their results when Group returns.
+// Groups nest: only the outermost end runs them.
 //
-// All of them are run, or none: when body fails or panics, or when one of them was refused (also where body ignored that), nothing is run and Group gives
-// the error. The other ranks of the group wait for this one then, until their timeout.
+// All of them are run, or none: when body fails or panics, or when one of them was refused (also
+// where body ignored that), nothing is run and Group gives the error. The other ranks of the group
+// wait for this one then, until their timeout.
 //
-// An operation or a Group inside body takes the very context that body gets. With any other one it is refused, also with one that is derived from it: a
-// deadline or a cancellation is for all operations together and belongs to ctx. Calls that are no operations (Flatten, Barrier ...) are made at once, with
-// any context.
+// An operation or a Group inside body takes the very context that body gets. With any other one it
+// is refused, also with one that is derived from it: a deadline or a cancellation is for all
+// operations together and belongs to ctx. Calls that are no operations (Flatten, Barrier ...) are
+// made at once, with any context.
 //
-// When ctx is done before the operations are made, body runs all the same, nothing that it asked for is made, and the error is the context's own. When ctx is
-// done while they are made, their meshes are aborted and the error is ErrAborted.
+// When ctx is done before the operations are made, body runs all the same, nothing that it asked
+// for is made, and the error is the context's own. When ctx is done while they are made, their
+// meshes are aborted and the error is ErrAborted.
 func (m *Mesh) Group(ctx context.Context, body func(ctx context.Context) error) error {
 	outer, err := groupFor(ctx)
 	if err == nil && body == nil {
@@ -175,7 +181,8 @@ func collect(ctx context.Context, body func(ctx context.Context) error) ([]*oper
 func (m *Mesh) run(ctx context.Context, calls []*operation) error {
 	var meshes []*Mesh
 	for _, call := range calls {
-		// Wrong calls are refused before anything is begun. A lazy mesh makes its communicators now.
+		// Wrong calls are refused before anything is begun. A lazy mesh makes its communicators
+		// now.
 		if _, err := call.mesh.Comm(ctx, call.dim); err != nil {
 			return err
 		}
@@ -232,7 +239,8 @@ func issue(meshes []*Mesh, calls []*operation, end func()) (err error) {
 		note(failure(call.function(call.mesh.handle)))
 	}
 	if failed, ok := err.(*Error); ok && failed.CCLResult == 0 {
-		// A communicator library that refuses an operation runs nothing of its group; where the refusal comes from above, it would run the rest.
+		// A communicator library that refuses an operation runs nothing of its group; where the
+		// refusal comes from above, it would run the rest.
 		end()
 	}
 	return err

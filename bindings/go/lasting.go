@@ -5,7 +5,8 @@ import "C"
 
 import "sync/atomic"
 
-// lasting is a handle of the library that is freed once it was closed and no blocked call uses it any more: ending such a call takes the handle, too.
+// lasting is a handle of the library that is freed once it was closed and no blocked call uses it
+// any more: ending such a call takes the handle, too.
 type lasting struct {
 	handle C.uintptr_t
 	// How many calls hold the handle; closed is added when it is closed.
@@ -14,7 +15,8 @@ type lasting struct {
 
 const closed = 1 << 62
 
-// token is the handle for a call that waits for nobody. It is 0, which the library refuses, once the handle was closed.
+// token is the handle for a call that waits for nobody. It is 0, which the library refuses, once
+// the handle was closed.
 func (l *lasting) token() C.uintptr_t {
 	if l.state.Load()&closed != 0 {
 		return 0
@@ -22,7 +24,8 @@ func (l *lasting) token() C.uintptr_t {
 	return l.handle
 }
 
-// hold keeps the handle from being freed until release. It answers false for a closed one, which needs no release.
+// hold keeps the handle from being freed until release. It answers false for a closed one, which
+// needs no release.
 func (l *lasting) hold() bool {
 	for {
 		state := l.state.Load()

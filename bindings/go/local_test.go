@@ -301,8 +301,8 @@ func TestClosedAndNil(t *testing.T) {
 	refused(t, err, ErrInvalidHandle, "dm_world")
 }
 
-// Each goroutine makes a failure of its own again and again, while others move it from thread to thread: whose reason it gets shows whether it was read on the
-// thread of the call.
+// Each goroutine makes a failure of its own again and again, while others move it from thread to
+// thread: whose reason it gets shows whether it was read on the thread of the call.
 func TestReasonsAreNeverMixedUp(t *testing.T) {
 	mesh := offline(t)
 	var group sync.WaitGroup

@@ -11,12 +11,14 @@ import (
 	"unsafe"
 )
 
-// A Mesh is one rank's view of an n-dimensional array of ranks, with a communicator for every dimension. All methods may be called from several
-// goroutines. Views share the communicators of their root mesh.
+// A Mesh is one rank's view of an n-dimensional array of ranks, with a communicator for every
+// dimension. All methods may be called from several goroutines. Views share the communicators of
+// their root mesh.
 //
-// A method with a context waits for other ranks. When the context is done meanwhile, the mesh is aborted as by Abort, and the error is ErrAborted and the
-// context's: the other ranks cannot go on either. With a context that is done before the call, nothing is begun and nothing aborted: the error is the
-// context's.
+// A method with a context waits for other ranks. When the context is done meanwhile, the mesh is
+// aborted as by Abort, and the error is ErrAborted and the context's: the other ranks cannot go on
+// either. With a context that is done before the call, nothing is begun and nothing aborted: the
+// error is the context's.
 //
 // dim is a dimension's name, also a flattened one's. "" is the only dimension of a 1-D mesh.
 type Mesh struct {
@@ -26,11 +28,13 @@ type Mesh struct {
 	free  runtime.Cleanup
 }
 
-// Init makes a mesh, which gives every dimension of this rank a ready communicator. Collective over the world, also for ranks outside a mesh that is
-// smaller. Ranks lie in it row-major. names nil: dim_0, dim_1 ...
+// Init makes a mesh, which gives every dimension of this rank a ready communicator. Collective
+// over the world, also for ranks outside a mesh that is smaller. Ranks lie in it row-major. names
+// nil: dim_0, dim_1 ...
 //
-// Before any communicator is made, the ranks agree that they all asked for the same; ErrMismatch says who did not. When ctx is done first, the world is
-// aborted, as by World.Abort or AbortDefaultWorlds.
+// Before any communicator is made, the ranks agree that they all asked for the same; ErrMismatch
+// says who did not. When ctx is done first, the world is aborted, as by World.Abort or
+// AbortDefaultWorlds.
 func Init(ctx context.Context, deviceType string, shape []int, names []string, options *MeshOptions) (*Mesh, error) {
 	var a arguments
 	a.checkCounts(options, shape)
@@ -40,8 +44,10 @@ func Init(ctx context.Context, deviceType string, shape []int, names []string, o
 	return a.meshOf(ctx, world, func(out *C.uintptr_t) C.outcome { return C.go_init(kind, sizes, ndim, labels, made, out) })
 }
 
-// FromComms makes a mesh over communicators (ncclComm_t) that exist already, one for each dimension. Local. They stay the caller's and must outlive the
-// mesh, unless own: then they are destroyed when it is finalized or aborted. Without a world only local calls and collectives on it work.
+// FromComms makes a mesh over communicators (ncclComm_t) that exist already, one for each
+// dimension. Local. They stay the caller's and must outlive the mesh, unless own: then they are
+// destroyed when it is finalized or aborted. Without a world only local calls and collectives on
+// it work.
 func FromComms(deviceType string, shape []int, names []string, comms []Comm, own bool, options *MeshOptions) (*Mesh, error) {
 	var a arguments
 	a.checkCounts(options, shape)
@@ -62,11 +68,13 @@ func FromComms(deviceType string, shape []int, names []string, comms []Comm, own
 	})
 }
 
-// Deserialize makes the mesh that a text of Serialize says. Collective over the world, on the same terms as Init. options.Ranks is nil.
+// Deserialize makes the mesh that a text of Serialize says. Collective over the world, on the same
+// terms as Init. options.Ranks is nil.
 func Deserialize(ctx context.Context, text string, options *MeshOptions) (*Mesh, error) {
 	var a arguments
 	if options != nil && len(options.Dims) > 0 {
-		// The library reads as many as the text has dimensions; what is wrong with the text it says itself.
+		// The library reads as many as the text has dimensions; what is wrong with the text it
+		// says itself.
 		var parts struct{ Shape []json.Number }
 		if json.Unmarshal([]byte(text), &parts) == nil {
 			a.count("options", len(options.Dims), true, len(parts.Shape))
@@ -76,7 +84,8 @@ func Deserialize(ctx context.Context, text string, options *MeshOptions) (*Mesh,
 	return a.meshOf(ctx, world, func(out *C.uintptr_t) C.outcome { return C.go_deserialize(line, made, out) })
 }
 
-// Lookup gives the view that was registered under that name, also by another language in this process.
+// Lookup gives the view that was registered under that name, also by another language in this
+// process.
 func Lookup(name string) (*Mesh, error) {
 	var a arguments
 	label := a.text("name", name)
@@ -169,7 +178,8 @@ func (m *Mesh) call(a *arguments, function func(mesh C.uintptr_t) C.outcome) err
 	return a.call(func() C.outcome { return function(m.token()) })
 }
 
-// collective makes a call that waits for other ranks. A Close meanwhile does not take its handle away.
+// collective makes a call that waits for other ranks. A Close meanwhile does not take its handle
+// away.
 func (m *Mesh) collective(ctx context.Context, a *arguments, function func(mesh C.uintptr_t) C.outcome) error {
 	if a.err != nil || m == nil || !m.hold() {
 		return m.call(a, function)
@@ -179,12 +189,15 @@ func (m *Mesh) collective(ctx context.Context, a *arguments, function func(mesh 
 	return m.world.explain(until(ctx, m.abort, call))
 }
 
-// Close frees the handle; communicators and other views live on. A second Close does nothing. The error is always nil.
+// Close frees the handle; communicators and other views live on. A second Close does nothing. The
+// error is always nil.
 //
-// It does not wait. A call of another goroutine that is blocked goes on, and ends as it would have: when the ranks came, at the timeout, or when its context is
-// done. Abort, of another view of the mesh, ends it at once. Later calls answer ErrInvalidHandle.
+// It does not wait. A call of another goroutine that is blocked goes on, and ends as it would
+// have: when the ranks came, at the timeout, or when its context is done. Abort, of another view
+// of the mesh, ends it at once. Later calls answer ErrInvalidHandle.
 //
-// A mesh that nothing refers to any more is closed by itself. That ends no communicator: Finalize and Abort do.
+// A mesh that nothing refers to any more is closed by itself. That ends no communicator: Finalize
+// and Abort do.
 func (m *Mesh) Close() error {
 	if m != nil {
 		m.free.Stop()
@@ -195,20 +208,22 @@ func (m *Mesh) Close() error {
 	return nil
 }
 
-// Check is the asynchronous error of a dimension's communicator, nil while it is well. It does not wait.
+// Check is the asynchronous error of a dimension's communicator, nil while it is well. It does not
+// wait.
 func (m *Mesh) Check(dim string) error {
 	var a arguments
 	along := a.optional("dimension name", dim)
 	return m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_check(mesh, along) })
 }
 
-// Abort ends the root mesh on this rank at once: every call that is blocked in any of its views returns, with ErrAborted here and ErrPeerLost on the ranks that
-// wait for this one.
+// Abort ends the root mesh on this rank at once: every call that is blocked in any of its views
+// returns, with ErrAborted here and ErrPeerLost on the ranks that wait for this one.
 func (m *Mesh) Abort() error {
 	return m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_abort(mesh) })
 }
 
-// Finalize waits for outstanding work and destroys the communicators of the root mesh. Collective over it; every view answers ErrAborted from then on.
+// Finalize waits for outstanding work and destroys the communicators of the root mesh. Collective
+// over it; every view answers ErrAborted from then on.
 func (m *Mesh) Finalize(ctx context.Context) error {
 	return m.collective(ctx, &arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_finalize(mesh) })
 }
@@ -226,11 +241,13 @@ func (m *Mesh) World() *World {
 	return m.itsWorld()
 }
 
-// A Comm is an ncclComm_t, for a function of Mesh.Proc. It is a token or an address and never to be followed.
+// A Comm is an ncclComm_t, for a function of Mesh.Proc. It is a token or an address and never to
+// be followed.
 type Comm uintptr
 
-// Comm is the raw communicator of this rank's group along a dimension. It lives until Finalize or Abort, whatever is closed. With MeshOptions.Lazy the
-// first call for a dimension is collective over this rank's group.
+// Comm is the raw communicator of this rank's group along a dimension. It lives until Finalize or
+// Abort, whatever is closed. With MeshOptions.Lazy the first call for a dimension is collective
+// over this rank's group.
 func (m *Mesh) Comm(ctx context.Context, dim string) (Comm, error) {
 	var a arguments
 	var comm C.uintptr_t
@@ -239,7 +256,8 @@ func (m *Mesh) Comm(ctx context.Context, dim string) (Comm, error) {
 	return Comm(comm), err
 }
 
-// Proc is the function of that name ("ncclAllReduce" ...) in the library that made the communicators. It stays valid until the end of the process.
+// Proc is the function of that name ("ncclAllReduce" ...) in the library that made the
+// communicators. It stays valid until the end of the process.
 func (m *Mesh) Proc(symbol string) (unsafe.Pointer, error) {
 	var a arguments
 	var proc unsafe.Pointer

@@ -11,7 +11,8 @@ import (
 
 // MeshOptions are wishes for a mesh. The zero value, or nil, is the default everywhere.
 type MeshOptions struct {
-	// The world whose ranks the mesh has. nil: the process's default one, joined from the launcher's environment at first use.
+	// The world whose ranks the mesh has. nil: the process's default one, joined from the
+	// launcher's environment at first use.
 	World *World
 	// World ranks, row-major in the mesh's shape. nil: 0 .. n-1.
 	Ranks []int
@@ -19,7 +20,8 @@ type MeshOptions struct {
 	Dims []DimOptions
 	// How long each collective call of the mesh may take. 0: as long as the world's.
 	Timeout time.Duration
-	// Make a dimension's communicator at its first use, which is then collective over this rank's group along it.
+	// Make a dimension's communicator at its first use, which is then collective over this rank's
+	// group along it.
 	Lazy bool
 }
 

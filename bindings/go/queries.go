@@ -30,7 +30,8 @@ func (m *Mesh) Rank() (int, error) {
 	return int(rank), err
 }
 
-// LocalRank is this rank's coordinate along a dimension, which is also its rank in that dimension's communicator.
+// LocalRank is this rank's coordinate along a dimension, which is also its rank in that
+// dimension's communicator.
 func (m *Mesh) LocalRank(dim string) (int, error) {
 	var a arguments
 	var rank C.int32_t
@@ -57,7 +58,8 @@ func (m *Mesh) Ranks() ([]int, error) {
 	return ints(ranks), err
 }
 
-// GroupRanks are the world ranks of this rank's group along a dimension, in the order of their ranks in its communicator.
+// GroupRanks are the world ranks of this rank's group along a dimension, in the order of their
+// ranks in its communicator.
 func (m *Mesh) GroupRanks(dim string) ([]int, error) {
 	var a arguments
 	var ranks []C.int32_t
@@ -71,7 +73,8 @@ func (m *Mesh) GroupRanks(dim string) ([]int, error) {
 	return ints(ranks), err
 }
 
-// ReplicaGroups are all groups along a dimension, as XLA wants them: each rank of the root mesh once.
+// ReplicaGroups are all groups along a dimension, as XLA wants them: each rank of the root mesh
+// once.
 func (m *Mesh) ReplicaGroups(dim string) ([][]int, error) {
 	var a arguments
 	var ranks []C.int64_t
@@ -111,7 +114,8 @@ func (m *Mesh) TranslateRank(dim string, localRank int) (int, error) {
 	return int(rank), err
 }
 
-// Neighbor is the world rank that lies offset steps along a dimension from this rank. Past the edge: -1, or with wrap the rank at the other end.
+// Neighbor is the world rank that lies offset steps along a dimension from this rank. Past the
+// edge: -1, or with wrap the rank at the other end.
 func (m *Mesh) Neighbor(dim string, offset int, wrap bool) (int, error) {
 	var a arguments
 	var rank C.int32_t
@@ -130,14 +134,16 @@ func (m *Mesh) Equal(other *Mesh) (bool, error) {
 	return bool(equal), err
 }
 
-// Hash is one of what Equal compares: equal views have equal hashes, on every rank and in every run.
+// Hash is one of what Equal compares: equal views have equal hashes, on every rank and in every
+// run.
 func (m *Mesh) Hash() (uint64, error) {
 	var hash C.uint64_t
 	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_hash(mesh, &hash) })
 	return uint64(hash), err
 }
 
-// String is the view as PyTorch prints it, DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)), or what is wrong with it.
+// String is the view as PyTorch prints it, DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)), or
+// what is wrong with it.
 func (m *Mesh) String() string {
 	defer runtime.KeepAlive(m)
 	text, err := textOf(func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome {
@@ -149,7 +155,8 @@ func (m *Mesh) String() string {
 	return text
 }
 
-// Serialize is the view as one line of JSON, from which Deserialize makes it again: in a checkpoint, in another job, in another language.
+// Serialize is the view as one line of JSON, from which Deserialize makes it again: in a
+// checkpoint, in another job, in another language.
 func (m *Mesh) Serialize() (string, error) {
 	defer runtime.KeepAlive(m)
 	return textOf(func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome {

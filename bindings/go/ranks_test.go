@@ -1,6 +1,7 @@
 package devicemesh
 
-// The tests here, in ends_test.go and in stores_test.go need several processes: run them under `devicemesh run -n N`, for any N. Every rank runs every test.
+// The tests here, in ends_test.go and in stores_test.go need several processes: run them under
+// `devicemesh run -n N`, for any N. Every rank runs every test.
 
 import (
 	"bytes"

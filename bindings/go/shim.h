@@ -1,7 +1,8 @@
 /* What Go calls: each function of devicemesh.h with the reason of a failure in its result.
  *
- * dm_last_error is the calling thread's. A goroutine may be on another thread by its next call, so the reason is fetched within the same one.
- * Tokens are integers here: Go's collector looks at pointers. */
+ * dm_last_error is the calling thread's. A goroutine may be on another thread by its next call, so
+ * the reason is fetched within the same one. Tokens are integers here: Go's collector looks at
+ * pointers. */
 
 #ifndef DEVICEMESH_GO_SHIM_H
 #define DEVICEMESH_GO_SHIM_H
@@ -109,7 +110,8 @@ SHIM(plan_ranks,
 
 SHIM(get_comm, (uintptr_t mesh, const char *dim, uintptr_t *comm_out), (MESH, dim, (ncclComm_t *)comm_out))
 SHIM(get_proc, (uintptr_t mesh, const char *symbol, void **proc_out), (MESH, symbol, proc_out))
-/* Addresses of buffers are integers, too: cgo looks through a pointer at the whole Go object, and refuses one that holds pointers. */
+/* Addresses of buffers are integers, too: cgo looks through a pointer at the whole Go object, and
+ * refuses one that holds pointers. */
 #define SEND (const void *)send
 #define RECV (void *)recv
 SHIM(all_reduce, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t op, void *stream),

@@ -1,4 +1,5 @@
-/* The library's store callbacks, handed on to Go with user_data as an integer: Go refuses a pointer that is none. */
+/* The library's store callbacks, handed on to Go with user_data as an integer: Go refuses a
+ * pointer that is none. */
 
 #include "_cgo_export.h"
 

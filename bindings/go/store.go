@@ -12,20 +12,25 @@ import (
 	"unsafe"
 )
 
-// A Store is a key-value service of the program's own (etcd, Redis ...) where the ranks meet. Its methods are called from threads of the
-// library, several at once, each on a goroutine of its own. Keys are short printable ASCII, values at most 8 MiB. An error, a panic, or a method that ends its
-// goroutine (runtime.Goexit, as a test's FailNow does) ends the call that needed the store with ErrStore and is that error's Cause. A Get that fails is tried
-// again until the call's deadline, and is then the Cause of ErrTimeout.
+// A Store is a key-value service of the program's own (etcd, Redis ...) where the ranks meet. Its
+// methods are called from threads of the library, several at once, each on a goroutine of its own.
+// Keys are short printable ASCII, values at most 8 MiB. An error, a panic, or a method that ends
+// its goroutine (runtime.Goexit, as a test's FailNow does) ends the call that needed the store
+// with ErrStore and is that error's Cause. A Get that fails is tried again until the call's
+// deadline, and is then the Cause of ErrTimeout.
 type Store interface {
 	// Set stores value under key, replacing what was there.
 	Set(key string, value []byte) error
-	// Get is the value of key; it waits up to timeout for it and answers ErrNoKey when it did not come.
+	// Get is the value of key; it waits up to timeout for it and answers ErrNoKey when it did not
+	// come.
 	Get(key string, timeout time.Duration) ([]byte, error)
-	// Add adds amount to the integer under key (0 when there is none), atomically over all ranks, and gives the sum.
+	// Add adds amount to the integer under key (0 when there is none), atomically over all ranks,
+	// and gives the sum.
 	Add(key string, amount int64) (int64, error)
 }
 
-// A Remover is a Store that can also remove keys. Where a Store is none, what the library has stored stays there: some kilobytes for each collective call.
+// A Remover is a Store that can also remove keys. Where a Store is none, what the library has
+// stored stays there: some kilobytes for each collective call.
 type Remover interface {
 	// Remove removes key; it is no error when it is not there.
 	Remove(key string) error
@@ -34,7 +39,8 @@ type Remover interface {
 // ErrNoKey is what a Store's Get answers when the key did not come in time.
 var ErrNoKey = errors.New("devicemesh: no such key yet")
 
-// callbackStore is a Store behind the C callbacks, which know it by its handle until the library drops it.
+// callbackStore is a Store behind the C callbacks, which know it by its handle until the library
+// drops it.
 type callbackStore struct {
 	store  Store
 	handle cgo.Handle
@@ -71,7 +77,8 @@ func (s *callbackStore) failure(status Status) error {
 	case status == ErrStore && s.last != nil:
 		return s.last
 	case status == ErrStore || status == ErrMismatch:
-		// The library stores no empty values. It takes one for a broken word of another rank, or for a call that differs.
+		// The library stores no empty values. It takes one for a broken word of another rank, or
+		// for a call that differs.
 		return s.empty
 	}
 	return nil
@@ -95,8 +102,8 @@ func (s *callbackStore) told(err error) C.int32_t {
 	return 1
 }
 
-// apart runs a method of the store on a goroutine of its own, whose end is an error. Neither a panic nor the end of a goroutine may cross the library, whose
-// frames lie below this one.
+// apart runs a method of the store on a goroutine of its own, whose end is an error. Neither a
+// panic nor the end of a goroutine may cross the library, whose frames lie below this one.
 func apart(call func() error) (err error) {
 	ended := make(chan struct{})
 	go func() {

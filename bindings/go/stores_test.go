@@ -163,7 +163,8 @@ func TestStoresWithEmptyValues(t *testing.T) {
 	}
 }
 
-// Go preempts goroutines by SIGURG, so its threads are interrupted in futexes, polls and reads. Here all the time, on all threads.
+// Go preempts goroutines by SIGURG, so its threads are interrupted in futexes, polls and reads.
+// Here all the time, on all threads.
 func TestSignalsDuringCalls(t *testing.T) {
 	_, folder := ranks(t)
 	stop := make(chan struct{})
@@ -186,7 +187,8 @@ func TestSignalsDuringCalls(t *testing.T) {
 			}
 		}
 	}()
-	// Worlds by both kinds of store, each with a goroutine that makes its calls, and goroutines that compute beside them.
+	// Worlds by both kinds of store, each with a goroutine that makes its calls, and goroutines
+	// that compute beside them.
 	worlds := []*World{private(t, folder, "signals"), private(t, folder, "signals too")}
 	if port := os.Getenv("MASTER_PORT"); port != "" {
 		served, err := Join(background, "cpu", nil)
@@ -272,7 +274,8 @@ func TestManyGoroutinesOnOneMesh(t *testing.T) {
 	group.Wait()
 }
 
-// Nobody can know which goroutine's call belongs to which of another rank. So this is an error, or happens to go well: a wrong number it is never.
+// Nobody can know which goroutine's call belongs to which of another rank. So this is an error, or
+// happens to go well: a wrong number it is never.
 func TestTwoGoroutinesOnOneDimension(t *testing.T) {
 	_, folder := ranks(t)
 	world := private(t, folder, "goroutines")

@@ -30,8 +30,8 @@ func (m *Mesh) Slice(names ...string) (*Mesh, error) {
 	return m.view(&a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_slice(mesh, labels, n, out) })
 }
 
-// Flatten makes one dimension out of all of this view's, with a communicator. Collective over the root mesh. name "": the dimensions' names joined with
-// "_".
+// Flatten makes one dimension out of all of this view's, with a communicator. Collective over the
+// root mesh. name "": the dimensions' names joined with "_".
 func (m *Mesh) Flatten(ctx context.Context, name string, options ...DimOptions) (*Mesh, error) {
 	var a arguments
 	if len(options) > 1 {
@@ -41,8 +41,8 @@ func (m *Mesh) Flatten(ctx context.Context, name string, options ...DimOptions) 
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_flatten(mesh, label, wishes, out) })
 }
 
-// Unflatten is the view with one dimension replaced by several, whose sizes multiply to its size. Collective over the root mesh. options: none, or one for
-// each.
+// Unflatten is the view with one dimension replaced by several, whose sizes multiply to its size.
+// Collective over the root mesh. options: none, or one for each.
 func (m *Mesh) Unflatten(ctx context.Context, dim string, sizes []int, names []string, options ...DimOptions) (*Mesh, error) {
 	var a arguments
 	a.count("options", len(options), len(options) > 0, len(sizes))
@@ -53,8 +53,9 @@ func (m *Mesh) Unflatten(ctx context.Context, dim string, sizes []int, names []s
 	})
 }
 
-// Reshape is all ranks of this view under another shape, each dimension with a communicator. Collective over the root mesh. A name that exists already must
-// mean the same groups. options: none, or one for each.
+// Reshape is all ranks of this view under another shape, each dimension with a communicator.
+// Collective over the root mesh. A name that exists already must mean the same groups. options:
+// none, or one for each.
 func (m *Mesh) Reshape(ctx context.Context, sizes []int, names []string, options ...DimOptions) (*Mesh, error) {
 	var a arguments
 	a.count("options", len(options), len(options) > 0, len(sizes))
@@ -65,8 +66,9 @@ func (m *Mesh) Reshape(ctx context.Context, sizes []int, names []string, options
 	})
 }
 
-// SliceRange is the view with a dimension restricted to its indices start, start + step ..., length of them. Collective over the root mesh, also for the ranks at other
-// indices, whose mesh answers ErrNotMember where membership matters.
+// SliceRange is the view with a dimension restricted to its indices start, start + step ...,
+// length of them. Collective over the root mesh, also for the ranks at other indices, whose mesh
+// answers ErrNotMember where membership matters.
 func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step int) (*Mesh, error) {
 	var a arguments
 	along := a.optional("dimension name", dim)
@@ -76,10 +78,13 @@ func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step i
 	})
 }
 
-// Shrink is the mesh without those indices along a dimension that hold a lost rank, for going on after a rank has died: whole replicas go. It ends this mesh.
+// Shrink is the mesh without those indices along a dimension that hold a lost rank, for going on
+// after a rank has died: whole replicas go. It ends this mesh.
 //
-// Collective over the ranks that are not lost, also those whose replica goes; they get a mesh that they are not in. When it fails because another rank died
-// meanwhile, call it again on the same mesh. When ctx is done meanwhile, the world is aborted, unless it was closed before: then the call ends by the timeout.
+// Collective over the ranks that are not lost, also those whose replica goes; they get a mesh that
+// they are not in. When it fails because another rank died meanwhile, call it again on the same
+// mesh. When ctx is done meanwhile, the world is aborted, unless it was closed before: then the
+// call ends by the timeout.
 func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int) (*Mesh, error) {
 	var a arguments
 	defer runtime.KeepAlive(m)
@@ -91,7 +96,8 @@ func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int) (*Mesh, 
 	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome { return C.go_shrink(m.token(), along, lost, n, out) })
 }
 
-// Concatenate puts views of one root mesh side by side: a view with the dimensions of all of them, in order. Local.
+// Concatenate puts views of one root mesh side by side: a view with the dimensions of all of them,
+// in order. Local.
 func Concatenate(meshes ...*Mesh) (*Mesh, error) {
 	var a arguments
 	var world *World
@@ -116,7 +122,8 @@ func (m *Mesh) Clone() (*Mesh, error) {
 	return m.view(&arguments{}, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_clone(mesh, out) })
 }
 
-// SubmeshCount is how many parallel copies of the named dimensions there are over the ranks of the root mesh.
+// SubmeshCount is how many parallel copies of the named dimensions there are over the ranks of the
+// root mesh.
 func (m *Mesh) SubmeshCount(names ...string) (int, error) {
 	var a arguments
 	var count C.size_t

@@ -10,15 +10,18 @@ import (
 	"unsafe"
 )
 
-// WorldOptions say how to join a world. The zero value, or nil, takes everything from the launcher's environment.
+// WorldOptions say how to join a world. The zero value, or nil, takes everything from the
+// launcher's environment.
 type WorldOptions struct {
-	// The number of ranks, this process's rank and its device index in its host. Size 0: all three come from the environment.
+	// The number of ranks, this process's rank and its device index in its host. Size 0: all three
+	// come from the environment.
 	Size, Rank, LocalRank int
 	// Every wait of the library ends by then. 0: 10 minutes.
 	Timeout time.Duration
 	// Where the ranks meet: "env://" (as ""), "tcp://host:port" (rank 0 serves) or "file:///path".
 	InitMethod string
-	// A communicator library with NCCL's C API, by path or SONAME. "": the environment's, or the usual one.
+	// A communicator library with NCCL's C API, by path or SONAME. "": the environment's, or the
+	// usual one.
 	CCLLibrary string
 	// A key-value service of the program's own instead of InitMethod's.
 	Store Store
@@ -26,20 +29,25 @@ type WorldOptions struct {
 	Offline bool
 }
 
-// A World is this process's place in a job: its rank, and the store where the ranks meet. All methods may be called from several goroutines.
+// A World is this process's place in a job: its rank, and the store where the ranks meet. All
+// methods may be called from several goroutines.
 //
-// It is not closed by itself when nothing refers to it: other ranks would notice, at a moment that nobody chose.
+// It is not closed by itself when nothing refers to it: other ranks would notice, at a moment that
+// nobody chose.
 type World struct {
 	lasting
 	store *callbackStore
 }
 
-// noWorld is the error of a call on a closed world. Its handle must not become NULL on the way to the library, where that is a default world.
+// noWorld is the error of a call on a closed world. Its handle must not become NULL on the way to
+// the library, where that is a default world.
 var noWorld = &Error{Status: ErrInvalidHandle, Message: "the world was closed or never joined: it is not a live dm_world"}
 
-// Join joins a world. Collective over it, except with Offline. deviceType is "cuda", "cpu", or "" for what this machine has.
+// Join joins a world. Collective over it, except with Offline. deviceType is "cuda", "cpu", or ""
+// for what this machine has.
 //
-// When ctx is done first, Join returns at once, and what it was doing is ended and undone in the moments after.
+// When ctx is done first, Join returns at once, and what it was doing is ended and undone in the
+// moments after.
 func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World, error) {
 	if err := wrong(ctx); err != nil {
 		return nil, err
@@ -67,7 +75,8 @@ func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World
 	case <-ctx.Done():
 		go func() {
 			for {
-				// The world has a token for this purpose from when the joining begins to when it ends.
+				// The world has a token for this purpose from when the joining begins to when it
+				// ends.
 				if token := atomic.LoadUintptr(early); token != 0 {
 					C.go_drop_outcome(C.go_world_abort(C.uintptr_t(token)))
 				}
@@ -117,10 +126,12 @@ func join(deviceType string, options *WorldOptions, early *uintptr) (*World, err
 	return world, nil
 }
 
-// Close frees the world. Its meshes keep what they need of it; communicators live on. A second Close does nothing. The error is always nil.
+// Close frees the world. Its meshes keep what they need of it; communicators live on. A second
+// Close does nothing. The error is always nil.
 //
-// It does not wait. A call of another goroutine that is blocked in the world goes on, and its context can end it as before; the world is freed when the last
-// such call has returned. Later calls answer ErrInvalidHandle.
+// It does not wait. A call of another goroutine that is blocked in the world goes on, and its
+// context can end it as before; the world is freed when the last such call has returned. Later
+// calls answer ErrInvalidHandle.
 func (w *World) Close() error {
 	if w != nil && w.lasting.close() {
 		C.go_world_free(w.handle)
@@ -151,7 +162,8 @@ func (w *World) explain(err error) error {
 	return err
 }
 
-// end aborts the world, which is held: the default ones for nil. One that was never joined has no handle, and must not be taken for nil.
+// end aborts the world, which is held: the default ones for nil. One that was never joined has no
+// handle, and must not be taken for nil.
 func (w *World) end() {
 	switch {
 	case w == nil:
@@ -175,15 +187,17 @@ func (w *World) Size() (int, error) {
 	return int(size), err
 }
 
-// Barrier returns when every rank has called it. timeout 0: the world's. When ctx is done first, the world is aborted as by Abort.
+// Barrier returns when every rank has called it. timeout 0: the world's. When ctx is done first,
+// the world is aborted as by Abort.
 func (w *World) Barrier(ctx context.Context, timeout time.Duration) error {
 	var a arguments
 	limit := a.milliseconds(timeout)
 	return w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_barrier(world, limit) })
 }
 
-// Locations are where the ranks are, in their order, for PlanRanks. Collective over the world. location is this rank's, far to near
-// ("rack1/host3/nvl0"); "": the name of its host. When ctx is done first, the world is aborted as by Abort.
+// Locations are where the ranks are, in their order, for PlanRanks. Collective over the world.
+// location is this rank's, far to near ("rack1/host3/nvl0"); "": the name of its host. When ctx is
+// done first, the world is aborted as by Abort.
 func (w *World) Locations(ctx context.Context, location string) ([]string, error) {
 	var a arguments
 	var paths **C.char
@@ -207,8 +221,8 @@ func (w *World) Locations(ctx context.Context, location string) ([]string, error
 	return locations, nil
 }
 
-// Abort ends this rank's part in the world at once: every blocked call of it returns with ErrAborted, and its meshes are aborted. Other ranks that wait
-// for this one get ErrPeerLost.
+// Abort ends this rank's part in the world at once: every blocked call of it returns with
+// ErrAborted, and its meshes are aborted. Other ranks that wait for this one get ErrPeerLost.
 func (w *World) Abort() error {
 	if w.token() == 0 {
 		// To the library, that would be the default ones.
@@ -220,7 +234,8 @@ func (w *World) Abort() error {
 	return failure(C.go_world_abort(w.token()))
 }
 
-// AbortDefaultWorlds aborts the worlds that Init joins by itself, also while one is being joined. This process joins no other then.
+// AbortDefaultWorlds aborts the worlds that Init joins by itself, also while one is being joined.
+// This process joins no other then.
 func AbortDefaultWorlds() error {
 	return failure(C.go_world_abort(0))
 }

@@ -1,5 +1,6 @@
 /* ranks: 3 */
-/* dm_abort from another thread wakes a blocked call here, and the peers that wait for this rank learn of it. */
+/* dm_abort from another thread wakes a blocked call here, and the peers that wait for this rank
+ * learn of it. */
 #include "check.h"
 
 #include <pthread.h>
@@ -62,7 +63,8 @@ int main(void)
   size_t size = 0;
   OK(dm_size(mesh, NULL, &size)); /* what needs no communicator is answered still */
 
-  /* A mesh over the same ranks has communicators of its own, also while one rank still holds an earlier mesh for whole. */
+  /* A mesh over the same ranks has communicators of its own, also while one rank still holds an
+   * earlier mesh for whole. */
   dm_mesh *fresh = NULL, *first = NULL;
   REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &first));
   if (rank == 1) OK(dm_abort(first));
@@ -74,7 +76,8 @@ int main(void)
   OK(dm_finalize(fresh));
   dm_free(fresh);
 
-  /* Who waits for an aborted rank in a call of ours learns it long before the deadline (ten minutes here). */
+  /* Who waits for an aborted rank in a call of ours learns it long before the deadline (ten
+   * minutes here). */
   dm_dim_options apart = DM_DIM_OPTIONS_INIT;
   dm_mesh *beside = NULL;
   apart.flags = DM_DIM_OWN_COMM;

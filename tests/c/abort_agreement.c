@@ -1,6 +1,7 @@
 /* ranks: 2 */
-/* dm_abort from another thread wakes what waits for a peer before any communicator is touched: the agreement of dm_flatten, dm_unflatten,
- * dm_finalize and of a lazy dm_get_comm, and a thread that waits for its turn behind one of those. */
+/* dm_abort from another thread wakes what waits for a peer before any communicator is touched: the
+ * agreement of dm_flatten, dm_unflatten, dm_finalize and of a lazy dm_get_comm, and a thread that
+ * waits for its turn behind one of those. */
 #include "blocked.h"
 
 static dm_mesh *mesh;
@@ -58,7 +59,8 @@ static const struct {
   const char *name;
   dm_status (*call)(void *);
   bool lazy, second;
-  /* Whether the missed call is one of the whole world, so that the peer's next one there learns how it ended. */
+  /* Whether the missed call is one of the whole world, so that the peer's next one there learns
+   * how it ended. */
   bool of_world;
 } kinds[kKinds] = {
     {"dm_flatten", flatten, false, false, true},       {"dm_unflatten", unflatten, false, false, true},

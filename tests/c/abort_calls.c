@@ -1,5 +1,6 @@
 /* ranks: 2 */
-/* dm_abort from another thread wakes every kind of operation that waits for a peer who never comes; the peer learns who left. */
+/* dm_abort from another thread wakes every kind of operation that waits for a peer who never
+ * comes; the peer learns who left. */
 #include "blocked.h"
 
 enum { kCount = 1 << 20 }; /* more than a ring holds, so that a send waits too */

@@ -1,6 +1,7 @@
 /* ranks: 2 */
-/* dm_abort while four threads use the mesh, from four threads at once, and again; afterwards every function of every view of the root says
- * DM_STATUS_ABORTED where it needs communicators and still answers what it can without. */
+/* dm_abort while four threads use the mesh, from four threads at once, and again; afterwards every
+ * function of every view of the root says DM_STATUS_ABORTED where it needs communicators and still
+ * answers what it can without. */
 #include "blocked.h"
 
 enum { kThreads = 4, kRounds = 5 };

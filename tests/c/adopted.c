@@ -1,5 +1,6 @@
 /* ranks: 4 */
-/* Meshes over communicators that exist, each of some of the ranks: their collective calls are their own. */
+/* Meshes over communicators that exist, each of some of the ranks: their collective calls are
+ * their own. */
 #include "check.h"
 
 int main(void)

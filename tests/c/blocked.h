@@ -12,8 +12,9 @@
 
 enum { kTries = 5 };
 
-/* From the start of the abort to the return of the call. The promise is 100 ms. One try may take longer on a machine whose few cores are shared
- * with other work, where a woken thread waits for its turn; the median over the tries does not depend on such a moment. */
+/* From the start of the abort to the return of the call. The promise is 100 ms. One try may take
+ * longer on a machine whose few cores are shared with other work, where a woken thread waits for
+ * its turn; the median over the tries does not depend on such a moment. */
 static const double kUsual = 0.1, kLongest = 0.25;
 
 typedef struct blocked {

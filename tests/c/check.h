@@ -1,4 +1,5 @@
-/* The smallest harness that says what went wrong: checks count failures and go on, main returns finish(). */
+/* The smallest harness that says what went wrong: checks count failures and go on, main returns
+ * finish(). */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -54,7 +55,8 @@ static int failures;
     } \
   } while (0)
 
-/* How many times longer everything takes here than on a machine by itself: DM_TEST_SLOWNESS, which `make gates` sets under valgrind and sanitizers. */
+/* How many times longer everything takes here than on a machine by itself: DM_TEST_SLOWNESS, which
+ * `make gates` sets under valgrind and sanitizers. */
 static inline double slowness(void)
 {
   const char *text = getenv("DM_TEST_SLOWNESS");

@@ -1,6 +1,6 @@
 /* ranks: 1 2 4 8 */
-/* Every collective along every dimension of a mesh (n/2, 2), in place and not, checked against sums worked out by hand; groups of sends and
- * receives in an order that would block one by one. */
+/* Every collective along every dimension of a mesh (n/2, 2), in place and not, checked against
+ * sums worked out by hand; groups of sends and receives in an order that would block one by one. */
 #include "check.h"
 
 enum { kCount = 1001 };

@@ -1,5 +1,6 @@
 /* ranks: 2 */
-/* Communicators from several threads, several meshes and inside groups: each call behaves as it would alone. */
+/* Communicators from several threads, several meshes and inside groups: each call behaves as it
+ * would alone. */
 #include "blocked.h"
 
 static dm_world *world, *sync_world;
@@ -37,7 +38,8 @@ static dm_status finalize(void *none)
   return dm_finalize(mesh);
 }
 
-/* In a group a library puts everything off, also the making of a communicator; the first use of a dimension may be there all the same. */
+/* In a group a library puts everything off, also the making of a communicator; the first use of a
+ * dimension may be there all the same. */
 static void first_use_in_a_group(dm_init_options options)
 {
   const size_t shape[] = {2, 1};
@@ -78,7 +80,8 @@ static void mismatch_in_a_group(const dm_init_options *options)
   dm_free(grouped);
 }
 
-/* Each mesh's calls end at its own timeout, also where it shares the communicator with a mesh that is more patient. */
+/* Each mesh's calls end at its own timeout, also where it shares the communicator with a mesh that
+ * is more patient. */
 static void own_timeouts(dm_init_options options)
 {
   const size_t line[] = {2};
@@ -125,7 +128,8 @@ static void lazy_again(dm_init_options options)
   dm_free(lazy);
 }
 
-/* What waits for nobody does not wait behind a thread that does; a second dm_finalize does not agree with ranks that make one. */
+/* What waits for nobody does not wait behind a thread that does; a second dm_finalize does not
+ * agree with ranks that make one. */
 static void beside_a_blocked_call(const dm_init_options *options)
 {
   const size_t shape[] = {2, 1};
@@ -165,7 +169,8 @@ static void beside_a_blocked_call(const dm_init_options *options)
   OK(dm_world_barrier(sync_world, 0));
 }
 
-/* Communicators that the library was to destroy: each once, also one of a single rank and one given for two dimensions. */
+/* Communicators that the library was to destroy: each once, also one of a single rank and one
+ * given for two dimensions. */
 static void adopted(dm_world *alone)
 {
   const size_t ones[] = {1, 1};

@@ -1,5 +1,6 @@
 /* ranks: 4 */
-/* Every way in which ranks can disagree ends in the same words on all of them, at once: while they join, and in each collective call. */
+/* Every way in which ranks can disagree ends in the same words on all of them, at once: while they
+ * join, and in each collective call. */
 #include "check.h"
 
 #include <string.h>
@@ -99,7 +100,8 @@ static void calling(void)
     OK(dm_all_reduce(half, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     CHECK(sum == 2);
   }
-  /* Rank 1 was missed in the others' last call of the world, so its next one learns how that ended. */
+  /* Rank 1 was missed in the others' last call of the world, so its next one learns how that
+   * ended. */
   if (rank == 1) FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_world_barrier(options.world, 0));
   OK(dm_world_barrier(options.world, 0));
 }

@@ -1,5 +1,6 @@
 /* static */
-/* Every bad input is its own status and one line with the values; outputs are left alone; nothing crashes. One process, no other rank. */
+/* Every bad input is its own status and one line with the values; outputs are left alone; nothing
+ * crashes. One process, no other rank. */
 #include <stddef.h>
 
 #include "check.h"

@@ -1,7 +1,8 @@
 /* ranks: 2 4 */
-/* Communicators that have failed: they are not shared again. After a mismatch and after a timeout a new mesh over the same ranks works, also where a
- * rank has not noticed the failure, and whatever mesh the failed communicator belongs to says that it failed earlier, in which call. Hundreds of rounds
- * leave nothing behind. */
+/* Communicators that have failed: they are not shared again. After a mismatch and after a timeout
+ * a new mesh over the same ranks works, also where a rank has not noticed the failure, and
+ * whatever mesh the failed communicator belongs to says that it failed earlier, in which call.
+ * Hundreds of rounds leave nothing behind. */
 #include "check.h"
 
 #include <dirent.h>
@@ -112,7 +113,8 @@ static void after_a_mismatch(void)
   dm_free(third);
 }
 
-/* Also the communicator over all ranks, from which others are split: here it is the dimension that fails. */
+/* Also the communicator over all ranks, from which others are split: here it is the dimension that
+ * fails. */
 static void after_a_failure_of_all(void)
 {
   dm_mesh *beside = mesh_with(0), *first = mesh_with(0), *flat = NULL, *again = NULL;
@@ -141,7 +143,8 @@ static void after_a_failure_of_all(void)
   dm_free(second);
 }
 
-/* A rank comes so late that the others have given up; it makes a new mesh with them without having called in between. */
+/* A rank comes so late that the others have given up; it makes a new mesh with them without having
+ * called in between. */
 static void after_a_timeout(void)
 {
   dm_mesh *hasty = mesh_with(300), *shares = mesh_with(0);
@@ -272,7 +275,8 @@ static void leaves_nothing(int rounds)
     dm_free(mesh);
     if (round == 11) before = mappings(), open_before = descriptors();
   }
-  /* Only the ranks without the failed communicator keep theirs, whose mesh was freed and not ended: its raw pointer may be in use. */
+  /* Only the ranks without the failed communicator keep theirs, whose mesh was freed and not
+   * ended: its raw pointer may be in use. */
   const int kept = in_failed_group() ? 0 : rounds / 3 + 1;
   const int after = mappings(), open_after = descriptors();
   if (after > before + kept + 2 || open_after > open_before + 4) {

@@ -1,6 +1,7 @@
 /* ranks: 2 4 */
-/* dm_finalize after a collective that failed or that only some ranks have begun: it ends soon, on all ranks with the reason, and a new mesh works.
- * Its bounds leave a second for the ranks that are still to come. */
+/* dm_finalize after a collective that failed or that only some ranks have begun: it ends soon, on
+ * all ranks with the reason, and a new mesh works. Its bounds leave a second for the ranks that
+ * are still to come. */
 #include "check.h"
 
 static dm_init_options options = DM_INIT_OPTIONS_INIT;
@@ -45,7 +46,8 @@ static void only_one_calls(void)
   works();
 }
 
-/* A rank that has gone astray: the others have given up on it in a collective, and do not wait for it at the end once more. */
+/* A rank that has gone astray: the others have given up on it in a collective, and do not wait for
+ * it at the end once more. */
 static void one_is_late(void)
 {
   dm_mesh *mesh = line(400);

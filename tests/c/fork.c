@@ -1,7 +1,8 @@
 /* ranks: 1 4 */
 /* static */
 /* flags: -D_GNU_SOURCE */
-/* A forked child has none of its parent's sockets, memory or calls, and whatever it does the parent is as before. tests/test_fork.py kills parents. */
+/* A forked child has none of its parent's sockets, memory or calls, and whatever it does the
+ * parent is as before. tests/test_fork.py kills parents. */
 #include "check.h"
 
 #include <dirent.h>
@@ -301,7 +302,8 @@ int main(int argc, char **argv)
   OK(dm_finalize(mesh));
   dm_free(mesh);
   dm_world_free(world);
-  /* Nothing is held any more, but for the communicator of one rank alone, which lasts as long as the process. */
+  /* Nothing is held any more, but for the communicator of one rank alone, which lasts as long as
+   * the process. */
   if (size > 1) in_child(is_free);
   return finish();
 }

@@ -1,4 +1,5 @@
-/* The ABI as numbers: enum values, struct sizes and offsets of version 0.1 on 64-bit machines, and the INIT macros byte for byte. */
+/* The ABI as numbers: enum values, struct sizes and offsets of version 0.1 on 64-bit machines, and
+ * the INIT macros byte for byte. */
 #include "check.h"
 
 #define AT(type, field, offset) CHECK(offsetof(type, field) == (offset))

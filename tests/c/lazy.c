@@ -1,6 +1,6 @@
 /* ranks: 4 */
-/* DM_INIT_LAZY: a dimension's communicator is made when its group first asks, by that group alone. DM_DIM_OWN_COMM: never shared. A
- * collective that nobody joins ends at the mesh's timeout. */
+/* DM_INIT_LAZY: a dimension's communicator is made when its group first asks, by that group alone.
+ * DM_DIM_OWN_COMM: never shared. A collective that nobody joins ends at the mesh's timeout. */
 #include "check.h"
 
 int main(void)

@@ -1,7 +1,8 @@
 /* ranks: 2 */
 /* flags: -D_GNU_SOURCE */
-/* Makes the library start each of the threads that it has on host memory, and looks at them all: each has a name, and none runs a handler of the
- * program, which sends itself signals all the time. tests/nccl/ranks.c looks at those beside NCCL. */
+/* Makes the library start each of the threads that it has on host memory, and looks at them all:
+ * each has a name, and none runs a handler of the program, which sends itself signals all the
+ * time. tests/nccl/ranks.c looks at those beside NCCL. */
 #include "library_threads.h"
 
 #include "blocked.h"
@@ -101,7 +102,8 @@ int main(void)
   options.dim_options = NULL;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &doomed));
   if (rank == 0) {
-    /* The thread of the program's own handles no signals either, so that one handled elsewhere was handled on a thread of the library. */
+    /* The thread of the program's own handles no signals either, so that one handled elsewhere was
+     * handled on a thread of the library. */
     blocked call;
     sigset_t all, before;
     sigfillset(&all);

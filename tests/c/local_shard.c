@@ -1,4 +1,5 @@
-/* dm_local_shard: blocks of a tensor for any rank, in an offline world, and what it refuses. PyTorch's answers are replayed in tests/sharding.rs. */
+/* dm_local_shard: blocks of a tensor for any rank, in an offline world, and what it refuses.
+ * PyTorch's answers are replayed in tests/sharding.rs. */
 #include "check.h"
 
 static dm_mesh *offline(int32_t world_size, int32_t rank, const size_t *shape, const char *const *names, size_t ndim, const int32_t *ranks)

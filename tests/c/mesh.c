@@ -1,5 +1,6 @@
 /* ranks: 8 */
-/* A (2, 2, 2) mesh on eight ranks: answers worked out by hand, views and their communicators, sharing, permuted and smaller meshes. */
+/* A (2, 2, 2) mesh on eight ranks: answers worked out by hand, views and their communicators,
+ * sharing, permuted and smaller meshes. */
 #include "check.h"
 
 typedef ncclResult_t (*query_t)(ncclComm_t, int *);
@@ -99,7 +100,8 @@ static void views(const dm_mesh *mesh)
   CHECK(comm_of(tp_dp, "tp") == comm_of(mesh, "tp"));
   communicators_fit(tp_dp);
 
-  /* A flattened dimension: the same under the same name, shared under another, its own where asked. */
+  /* A flattened dimension: the same under the same name, shared under another, its own where
+   * asked. */
   REQUIRE(dm_slice(mesh, pair, 2, &dp_cp));
   dm_mesh *flat = NULL;
   REQUIRE(dm_flatten(dp_cp, NULL, NULL, &flat));
@@ -308,7 +310,8 @@ static void adopted(const dm_mesh *mesh)
   FAILS(DM_STATUS_UNSUPPORTED, "without a world", dm_flatten(over, NULL, NULL, &none));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "has 2 ranks", dm_from_comms("cpu", wrong, 2, names, comms, NULL, &none));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "comms[1] is NULL", dm_from_comms("cpu", shape, 2, names, missing, NULL, &none));
-  /* device_type NULL is that of the world; a shape that is too large is refused before its ranks are read. */
+  /* device_type NULL is that of the world; a shape that is too large is refused before its ranks
+   * are read. */
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   const size_t huge[] = {1 << 20, 1 << 10};

@@ -1,5 +1,6 @@
 /* ranks: 4 */
-/* Ranks that disagree: everybody gets the error, with both sides spelled out; ranks that never come are named; and the world goes on. */
+/* Ranks that disagree: everybody gets the error, with both sides spelled out; ranks that never
+ * come are named; and the world goes on. */
 #include "check.h"
 
 int main(void)
@@ -61,7 +62,8 @@ int main(void)
     began = seconds_now();
     FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))", dm_init("cpu", square, 2, names, &options, &never));
     const double waited = seconds_now() - began;
-    /* The rank whose call began first has the first deadline, which ends the call of all: a rank that a busy machine has delayed waits for less. */
+    /* The rank whose call began first has the first deadline, which ends the call of all: a rank
+     * that a busy machine has delayed waits for less. */
     CHECK(waited < 0.7 * 1.1 + 0.25);
     if (rank == 3) OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   }

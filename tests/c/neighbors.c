@@ -1,4 +1,5 @@
-/* Other ranks along a dimension, from every place of a permuted mesh: against the lists that dm_group_ranks gives. */
+/* Other ranks along a dimension, from every place of a permuted mesh: against the lists that
+ * dm_group_ranks gives. */
 #include "check.h"
 
 static void all_of(const dm_mesh *mesh, const char *dim)

@@ -1,5 +1,6 @@
-/* NULL for every pointer of every function, one at a time: INVALID_HANDLE for a handle, INVALID_ARGUMENT for anything else that may not be
- * NULL, one line that says which, and no output written. */
+/* NULL for every pointer of every function, one at a time: INVALID_HANDLE for a handle,
+ * INVALID_ARGUMENT for anything else that may not be NULL, one line that says which, and no output
+ * written. */
 #include "check.h"
 
 static dm_mesh *const kUntouched = (dm_mesh *)0x5a5a;
@@ -119,7 +120,8 @@ static void asking(const dm_mesh *mesh)
   NO("len_out", dm_serialize(mesh, text, sizeof text, NULL));
   NO("info_out", dm_last_error_info(NULL));
 
-  /* A buffer that is not there, however large it is said to be: the length comes out all the same. */
+  /* A buffer that is not there, however large it is said to be: the length comes out all the
+   * same. */
   NO("sizes", dm_shape(mesh, NULL, 2, &length));
   CHECK(length == 2);
   NO("coordinate", dm_get_coordinate(mesh, NULL, 2, &length));

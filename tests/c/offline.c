@@ -1,4 +1,5 @@
-/* DM_WORLD_OFFLINE: layout and planning for any rank of any world, here one of 1,048,576 ranks, without a second process. */
+/* DM_WORLD_OFFLINE: layout and planning for any rank of any world, here one of 1,048,576 ranks,
+ * without a second process. */
 #include "check.h"
 
 static void at_a_million(void)

@@ -1,6 +1,7 @@
 /* ranks: 2 */
-/* A group in which an operation is refused runs none of its operations and says why at its end. A group that a program leaves open after an error does not
- * outlive dm_abort, so what comes after it is really done. */
+/* A group in which an operation is refused runs none of its operations and says why at its end. A
+ * group that a program leaves open after an error does not outlive dm_abort, so what comes after
+ * it is really done. */
 #include "check.h"
 
 static dm_mesh *fresh(void)
@@ -30,7 +31,8 @@ int main(void)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "peer is 7", dm_group_end(mesh));
   sums(mesh);
 
-  /* The same where the refused operation is in an inner group, and the operation before it on another dimension's name. */
+  /* The same where the refused operation is in an inner group, and the operation before it on
+   * another dimension's name. */
   OK(dm_group_start(mesh));
   OK(dm_group_start(mesh));
   FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_recv(mesh, "nowhere", &got, 1, DM_FLOAT32, 0, NULL));
@@ -38,7 +40,8 @@ int main(void)
   FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_group_end(mesh));
   sums(mesh);
 
-  /* A handle that was freed inside the group names no mesh any more. Its dm_group_end is refused, and ends the group without its operations. */
+  /* A handle that was freed inside the group names no mesh any more. Its dm_group_end is refused,
+   * and ends the group without its operations. */
   dm_mesh *copy = NULL, *freed = NULL;
   OK(dm_clone(mesh, &copy));
   freed = copy;

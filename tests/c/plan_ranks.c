@@ -1,4 +1,5 @@
-/* dm_plan_ranks: a rank array for a machine, its report, and what it refuses. Plans are compared with brute force in tests/topology.rs. */
+/* dm_plan_ranks: a rank array for a machine, its report, and what it refuses. Plans are compared
+ * with brute force in tests/topology.rs. */
 #include "check.h"
 
 /* Two hosts of four; the launcher dealt the ranks out in turn. */

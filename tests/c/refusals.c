@@ -1,6 +1,7 @@
 /* ranks: 4 */
-/* What is wrong with a call is said to the caller alone, with the values, before anything is sent: one rank makes the bad call, in an offline world and
- * in the real one, and the collective call that all ranks make next finds nothing missing and nothing left over. */
+/* What is wrong with a call is said to the caller alone, with the values, before anything is sent:
+ * one rank makes the bad call, in an offline world and in the real one, and the collective call
+ * that all ranks make next finds nothing missing and nothing left over. */
 #include "check.h"
 
 static dm_mesh *const kUntouched = (dm_mesh *)0x5a5a;
@@ -81,7 +82,8 @@ static dm_status copy(const struct place *at, size_t index)
   return dm_submesh(at->mesh, names, 1, index, &made);
 }
 
-/* The copy of tp that the calling rank is not in: asked for its own place there, or to flatten it. */
+/* The copy of tp that the calling rank is not in: asked for its own place there, or to flatten
+ * it. */
 static dm_status elsewhere(const struct place *at, bool flatten)
 {
   dm_mesh *theirs = NULL;
@@ -136,7 +138,8 @@ static dm_status shard(const struct place *at, int32_t kind, int32_t tensor_dim)
   return status;
 }
 
-/* The table: who calls (1 and 3 are outside of pair; nobody offline where that is planning for others), with what status, with which values in the message, and what. */
+/* The table: who calls (1 and 3 are outside of pair; nobody offline where that is planning for
+ * others), with what status, with which values in the message, and what. */
 #define BAD DM_STATUS_INVALID_ARGUMENT
 #define OUT DM_STATUS_NOT_MEMBER
 #define TABLE(ROW) \
@@ -191,7 +194,8 @@ static dm_status shard(const struct place *at, int32_t kind, int32_t tensor_dim)
   ROW(3, OUT, "rank 3 is not in DeviceMesh((x=2)", "", dm_slice(at->pair, NULL, 0, &made)) \
   ROW(offline ? -1 : 1, OUT, "rank 1 is not in DeviceMesh((x=2)", "", dm_flatten(at->pair, "y", NULL, &made))
 
-/* All ranks: what is agreed through the store, what runs on communicators, and the small mesh's own ranks. */
+/* All ranks: what is agreed through the store, what runs on communicators, and the small mesh's
+ * own ranks. */
 static void together(const struct place *at, int32_t rank, int row)
 {
   float one = 1, sum = 0;

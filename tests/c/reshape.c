@@ -1,5 +1,6 @@
 /* ranks: 8 */
-/* A second factorisation of the same ranks, as expert parallelism has it: checked against the first, sharing its communicators. */
+/* A second factorisation of the same ranks, as expert parallelism has it: checked against the
+ * first, sharing its communicators. */
 #include "check.h"
 
 static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)

@@ -1,6 +1,7 @@
 /* ranks: 4 */
-/* dm_serialize and dm_deserialize: a mesh goes through its text and comes back with communicators that work; ranks with different texts learn
- * who has which; what is wrong with a text is said before anybody is waited for. */
+/* dm_serialize and dm_deserialize: a mesh goes through its text and comes back with communicators
+ * that work; ranks with different texts learn who has which; what is wrong with a text is said
+ * before anybody is waited for. */
 #include "check.h"
 
 static dm_mesh *const kUntouched = (dm_mesh *)0x5a5a;

@@ -1,5 +1,6 @@
 /* ranks: 8 */
-/* Going on after ranks have died: (dp=4, tp=2) without the replicas that hold them, again and again, while calls are blocked. */
+/* Going on after ranks have died: (dp=4, tp=2) without the replicas that hold them, again and
+ * again, while calls are blocked. */
 #include "check.h"
 
 #include <pthread.h>
@@ -115,7 +116,8 @@ int main(void)
   /* Ranks that name different lost ones are told who; then they agree. */
   const int32_t wrong[] = {6};
   const dm_status differing = dm_shrink(left, "dp", me == 2 ? wrong : seven, 1, &fewer);
-  /* Rank 2 waits for rank 7, which is not among those it named: where it calls before rank 0 does, all hear of that. */
+  /* Rank 2 waits for rank 7, which is not among those it named: where it calls before rank 0 does,
+   * all hear of that. */
   if (differing == DM_STATUS_PEER_LOST) CHECK(strstr(dm_last_error(), "rank 7 was lost") != NULL);
   else CHECK(differing == DM_STATUS_MISMATCH && strstr(dm_last_error(), "lost=(7)") != NULL);
   CHECK(fewer == NULL && strstr(dm_last_error(), "lost=(6)") != NULL);
@@ -123,7 +125,8 @@ int main(void)
   REQUIRE(dm_shrink(left, "dp", seven, 1, &fewer));
   holds(fewer, two, 4);
 
-  /* Aborted first, as an error handler does; a rank that is lost as well, and not named, is found out. */
+  /* Aborted first, as an error handler does; a rank that is lost as well, and not named, is found
+   * out. */
   if (me == 2 || me == 3) _exit(0);
   if (me != 6) {
     OK(dm_abort(fewer));

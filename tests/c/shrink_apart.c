@@ -1,6 +1,7 @@
 /* ranks: 6 */
-/* Ranks that do not see alike what was lost: some have aborted, some share what others do not, some take each other for lost. In no case do they wait for
- * the deadline, and never does a mesh join other ranks than it says. A lost rank here lives and makes no call. */
+/* Ranks that do not see alike what was lost: some have aborted, some share what others do not,
+ * some take each other for lost. In no case do they wait for the deadline, and never does a mesh
+ * join other ranks than it says. A lost rank here lives and makes no call. */
 #include "blocked.h"
 
 static dm_world *sync_world;
@@ -34,7 +35,8 @@ static void holds(const dm_mesh *mesh, const char *expected)
 
 static void together(void) { REQUIRE(dm_world_barrier(sync_world, 0)); }
 
-/* Two halves that take each other for lost go on apart, each with its own ranks, in later calls too. */
+/* Two halves that take each other for lost go on apart, each with its own ranks, in later calls
+ * too. */
 static void halves(void)
 {
   const int32_t upper[] = {3, 4, 5}, lower[] = {0, 1, 2};
@@ -103,7 +105,8 @@ static void aborted_before(void)
   together();
 }
 
-/* Another thread aborts the mesh that is being shrunk, as an error handler may: that costs nobody the new one. */
+/* Another thread aborts the mesh that is being shrunk, as an error handler may: that costs nobody
+ * the new one. */
 static void aborted_meanwhile(void)
 {
   ended = made(3, 2, 0, NULL);
@@ -127,7 +130,8 @@ static void aborted_meanwhile(void)
   together();
 }
 
-/* An earlier mesh over the ranks that are left has ended on one of them, so that not all could share its communicators. */
+/* An earlier mesh over the ranks that are left has ended on one of them, so that not all could
+ * share its communicators. */
 static void ended_on_one(void)
 {
   const int32_t four[] = {0, 1, 2, 3}, lost[] = {4, 5};
@@ -155,7 +159,8 @@ static void ended_on_one(void)
   together();
 }
 
-/* Inside a group the library would put off the making of communicators, and the group's end would never come. */
+/* Inside a group the library would put off the making of communicators, and the group's end would
+ * never come. */
 static void in_a_group(void)
 {
   dm_mesh *mesh = made(3, 2, 0, NULL), *other = NULL, *range = NULL;

@@ -1,6 +1,8 @@
 /* ranks: 4 */
-/* A runtime that interrupts its threads all the time (Go does, by SIGURG; profilers, by SIGPROF): every system call that can be interrupted is, again and again,
- * and no call of the library may fail, end early or give a wrong result for it. The handler is installed without SA_RESTART, which is the harder case. */
+/* A runtime that interrupts its threads all the time (Go does, by SIGURG; profilers, by SIGPROF):
+ * every system call that can be interrupted is, again and again, and no call of the library may
+ * fail, end early or give a wrong result for it. The handler is installed without SA_RESTART,
+ * which is the harder case. */
 #include "check.h"
 
 #include <signal.h>

@@ -1,5 +1,6 @@
 /* ranks: 8 */
-/* Ranges of a dimension on (pp=4, tp=2): who is in them, their communicators, what they share, views and ranges of them, and their end. */
+/* Ranges of a dimension on (pp=4, tp=2): who is in them, their communicators, what they share,
+ * views and ranges of them, and their end. */
 #include "check.h"
 
 static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)
@@ -28,7 +29,8 @@ static dm_mesh *pipeline(uint32_t flags)
   return mesh;
 }
 
-/* That the view has these ranks, and where this one is in it every communicator joins its group in coordinate order. */
+/* That the view has these ranks, and where this one is in it every communicator joins its group in
+ * coordinate order. */
 static void holds(const dm_mesh *view, const int32_t *expected, size_t count)
 {
   int32_t ranks[8], mine = rank_of(view), local = -1;
@@ -126,7 +128,8 @@ static void further(const dm_mesh *mesh)
   dm_free(pp);
 }
 
-/* A flattened dimension that does not hold the cut one is known in the range, also when it came after it. */
+/* A flattened dimension that does not hold the cut one is known in the range, also when it came
+ * after it. */
 static void names(void)
 {
   dm_mesh *mesh = NULL, *pair = NULL, *early = NULL, *late = NULL, *split = NULL, *dt = NULL;
@@ -224,7 +227,8 @@ int main(void)
   names();
   refused(mesh);
   over_and_over(mesh);
-  /* A range ends with its root: finalized through any view of it, by the ranks outside the range too. */
+  /* A range ends with its root: finalized through any view of it, by the ranks outside the range
+   * too. */
   dm_mesh *range = range_of(mesh, "pp", 1, 2, 1), *late = NULL;
   REQUIRE(dm_finalize(range));
   FAILS(DM_STATUS_ABORTED, "dm_finalize", dm_slice_range(mesh, "pp", 1, 2, 1, &late));

@@ -1,6 +1,7 @@
 /* ranks: 2 4 */
-/* Threads on one communicator: names that share one pair each for itself, one name at a time; and what else would give wrong numbers without a word:
- * groups that are not ended, buffers that overlap, messages of different types. */
+/* Threads on one communicator: names that share one pair each for itself, one name at a time; and
+ * what else would give wrong numbers without a word: groups that are not ended, buffers that
+ * overlap, messages of different types. */
 #include "check.h"
 #include <pthread.h>
 

@@ -1,6 +1,7 @@
 /* ranks: 3 */
-/* dm_world_abort from another thread wakes what has no mesh to abort (dm_init, dm_world_barrier) and everything else of the world; from then on the
- * world says DM_STATUS_ABORTED here, and the others learn whom they wait for in vain. */
+/* dm_world_abort from another thread wakes what has no mesh to abort (dm_init, dm_world_barrier)
+ * and everything else of the world; from then on the world says DM_STATUS_ABORTED here, and the
+ * others learn whom they wait for in vain. */
 #include "blocked.h"
 
 static dm_world *world;
@@ -87,7 +88,8 @@ static const struct {
   const char *name;
   dm_status (*call)(void *);
   bool lazy;
-  /* Which call the others are in meanwhile, and whether they are in it before the abort or come after it. */
+  /* Which call the others are in meanwhile, and whether they are in it before the abort or come
+   * after it. */
   dm_status (*others)(void *);
   bool before;
 } kinds[kKinds] = {{"dm_init", init, false, init, true},

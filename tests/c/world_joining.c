@@ -1,5 +1,6 @@
-/* A dm_world_init that waits for ranks that do not come is ended from another thread by the token of dm_world_options.joining_out, which is good for nothing
- * else and dead afterwards. The caller's store is not used any more once dm_world_init has returned. */
+/* A dm_world_init that waits for ranks that do not come is ended from another thread by the token
+ * of dm_world_options.joining_out, which is good for nothing else and dead afterwards. The
+ * caller's store is not used any more once dm_world_init has returned. */
 #include "check.h"
 
 #include <pthread.h>

@@ -1,5 +1,6 @@
-/* Every way into a world: tcp:// with explicit ranks as threads of one process and as forked processes, file://, the caller's own store, and
- * several worlds one after another and side by side. */
+/* Every way into a world: tcp:// with explicit ranks as threads of one process and as forked
+ * processes, file://, the caller's own store, and several worlds one after another and side by
+ * side. */
 #include "check.h"
 
 #include <arpa/inet.h>

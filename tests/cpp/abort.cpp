@@ -1,5 +1,6 @@
 /* ranks: 2 */
-// Ends in C++: abort() from another thread, a rank that leaves, the default worlds; and what an error carries from the layers below.
+// Ends in C++: abort() from another thread, a rank that leaves, the default worlds; and what an
+// error carries from the layers below.
 #include "check.hpp"
 
 #include <string>

@@ -1,4 +1,5 @@
-// tests/c/check.h for C++: that a call throws, and that a Result fails, with this status and one line that contains this text.
+// tests/c/check.h for C++: that a call throws, and that a Result fails, with this status and one
+// line that contains this text.
 #pragma once
 
 #include <devicemesh.hpp>

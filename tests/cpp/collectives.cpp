@@ -1,5 +1,6 @@
 /* ranks: 8 */
-// Typed collectives: what each gives over containers and over pointers, the type of every element, groups, and buffers that do not fit.
+// Typed collectives: what each gives over containers and over pointers, the type of every element,
+// groups, and buffers that do not fit.
 #include "check.hpp"
 
 #include <array>

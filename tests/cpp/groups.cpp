@@ -1,5 +1,6 @@
 /* ranks: 1 4 */
-// mesh.group() runs whole or not at all: after an exception, a refused operation or an ignored error no rank is left with half of an exchange.
+// mesh.group() runs whole or not at all: after an exception, a refused operation or an ignored
+// error no rank is left with half of an exchange.
 #include "check.hpp"
 
 #include <cstdlib>
@@ -12,7 +13,8 @@ struct Ring {
   const dm::Mesh &mesh;
   std::int32_t me, ranks, next, before;
 
-  // Shows that nothing of an earlier group is still under way: its values would arrive in the place of these.
+  // Shows that nothing of an earlier group is still under way: its values would arrive in the
+  // place of these.
   void turn(std::int32_t value) const
   {
     std::vector<std::int32_t> mine(5, value + me), got(5, -1), one(1, 1);

@@ -1,5 +1,6 @@
-// The ranks meet in a store of the caller's: a map in this process, with four ranks as threads. It is let go exactly when the last world is gone;
-// what it returns, or throws, is the error of the call that needed it.
+// The ranks meet in a store of the caller's: a map in this process, with four ranks as threads. It
+// is let go exactly when the last world is gone; what it returns, or throws, is the error of the
+// call that needed it.
 #include "check.hpp"
 
 #include <condition_variable>

@@ -43,8 +43,9 @@ def programs(folder, compilers, build, start, slow, only=None):
 
     `build(compiler, source, program)` returns the command that builds a program, and
     `start(program, ranks)` the command that runs it and its environment. Each program runs on the
-    numbers of ranks that its first comment names, those for which `only(source, ranks)` holds. Bounds on
-    time are `slow` times as long. Every failure is printed, the first five of them whole."""
+    numbers of ranks that its first comment names, those for which `only(source, ranks)` holds.
+    Bounds on time are `slow` times as long. Every failure is printed, the first five of them
+    whole."""
     folder.mkdir(parents=True, exist_ok=True)
     passed, failures = 0, []
     for source in sorted([*(ROOT / "tests/c").glob("*.c"), *(ROOT / "tests/cpp").glob("*.cpp")]):

@@ -1,5 +1,6 @@
-/* A libcuda.so.1 without a device, as far as choosing one goes. Environment: CUDA_COUNT devices (8), CUDA_VERSION (12020), CUDA_INIT, what cuInit
- * gives (only on rank CUDA_INIT_RANK, where that is set). Built with -DLACKS_UUID it is one that does not tell identities. */
+/* A libcuda.so.1 without a device, as far as choosing one goes. Environment: CUDA_COUNT devices
+ * (8), CUDA_VERSION (12020), CUDA_INIT, what cuInit gives (only on rank CUDA_INIT_RANK, where that
+ * is set). Built with -DLACKS_UUID it is one that does not tell identities. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

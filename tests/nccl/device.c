@@ -1,8 +1,11 @@
-/* A libcuda.so.1 whose device memory is the host's, for programs that use memory, streams and events: cuda.c, and what cudarc calls. All work is done
- * at once, so a result shows nothing about the order of streams. The log shows it: CUDA_LOG names a file that gets a line for each event that is
- * recorded or waited for, and for each use of memory, with the stream's number. tests/on_stream.rs follows the order through these lines.
+/* A libcuda.so.1 whose device memory is the host's, for programs that use memory, streams and
+ * events: cuda.c, and what cudarc calls. All work is done at once, so a result shows nothing about
+ * the order of streams. The log shows it: CUDA_LOG names a file that gets a line for each event
+ * that is recorded or waited for, and for each use of memory, with the stream's number.
+ * tests/on_stream.rs follows the order through these lines.
  *
- * cudarc wants all functions of the driver: those that are not here are in a file that tests/stand_in makes, and give an error. */
+ * cudarc wants all functions of the driver: those that are not here are in a file that
+ * tests/stand_in makes, and give an error. */
 #include "cuda.c"
 
 #include <pthread.h>

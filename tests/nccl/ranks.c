@@ -1,4 +1,5 @@
-/* One rank of a job of device type cuda over the recorder; see tests/test_nccl.py, which reads what the recorder wrote. The argument is what to do. */
+/* One rank of a job of device type cuda over the recorder; see tests/test_nccl.py, which reads
+ * what the recorder wrote. The argument is what to do. */
 #include "library_threads.h"
 
 #include <dlfcn.h>
@@ -120,7 +121,8 @@ static void path(void)
   for (size_t index = 0; index < sizeof meshes / sizeof *meshes; ++index) dm_free(meshes[index]);
 }
 
-/* One mesh, which may fail: what came of it goes to the standard output, and nothing of it may be left. */
+/* One mesh, which may fail: what came of it goes to the standard output, and nothing of it may be
+ * left. */
 static void attempt(void)
 {
   dm_mesh *mesh = NULL, *flat = NULL;
@@ -145,7 +147,8 @@ static void attempt(void)
   }
   dm_free(flat);
   dm_free(mesh);
-  /* A world whose mesh failed still makes one, and a mesh gives the recorder's own word on what lives. */
+  /* A world whose mesh failed still makes one, and a mesh gives the recorder's own word on what
+   * lives. */
   unsetenv("RECORDER_FAIL");
   mesh = made(kCube, 3, kNames);
   const int now = living();
@@ -178,7 +181,8 @@ static void stuck(void)
   dm_free(mesh);
 }
 
-/* Aborts that can only end together: of one mesh, inside a group too, then of a world with two meshes. */
+/* Aborts that can only end together: of one mesh, inside a group too, then of a world with two
+ * meshes. */
 static void together(void)
 {
   dm_mesh *mesh = made(kCube, 3, kNames), *other = NULL;
@@ -244,7 +248,8 @@ static void adopt(void)
   dm_free(mesh);
 }
 
-/* New meshes after communicators have failed, which one rank alone knows: first along a dimension, then the one that others are split from. */
+/* New meshes after communicators have failed, which one rank alone knows: first along a dimension,
+ * then the one that others are split from. */
 static void anew(void)
 {
   const size_t shape[] = {4, 2};
@@ -304,7 +309,8 @@ static void lose(int expected)
   dm_free(mesh);
 }
 
-/* What the library has started, and with "path" also that it was all of what it starts beside NCCL on the way. */
+/* What the library has started, and with "path" also that it was all of what it starts beside NCCL
+ * on the way. */
 static int ended(int is_whole)
 {
   check_library_threads(0);
@@ -328,7 +334,8 @@ static void *sum_on_a_thread(void *mesh)
   return NULL;
 }
 
-/* Groups in which dm_abort finds its own thread: one without operations, which it ends, and one with an operation, which NCCL cannot end. */
+/* Groups in which dm_abort finds its own thread: one without operations, which it ends, and one
+ * with an operation, which NCCL cannot end. */
 static void left_group(void)
 {
   dm_mesh *first = made(kCube, 3, kNames), *second = NULL, *third = NULL;

@@ -1,12 +1,16 @@
-/* A library with NCCL's C API that writes down every call on communicators and hands it on to libhostccl, as tests/test_nccl.py builds and loads
- * it in NCCL's place. It keeps NCCL's rules: a call on a communicator that is still in progress, or has ended, is a mark in the log, and what a split of a
- * non-blocking parent makes stays NULL until the parent has settled.
+/* A library with NCCL's C API that writes down every call on communicators and hands it on to
+ * libhostccl, as tests/test_nccl.py builds and loads it in NCCL's place. It keeps NCCL's rules: a
+ * call on a communicator that is still in progress, or has ended, is a mark in the log, and what a
+ * split of a non-blocking parent makes stays NULL until the parent has settled.
  *
- * Environment, read at each use: RECORDER_HOST, the path of libhostccl.so; RECORDER_LOG, a folder for one file per rank; RECORDER_VERSION (and
- * RECORDER_VERSION_<rank>), what ncclGetVersion says; RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL,
- * "rank call code": which call of which rank (-1: every one) fails with what; RECORDER_LATE, milliseconds for which an operation stays in
- * progress, and it is then never done; RECORDER_STUCK, the rank whose
- * ncclCommFinalize does not return; RECORDER_TOGETHER, how many ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on, it lacks that function. */
+ * Environment, read at each use: RECORDER_HOST, the path of libhostccl.so; RECORDER_LOG, a folder
+ * for one file per rank; RECORDER_VERSION (and RECORDER_VERSION_<rank>), what ncclGetVersion says;
+ * RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL, "rank
+ * call code": which call of which rank (-1: every one) fails with what; RECORDER_LATE,
+ * milliseconds for which an operation stays in progress, and it is then never done;
+ * RECORDER_STUCK, the rank whose ncclCommFinalize does not return; RECORDER_TOGETHER, how many
+ * ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on,
+ * it lacks that function. */
 #include <hostccl.h>
 
 #include <dlfcn.h>
@@ -329,7 +333,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
 }
 #endif
 
-/* An abort waits for the communicator's stream, where its work lies behind that of others until they are aborted too. */
+/* An abort waits for the communicator's stream, where its work lies behind that of others until
+ * they are aborted too. */
 static void wait_for_other_aborts(ncclComm_t comm)
 {
   static int begun;
@@ -425,7 +430,8 @@ static void runs_on(const char *operation, cudaStream_t stream)
   dlclose(driver);
 }
 
-/* An operation on a communicator whose calls return before the work is on the stream is an error that only a device would show. */
+/* An operation on a communicator whose calls return before the work is on the stream is an error
+ * that only a device would show. */
 #define OPERATION(name, parameters, arguments) \
   ncclResult_t name parameters \
   { \

@@ -1,5 +1,7 @@
-/* One release of the real NCCL, without a device; see tests/test_nccl_wheels.py, which compiles this with that release's nccl.h and the layout of
- * hostccl/src/nccl_config.rs as static assertions (layout.h). Arguments: libnccl.so.2, and whether there is a libcuda (of CUDA 11.4, that only counts devices). */
+/* One release of the real NCCL, without a device; see tests/test_nccl_wheels.py, which compiles
+ * this with that release's nccl.h and the layout of hostccl/src/nccl_config.rs as static
+ * assertions (layout.h). Arguments: libnccl.so.2, and whether there is a libcuda (of CUDA 11.4,
+ * that only counts devices). */
 #include <nccl.h>
 
 #include <stddef.h>
@@ -63,8 +65,9 @@ static void with_driver(dm_world_options join)
   REQUIRE(dm_get_proc(mesh, "ncclGetUniqueId", (void **)&get_id));
   CHECK(get_id(&first) == ncclSuccess && get_id(&second) == ncclSuccess && memcmp(&first, &second, sizeof first) != 0);
 
-  /* The driver is older than the runtime inside NCCL. That is an error and nothing else, also the second time: this thread is not left inside a
-   * group, which would put off whatever it does next. */
+  /* The driver is older than the runtime inside NCCL. That is an error and nothing else, also the
+   * second time: this thread is not left inside a group, which would put off whatever it does
+   * next. */
   for (int time = 0; time < 2; ++time) {
     FAILS(DM_STATUS_CCL, "gives 1 (unhandled cuda error", dm_get_comm(mesh, NULL, &comm));
     CHECK(strstr(dm_last_error(), "; the driver supports CUDA 11.4") != NULL && comm == NULL);
@@ -76,7 +79,8 @@ static void with_driver(dm_world_options join)
   dm_free(mesh);
   dm_world_free(world);
 
-  /* An id that nobody uses leaves a thread and a socket behind; neither keeps a process, nor its children, from ending. */
+  /* An id that nobody uses leaves a thread and a socket behind; neither keeps a process, nor its
+   * children, from ending. */
   const pid_t child = fork();
   if (child == 0) _exit(0);
   int status = -1;

@@ -1,4 +1,5 @@
-"""Finds the library of XLA handlers, connects it to the libdevicemesh that Python has, and registers its handlers with XLA."""
+"""Finds the library of XLA handlers, connects it to the libdevicemesh that Python has, and
+registers its handlers with XLA."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
 
 
 def candidates() -> Iterator[str]:
-    """Where the library may be, best first: what DM_JAX_LIBRARY names, the wheel's own, the one that make built in this checkout."""
+    """Where the library may be, best first: what DM_JAX_LIBRARY names, the wheel's own, the one
+    that make built in this checkout."""
     named = os.environ.get("DM_JAX_LIBRARY")
     if named:
         yield named

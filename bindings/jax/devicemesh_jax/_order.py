@@ -1,9 +1,12 @@
-"""What keeps the collectives of a process in the order of its program, which must be the same on every rank.
+"""What keeps the collectives of a process in the order of its program, which must be the same on
+every rank.
 
-Nothing in XLA orders two calls that share no data: has_side_effect keeps them, it does not order them. So a token is threaded through ours, from each call
-to the next, and JAX does the threading: the primitives have an ordered effect. JAX then runs one token through a jitted function, its loops and branches,
-its derivative (where the backward pass follows the forward pass), and from one jitted function to the next that the same thread calls. A token in the
-hands of the user could not do that: in jax.grad the transposed calls appear where no user threads anything.
+Nothing in XLA orders two calls that share no data: has_side_effect keeps them, it does not order
+them. So a token is threaded through ours, from each call to the next, and JAX does the threading:
+the primitives have an ordered effect. JAX then runs one token through a jitted function, its loops
+and branches, its derivative (where the backward pass follows the forward pass), and from one
+jitted function to the next that the same thread calls. A token in the hands of the user could not
+do that: in jax.grad the transposed calls appear where no user threads anything.
 
 JAX has no public way to declare such an effect; this file alone uses private names of it.
 """
@@ -27,7 +30,8 @@ from jax.interpreters import mlir
 
 
 class CollectiveEffect(effects.Effect):
-    """Takes part in collectives of libdevicemesh. One kind for all meshes: ranks of different meshes can wait for each other too."""
+    """Takes part in collectives of libdevicemesh. One kind for all meshes: ranks of different
+    meshes can wait for each other too."""
 
     def __str__(self) -> str:
         return "DeviceMeshCollective"
@@ -56,10 +60,13 @@ def give(context: Any, token: Any) -> None:
 
 
 def wait_for_jitted() -> None:
-    """Returns when the collectives that this thread has given to JAX are over; raises what went wrong in them.
+    """Returns when the collectives that this thread has given to JAX are over; raises what went
+    wrong in them.
 
-    The package devicemesh runs it before each of its own calls that can wait for other ranks. So a host call comes after what JAX was given before it, on every
-    rank. It costs a look into a dictionary while nothing was given. JAX keeps tokens per thread: what other threads have given to JAX is not seen here.
+    The package devicemesh runs it before each of its own calls that can wait for other ranks. So a
+    host call comes after what JAX was given before it, on every rank. It costs a look into a
+    dictionary while nothing was given. JAX keeps tokens per thread: what other threads have given
+    to JAX is not seen here.
     """
     token = dispatch.runtime_tokens.current_tokens.get(collective)
     if token is not None:
@@ -67,15 +74,19 @@ def wait_for_jitted() -> None:
 
 
 beside.before_call.append(wait_for_jitted)
-# A jitted collective that runs while a group is open is refused: on the group's own thread it would be put off until the group ends, after XLA has read its result.
+# A jitted collective that runs while a group is open is refused: on the group's own thread it
+# would be put off until the group ends, after XLA has read its result.
 beside.group_changes.append(_native.library.devicemesh_jax_group)
 
 
 def recover() -> Optional[Exception]:
-    """Lets this thread's later collectives run although an earlier one failed. Waits for those in flight; gives the error, or None when there was none.
+    """Lets this thread's later collectives run although an earlier one failed. Waits for those in
+    flight; gives the error, or None when there was none.
 
-    A collective waits for the one before it, so after a failure all later ones fail alike, with the first error: their result would be worth nothing. Call this
-    when the cause has been dealt with, for example when there is a new mesh without the rank that was lost. Local: every rank calls it for itself.
+    A collective waits for the one before it, so after a failure all later ones fail alike, with
+    the first error: their result would be worth nothing. Call this when the cause has been dealt
+    with, for example when there is a new mesh without the rank that was lost. Local: every rank
+    calls it for itself.
     """
     failed: Optional[Exception] = None
     tokens = dispatch.runtime_tokens
@@ -90,7 +101,8 @@ def recover() -> Optional[Exception]:
 
 
 def last_words() -> None:
-    """An error that nobody waited for is one line when the process ends; JAX would print a traceback for each of its own tokens."""
+    """An error that nobody waited for is one line when the process ends; JAX would print a
+    traceback for each of its own tokens."""
     error = recover()
     if error is not None:
         print(f"devicemesh_jax: the last collectives of this process failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)

@@ -1,15 +1,18 @@
-"""The collectives as JAX primitives: one operand, one result, and how each is compiled, batched, differentiated and transposed.
+"""The collectives as JAX primitives: one operand, one result, and how each is compiled, batched,
+differentiated and transposed.
 
-They work on the first axis, which is the one along the mesh dimension: all_gather adds it, reduce_scatter takes it away. What users call is made of them in
-collectives.py.
+They work on the first axis, which is the one along the mesh dimension: all_gather adds it,
+reduce_scatter takes it away. What users call is made of them in collectives.py.
 
-A derivative is that of the sum of all ranks' results, as for jax.lax.psum: the cotangents of one value on several ranks are summed. So
+A derivative is that of the sum of all ranks' results, as for jax.lax.psum: the cotangents of one
+value on several ranks are summed. So
 
     all_reduce (sum, avg)  <->  itself                     all_to_all     <->  itself
     all_gather             <->  reduce_scatter             shift by k     <->  shift by -k
     reduce to a root       <->  broadcast from it
 
-Every parameter is the same on all ranks (names, sizes, operators; never a coordinate), so all ranks compile one and the same program.
+Every parameter is the same on all ranks (names, sizes, operators; never a coordinate), so all
+ranks compile one and the same program.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ Batch = Callable[[Any, int], Tuple[Any, int]]
 
 
 def refuse_a_rerun(name: str) -> None:
-    """jax_debug_nans and jax_debug_infs call a program again, on this rank alone, while they handle the error that they found in its result."""
+    """jax_debug_nans and jax_debug_infs call a program again, on this rank alone, while they
+    handle the error that they found in its result."""
     if type(sys.exc_info()[1]).__name__ == "InternalFloatingPointError":
         raise FloatingPointError(
             f"JAX found nan or inf in the result of {name}, or of a jitted program with it, and calls it again without jit to find the place. {name} is not made a second "
@@ -71,8 +75,10 @@ def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
 def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[..., Any], batch: Batch, zeros: bool = False, in_place: bool = False) -> Primitive:
     """A primitive for the handler devicemesh_<name>.
 
-    shape: the result's, from the operand's. batch: from a batched operand and its batch axis, the operand of one call for all of them and the batch
-    axis of its result. zeros: the handler does not write its result on every rank. in_place: the result takes the operand's memory (XLA copies an operand that is still needed).
+    shape: the result's, from the operand's. batch: from a batched operand and its batch axis, the
+    operand of one call for all of them and the batch axis of its result. zeros: the handler does
+    not write its result on every rank. in_place: the result takes the operand's memory (XLA copies
+    an operand that is still needed).
     """
     primitive = Primitive(f"devicemesh_{name}")
 

@@ -1,6 +1,7 @@
 """What a program calls: collectives on arrays (or pytrees of them) along one dimension of a mesh.
 
-All take part in the order that _order.py describes: the ranks of a mesh must call them in the same order, as in any program with communicators.
+All take part in the order that _order.py describes: the ranks of a mesh must call them in the same
+order, as in any program with communicators.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def split(name: str, array: Any, axis: int, size: int, tiled: bool) -> Any:
 
 
 def join(array: Any, axis: int, tiled: bool) -> Any:
-    """The first axis, of blocks from the ranks along a dimension, as a new axis or (tiled) in front of one there is."""
+    """The first axis, of blocks from the ranks along a dimension, as a new axis or (tiled) in
+    front of one there is."""
     array = jnp.moveaxis(array, 0, axis)
     if tiled:
         array = array.reshape(*array.shape[:axis], array.shape[axis] * array.shape[axis + 1], *array.shape[axis + 2 :])
@@ -58,7 +60,8 @@ def join(array: Any, axis: int, tiled: bool) -> Any:
 
 
 def all_reduce(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum") -> Any:
-    """Every rank's elements together: op is "sum", "avg", "prod", "max" or "min", or a devicemesh.ReduceOp ("sum" and "avg" can be differentiated). Any shape; as jax.lax.psum."""
+    """Every rank's elements together: op is "sum", "avg", "prod", "max" or "min", or a
+    devicemesh.ReduceOp ("sum" and "avg" can be differentiated). Any shape; as jax.lax.psum."""
     code = operator(op)
     return call("all_reduce", x, mesh, dim, lambda array, **where: primitives.all_reduce_p.bind(array, op=code, **where))
 
@@ -82,7 +85,8 @@ def root_of(root: int, dim: str, size: int, **_: Any) -> int:
 
 
 def all_gather(x: Any, mesh: MeshOrName, dim: Dim = None, *, axis: int = 0, tiled: bool = False) -> Any:
-    """Every rank's array, in the order of their coordinates, along a new axis or (tiled) one after the other along that axis; as jax.lax.all_gather."""
+    """Every rank's array, in the order of their coordinates, along a new axis or (tiled) one after
+    the other along that axis; as jax.lax.all_gather."""
 
     def body(array: Any, **where: Any) -> Any:
         place = axis_of("axis", axis, array.ndim + (not tiled))
@@ -92,8 +96,8 @@ def all_gather(x: Any, mesh: MeshOrName, dim: Dim = None, *, axis: int = 0, tile
 
 
 def reduce_scatter(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum", *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
-    """Block i of all ranks' arrays reduced, on rank i; the axis is as long as the dimension and vanishes, or (tiled) a multiple and becomes shorter; as
-    jax.lax.psum_scatter."""
+    """Block i of all ranks' arrays reduced, on rank i; the axis is as long as the dimension and
+    vanishes, or (tiled) a multiple and becomes shorter; as jax.lax.psum_scatter."""
     code = operator(op)
 
     def body(array: Any, **where: Any) -> Any:
@@ -105,7 +109,8 @@ def reduce_scatter(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum", *
 
 
 def all_to_all(x: Any, mesh: MeshOrName, dim: Dim = None, *, split_axis: int = 0, concat_axis: int = 0, tiled: bool = False) -> Any:
-    """Block i along split_axis goes to rank i; what comes from rank i is block i along concat_axis; as jax.lax.all_to_all."""
+    """Block i along split_axis goes to rank i; what comes from rank i is block i along
+    concat_axis; as jax.lax.all_to_all."""
 
     def body(array: Any, **where: Any) -> Any:
         source, target = axis_of("split_axis", split_axis, array.ndim), axis_of("concat_axis", concat_axis, array.ndim)
@@ -116,7 +121,8 @@ def all_to_all(x: Any, mesh: MeshOrName, dim: Dim = None, *, split_axis: int = 0
 
 
 def shift(x: Any, mesh: MeshOrName, dim: Dim = None, offset: int = 1, *, wrap: bool = True) -> Any:
-    """What the rank offset steps before has: x goes to coordinate + offset, around the end or (wrap=False) not, and zeros come where nothing does.
+    """What the rank offset steps before has: x goes to coordinate + offset, around the end or
+    (wrap=False) not, and zeros come where nothing does.
 
     A ring is offset=1; a pipeline's next stage is offset=1, wrap=False.
     """

@@ -1,11 +1,14 @@
-// XLA FFI handlers: one collective of libdevicemesh each, on the mesh that is registered under a name.
+// XLA FFI handlers: one collective of libdevicemesh each, on the mesh that is registered under a
+// name.
 //
-// XLA gives a handler its buffers, the attributes of the call and, on cuda, the stream. The mesh comes from dm_lookup at every call, so that a
-// compiled program holds no handle, a name that is registered anew is seen, and a name that is gone is an error. The communicator stays inside the
-// library. Nothing of XLA is linked; built with the headers of jaxlib 0.7.2 one binary serves all later versions, because XLA refuses handlers
-// that are newer than itself and takes older ones.
+// XLA gives a handler its buffers, the attributes of the call and, on cuda, the stream. The mesh
+// comes from dm_lookup at every call, so that a compiled program holds no handle, a name that is
+// registered anew is seen, and a name that is gone is an error. The communicator stays inside the
+// library. Nothing of XLA is linked; built with the headers of jaxlib 0.7.2 one binary serves all
+// later versions, because XLA refuses handlers that are newer than itself and takes older ones.
 //
-// The token after the operands and after the results is what orders the calls: see devicemesh_jax/_order.py.
+// The token after the operands and after the results is what orders the calls: see
+// devicemesh_jax/_order.py.
 
 #include <dlfcn.h>
 
@@ -26,7 +29,8 @@ using Result = ffi::Result<ffi::AnyBuffer>;
 using Token = ffi::Token;
 using TokenOut = ffi::Result<ffi::Token>;
 
-// The functions of the copy of libdevicemesh that Python has loaded; another copy would know no mesh of it. Set once by devicemesh_jax_connect.
+// The functions of the copy of libdevicemesh that Python has loaded; another copy would know no
+// mesh of it. Set once by devicemesh_jax_connect.
 #define DEVICEMESH_FUNCTIONS(X)                                                                                       \
   X(dm_lookup) X(dm_free) X(dm_size) X(dm_describe) X(dm_get_local_rank) X(dm_last_error) X(dm_status_name)           \
   X(dm_all_reduce) X(dm_reduce) X(dm_broadcast) X(dm_all_gather) X(dm_reduce_scatter) X(dm_all_to_all) X(dm_send)     \
@@ -40,8 +44,9 @@ struct Library {
 
 Library library;
 
-// How many groups (mesh.group() in Python) are open in this process now. The package waits for all handlers before it opens one and before it ends one, so
-// a handler that sees a group belongs to a program that was called inside it.
+// How many groups (mesh.group() in Python) are open in this process now. The package waits for all
+// handlers before it opens one and before it ends one, so a handler that sees a group belongs to a
+// program that was called inside it.
 std::atomic<int> open_groups{0};
 
 ffi::ErrorCode code_of(dm_status status) {
@@ -90,8 +95,8 @@ struct Handle {
   ~Handle() { library.dm_free(mesh); }
 };
 
-// The device type as dm_describe prints it: DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1)). Host memory given to NCCL, or device memory to
-// the host engine, would end the process.
+// The device type as dm_describe prints it: DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1)). Host
+// memory given to NCCL, or device memory to the host engine, would end the process.
 ffi::Error check_device(const dm_mesh *mesh, const std::string &name, std::string_view platform) {
   char text[512];
   std::string longer;
@@ -127,12 +132,14 @@ struct xla::ffi::CtxDecoding<Origin> {
 
 namespace {
 
-// One call, checked: a mesh that is registered now, a dimension as long as when the call was traced, elements that the library knows.
+// One call, checked: a mesh that is registered now, a dimension as long as when the call was
+// traced, elements that the library knows.
 struct Call {
   Call(Origin origin, const ffi::Dictionary &attributes, const Operand &operand) : attributes(attributes) { error = prepare(origin, operand); }
 
-  // Runs the collective, unless something is wrong already. An operand without elements takes part too: on another rank it may have some, and the library
-  // compares them. Were the call left out on this rank, all later calls would meet the other ranks' calls of one before.
+  // Runs the collective, unless something is wrong already. An operand without elements takes part
+  // too: on another rank it may have some, and the library compares them. Were the call left out
+  // on this rank, all later calls would meet the other ranks' calls of one before.
   template <typename Body>
   ffi::Error run(Body body) {
     if (error.success()) {
@@ -255,7 +262,8 @@ ffi::Error all_to_all(Origin origin, ffi::Dictionary attributes, Operand send, T
   });
 }
 
-// To the rank offset steps along the dimension. recv is the operand of zeros, and stays so where nothing comes.
+// To the rank offset steps along the dimension. recv is the operand of zeros, and stays so where
+// nothing comes.
 ffi::Error shift(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&]() -> dm_status {
@@ -283,7 +291,8 @@ ffi::Error shift(Origin origin, ffi::Dictionary attributes, Operand send, Operan
 
 }  // namespace
 
-// Takes the functions of the libdevicemesh that is loaded under this name. NULL when all is well, else what is wrong (static).
+// Takes the functions of the libdevicemesh that is loaded under this name. NULL when all is well,
+// else what is wrong (static).
 extern "C" __attribute__((visibility("default"))) const char *devicemesh_jax_connect(const char *path) {
   static std::string problem;
   void *loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL);

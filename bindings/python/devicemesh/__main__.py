@@ -1,4 +1,5 @@
-"""``python -m devicemesh``: the tool devicemesh of the library, for example ``python -m devicemesh run -n 4 -- python train.py``."""
+"""``python -m devicemesh``: the tool devicemesh of the library, for example
+``python -m devicemesh run -n 4 -- python train.py``."""
 
 from __future__ import annotations
 

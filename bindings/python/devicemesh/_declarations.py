@@ -1,6 +1,7 @@
 """include/devicemesh.h in ctypes' words: structs, flags and the signature of every function.
 
-tests/test_header.py holds this against the header, so a function that is added there is missed here.
+tests/test_header.py holds this against the header, so a function that is added there is missed
+here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Ctrl-C ends a call that is blocked in the library.
 
-Python runs signal handlers on the main thread between bytecodes, so not while that thread is inside a C function. But Python's own C handler writes the
-signal's number to the wakeup descriptor at once. For the time of a call on the main thread that descriptor is ours; a watching thread reads it, and ends the
-call that is blocked by aborting its mesh or world. The call returns, and Python raises KeyboardInterrupt as ever. No call moves to another thread, and
-what was there before (an event loop's descriptor) gets its bytes and is put back.
+Python runs signal handlers on the main thread between bytecodes, so not while that thread is
+inside a C function. But Python's own C handler writes the signal's number to the wakeup descriptor
+at once. For the time of a call on the main thread that descriptor is ours; a watching thread reads
+it, and ends the call that is blocked by aborting its mesh or world. The call returns, and Python
+raises KeyboardInterrupt as ever. No call moves to another thread, and what was there before (an
+event loop's descriptor) gets its bytes and is put back.
 
-A handler of the program's own may not want to raise (many only note that the job should stop after this step), so then the first signal leaves the call
-alone and a second one during the same call ends it. This holds for SIGINT and for SIGTERM, which has no handler of Python's.
+A handler of the program's own may not want to raise (many only note that the job should stop after
+this step), so then the first signal leaves the call alone and a second one during the same call
+ends it. This holds for SIGINT and for SIGTERM, which has no handler of Python's.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from typing import Any, Callable, Optional, Tuple, TypeVar
 
 from ._beside import after_outstanding, after_outstanding_success, before_call
 
-# The signals by which a program is asked to end. Others (SIGCHLD, SIGUSR1 ...) leave a blocked call alone.
+# The signals by which a program is asked to end. Others (SIGCHLD, SIGUSR1 ...) leave a blocked
+# call alone.
 ENDING = frozenset((int(signal.SIGINT), int(signal.SIGTERM)))
 # A call that ends by itself within this time of the signal leaves the mesh alive.
 GRACE = 0.1
@@ -31,13 +35,15 @@ End = Callable[[], Any]
 
 
 class Watch:
-    """The wakeup descriptor and the thread that reads it. One for the process, made by the first call that may block."""
+    """The wakeup descriptor and the thread that reads it. One for the process, made by the first
+    call that may block."""
 
     def __init__(self) -> None:
         self.reader, self.writer = socket.socketpair()
         self.writer.setblocking(False)
         self.descriptor = self.writer.fileno()
-        # What is blocked now on the main thread: a new tuple for each call, so that its identity tells calls apart.
+        # What is blocked now on the main thread: a new tuple for each call, so that its identity
+        # tells calls apart.
         self.blocked: Optional[Tuple[End]] = None
         self.previous = -1
         threading.Thread(target=self.read, name="devicemesh Ctrl-C", daemon=True).start()
@@ -80,12 +86,14 @@ os.register_at_fork(after_in_child=forget)
 
 
 def call(end: End, function: Callable[..., int], *arguments: Any) -> int:
-    """function(*arguments), a call of the library that may block; Ctrl-C ends it through end(). It starts when outstanding work of other packages is over."""
+    """function(*arguments), a call of the library that may block; Ctrl-C ends it through end(). It
+    starts when outstanding work of other packages is over."""
     return blocked_in(end, after_outstanding, function, *arguments) if before_call else blocked_in(end, function, *arguments)
 
 
 def issue(end: End, function: Callable[..., int], *arguments: Any) -> int:
-    """As call, for what puts data on a communicator: an error of the outstanding work is raised, and the call is not made."""
+    """As call, for what puts data on a communicator: an error of the outstanding work is raised,
+    and the call is not made."""
     return blocked_in(end, after_outstanding_success, function, *arguments) if before_call else blocked_in(end, function, *arguments)
 
 
@@ -101,7 +109,8 @@ def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
         previous = signal.set_wakeup_fd(here.descriptor, warn_on_full_buffer=False)
     except ValueError:  # a subinterpreter, where Python's signals do not come
         return function(*arguments)
-    # Ours already: Ctrl-C came between the two lines here, and what was there before is still to be put back.
+    # Ours already: Ctrl-C came between the two lines here, and what was there before is still to
+    # be put back.
     if previous != here.descriptor:
         here.previous = previous
     here.blocked = (end,)
@@ -113,7 +122,8 @@ def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
 
 
 def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -> Result:
-    """work() on a thread of its own, for which the main thread waits in a way that Ctrl-C and every handler that raises end at once.
+    """work() on a thread of its own, for which the main thread waits in a way that Ctrl-C and
+    every handler that raises end at once.
 
     An abandoned one is told to end by end(), and what it still makes is undone.
     """

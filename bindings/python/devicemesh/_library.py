@@ -1,4 +1,5 @@
-"""Finds the C library, declares its functions, and turns what they answer into Python's values and exceptions."""
+"""Finds the C library, declares its functions, and turns what they answer into Python's values and
+exceptions."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ BUFFER_TOO_SMALL = 5
 
 
 def candidates() -> Iterator[str]:
-    """Where the library may be, best first: what DM_LIBRARY names, the wheel's own, the checkout's this file lies in, the system's."""
+    """Where the library may be, best first: what DM_LIBRARY names, the wheel's own, the checkout's
+    this file lies in, the system's."""
     named = os.environ.get("DM_LIBRARY")
     if named:
         yield named
@@ -67,7 +69,8 @@ def status_name(status: int) -> str:
 
 
 def last_error() -> str:
-    """What this thread's last failing call said, or "" when none has failed; for calls made beside this package, through raw handles."""
+    """What this thread's last failing call said, or "" when none has failed; for calls made beside
+    this package, through raw handles."""
     message: bytes = library.dm_last_error()
     return message.decode(errors="replace")
 
@@ -89,7 +92,8 @@ def check(status: int) -> None:
 
 
 def is_bool(value: Any) -> bool:
-    """Whether value is a truth value: Python's, or numpy's or torch's of one element, which all pass for the integers 0 and 1."""
+    """Whether value is a truth value: Python's, or numpy's or torch's of one element, which all
+    pass for the integers 0 and 1."""
     return isinstance(value, bool) or (type(value) is not int and str(getattr(value, "dtype", "")) in ("bool", "torch.bool"))
 
 
@@ -136,7 +140,8 @@ def listing(what: str, values: Any) -> Iterable[Any]:
 
 
 def integer(what: str, value: Any) -> int:
-    """An integer of any type: Python's, numpy's, a tensor of one element. Truth values and fractions are refused."""
+    """An integer of any type: Python's, numpy's, a tensor of one element. Truth values and
+    fractions are refused."""
     if not is_bool(value):
         try:
             return operator.index(value)
@@ -190,7 +195,8 @@ def milliseconds(timeout: Union[None, float, timedelta]) -> int:
 
 
 def listed(element: Any, ask: Callable[[Any, int, Any], int], guess: int = 16) -> List[Any]:
-    """A list out of the library: ask(buffer, capacity, length_out), once more when it was longer than expected."""
+    """A list out of the library: ask(buffer, capacity, length_out), once more when it was longer
+    than expected."""
     length = ctypes.c_size_t()
     while True:
         buffer = (element * guess)()

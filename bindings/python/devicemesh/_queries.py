@@ -25,7 +25,8 @@ DEVICE = re.compile(r"'([^']*)', stride=[^']*$")
 
 
 class MeshQueries:
-    """A handle of the library's and what it says of itself; DeviceMesh adds what makes meshes, moves data and ends them."""
+    """A handle of the library's and what it says of itself; DeviceMesh adds what makes meshes,
+    moves data and ends them."""
 
     def __init__(self, handle: int, world: Optional[World]) -> None:
         self._handle = handle
@@ -33,7 +34,8 @@ class MeshQueries:
         self._free: "weakref.finalize[Any, Any]" = weakref.finalize(self, library.dm_free, handle)
         self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_shape(handle, *out))))
         self._names: Tuple[str, ...] = tuple(library.dm_dim_name(handle, index).decode() for index in range(len(self._shape)))
-        # The text says two things that no other function does: the device type, and whether the names were given.
+        # The text says two things that no other function does: the device type, and whether the
+        # names were given.
         printed = repr(self)
         self._named = bool(self._shape) and not printed.startswith(f"DeviceMesh({self._shape!r}, '")
         found = DEVICE.search(printed)
@@ -92,7 +94,8 @@ class MeshQueries:
         return answer.value
 
     def get_local_rank(self, mesh_dim: Dim = None) -> int:
-        """This rank's coordinate along a dimension, which is its rank in that dimension's group. ``mesh_dim`` may be left out of a 1-D mesh."""
+        """This rank's coordinate along a dimension, which is its rank in that dimension's group.
+        ``mesh_dim`` may be left out of a 1-D mesh."""
         answer = ctypes.c_int32()
         check(library.dm_get_local_rank(self._handle, self._dim(mesh_dim), byref(answer)))
         return answer.value
@@ -110,7 +113,8 @@ class MeshQueries:
         return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_group_ranks(self._handle, dim, *out))))
 
     def replica_groups(self, mesh_dim: Dim = None) -> List[List[int]]:
-        """All groups along a dimension, as XLA wants them; every rank of the root mesh is in one."""
+        """All groups along a dimension, as XLA wants them; every rank of the root mesh is in
+        one."""
         dim = self._dim(mesh_dim)
         flat = listed(ctypes.c_int64, lambda *out: int(library.dm_replica_groups(self._handle, dim, *out)))
         length = self.size(self._names[0] if mesh_dim is None else mesh_dim)
@@ -123,7 +127,8 @@ class MeshQueries:
         return answer.value
 
     def neighbor(self, mesh_dim: Dim, offset: int, *, wrap: bool = False) -> Optional[int]:
-        """The world rank offset steps along a dimension: 1 is the next stage of a pipeline, -1 the one before. Past the edge None, or around it."""
+        """The world rank offset steps along a dimension: 1 is the next stage of a pipeline, -1 the
+        one before. Past the edge None, or around it."""
         answer = ctypes.c_int32()
         check(library.dm_neighbor(self._handle, self._dim(mesh_dim), within("offset", offset, -(2**63), 2**63 - 1), flag("wrap", wrap), byref(answer)))
         return None if answer.value < 0 else answer.value

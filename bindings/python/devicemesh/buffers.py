@@ -1,4 +1,5 @@
-"""The memory behind an array of any library, without copying: the buffer protocol, DLPack, __cuda_array_interface__, __array_interface__."""
+"""The memory behind an array of any library, without copying: the buffer protocol, DLPack,
+__cuda_array_interface__, __array_interface__."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ __all__ = ["Memory", "memory"]
 
 
 class PyBuffer(Structure):
-    """Py_buffer of the buffer protocol (PEP 3118), part of the stable ABI since Python 3.11 and unchanged since 3.0."""
+    """Py_buffer of the buffer protocol (PEP 3118), part of the stable ABI since Python 3.11 and
+    unchanged since 3.0."""
 
     _fields_ = [
         ("buf", c_void_p), ("obj", c_void_p), ("len", c_ssize_t), ("itemsize", c_ssize_t), ("readonly", c_int), ("ndim", c_int),
@@ -74,9 +76,11 @@ class Memory:
         self, address: int, count: int, dtype: int, readonly: bool, device: str, kept: Any = None, view: Any = None, copied: bool = False
     ) -> None:
         self.address, self.count, self.dtype, self.readonly, self.device = address, count, dtype, readonly, device
-        # Whether the producer made a copy to show, so that nobody would see what is written into it.
+        # Whether the producer made a copy to show, so that nobody would see what is written into
+        # it.
         self.copied = copied
-        # What must live as long: the object, or the capsule whose destructor calls the producer's deleter.
+        # What must live as long: the object, or the capsule whose destructor calls the producer's
+        # deleter.
         self.kept, self.view = kept, view
 
     def release(self) -> None:
@@ -106,7 +110,8 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         try:
             return _from_buffer(array, what)
         except (ValueError, BufferError) as error:
-            # Some have elements that the protocol cannot say (bfloat16 of numpy and jax), or lie on a device (jax): there may be another way.
+            # Some have elements that the protocol cannot say (bfloat16 of numpy and jax), or lie
+            # on a device (jax): there may be another way.
             if isinstance(error, InvalidArgumentError):
                 raise
             if hasattr(array, "__array_interface__"):
@@ -123,7 +128,8 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         + ("; its to_numpy() gives an array that has" if hasattr(array, "to_numpy") else ""))
 
 
-# The types, by id, of arrays that say no more than their memory; each is looked at once. They are kept alive, so that no other type gets the id.
+# The types, by id, of arrays that say no more than their memory; each is looked at once. They are
+# kept alive, so that no other type gets the id.
 _lossless: Dict[int, type] = {}
 LOSSES = {
     ("numpy.ma", "MaskedArray"): "a masked array, whose mask would be lost: pass array.filled(value), or array.data if the masked elements count too",
@@ -172,7 +178,8 @@ def _odd_format(letter: Optional[bytes], itemsize: int, what: str) -> DType:
 
 
 def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]], unit: int) -> int:
-    """Checks that elements lie row-major without gaps; strides are in the same unit as unit is one element's. Their number."""
+    """Checks that elements lie row-major without gaps; strides are in the same unit as unit is one
+    element's. Their number."""
     count, expected = 1, unit
     packed = True
     if strides is not None:
@@ -190,7 +197,8 @@ def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]
 
 def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     immutable = _of_jax(array, what)
-    # torch's views may say "times -1" or "conjugate" by a bit of the tensor. It does not lie in the memory, and DLPack has no word for it.
+    # torch's views may say "times -1" or "conjugate" by a bit of the tensor. It does not lie in
+    # the memory, and DLPack has no word for it.
     for bit, name in (("is_neg", "negative"), ("is_conj", "conjugate")):
         if callable(getattr(array, bit, None)) and getattr(array, bit)():
             raise InvalidArgumentError(
@@ -202,7 +210,8 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     device = DLPACK_DEVICES.get(int(device_type))
     if device is None:
         raise InvalidArgumentError(f"{what} lies on DLPack device type {int(device_type)}; cpu and cuda are supported")
-    # On a device the producer lets this stream wait for its own work; 1 is DLPack's word for the default stream.
+    # On a device the producer lets this stream wait for its own work; 1 is DLPack's word for the
+    # default stream.
     options = {} if device == HOST else {"stream": stream or 1}
     try:
         try:
@@ -211,7 +220,8 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
             capsule = array.__dlpack__(**options)
     except (RuntimeError, ValueError, TypeError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: its __dlpack__ says: {error}") from error
-    # The capsule stays unused in DLPack's sense: its own destructor calls the deleter when we let go of it.
+    # The capsule stays unused in DLPack's sense: its own destructor calls the deleter when we let
+    # go of it.
     readonly = copied = False
     if _capsule_is(capsule, b"dltensor_versioned"):
         managed = DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
@@ -234,7 +244,8 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
 
 
 def _of_jax(array: Any, what: str) -> bool:
-    """Whether it is an array of JAX: these never change, so XLA lets others share their memory, but their DLPack capsule does not say so."""
+    """Whether it is an array of JAX: these never change, so XLA lets others share their memory,
+    but their DLPack capsule does not say so."""
     jax = sys.modules.get("jax")
     if jax is None or not isinstance(array, getattr(jax, "Array", ())):
         return False
@@ -270,14 +281,16 @@ def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -
 
 
 def changed(array: Any) -> None:
-    """Tells torch's autograd that the elements of a tensor change, so that a backward pass that needs the old ones fails instead of using the new ones."""
+    """Tells torch's autograd that the elements of a tensor change, so that a backward pass that
+    needs the old ones fails instead of using the new ones."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor) and hasattr(torch.autograd.graph, "increment_version"):
         torch.autograd.graph.increment_version(array)
 
 
 def stream_handle(stream: Any) -> int:
-    """A cudaStream_t: of an integer, torch.cuda.Stream, cupy's Stream or an object with __cuda_stream__; None is the default stream."""
+    """A cudaStream_t: of an integer, torch.cuda.Stream, cupy's Stream or an object with
+    __cuda_stream__; None is the default stream."""
     if stream is None:
         return 0
     protocol = getattr(stream, "__cuda_stream__", None)

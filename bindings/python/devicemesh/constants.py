@@ -34,8 +34,9 @@ class DType(IntEnum):
 class ReduceOp(IntEnum):
     """A reduction; the values of ncclRedOp_t.
 
-    Wherever one is asked for, these will do as well: its name in any case ("sum"), its number as an int, torch.distributed's ReduceOp and mpi4py's operators. Those
-    are taken by their names, because their numbers mean other reductions. What is not among the five is refused.
+    Wherever one is asked for, these will do as well: its name in any case ("sum"), its number as
+    an int, torch.distributed's ReduceOp and mpi4py's operators. Those are taken by their names,
+    because their numbers mean other reductions. What is not among the five is refused.
     """
 
     SUM = 0
@@ -54,7 +55,8 @@ EXPECTED = f"one of {', '.join(name.lower() for name in ReduceOp.__members__)} (
 
 
 def reduction(op: Any) -> int:
-    """The number of a reduction, which is given as one, by its name, or as an operator of torch or mpi4py."""
+    """The number of a reduction, which is given as one, by its name, or as an operator of torch or
+    mpi4py."""
     if type(op) is ReduceOp:
         return op.value
     name = op if isinstance(op, str) else _name_of(op)
@@ -69,15 +71,18 @@ def reduction(op: Any) -> int:
 
 
 def _name_of(op: Any) -> Optional[str]:
-    """What another library calls its operator. None for an object without a name; numbers are never asked for, as they mean something else there."""
+    """What another library calls its operator. None for an object without a name; numbers are
+    never asked for, as they mean something else there."""
     if type(op) is int:
         return None
     kind = type(op)
     if kind.__module__.partition(".")[0] == "mpi4py":
-        # Its operators are compared, because older releases give them no name. What is passed has been imported already.
+        # Its operators are compared, because older releases give them no name. What is passed has
+        # been imported already.
         operators = sys.modules.get("mpi4py.MPI")
         return next((name for name in ("SUM", "PROD", "MAX", "MIN") if operators is not None and op == getattr(operators, name, None)), None)
-    # torch's dist.ReduceOp.AVG is a member of an enumeration; dist.ReduceOp(...) holds one in its attribute op.
+    # torch's dist.ReduceOp.AVG is a member of an enumeration; dist.ReduceOp(...) holds one in its
+    # attribute op.
     for member in (op, getattr(op, "op", None)):
         name = getattr(member, "name", None)
         if isinstance(name, str):

@@ -1,4 +1,5 @@
-"""One exception class per status of the C library, each also the built-in class that a Python programmer would catch.
+"""One exception class per status of the C library, each also the built-in class that a Python
+programmer would catch.
 
 Every one carries the library's message, its status and the codes of the layers below.
 """
@@ -17,8 +18,9 @@ __all__ = [
 class DeviceMeshError(RuntimeError):
     """What a call of the library failed with; its subclasses say in which way.
 
-    ``status`` is the DM_STATUS_ number of the class. ``ccl_result`` (ncclResult_t), ``device_error`` (CUresult) and ``os_error`` (errno) are the codes of
-    the layers below, 0 where those were not involved.
+    ``status`` is the DM_STATUS_ number of the class. ``ccl_result`` (ncclResult_t),
+    ``device_error`` (CUresult) and ``os_error`` (errno) are the codes of the layers below, 0 where
+    those were not involved.
     """
 
     status: int = 0
@@ -62,7 +64,8 @@ class BufferTooSmallError(DeviceMeshError):
 
 
 class MismatchError(DeviceMeshError):
-    """Ranks disagree about a collective call, or two threads of this rank are in operations along one dimension at once. The message says who asked for what."""
+    """Ranks disagree about a collective call, or two threads of this rank are in operations along
+    one dimension at once. The message says who asked for what."""
 
     status = 6
 
@@ -98,7 +101,8 @@ class LibraryError(DeviceMeshError):
 
 
 class UnsupportedError(DeviceMeshError, NotImplementedError):
-    """Not available for this device type, world or library version; the message says what to do instead."""
+    """Not available for this device type, world or library version; the message says what to do
+    instead."""
 
     status = 12
 

@@ -43,7 +43,8 @@ class Member(Protocol):
 
 
 class Queued:
-    """An operation of a group: its communicator, the call that issues it, and the memory that it uses."""
+    """An operation of a group: its communicator, the call that issues it, and the memory that it
+    uses."""
 
     __slots__ = ("of", "issue", "kept")
 
@@ -52,10 +53,13 @@ class Queued:
 
 
 class Group:
-    """``with mesh.group():`` runs the operations of its body together, so that no order of sends and receives blocks.
+    """``with mesh.group():`` runs the operations of its body together, so that no order of sends
+    and receives blocks.
 
-    They run when the outermost group of the thread ends; their arguments are checked at once. When the body raises, or one of its operations was refused, none
-    of them runs: no exchange is half done, and the exception comes out. The other ranks, if they did not raise, wait for this one until their deadline.
+    They run when the outermost group of the thread ends; their arguments are checked at once. When
+    the body raises, or one of its operations was refused, none of them runs: no exchange is half
+    done, and the exception comes out. The other ranks, if they did not raise, wait for this one
+    until their deadline.
     """
 
     def __init__(self, mesh: MeshQueries) -> None:
@@ -71,7 +75,8 @@ class Group:
         handle = ctypes.c_void_p()
         check(library.dm_clone(self._mesh._handle, ctypes.byref(handle)))
         own = handle.value or 0
-        # Begun in the library too, for calls beside this package (through raw communicators) that belong to the group.
+        # Begun in the library too, for calls beside this package (through raw communicators) that
+        # belong to the group.
         try:
             check(interrupt.issue(partial(library.dm_abort, own), library.dm_group_start, own))
         except BaseException:
@@ -129,7 +134,8 @@ class Group:
         except Exception as error:
             return error
         except BaseException as error:
-            # Ctrl-C between two of them. The mesh ends, as it does when Ctrl-C ends a call, so that no peer takes a part for the whole.
+            # Ctrl-C between two of them. The mesh ends, as it does when Ctrl-C ends a call, so
+            # that no peer takes a part for the whole.
             library.dm_abort(self._handle)
             return error
         return None

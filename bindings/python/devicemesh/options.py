@@ -20,7 +20,8 @@ class DimOptions:
     Attributes:
         own_comm: never share the communicator with a dimension over the same ranks.
         comm_name: its name in the library's logs; None is "mesh_" and the dimension's name.
-        nccl_config: the address of an ncclConfig_t, 0 for none; copied by the call. The fields other than names must be the same on every rank.
+        nccl_config: the address of an ncclConfig_t, 0 for none; copied by the call. The fields
+            other than names must be the same on every rank.
     """
 
     own_comm: bool = False
@@ -38,7 +39,8 @@ DimOptionsLike = Union[None, Sequence[DimOptions], Mapping[Union[int, str], DimO
 
 
 def dim_options(options: DimOptionsLike, ndim: int, names: Optional[Sequence[str]]) -> Any:
-    """A C array with an element per dimension, of a list or of a dict by index or name; None when there are no wishes."""
+    """A C array with an element per dimension, of a list or of a dict by index or name; None when
+    there are no wishes."""
     if options is None:
         return None
     if isinstance(options, Mapping):

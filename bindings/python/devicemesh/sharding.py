@@ -22,7 +22,8 @@ class Replicate:
 class Shard:
     """The mesh dimension splits dimension ``dim`` of the tensor.
 
-    Among the mesh dimensions that shard one tensor dimension, a lower ``order`` splits first, equal ones in the order of the mesh; all 0 is PyTorch's.
+    Among the mesh dimensions that shard one tensor dimension, a lower ``order`` splits first,
+    equal ones in the order of the mesh; all 0 is PyTorch's.
     """
 
     dim: int
@@ -45,9 +46,11 @@ class MeshHandle(Protocol):
 def local_shard(
     mesh: MeshHandle, tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
 ) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    """The shape and the offsets of one rank's block of a tensor, as PyTorch's DTensor answers. Local.
+    """The shape and the offsets of one rank's block of a tensor, as PyTorch's DTensor answers.
+    Local.
 
-    ``placements`` has one element per dimension of the mesh; ``rank`` is a world rank, this process's by default. On a mesh (fsdp=2, tp=4) rank 6 has
+    ``placements`` has one element per dimension of the mesh; ``rank`` is a world rank, this
+    process's by default. On a mesh (fsdp=2, tp=4) rank 6 has
 
         >>> local_shard(mesh, (16, 8), (Shard(0), Shard(0)))               # fsdp first
         ((2, 8), (12, 0))

@@ -1,7 +1,9 @@
-/* Ranks of tests/test_fork.py. One has a child that sleeps on while the test kills the rank; the others say what they get, and when.
+/* Ranks of tests/test_fork.py. One has a child that sleeps on while the test kills the rank; the
+ * others say what they get, and when.
  *
- * forks HOW VICTIM: HOW is how the victim makes its child: fork, daemon (twice, in a session of its own), blocked (fork while another thread is in a call), system
- * (and so exec), or none: no child, and all ranks end in good order. */
+ * forks HOW VICTIM: HOW is how the victim makes its child: fork, daemon (twice, in a session of
+ * its own), blocked (fork while another thread is in a call), system (and so exec), or none: no
+ * child, and all ranks end in good order. */
 #define _GNU_SOURCE
 #include "../check.h"
 

@@ -1,6 +1,7 @@
-/* Calls each of the quick functions N times and then 2 N times, for tests/instructions.py to count the processor's instructions: under
- * `valgrind --tool=callgrind --dump-before=mark` there is one dump from each mark() to the next. Prints "name N dump" a line: the counts are in
- * dump and dump + 2 (one-based). */
+/* Calls each of the quick functions N times and then 2 N times, for tests/instructions.py to count
+ * the processor's instructions: under `valgrind --tool=callgrind --dump-before=mark` there is one
+ * dump from each mark() to the next. Prints "name N dump" a line: the counts are in dump and dump
+ * + 2 (one-based). */
 #include "../check.h"
 
 enum { kMost = 512, kRanks = 1 << 20 };
@@ -57,7 +58,8 @@ static void clean(int calls)
     dm_free(fresh[i]);
     given[i] = fresh[i] = NULL;
   }
-  /* Lookups reclaim what was freed, a little at a time: until nothing is left of it for those that are counted. */
+  /* Lookups reclaim what was freed, a little at a time: until nothing is left of it for those that
+   * are counted. */
   for (int i = 0; i < 40000; ++i) REQUIRE(dm_rank(mesh, &rank));
 }
 

@@ -1,4 +1,5 @@
-/* One rank that lives long: tests/test_lives.py starts it with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+/* One rank that lives long: tests/test_lives.py starts it with RANK, WORLD_SIZE, MASTER_ADDR and
+ * MASTER_PORT.
  *   lives rejoin N        joins and frees the world N times
  *   lives barriers N      N barriers; rank 0 says "done" and reads a line before all leave
  *   lives meshes N        N meshes, each made, flattened twice and finalized, in one world, as "barriers" afterwards

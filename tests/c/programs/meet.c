@@ -1,10 +1,13 @@
-/* One rank that does what its standard input says, a word a line, so that tests/test_hosts.py decides what happens in the middle of which call:
- * "join", "barrier", "hurry" (a barrier within 300 ms) and "init" (a mesh over all ranks whose communicators are made later: agreement and
- * nothing else). Before each call it prints "begin", after it the status, the milliseconds it took and the message. Ends with its input.
+/* One rank that does what its standard input says, a word a line, so that tests/test_hosts.py
+ * decides what happens in the middle of which call: "join", "barrier", "hurry" (a barrier within
+ * 300 ms) and "init" (a mesh over all ranks whose communicators are made later: agreement and
+ * nothing else). Before each call it prints "begin", after it the status, the milliseconds it took
+ * and the message. Ends with its input.
  *
  *   meet DEVICE METHOD RANK SIZE TIMEOUT_MS LIBRARY     METHOD env://: rank, size and address from the environment
  *
- * Device type cpu is refused across hosts; cuda with the host engine as its library needs no device until it makes communicators. */
+ * Device type cpu is refused across hosts; cuda with the host engine as its library needs no
+ * device until it makes communicators. */
 #include "../check.h"
 
 static double began;

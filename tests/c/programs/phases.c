@@ -1,13 +1,16 @@
-/* Everything that ranks do together, over and over: joins a world, then rounds of meshes, communicators, collectives, messages, barriers and finalizing.
- * tests/test_lost_ranks.py ends one of its ranks somewhere on the way and reads what the others say:
+/* Everything that ranks do together, over and over: joins a world, then rounds of meshes,
+ * communicators, collectives, messages, barriers and finalizing. tests/test_lost_ranks.py ends one
+ * of its ranks somewhere on the way and reads what the others say:
  *
  *   phase <name> <seconds>              before each phase, and before each call of it that may last for its whole timeout (CLOCK_MONOTONIC)
  *   error <status> <seconds> <message>  the first error; then the rank aborts and frees what it has, and ends with code 3
  *   done <seconds>                      all rounds went through: code 0
  *   dying <how> <seconds>               the rank itself is about to end
  *
- * DM_ROUNDS rounds (0 or unset: without end), DM_TIMEOUT_MS for every call, DM_INIT for the init_method, DM_DIE=<rank>:<phase>:<how>[:<delay in us>] with how one of exit, kill, stop:
- * without a delay before the first call of that phase, with one from another thread, in the middle of whatever runs then. */
+ * DM_ROUNDS rounds (0 or unset: without end), DM_TIMEOUT_MS for every call, DM_INIT for the
+ * init_method, DM_DIE=<rank>:<phase>:<how>[:<delay in us>] with how one of exit, kill, stop:
+ * without a delay before the first call of that phase, with one from another thread, in the middle
+ * of whatever runs then. */
 #include "../check.h"
 
 #include <pthread.h>

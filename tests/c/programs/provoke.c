@@ -1,4 +1,5 @@
-/* Provokes one error and prints its status and its message: tests/test_errors_page.py compares them with docs/errors.md.
+/* Provokes one error and prints its status and its message: tests/test_errors_page.py compares
+ * them with docs/errors.md.
  *
  *     provoke CASE        on as many ranks as the case needs (0: no launcher); rank 0 prints. */
 #include <devicemesh.h>

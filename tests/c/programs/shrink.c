@@ -1,11 +1,13 @@
-/* Ranks that end at random moments, and others that go on without them: a mesh, a range of it, collectives, until somebody is lost; then dm_shrink until it goes through,
- * while further ranks are lost. tests/test_lost_ranks.py reads what they say:
+/* Ranks that end at random moments, and others that go on without them: a mesh, a range of it,
+ * collectives, until somebody is lost; then dm_shrink until it goes through, while further ranks
+ * are lost. tests/test_lost_ranks.py reads what they say:
  *
  *   out <rank>             went with a replica of a lost rank
  *   done <rank> <ranks>    all deaths are over, and the mesh of those that are left joins the ranks that it says
  *   wrong <rank> <what>    anything else
  *
- * DM_SEED makes the plan, the same on all ranks; DM_LOST names the file in which those who are about to end say so. */
+ * DM_SEED makes the plan, the same on all ranks; DM_LOST names the file in which those who are
+ * about to end say so. */
 #include "../check.h"
 
 #include <fcntl.h>
@@ -61,7 +63,8 @@ static void *abort_later(void *after)
   return NULL;
 }
 
-/* Whether all deaths are over, for all ranks of the mesh alike; communicators join whom they should. */
+/* Whether all deaths are over, for all ranks of the mesh alike; communicators join whom they
+ * should. */
 static dm_status look(const dm_mesh *mesh, int *over)
 {
   int32_t gone[kMost], value = lost(gone) == deaths;
@@ -171,7 +174,8 @@ int main(void)
     if (over) break;
     if (status == DM_STATUS_OK && turn % 2 == 1) status = range(mesh, chance(&state));
     if (status == DM_STATUS_OK) continue;
-    /* The making of a lazy mesh's communicator may wait for a rank that is in dm_shrink: a mismatch. */
+    /* The making of a lazy mesh's communicator may wait for a rank that is in dm_shrink: a
+     * mismatch. */
     const int is_end = status == DM_STATUS_PEER_LOST || status == DM_STATUS_ABORTED || (options.flags != 0 && status == DM_STATUS_MISMATCH);
     if (!is_end) wrong("a call on the mesh");
     mesh = without_lost(mesh);

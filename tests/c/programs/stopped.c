@@ -1,5 +1,6 @@
-/* One rank of four, one of which stops (SIGSTOP) in the middle of a collective call; see tests/test_lost_ranks.py. Arguments: what happens, which rank
- * stops. The others have an error that names it by their deadline, and nothing is left of what they made. */
+/* One rank of four, one of which stops (SIGSTOP) in the middle of a collective call; see
+ * tests/test_lost_ranks.py. Arguments: what happens, which rank stops. The others have an error
+ * that names it by their deadline, and nothing is left of what they made. */
 #include "blocked.h"
 
 #include <dirent.h>
@@ -87,7 +88,8 @@ static dm_status barrier(void *none)
   return dm_world_barrier(world, options.timeout_ms);
 }
 
-/* What is done, what has to be there before, and where the victim stops: in that call of a function of the library, or, "", before it calls. */
+/* What is done, what has to be there before, and where the victim stops: in that call of a
+ * function of the library, or, "", before it calls. */
 static const struct {
   const char *name;
   dm_status (*call)(void *);
@@ -178,7 +180,8 @@ static void stop_one(int kind)
   }
 }
 
-/* dm_abort and dm_world_abort while a communicator is being made: one rank is in it, one does not come, the others learn who left. */
+/* dm_abort and dm_world_abort while a communicator is being made: one rank is in it, one does not
+ * come, the others learn who left. */
 static void abort_in_the_middle(bool of_world)
 {
   const int aborter = (victim + 1) % kRanks;
@@ -234,7 +237,8 @@ int main(int count, char **arguments)
       FAILS(DM_STATUS_CCL, text, init(NULL));
     }
   } else if (strcmp(arguments[1], "unmade") == 0) {
-    /* An eager mesh makes what a lazy one has planned, but a rank fails at its second communicator: the lazy mesh is as before on all ranks. */
+    /* An eager mesh makes what a lazy one has planned, but a rank fails at its second
+     * communicator: the lazy mesh is as before on all ranks. */
     dm_mesh *lazy = NULL;
     options.flags = DM_INIT_LAZY;
     REQUIRE(init(NULL));

@@ -1,4 +1,5 @@
-// What the files of the program hand to each other: meshes by type between those with exceptions, C handles to and from the one without.
+// What the files of the program hand to each other: meshes by type between those with exceptions,
+// C handles to and from the one without.
 #pragma once
 
 #include <devicemesh.hpp>

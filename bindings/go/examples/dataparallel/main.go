@@ -1,4 +1,5 @@
-// Data-parallel training in Go: every rank fits the same line to its own part of the data, and the gradients are averaged over the ranks. Start it with
+// Data-parallel training in Go: every rank fits the same line to its own part of the data, and the
+// gradients are averaged over the ranks. Start it with
 //
 //	devicemesh run -n 4 -- go run ./examples/dataparallel
 package main
