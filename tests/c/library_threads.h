@@ -26,7 +26,7 @@ typedef struct looked_at {
 
 static looked_at threads_seen[kMostThreads];
 static int thread_count;
-/* Whether the calling thread starts a thread of the program. */
+/* Whether the thread that is being started belongs to the program. The calling thread sets it. */
 static __thread int starts_own_thread;
 
 static void read_about_thread(const char *file, const char *format, void *value)
@@ -60,7 +60,7 @@ extern "C" {
 #else
 #define NO_EXCEPTION
 #endif
-/* A sanitizer's, which has to know of every thread. */
+/* The sanitizer's own function, because a sanitizer must know every thread. */
 create_thread __interceptor_pthread_create __attribute__((weak));
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) NO_EXCEPTION

@@ -100,7 +100,7 @@ static dm_status init(int64_t timeout_ms, dm_mesh **mesh)
   return dm_init("cpu", shape, 1, NULL, &options, mesh);
 }
 
-/* All ranks come to this one, in the end. */
+/* In the end all ranks make this call. */
 static void works(void)
 {
   dm_mesh *mesh = NULL;
@@ -121,11 +121,11 @@ static void late(void)
       const dm_status status = init(700, &mesh);
       const double took = seconds_now() - began;
       CHECK(status == DM_STATUS_STORE || status == DM_STATUS_TIMEOUT);
-      CHECK(took > 0.5 && took < 30); /* the default would be ten minutes */
+      CHECK(took > 0.5 && took < 30); /* the default timeout is ten minutes */
     }
   }
   say("late");
-  listen_for_a_line(); /* now all come */
+  listen_for_a_line(); /* from now on all ranks make the call */
   works();
 }
 
@@ -143,7 +143,7 @@ static void aborted(void)
     dm_status status = DM_STATUS_OK;
     const double began = seconds_now();
     if (pthread_create(&thread, NULL, blocked_init, &status) != 0) exit(1);
-    /* One that comes before the join begins ends nothing, so it is repeated. */
+    /* An abort before the join begins ends nothing, so the abort is repeated. */
     do {
       OK(dm_world_abort(NULL));
       usleep(20000);
