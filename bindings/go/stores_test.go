@@ -275,8 +275,8 @@ func TestManyGoroutinesOnOneMesh(t *testing.T) {
 	group.Wait()
 }
 
-// Nothing says which goroutine's call belongs to which call of another rank. So the calls fail or
-// happen to succeed, but never give a wrong number.
+// Nothing says which goroutine's call belongs to which call of another rank. This test expects an
+// error or a right sum.
 func TestTwoGoroutinesOnOneDimension(t *testing.T) {
 	_, folder := ranks(t)
 	world := private(t, folder, "goroutines")

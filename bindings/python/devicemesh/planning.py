@@ -1,4 +1,4 @@
-"""Which ranks go where in a mesh, by where they are in the machine."""
+"""Places ranks in a mesh by their locations in the machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RankPlan:
 
 
 def plan_ranks(locations: Sequence[str], shape: Sequence[int], traffic: Optional[Sequence[int]] = None) -> RankPlan:
-    """Ranks for a mesh of that shape such that the dimensions that talk most stay inside the
-    closest domains. Local, the same on every rank.
+    """Ranks for a mesh of that shape. The dimensions with the most traffic stay inside the closest
+    domains. Local. Equal arguments give equal plans on every rank.
 
     Args:
         locations: each world rank's path, far to near: "rack1/host3/nvl0".

@@ -1,4 +1,4 @@
-"""Which block of a tensor a rank holds: PyTorch's placements and their arithmetic."""
+"""Computes which block of a tensor a rank holds, from PyTorch's placements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Placement", "Replicate", "Shard", "local_shard"]
 
 @dataclass(frozen=True)
 class Replicate:
-    """Every rank along the mesh dimension holds the same."""
+    """Every rank along the mesh dimension holds the same block."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ Placement = Union[Replicate, Shard]
 
 
 class MeshHandle(Protocol):
-    """A mesh, as far as this module needs it."""
+    """The part of a mesh that this module needs."""
 
     _handle: int
 
@@ -73,7 +73,8 @@ def _struct(placement: Placement, ndim: int) -> declarations.Placement:
     if isinstance(placement, Replicate):
         return declarations.Placement(declarations.REPLICATE, 0, 0)
     if isinstance(placement, Shard):
-        # From the end, as Python counts; what is still negative the library refuses.
+        # A negative dimension counts from the end, as in Python. The library refuses one that is
+        # still negative.
         dim = int32("Shard.dim", placement.dim)
         return declarations.Placement(declarations.SHARD, dim + ndim if -ndim <= dim < 0 else dim, int32("Shard.order", placement.order))
     raise TypeError(f"a placement is a {type(placement).__name__}, not Replicate() or Shard(dim)")
