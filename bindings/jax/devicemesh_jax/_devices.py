@@ -2,7 +2,7 @@
 is refused when it is lowered.
 
 XLA would run the handler once for each of these devices, at the same time and on one communicator,
-so that the first device of one rank would meet the second one of another.
+so the first device of one rank could be paired with the second device of another rank.
 """
 
 from __future__ import annotations
