@@ -8,7 +8,7 @@ use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 
 pub struct ProcessorTime;
 
-/// Of the calling thread, so far.
+/// The processor time that the calling thread has used so far.
 pub fn processor_time() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid structure to fill.

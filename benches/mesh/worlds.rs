@@ -17,7 +17,7 @@ pub fn size(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// A rank in the middle of nowhere in particular.
+/// A rank that is neither the first nor the last along most dimensions.
 pub fn rank(shape: &[usize]) -> usize {
     size(shape) * 3 / 4 + 1
 }
@@ -60,7 +60,7 @@ impl Drop for Offline {
     }
 }
 
-/// Every rank in reverse, so that the list is not the one that needs no list.
+/// All ranks in reverse. The library must keep this list, because it is not row-major.
 pub fn reversed(shape: &[usize]) -> Vec<i32> {
     (0..size(shape) as i32).rev().collect()
 }

@@ -75,7 +75,8 @@ def contestants_of(options):
 
 
 def update_document(report, drawing):
-    """The whole report into a file beside the page, and into the page what is asked for most."""
+    """Writes the whole report into a file beside the page, and the most important tables into the
+    page."""
     page = DOCUMENT.read_text()
     DOCUMENT.with_name("bench.txt").write_text(whole(report) + "\n")
     first = [run for run in report["collectives"] if (run["operation"], run["dtype"]) == ("all_reduce", "float32")]

@@ -22,8 +22,8 @@ std::shared_ptr<gloo::rendezvous::Context> context;
 constexpr uint32_t TAG = 1, MAXIMUM_TAG = 2;
 constexpr uint64_t SLOT = uint64_t(1) << 40;
 
-// What is kept from one call to the next: the algorithms of the old interface are made once for
-// their buffer, and messages have registered buffers.
+// The data that stays from one call to the next. The algorithms of the old interface are made once
+// for their buffer, and messages have registered buffers.
 struct State {
   std::unique_ptr<gloo::Algorithm> algorithm;
   std::unique_ptr<gloo::transport::UnboundBuffer> send, recv;
