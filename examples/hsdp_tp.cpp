@@ -54,7 +54,7 @@ constexpr float kRate = 0.05f, kMomentum = 0.9f;
 
 // ---- the communicators of one dimension, and the library's own functions to use them with ----
 
-// From the library that made the communicators: NCCL on cuda, the embedded engine on cpu.
+// The functions of the library that made the communicators: NCCL on cuda, the host engine on cpu.
 struct Nccl {
   decltype(&ncclAllReduce) all_reduce;
   decltype(&ncclAllGather) all_gather;
@@ -124,7 +124,7 @@ struct Parts {
   std::size_t count() const { return b2() + kDigits; }
 };
 
-// The same full weights whatever the mesh, then this tp rank's part of them.
+// Makes the full weights, which do not depend on the mesh, and gives this tp rank's part of them.
 std::vector<float> initial_part(const Parts &parts, const Dimension &tp)
 {
   std::mt19937 random(20240607);

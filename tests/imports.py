@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Reads who imports whom and fails, naming the files, where imports make a circle or point up a
-layer.
+"""Reads which file imports which. Fails and names the files where imports make a circle or point
+up a layer.
 
     python3 tests/imports.py [ROOT]
 
 The files of each Rust crate in the workspace and of the Python packages are looked at one crate or
 package at a time.
 
-- A circle is two or more files of which each imports, over others or directly, each other one.
+- A circle is a set of two or more files in which each file imports each other one, directly or
+  through others.
 - The layers of the library's crate are the folders and files under src/, from the bottom up in
   LAYERS. A file may import from its own layer and from the layers
   below it. A file in src/ that stands in no layer is a failure too: whoever adds one says where it belongs.
@@ -125,8 +126,8 @@ class Module:
 
 
     def inherent_methods(self):
-        """type -> names of the methods that this file's `impl Type` blocks define (not those of
-        `impl Trait for Type`)"""
+        """Gives {type: names of the methods that this file's `impl Type` blocks define}, without
+        those of `impl Trait for Type`."""
         found = {}
         for block in re.finditer(r"^impl(?:<[^{]*?>)?\s+(\w+)[^{]*?\{(.*?)^\}", self.text, re.S | re.M):
             if not re.search(r"\sfor\s", block.group().partition("{")[0]):
@@ -154,8 +155,8 @@ class Crate:
         return module
 
     def find(self, module, segments, seen=()):
-        """(file that defines what the path names, rest is a module itself) or None for what is of
-        another crate."""
+        """Gives (the file that defines the item, whether the path names a module), or None for an
+        item of another crate."""
         first, rest = segments[0], list(segments[1:])
         at = module
         if first == "crate":
@@ -204,8 +205,8 @@ class Crate:
                 else:
                     targets = [self.find(module, segments)]
                 for target in targets:
-                    # A `use` of a module is no import yet: what is taken out of it is seen where
-                    # it is named.
+                    # A `use` of a module is no import yet. An import is counted where the file
+                    # names an item of the module.
                     if target and not target[1] and target[0] is not module:
                         found.setdefault(module.path, {}).setdefault(target[0].path, (line, "::".join(segments)))
         # A type whose methods stand in several files: the file of the type needs the other one

@@ -1,5 +1,5 @@
-"""What the gates share: components of the toolchain, planted defects, and a run of the programs in
-tests/c and tests/cpp."""
+"""Functions that the gates share: they add components of the toolchain, check planted defects, and
+run the programs of tests/c and tests/cpp."""
 
 import os
 import subprocess
