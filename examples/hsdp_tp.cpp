@@ -3,13 +3,15 @@
 //
 //     devicemesh run -n 8 -- ./hsdp_tp --data examples/data/digits.csv --check
 //
-// An MLP 64-128-10 learns the UCI digits. Four ways of parallelism, one communicator each:
+// An MLP 64-128-10 learns the UCI digits. It is parallel in four ways, each with a communicator:
 //
-//   tp         the hidden units are split: the first layer by columns, the second by rows; its partial sums are added (all-reduce)
-//   shard      each tensor-parallel part of the weights is split: gathered before use (all-gather), its gradient
-//              summed and split again (reduce-scatter)
-//   replicate  the shards of the gradient are summed over the replicas (all-reduce)
-//   data       (replicate, shard) flattened: every rank of it takes its part of each batch; the loss is summed over it
+//   tp         The hidden units are split: the first layer by columns, the second by rows. An
+//              all-reduce adds the partial sums of the second layer.
+//   shard      Each tensor-parallel part of the weights is split again. An all-gather gathers it
+//              before use, and a reduce-scatter sums its gradient and splits it again.
+//   replicate  An all-reduce sums the shards of the gradient over the replicas.
+//   data       (replicate, shard) flattened. Every rank along it takes its part of each batch, and
+//              the loss is summed over it.
 //
 // The collectives are NCCL's, on the raw communicators: this file is the same for a GPU
 // (device_cuda.h, -DDM_EXAMPLE_CUDA).

@@ -1,15 +1,15 @@
-// Who holds what: the shards of a layer under HSDP, and under FSDP x TP, on eight processes.
+// Shows which rank holds what: the shards of a layer under HSDP, and under FSDP x TP, on eight
+// processes.
 //
 //     devicemesh run -n 8 -- ./shards
 //
-// 1. HSDP, mesh (dp=2, fsdp=4): the weights 101..200 of a 10x10 layer. Replicas are whole along
-// dp; along fsdp each rank keeps a
-//    quarter. Rank 6 is at (1, 2) and holds 151..175.
+// 1. HSDP, mesh (dp=2, fsdp=4): the weights 101..200 of a 10x10 layer. Along dp the replicas are
+//    whole. Along fsdp each rank keeps a quarter. Rank 6 is at (1, 2) and holds 151..175.
 // 2. FSDP x TP, mesh (fsdp=2, tp=4): the rows 0..11 of a 12x12 layer. Tensor parallelism splits
-// the rows first (3 each), then
-//    FSDP splits each block (2 rows and 1). So the order of the splits is tp, fsdp, although the order of the mesh is fsdp, tp.
-//    Reading the shards in mesh order gives the rows in the wrong order (PyTorch's FSDP2 + TP needs its "strided sharding" for
-//    that). The right way back is the way there in reverse: gather over fsdp, then over tp.
+//    the rows first (3 each), then FSDP splits each block (2 rows and 1). So the order of the
+//    splits is tp, fsdp, although the order of the mesh is fsdp, tp. Reading the shards in mesh
+//    order gives the rows in the wrong order (PyTorch's FSDP2 + TP needs its "strided sharding"
+//    for that). The right way back is the way there in reverse: gather over fsdp, then over tp.
 #include <devicemesh.hpp>
 
 #include <algorithm>

@@ -10,8 +10,8 @@ package at a time.
 - A circle is a set of two or more files in which each file imports each other one, directly or
   through others.
 - The layers of the library's crate are the folders and files under src/, from the bottom up in
-  LAYERS. A file may import from its own layer and from the layers
-  below it. A file in src/ that stands in no layer is a failure too: whoever adds one says where it belongs.
+  LAYERS. A file may import from its own layer and from the layers below it. A file in src/ that
+  stands in no layer is a failure too: whoever adds a file names its layer.
 
 What counts as an import in Rust: a path in a `use` or in the code that names an item of another
 file. A path through a module that only re-exports the item leads to the file that defines the

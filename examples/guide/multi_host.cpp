@@ -1,10 +1,9 @@
-// Which ranks belong together is a question of hosts: ranks by their places, on as many hosts as
-// there are.
+// Places the ranks by their hosts: data parallelism over the hosts, tensor parallelism within one.
 //
-//     devicemesh run -n 8 -- ./multi_host              the hosts that there are
-//     devicemesh run -n 8 -- ./multi_host --pretend 2  as if the ranks had been dealt out to two hosts in turn
+//     devicemesh run -n 8 -- ./multi_host
+//     devicemesh run -n 8 -- ./multi_host --pretend 2
 //
-// Data parallelism over the hosts, tensor parallelism within one.
+// The second command acts as if the ranks had been dealt out to two hosts in turn.
 #include <devicemesh.hpp>
 
 #include <cstdio>

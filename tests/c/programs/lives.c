@@ -1,10 +1,13 @@
 /* One rank that lives long: tests/test_lives.py starts it with RANK, WORLD_SIZE, MASTER_ADDR and
  * MASTER_PORT.
  *   lives rejoin N        joins and frees the world N times
- *   lives barriers N      N barriers; rank 0 says "done" and reads a line before all leave
- *   lives meshes N        N meshes, each made, flattened twice and finalized, in one world, as "barriers" afterwards
- *   lives late            rank 0 does not come at first: dm_init of the others ends in time, and works when all come
- *   lives aborted         rank 0 gives up its first dm_init by dm_world_abort(NULL); the second one of all ranks works */
+ *   lives barriers N      makes N barriers; rank 0 says "done" and reads a line before all leave
+ *   lives meshes N        makes, flattens twice and finalizes N meshes in one world, and then ends
+ *                         as "barriers" does
+ *   lives late            rank 0 does not come at first: dm_init of the others ends in time, and
+ *                         works when all ranks come
+ *   lives aborted         rank 0 ends its first dm_init by dm_world_abort(NULL); the second
+ *                         dm_init of all ranks works */
 #include "../check.h"
 
 #include <pthread.h>

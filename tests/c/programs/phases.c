@@ -1,17 +1,18 @@
 /* Makes every kind of call that ranks make together, in a loop: joins a world, then makes rounds
  * of meshes, communicators, collectives, messages, barriers and finalizing.
- * tests/test_lost_ranks.py ends one of its ranks somewhere on the way and reads what the others
- * say:
+ * tests/test_lost_ranks.py ends one of the ranks and reads what the others print:
  *
- *   phase <name> <seconds>              before each phase, and before each call of it that may last for its whole timeout (CLOCK_MONOTONIC)
- *   error <status> <seconds> <message>  the first error; then the rank aborts and frees what it has, and ends with code 3
- *   done <seconds>                      all rounds went through: code 0
+ *   phase <name> <seconds>              before each phase, and before each of its calls that may
+ *                                       last for the whole timeout (CLOCK_MONOTONIC)
+ *   error <status> <seconds> <message>  the first error; the rank then aborts and frees what it
+ *                                       has, and ends with code 3
+ *   done <seconds>                      all rounds succeeded; the rank ends with code 0
  *   dying <how> <seconds>               the rank itself is about to end
  *
- * DM_ROUNDS rounds (0 or unset: without end), DM_TIMEOUT_MS for every call, DM_INIT for the
- * init_method, DM_DIE=<rank>:<phase>:<how>[:<delay in us>] with how one of exit, kill, stop:
- * without a delay before the first call of that phase, with one from another thread, in the middle
- * of whatever runs then. */
+ * DM_ROUNDS is the number of rounds (0 or unset: without end), DM_TIMEOUT_MS the timeout of every
+ * call, and DM_INIT the init_method. DM_DIE=<rank>:<phase>:<how>[:<delay in us>] ends a rank, where
+ * how is exit, kill or stop. Without a delay the rank ends before the first call of that phase.
+ * With a delay another thread ends it, in the middle of whatever runs then. */
 #include "../check.h"
 
 #include <pthread.h>

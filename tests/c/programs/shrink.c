@@ -3,8 +3,10 @@
  * further ranks are lost. tests/test_lost_ranks.py reads what they print:
  *
  *   out <rank>             went with a replica of a lost rank
- *   done <rank> <ranks>    all deaths are over, and the mesh of those that are left joins the ranks that it says
+ *   done <rank> <ranks>    all deaths are over, and the mesh of the survivors joins the ranks that
+ *                          it says
  *   wrong <rank> <what>    anything else
+ *
  * All ranks derive one plan from DM_SEED. DM_LOST names the file in which a rank notes that it is
  * about to end. */
 #include "../check.h"
