@@ -1,10 +1,10 @@
-# The commands of libdevicemesh. They need cargo, cc, c++, make and python3, and fetch everything else
-# into target/.
+# The commands of libdevicemesh. They need cargo, cc, c++, make and python3, and fetch everything
+# else into target/.
 CARGO  ?= cargo
 PYTHON ?= python3
 CXX    ?= c++
-# The folder where cargo puts what it builds. CARGO_TARGET_DIR and CARGO_BUILD_TARGET are cargo's own
-# variables.
+# The folder where cargo puts what it builds. CARGO_TARGET_DIR and CARGO_BUILD_TARGET are cargo's
+# own variables.
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 RELEASE = $(TARGET)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
 EXAMPLES = $(TARGET)/examples
@@ -40,8 +40,9 @@ test-all:
 test-rest:
 	$(PYTHON) tests/run.py --rest $(ARGS)
 
-# One script serves both, so `make uninstall` removes exactly what `make install` installed. Installing
-# builds only what is not built yet, so `make build` and then `sudo make install` builds nothing as root.
+# One script serves both, so `make uninstall` removes exactly what `make install` installed.
+# Installing builds only what is not built yet, so `make build` and then `sudo make install` builds
+# nothing as root.
 install: $(RELEASE)/libdevicemesh.so $(RELEASE)/libhostccl.so $(RELEASE)/devicemesh
 install uninstall:
 	@RELEASE='$(RELEASE)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' INCLUDEDIR='$(INCLUDEDIR)' BINDIR='$(BINDIR)' \
@@ -57,12 +58,14 @@ wheel:
 	@mkdir -p target/wheelhouse
 	$(PYTHON) bindings/python/build_wheel.py target/wheelhouse
 
-# The handlers of bindings/jax are built against the FFI headers of an old jaxlib, which pip fetches.
+# The handlers of bindings/jax are built against the FFI headers of an old jaxlib, which pip
+# fetches.
 jax: target/jax/libdevicemesh_jax.so
 target/jax/libdevicemesh_jax.so: bindings/jax/src/handlers.cpp bindings/jax/build_handlers.py include/devicemesh.h
 	$(PYTHON) bindings/jax/build_handlers.py $@
 
-# Tests with a recorder in NCCL's place, and with four releases of NVIDIA's own (1.1 GB, fetched once).
+# Tests with a recorder in NCCL's place, and with four releases of NVIDIA's own (1.1 GB, fetched
+# once).
 test-nccl:
 	$(PYTHON) tests/nccl_wheels.py --fetch
 	$(PYTHON) tests/run.py -k tests/test_nccl
@@ -132,9 +135,9 @@ target/tools/bin/cargo-fuzz:
 gates:
 	$(PYTHON) tests/gates/run.py --seconds $(SECONDS) $(ARGS)
 
-# What Cargo.lock holds: deny.toml says what may be there, and cargo-machete finds what no source uses.
-# The two tools are those on the PATH, or are built once in target/tools, unoptimised, which takes
-# some minutes. Advisories come from GitHub; DENY='licenses bans sources' needs no GitHub.
+# What Cargo.lock holds: deny.toml says what may be there, and cargo-machete finds what no source
+# uses. The two tools are those on the PATH, or are built once in target/tools, unoptimised, which
+# takes some minutes. Advisories come from GitHub; DENY='licenses bans sources' needs no GitHub.
 DENY ?= advisories licenses bans sources
 DENY_TOOL = $(or $(shell command -v cargo-deny),target/tools/bin/cargo-deny)
 MACHETE = $(or $(shell command -v cargo-machete),target/tools/bin/cargo-machete)

@@ -1,4 +1,4 @@
-"""What the benchmarks that run beside PyTorch share."""
+"""Functions that the benchmarks beside PyTorch share."""
 
 import json
 import os
@@ -23,7 +23,8 @@ def built(bench):
 
 
 def interpreter(wanted=True):
-    """A Python with PyTorch: of DM_BENCH_PYTHON, else as tests/interop/pytorch.py finds or makes it; None, and a line that says so, where there is none."""
+    """A Python interpreter with PyTorch: the one that DM_BENCH_PYTHON names, else the one that
+    tests/interop/pytorch.py finds or makes. If there is none, prints a line and gives None."""
     if not wanted:
         return None
     if "DM_BENCH_PYTHON" in os.environ:
@@ -44,6 +45,7 @@ def today():
 
 
 def in_turn(contestants, round_number):
-    """The contestants in an order in which each goes first as often as last."""
+    """The contestants in an order that changes with the round, so that each is first as often as
+    last."""
     order = list(contestants)
     return order if round_number % 2 == 0 else order[::-1]

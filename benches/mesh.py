@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""The calls of a mesh at 8, 1,024 and 1,048,576 ranks: ours through the C ABI (benches/mesh, criterion) and PyTorch's with its fake backend, in turn.
+"""The calls of a mesh at 8, 1,024 and 1,048,576 ranks: ours through the C ABI (benches/mesh,
+criterion) and PyTorch's with its fake backend, in turn.
 
-`make bench-mesh` (PyTorch from DM_BENCH_PYTHON, else that of `make interop`). Prints medians over the rounds of the processor time of a call, with the spread, the
-median of the rounds' ratios, memory, and the machine. PyTorch at 1,048,576 ranks takes most of a minute and has one round."""
+`make bench-mesh` (PyTorch from DM_BENCH_PYTHON, else that of `make interop`). Prints medians over
+the rounds of the processor time of a call, with the spread, the median of the rounds' ratios,
+memory, and the machine. PyTorch at 1,048,576 ranks takes most of a minute and has one round."""
 
 import argparse
 import json

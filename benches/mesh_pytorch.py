@@ -1,6 +1,8 @@
-"""PyTorch's part of benches/mesh.py: the same calls on its DeviceMesh with its fake backend, so that no other process is needed.
+"""PyTorch's part of benches/mesh.py: the same calls on its DeviceMesh with its fake backend, so
+that no other process is needed.
 
-Arguments: the shape. Prints JSON: the version, seconds of processor time for each call, and the bytes by which memory grew at most while the mesh was made."""
+Arguments: the shape. Prints JSON: the version, seconds of processor time for each call, and the
+bytes by which memory grew at most while the mesh was made."""
 
 import json
 import logging
@@ -23,7 +25,8 @@ def resident(field):
 
 
 def timed(call):
-    """The median over repeated calls, in seconds; what takes longer than two seconds is called once."""
+    """The median over repeated calls, in seconds; what takes longer than two seconds is called
+    once."""
     began = time.thread_time()
     call()
     first = time.thread_time() - began

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""A simulated start of thousands of ranks on our store and on PyTorch's TCPStore (libuv), in turn, with the same operations.
+"""A simulated start of thousands of ranks on our store and on PyTorch's TCPStore (libuv), in turn,
+with the same operations.
 
-`make bench-store` (with the PyTorch of `make interop`, fetched when it is missing). Prints medians with the spread and their ratio, memory of the server for each idle
-client, and the machine. In a network of its own where that is allowed: PyTorch's server looks up the name of every client that it accepts, and the DNS, which
-takes seconds where it is out of reach, is not what we want to measure.
+`make bench-store` (with the PyTorch of `make interop`, fetched when it is missing). Prints medians
+with the spread and their ratio, memory of the server for each idle client, and the machine. In a
+network of its own where that is allowed: PyTorch's server looks up the name of every client that
+it accepts, and the DNS, which takes seconds where it is out of reach, is not what we want to
+measure.
 """
 
 import argparse
@@ -54,7 +57,8 @@ def start(command):
 
 
 def one_run(server_command, bench, ranks, processes, run):
-    """Seconds until every rank is through, the server's processor time, bytes per idle client, and the server's version."""
+    """Seconds until every rank is through, the server's processor time, bytes per idle client, and
+    the server's version."""
     server = start(server_command)
     drivers = []
     try:
@@ -86,7 +90,8 @@ def one_run(server_command, bench, ranks, processes, run):
 
 
 def own_network():
-    """Leaves this process and its children alone with a loopback interface; whether that was allowed."""
+    """Leaves this process and its children alone with a loopback interface; whether that was
+    allowed."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0 and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
         return False

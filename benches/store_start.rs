@@ -1,9 +1,11 @@
-//! The start of a job of thousands of ranks as its store sees it: every rank connects, greets, arrives, agrees on a call and ends it, with
-//! the operations of this library's agreement in the form that PyTorch's protocol has for them, so that the same run drives both servers.
+//! The start of a job of thousands of ranks as its store sees it: every rank connects, greets,
+//! arrives, agrees on a call and ends it, with the operations of this library's agreement in the
+//! form that PyTorch's protocol has for them, so that the same run drives both servers.
 //! benches/store_start.py runs it against ours and PyTorch's in turn.
 //!
-//! `serve`: serves until its input ends; prints the port. `drive <port> <first> <end> <world> <run>`: ranks first..end of world, each with a connection of
-//! its own; prints one line `<phase> <seconds>` for each phase when all its ranks are through.
+//! `serve`: serves until its input ends; prints the port.
+//! `drive <port> <first> <end> <world> <run>`: ranks first..end of world, each with a connection
+//! of its own; prints one line `<phase> <seconds>` for each phase when all its ranks are through.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -139,7 +141,8 @@ fn settle(ranks: &mut [Rank], world: usize, count: &[u8], verdict: &[u8]) {
     each(ranks, read, |rank| assert_eq!(rank.string(), AGREED));
 }
 
-/// Every rank asks, then every rank is answered: the server has all the questions at once, as in a real start.
+/// Every rank asks, then every rank is answered: the server has all the questions at once, as in a
+/// real start.
 fn each(ranks: &mut [Rank], question: impl Fn(&Rank) -> Vec<u8>, answer: impl Fn(&mut Rank)) {
     for rank in ranks.iter_mut() {
         let bytes = question(rank);

@@ -1,4 +1,5 @@
-// The example's device: host memory and plain loops. device_cuda.h has the same functions for a GPU.
+// The example's device: host memory and plain loops. device_cuda.h has the same functions for a
+// GPU.
 #pragma once
 
 #include <hostccl.h>
@@ -44,15 +45,16 @@ inline void bias_relu(float *h, const float *bias, int rows, int cols)
     }
 }
 
-// dh = 0 where h is not positive.
+// Sets dh to 0 where h is not positive.
 inline void relu_backward(float *dh, const float *h, std::size_t count)
 {
   for (std::size_t i = 0; i < count; ++i)
     if (h[i] <= 0) dh[i] = 0;
 }
 
-// Of each row of logits + bias: the cross entropy with its label into loss[row], 1 into hit[row] when the label is the
-// largest, and scale * (softmax - onehot) in place of the logits. Labels are floats so that everything is one type of buffer.
+// For each row of logits + bias, writes the cross entropy with its label into loss[row], 1 into
+// hit[row] when the label is the largest, and scale * (softmax - onehot) in place of the logits.
+// Labels are floats so that everything is one type of buffer.
 inline void softmax_cross_entropy(float *logits, const float *bias, const float *labels, int rows, int cols, float scale,
                                   float *loss, float *hit)
 {

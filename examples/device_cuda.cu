@@ -1,6 +1,7 @@
 // The example's kernels. Simple on purpose: the example is about communicators.
 //
-// device_cuda_ptx.h is what NVRTC makes of this file (examples/generate_ptx.py), so that building the example needs no CUDA.
+// device_cuda_ptx.h is what NVRTC makes of this file (examples/generate_ptx.py), so that building
+// the example needs no CUDA.
 
 extern "C" __global__ void matmul(float *out, const float *a, int ta, const float *b, int tb, int m, int k, int n)
 {

@@ -1,5 +1,7 @@
-// The example's device on a GPU: the functions of device_cpu.h as small kernels, by the CUDA driver alone. libcuda.so.1 is opened at run time and the kernels
-// are PTX (device_cuda.cu is their source), so that this compiles without CUDA, and the program runs wherever there is a driver.
+// The example's device on a GPU: the functions of device_cpu.h as small kernels, by the CUDA
+// driver alone. libcuda.so.1 is opened at run time and the kernels are PTX (device_cuda.cu is
+// their source), so that this compiles without CUDA, and the program runs wherever there is a
+// driver.
 #pragma once
 
 #include <dlfcn.h>
@@ -16,7 +18,8 @@ namespace device {
 
 constexpr const char *type = "cuda";
 
-// The functions of the driver that are needed, by their names in libcuda.so.1 (cuda.h maps cuMemAlloc to cuMemAlloc_v2 and so on).
+// The functions of the driver that are needed, by their names in libcuda.so.1 (cuda.h maps
+// cuMemAlloc to cuMemAlloc_v2 and so on).
 struct Driver {
   using Result = int;
   using Address = std::uint64_t;
@@ -137,7 +140,8 @@ inline void download(float *host, const float *device, std::size_t count)
   cuda.check(cuda.stream_synchronize(stream()), "cuStreamSynchronize");
 }
 
-// A kernel of device_cuda.cu. Its arguments are passed by their addresses: each must have exactly the type that the kernel declares.
+// A kernel of device_cuda.cu. Its arguments are passed by their addresses: each must have exactly
+// the type that the kernel declares.
 template <class... Arguments> class Kernel {
 public:
   explicit Kernel(const char *name)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes examples/device_cuda_ptx.h: the kernels of device_cuda.cu as PTX, made by NVRTC of a pinned wheel. No GPU and no CUDA toolkit needed.
+"""Writes examples/device_cuda_ptx.h: the kernels of device_cuda.cu as PTX, made by NVRTC of a
+pinned wheel. No GPU and no CUDA toolkit needed.
 
-PTX for compute capability 7.5 runs on every newer GPU: its driver compiles it when the program starts. `--check` says whether the file is
-of this source, without NVRTC."""
+PTX for compute capability 7.5 runs on every newer GPU: its driver compiles it when the program
+starts. `--check` says whether the file is of this source, without NVRTC."""
 
 import ctypes
 import hashlib

@@ -2,7 +2,8 @@
  *
  *     devicemesh run -n 8 -- ./hello_mesh
  *
- * All ranks form a mesh (dp, tp) with tp=2 where that divides; each sums its rank over both dimensions. */
+ * All ranks form a mesh (dp, tp) with tp=2 where that divides; each sums its rank over both
+ * dimensions. */
 #include <devicemesh.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,8 @@ int main(void)
   ncclComm_t tp = NULL;
   int32_t ranks, rank, dp_rank, tp_rank;
 
-  /* Only to learn how many ranks there are; a program that knows its shape needs no world of its own. */
+  /* Only to learn how many ranks there are; a program that knows its shape needs no world of its
+   * own. */
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   CHECK(dm_world_init("cpu", &join, &world));
   CHECK(dm_world_size(world, &ranks));

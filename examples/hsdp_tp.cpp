@@ -1,16 +1,20 @@
-// Hybrid-sharded data parallel x tensor parallel training on a mesh (replicate=2, shard=2, tp=2), eight processes:
+// Hybrid-sharded data parallel x tensor parallel training on a mesh (replicate=2, shard=2, tp=2),
+// eight processes:
 //
 //     devicemesh run -n 8 -- ./hsdp_tp --data examples/data/digits.csv --check
 //
-// An MLP 64-128-10 learns the UCI digits. Four ways of parallelism, one communicator each:
+// An MLP 64-128-10 learns the UCI digits. It is parallel in four ways, each with a communicator:
 //
-//   tp         the hidden units are split: the first layer by columns, the second by rows; its partial sums are added (all-reduce)
-//   shard      each tensor-parallel part of the weights is split: gathered before use (all-gather), its gradient
-//              summed and split again (reduce-scatter)
-//   replicate  the shards of the gradient are summed over the replicas (all-reduce)
-//   data       (replicate, shard) flattened: every rank of it takes its part of each batch; the loss is summed over it
+//   tp         The hidden units are split: the first layer by columns, the second by rows. An
+//              all-reduce adds the partial sums of the second layer.
+//   shard      Each tensor-parallel part of the weights is split again. An all-gather gathers it
+//              before use, and a reduce-scatter sums its gradient and splits it again.
+//   replicate  An all-reduce sums the shards of the gradient over the replicas.
+//   data       (replicate, shard) flattened. Every rank along it takes its part of each batch, and
+//              the loss is summed over it.
 //
-// The collectives are NCCL's, on the raw communicators: this file is the same for a GPU (device_cuda.h, -DDM_EXAMPLE_CUDA).
+// The collectives are NCCL's, on the raw communicators: this file is the same for a GPU
+// (device_cuda.h, -DDM_EXAMPLE_CUDA).
 #include <devicemesh.hpp>
 
 #ifdef DM_EXAMPLE_CUDA
@@ -52,7 +56,7 @@ constexpr float kRate = 0.05f, kMomentum = 0.9f;
 
 // ---- the communicators of one dimension, and the library's own functions to use them with ----
 
-// From the library that made the communicators: NCCL on cuda, the embedded engine on cpu.
+// The functions of the library that made the communicators: NCCL on cuda, the host engine on cpu.
 struct Nccl {
   decltype(&ncclAllReduce) all_reduce;
   decltype(&ncclAllGather) all_gather;
@@ -111,8 +115,8 @@ Digits read_digits(const std::string &path)
 
 // ---- the model: this rank's tensor-parallel part, flat, sharded ----
 
-// The part of the hidden units that this tp rank has, one after another in one flat array: w1 [64, units], b1 [units],
-// w2 [units, 10], b2 [10]. b2 is the same on every tp rank.
+// The part of the hidden units that this tp rank has, one after another in one flat array: w1 [64,
+// units], b1 [units], w2 [units, 10], b2 [10]. b2 is the same on every tp rank.
 struct Parts {
   int units;
   std::size_t w1() const { return 0; }
@@ -122,7 +126,7 @@ struct Parts {
   std::size_t count() const { return b2() + kDigits; }
 };
 
-// The same full weights whatever the mesh, then this tp rank's part of them.
+// Makes the full weights, which do not depend on the mesh, and gives this tp rank's part of them.
 std::vector<float> initial_part(const Parts &parts, const Dimension &tp)
 {
   std::mt19937 random(20240607);
@@ -188,7 +192,8 @@ Result train(const dm::Mesh &mesh, const Digits &digits, bool talk)
   auto gather_weights = [&] {
     nccl.check(nccl.all_gather(mine.data, weights.data, piece, ncclFloat, shard.comm, device::stream()), "ncclAllGather");
   };
-  // hidden = relu(images w1 + b1), logits = sum over tp of hidden w2, then the loss: all for `count` images.
+  // hidden = relu(images w1 + b1), logits = sum over tp of hidden w2, then the loss: all for
+  // `count` images.
   auto forward = [&](int count, float scale) {
     float *w = weights.data;
     device::matmul(hidden.data, images.data, false, w + parts.w1(), false, count, kPixels, parts.units);
@@ -236,7 +241,8 @@ Result train(const dm::Mesh &mesh, const Digits &digits, bool talk)
       device::matmul(g + parts.w1(), images.data, true, hidden_gradient.data, false, kPixels, rows, parts.units);
       device::column_sum(g + parts.b1(), hidden_gradient.data, rows, parts.units);
 
-      // Sum the gradient over the data: reduce-scatter over shard leaves this rank its piece, all-reduce over replicate the rest.
+      // Sum the gradient over the data: reduce-scatter over shard leaves this rank its piece,
+      // all-reduce over replicate the rest.
       nccl.check(nccl.reduce_scatter(g, my_gradient.data, piece, ncclFloat, ncclSum, shard.comm, device::stream()), "ncclReduceScatter");
       nccl.check(nccl.all_reduce(my_gradient.data, my_gradient.data, piece, ncclFloat, ncclSum, replicate.comm, device::stream()),
                  "ncclAllReduce over replicate");
@@ -316,7 +322,8 @@ try {
   bool good = result.accuracy >= 0.95;
   if (!good && rank == 0) std::printf("the accuracy is below 95 %%\n");
   if (compare && rank == 0) {
-    // The same training by one process: a world of one rank, the same mesh dimensions, each of size 1.
+    // The same training by one process: a world of one rank, the same mesh dimensions, each of
+    // size 1.
     dm::WorldOptions alone;
     alone.world_size = 1;
     const dm::World world = dm::World::init(device::type, alone);

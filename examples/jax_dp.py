@@ -3,7 +3,8 @@
 
     devicemesh run -n 4 -- python examples/jax_dp.py --check
 
-Each rank trains on its share of every batch. --check also trains in one process, on the whole batches, and compares the losses.
+Each rank trains on its share of every batch. --check also trains in one process, on the whole
+batches, and compares the losses.
 """
 
 import argparse
@@ -67,7 +68,8 @@ def main():
     @jax.jit
     def step(parameters, images, labels):
         local = jax.value_and_grad(loss_of)(parameters, images, labels)
-        # Shares are equally large, so the mean of their losses and gradients is that of the whole batch.
+        # Shares are equally large, so the mean of their losses and gradients is that of the whole
+        # batch.
         loss, gradients = dmj.all_reduce(local, mesh, "dp", op="avg")
         return updated(parameters, gradients), loss
 

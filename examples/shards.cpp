@@ -1,13 +1,15 @@
-// Who holds what: the shards of a layer under HSDP, and under FSDP x TP, on eight processes.
+// Shows which rank holds what: the shards of a layer under HSDP, and under FSDP x TP, on eight
+// processes.
 //
 //     devicemesh run -n 8 -- ./shards
 //
-// 1. HSDP, mesh (dp=2, fsdp=4): the weights 101..200 of a 10x10 layer. Replicas are whole along dp; along fsdp each rank keeps a
-//    quarter. Rank 6 is at (1, 2) and holds 151..175.
-// 2. FSDP x TP, mesh (fsdp=2, tp=4): the rows 0..11 of a 12x12 layer. Tensor parallelism splits the rows first (3 each), then
-//    FSDP splits each block (2 rows and 1). So the order of the splits is tp, fsdp, although the order of the mesh is fsdp, tp.
-//    Reading the shards in mesh order gives the rows in the wrong order (PyTorch's FSDP2 + TP needs its "strided sharding" for
-//    that). The right way back is the way there in reverse: gather over fsdp, then over tp.
+// 1. HSDP, mesh (dp=2, fsdp=4): the weights 101..200 of a 10x10 layer. Along dp the replicas are
+//    whole. Along fsdp each rank keeps a quarter. Rank 6 is at (1, 2) and holds 151..175.
+// 2. FSDP x TP, mesh (fsdp=2, tp=4): the rows 0..11 of a 12x12 layer. Tensor parallelism splits
+//    the rows first (3 each), then FSDP splits each block (2 rows and 1). So the order of the
+//    splits is tp, fsdp, although the order of the mesh is fsdp, tp. Reading the shards in mesh
+//    order gives the rows in the wrong order (PyTorch's FSDP2 + TP needs its "strided sharding"
+//    for that). The right way back is the way there in reverse: gather over fsdp, then over tp.
 #include <devicemesh.hpp>
 
 #include <algorithm>
@@ -43,7 +45,8 @@ bool hsdp()
                                 "  holds " + std::to_string(static_cast<int>(shard.front())) + ".." +
                                 std::to_string(static_cast<int>(shard.back())));
 
-  // Gathered over fsdp the layer is whole again; averaged over dp it stays what it is, because the replicas are equal.
+  // Gathered over fsdp the layer is whole again; averaged over dp it stays what it is, because the
+  // replicas are equal.
   std::vector<float> whole(layer.size());
   mesh.all_gather("fsdp", shard, whole);
   mesh.all_reduce("dp", whole, dm::Op::avg);
@@ -63,7 +66,8 @@ bool fsdp_tp()
   std::iota(layer.begin(), layer.end(), 1.0f);
   const int rank = mesh.rank(), fsdp = mesh.local_rank("fsdp"), tp = mesh.local_rank("tp");
 
-  // First tp: block of 3 rows. Then fsdp: chunks of ceil(3 / 2) rows, the last one smaller (as torch.chunk cuts).
+  // First tp: block of 3 rows. Then fsdp: chunks of ceil(3 / 2) rows, the last one smaller (as
+  // torch.chunk cuts).
   constexpr int kBlock = kRows / kTp, kChunk = (kBlock + kFsdp - 1) / kFsdp;
   const int first = tp * kBlock + fsdp * kChunk;
   const int rows = std::min(kChunk, kBlock - fsdp * kChunk);

@@ -1,4 +1,4 @@
-"""The fixtures of the Python tests, and what holds for each of them.
+"""The fixtures of the Python tests, and the rules for every test.
 
 Every test has ports and folders of its own, so several tests can run side by side. When a test has
 ended, no process that it started may still run, its temporary folder (TMPDIR) must be empty, and

@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""Reads who imports whom and fails, naming the files, where imports make a circle or point up a layer.
+"""Reads which file imports which. Fails and names the files where imports make a circle or point
+up a layer.
 
     python3 tests/imports.py [ROOT]
 
-The files of each Rust crate in the workspace and of the Python packages are looked at one crate or package at a time.
+The files of each Rust crate in the workspace and of the Python packages are looked at one crate or
+package at a time.
 
-- A circle is two or more files of which each imports, over others or directly, each other one.
-- The layers of the library's crate are the folders and files under src/, from the bottom up in LAYERS. A file may import from its own layer and from the layers
-  below it. A file in src/ that stands in no layer is a failure too: whoever adds one says where it belongs.
+- A circle is a set of two or more files in which each file imports each other one, directly or
+  through others.
+- The layers of the library's crate are the folders and files under src/, from the bottom up in
+  LAYERS. A file may import from its own layer and from the layers below it. A file in src/ that
+  stands in no layer is a failure too: whoever adds a file names its layer.
 
-What counts as an import in Rust: a path in a `use` or in the code that names an item of another file. A path through a module that only
-re-exports the item leads to the file that defines the item. `mod` and `pub use` lines are not imports. Where the methods of a type stand in several files, the
-file of the type imports another of these files when it calls a method from there. In Python: every `import` of a module of the same
-package, also one inside a function.
+What counts as an import in Rust: a path in a `use` or in the code that names an item of another
+file. A path through a module that only re-exports the item leads to the file that defines the
+item. `mod` and `pub use` lines are not imports. Where the methods of a type stand in several
+files, the file of the type imports another of these files when it calls a method from there. In
+Python: every `import` of a module of the same package, also one inside a function.
 """
 
 import ast
@@ -20,7 +25,8 @@ import re
 import sys
 from pathlib import Path
 
-# The layers of src/, from the bottom up. Files in one entry may import each other, but not in a circle.
+# The layers of src/, from the bottom up. Files in one entry may import each other, but not in a
+# circle.
 LAYERS = [
     ["wait", "digest", "printable", "error"],
     ["ccl"],
@@ -39,7 +45,8 @@ DEFINITION = re.compile(
 
 
 def blank(text):
-    """The text with comments, strings and characters replaced by spaces; lines stay where they are."""
+    """The text with comments, strings and characters replaced by spaces; lines stay where they
+    are."""
     pattern = re.compile(
         r"//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/|b?r(?P<hash>#*)\".*?\"(?P=hash)|b?\"(?:\\.|[^\"\\])*\"|b?'(?:\\(?:x[0-9a-fA-F]{2}|u\{[0-9a-fA-F]+\}|.)|[^'\\])'",
         re.S,
@@ -119,7 +126,8 @@ class Module:
 
 
     def inherent_methods(self):
-        """type -> names of the methods that this file's `impl Type` blocks define (not those of `impl Trait for Type`)"""
+        """Gives {type: names of the methods that this file's `impl Type` blocks define}, without
+        those of `impl Trait for Type`."""
         found = {}
         for block in re.finditer(r"^impl(?:<[^{]*?>)?\s+(\w+)[^{]*?\{(.*?)^\}", self.text, re.S | re.M):
             if not re.search(r"\sfor\s", block.group().partition("{")[0]):
@@ -147,7 +155,8 @@ class Crate:
         return module
 
     def find(self, module, segments, seen=()):
-        """(file that defines what the path names, rest is a module itself) or None for what is of another crate."""
+        """Gives (the file that defines the item, whether the path names a module), or None for an
+        item of another crate."""
         first, rest = segments[0], list(segments[1:])
         at = module
         if first == "crate":
@@ -196,10 +205,12 @@ class Crate:
                 else:
                     targets = [self.find(module, segments)]
                 for target in targets:
-                    # A `use` of a module is no import yet: what is taken out of it is seen where it is named.
+                    # A `use` of a module is no import yet. An import is counted where the file
+                    # names an item of the module.
                     if target and not target[1] and target[0] is not module:
                         found.setdefault(module.path, {}).setdefault(target[0].path, (line, "::".join(segments)))
-        # A type whose methods stand in several files: the file of the type needs the other one where it calls a method from there.
+        # A type whose methods stand in several files: the file of the type needs the other one
+        # where it calls a method from there.
         for module in self.modules:
             for other in self.modules:
                 for name in module.types & set(other.methods) if other is not module else ():

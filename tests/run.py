@@ -130,8 +130,8 @@ def python_tests(runner, command, what, marks, *arguments):
             runner.failed += failed
             runner.skipped += skipped
             runner.passed += max(int(suite.get("tests")) - failed - skipped, 0)
-        # pytest exits with 1 when tests failed and with 5 when none was selected. The exit code alone
-        # tells of anything else.
+        # pytest exits with 1 when tests failed and with 5 when none was selected. The exit code
+        # alone tells of anything else.
         runner.failed += done.returncode not in (0, 1, 5)
     report.unlink()
 

@@ -1,6 +1,6 @@
-"""`devicemesh check` with real ranks: what is good, wrong command lines, a library that gives
-wrong data, ranks that die, stop or are slow, terminals, and the GPU's way with a stand-in for
-the CUDA driver. Every rank's exit code is looked at."""
+"""`devicemesh check` with real ranks: good runs, wrong command lines, a library that gives wrong
+data, ranks that die, stop or are slow, terminals, and device type cuda with a stand-in for the
+CUDA driver. The tests compare the exit code of every rank."""
 
 import json
 import os
@@ -65,7 +65,7 @@ class Job:
                     process.wait(timeout=max(0.1, end - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     raise AssertionError(f"rank {rank} has not ended after {patience} s\n{self}") from None
-                # The process is over before its last lines have been read.
+                # The process may end before the threads here have read its last lines.
                 for reader in self.readers[2 * rank:2 * rank + 2]:
                     reader.join(timeout=max(0.1, end - time.monotonic()))
         return [None if rank in but else process.returncode for rank, process in enumerate(self.ranks)]
@@ -141,7 +141,7 @@ def test_one_rank_alone():
 def test_some_collectives_of_four_ranks():
     four = run(4, "2,2", "dp,tp", "--op", "all_reduce,all_gather", *QUICK)
     assert re.search(r"^dp +2 +2 +all_reduce .*\n +all_gather ", four.stdout, re.M) and "reduce_scatter" not in four.stdout, four.stdout
-    # Not a terminal: a line for each phase, and nothing to control one with.
+    # Standard error is no terminal, so there is a line for each phase and no control sequence.
     assert "] verifying dp\n" in four.stderr and "] measuring tp\n" in four.stderr and "\x1b" not in four.stdout + four.stderr, four.stderr
 
 

@@ -1,7 +1,7 @@
-"""The C ABI beside what was recorded of it (tests/compatibility/records, by `make abi-record`):
-layouts, exported names, abidiff. Each of these refuses headers that break programs and takes
-those that add to it. Programs compiled against an earlier header, and against one of the future,
-run on this library."""
+"""Compares the C ABI with its records (tests/compatibility/records, which `make abi-record`
+writes): layouts, exported names, and abidiff. Each comparison refuses headers that break programs,
+and accepts headers that only add to the ABI. Programs compiled against an earlier header, and
+against one of the future, run on this library."""
 
 import re
 import shutil
@@ -31,7 +31,8 @@ class Baseline:
         self.header, self.layout, self.abi, self.folder = header, layout, abi, folder
 
     def hold(self, header, how):
-        """Why the header breaks what was compiled against this one; None when nothing does."""
+        """The reason why the header breaks programs that were compiled against this one, or
+        None."""
         try:
             if how == "layout":
                 c_abi.compare_layouts(self.layout, c_abi.layout(header, self.folder), c_abi.sized(header))

@@ -1,6 +1,6 @@
-"""docs/errors.md: every status of the header has its section, and every message that the page
-quotes is the library's: made anew by tests/c/programs/provoke.c, or, where this machine cannot
-make it, found in the library's bytes."""
+"""docs/errors.md has a section for every status of the header, and quotes the library's own
+messages. tests/c/programs/provoke.c provokes them. Messages that this machine cannot provoke are
+looked for in the library's bytes."""
 
 import re
 

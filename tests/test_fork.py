@@ -1,6 +1,6 @@
-"""Children beside a running job. A rank that has one is killed while the child sleeps on: the
-other ranks know at once, and the next job has the port. In Python: multiprocessing, os.fork,
-subprocess and os.system."""
+"""Forked children of a running job. A rank with a child is killed while the child sleeps. The
+other ranks notice at once, and the next job gets the port. The Python cases are multiprocessing,
+os.fork, subprocess and os.system."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ import pytest
 from support.paths import LIBRARY, ROOT
 from support.processes import gone
 
-# Seconds until a survivor's notice. The deadline is a minute, so an answer by the deadline is a
-# failure.
+# A survivor must notice the death within this many seconds. The deadline is a minute, so noticing
+# only at the deadline is a failure.
 MOST = 2.0
 FORKED = [sys.executable, ROOT / "bindings/python/tests/forked.py"]
 

@@ -1,8 +1,8 @@
-"""tests/gpu without a GPU: the programs on host memory by the embedded engine, and some of them
-by the GPU's way (a stand-in for the CUDA driver, libhostccl.so in NCCL's place). Whatever can
-run here must. Also what run.sh says of a case that fails, hangs or is ended, and that the
-example's PTX is of its source. Takes a minute, because the programs are built and each runs on 1
-to 8 ranks."""
+"""Runs tests/gpu without a GPU: the programs on host memory with the host engine, and some of them
+as device type cuda, with a stand-in for the CUDA driver and libhostccl.so in NCCL's place. Every
+case that can run here must pass. Also checks what run.sh reports for a case that fails, hangs or
+is ended, and that the example's PTX belongs to its source. Takes a minute, because the programs
+are built and each runs on 1 to 8 ranks."""
 
 import os
 import re

@@ -111,7 +111,7 @@ def test_environment(lab, host):
     all_well([rank.start("join") for rank in ranks])
 
 
-# The lines of /etc/hosts on alpha, and on the other hosts.
+# The lines of /etc/hosts on alpha and on the other hosts.
 NAMES = {
     "debian_and_ipv6": (["127.0.1.1 alpha", "fd77::1 alpha"], ["10.77.0.1 alpha", "fd77::1 alpha"]),
     "debian_and_ipv4": (["127.0.1.1 alpha", "10.77.0.1 alpha"], ["10.77.0.1 alpha"]),
@@ -187,7 +187,8 @@ def test_rank_missing(lab, phase):
 
 @on("alpha beta gamma", "phase", "what", each=[(phase, what) for phase in PHASES for what in ("cut", "down")])
 def test_store_host_goes(lab, phase, what):
-    """Silently: rank 1 hears nothing more of the store; rank 0 serves it and misses the others."""
+    """The store's host goes without closing connections. Rank 1 gets no answer from the store.
+    Rank 0, which serves it, misses the others."""
     ranks = in_the_middle(lab, phase, 3)
     lab.cut("alpha") if what == "cut" else lab.hosts["alpha"].interface(False)
     ranks[0].fails("TIMEOUT PEER_LOST", "rank", "2")
@@ -326,8 +327,8 @@ def test_weather(lab, delay, loss):
 @pytest.mark.lengthy
 @on("alpha beta gamma", "phase", each=PHASES)
 def test_slow_rank_missing(lab, phase):
-    """A deadline over a slow wire: joining takes about ten round trips, 2 s, and more on a busy
-    machine."""
+    """A rank is missing and the network is slow. Joining takes about ten round trips: 2 s, and
+    more on a busy machine."""
     lab.weather(0.1, 0.0, 0)
     ranks = in_the_middle(lab, phase, 6)
     for rank in ranks[:2]:
@@ -354,7 +355,7 @@ def test_cpu_refused(lab, places):
 
 @on("alpha", "host", each=["10.77.0.1", "[fd77::1]", "localhost", "alpha"], ipv6=True)
 def test_cpu_on_one_host(lab, host):
-    """Whatever address it has; one without an interface too."""
+    """The host may have any address, and may have no network interface."""
     if host == "localhost":
         lab.hosts["alpha"].interface(False)
     all_well(meet(lab, ["alpha"] * 3, f"tcp://{host}:{PORT}", device="cpu"))

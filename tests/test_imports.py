@@ -1,4 +1,5 @@
-"""No file imports up a layer, and no files import each other in a circle; tests/imports.py reads them. The planted trees show that it finds what it should."""
+"""No file imports up a layer, and no files import each other in a circle; tests/imports.py reads
+them. The planted trees show that it finds what it should."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Ranks that have the variables of MPICH and no others, started by this process. They find the
-same port through their ancestors, also under a shell."""
+"""This process starts ranks with only the variables of MPICH. They derive one port from a common
+ancestor process, also when a shell is between."""
 
 import subprocess
 import sys

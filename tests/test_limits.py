@@ -1,7 +1,7 @@
-"""The machine refuses something, made for real on one rank or on both: too few descriptors, threads
-or bytes, no /proc, processes that may not look into each other. Every rank gets a message that
-names the cause and says what to change. Takes longer than 5 s, because a store that can take no
-connection is known only at the deadline, which is 5 s here."""
+"""The operating system refuses a resource to one rank or to both: descriptors, threads or memory,
+/proc, or access to the other process. Every rank gets a message that names the cause and says what
+to change. Takes longer than 5 s, because a store that can take no connection is known only at the
+deadline, which is 5 s here."""
 
 import os
 import shutil
@@ -14,10 +14,10 @@ from support.processes import environment
 
 # Users that run nothing else, so that a limit on their processes counts only the ranks.
 USERS = 64321, 64322
-# Sentences that were said of these causes and have nothing to do with them.
+# Parts of messages that earlier versions gave for these causes, and that are wrong for them.
 WRONG = "another host", "use device type cuda", "used up", "a bug in"
 PLAIN = ([], "none none 0", None)
-# One descriptor less is enough for a rank; with none it is refused.
+# With this many descriptors left a rank works. With none it is refused.
 MOST_FILES = 12
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts ranks as other users or without /proc, which takes root")
 

@@ -58,7 +58,7 @@ def test_links_lead_somewhere():
 
 
 def test_docs_readme_leads_to_every_page():
-    """Directly, or through the guide's index."""
+    """docs/README.md links to each page directly, or through the guide's index."""
     reached = {(index.parent / target.partition("#")[0]).resolve()
                for index in (ROOT / "docs/README.md", ROOT / "docs/guide/README.md") for target in links(index)}
     wanted = {path.resolve() for path in (ROOT / "docs").rglob("*.md") if path.relative_to(ROOT / "docs").parts[0] != "reference"}
@@ -66,7 +66,7 @@ def test_docs_readme_leads_to_every_page():
 
 
 def test_launchers_page_has_every_variable():
-    """Those that src/rendezvous/launcher reads."""
+    """docs/launchers.md names every variable that src/rendezvous/launcher reads."""
     source = "".join((ROOT / f"src/rendezvous/launcher/{name}.rs").read_text() for name in ("mod", "family", "meeting", "variables"))
     read = set(re.findall(r"\"((?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(?:MASTER|TORCHELASTIC|OMPI|PMIX?|PALS|MPI|SLURM|JOB)_\w+))\"", source))
     assert len(read) > 25, f"only {sorted(read)} found in src/rendezvous/launcher"

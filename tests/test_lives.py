@@ -1,8 +1,8 @@
-"""Long lives: what many calls, meshes and worlds leave behind is nothing; a world is left and
-joined again at one port; dm_init ends at its own timeout and can be called again; a port that a
-connection holds for a moment is waited for, one at which somebody listens is an error; a world that
-is said to be enormous takes no memory. Takes about 20 seconds, because memory that grows shows only
-after many calls.
+"""Processes that live long. Many calls, meshes and worlds leave nothing behind. A rank can leave a
+world and join again at one port. dm_init ends at its own timeout and can be called again. A rank
+waits for a port that a connection holds for a moment, but a port at which another process listens
+is an error. A very large WORLD_SIZE takes no memory. The file takes about 20 seconds, because
+memory that grows shows only after many calls.
 
 DM_LIVES=N makes every count N times as large (`DM_LIVES=10` for a long look)."""
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(PATIENCE * TIMES + 30)
 @pytest.fixture
 def start(programs, start_ranks):
     """Starts ranks of tests/c/programs/lives.c, which read what they may do next."""
-    program = programs.c("tests/c/programs/lives.c", f"-I{ROOT}/hostccl/include")
+    program = programs.c("tests/c/programs/lives.c")
 
     def ranks(size, *arguments, **more):
         return start_ranks([program, *arguments], size, stdin=subprocess.PIPE, stderr=subprocess.PIPE, each=lambda rank: {"LOCAL_RANK": 0}, **more)
@@ -90,8 +90,8 @@ for _ in range(int(sys.argv[3])):
 
 
 def test_rejoining_in_a_store_that_stays(start_ranks, tmp_path):
-    """A folder stands for every store that outlives the worlds: what a world left there is
-    removed by the next one."""
+    """A store may outlive the worlds, as a folder does. Each world removes the keys that the one
+    before has left there."""
     sizes = []
     for count in (3, 12 * TIMES):
         path = tmp_path / f"store{count}"

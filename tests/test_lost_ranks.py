@@ -1,6 +1,6 @@
-"""A rank is lost: what is done to it (SIGKILL, exit, SIGSTOP, abort), when (before and in each
-phase of a job), in jobs of 2 to 8 ranks, by itself and from outside. Every survivor must get an
-error that names the lost rank in time; nothing may be left, and a new job has the port.
+"""A rank is lost: by SIGKILL, exit, SIGSTOP or abort, before and in each phase of a job, by itself
+and from outside, in jobs of 2 to 8 ranks. Every survivor must get an error in time that names the
+lost rank. Nothing may be left, and a new job gets the port.
 
 The jobs of `death` cases are lost_ranks/; tests/soak.py runs cases that chance chooses. They
 take a minute together, because a stopped rank is missed only at the deadline."""
@@ -93,9 +93,9 @@ def test_killed_in_a_large_all_reduce(programs, start_ranks, chance, size, victi
         assert rank.returncode == 0, rank.returncode
 
 
-# A stopped rank does not even hear SIGTERM. So the first that fails is one that met the deadline,
-# and the tool kills the stopped one five seconds later. The tool serves the store, so the death of
-# rank 0 is no special one.
+# A stopped rank does not react to SIGTERM. So the first rank that fails is one whose deadline has
+# passed, and the tool kills the stopped rank five seconds later. The tool serves the store, so the
+# death of rank 0 is no special case.
 UNDER_THE_TOOL = [
     (2, "all_reduce", "kill", 137, r"rank 2 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", 30_000, NOTICE + 2),
     (0, "init", "exit", 7, r"rank 0 \(pid \d+\) exited with code 7", 30_000, NOTICE + 2),
@@ -141,9 +141,9 @@ STALLS = [("barrier", 1), ("init", 0), ("init-id", 0), ("init-root", 1), ("init-
 
 @pytest.mark.parametrize("what, victim", STALLS)
 def test_stopped_in_a_collective(stalling, what, victim):
-    """The survivors have an error that names the stopped rank by their deadline, dm_abort and
-    dm_world_abort end a making that does not, and no communicator and no memory of one is left.
-    The ranks judge this themselves."""
+    """By their deadline the survivors get an error that names the stopped rank. dm_abort and
+    dm_world_abort end a blocked making of communicators. No communicator and none of its memory is
+    left. The ranks check this themselves."""
     program, variables = stalling
     launch(4, program, what, victim, options=("--prefix", "--grace-period", "10"), env=environment(**variables), timeout=60, merged=True)
 

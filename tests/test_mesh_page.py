@@ -1,4 +1,4 @@
-"""docs/mesh.md says what is so: every `devicemesh show` in it gives the output that is quoted,
+"""docs/mesh.md is right: every `devicemesh show` in it gives the output that is quoted,
 every picture is what its command draws, the C code runs in an offline world, and the Python hash
 is the tool's. tests/mesh_page.py writes outputs and pictures anew."""
 

@@ -1,7 +1,7 @@
 """Device type cuda without a device: a recorder stands where NCCL would (tests/nccl/recorder.c,
-over libhostccl) and a libcuda that only counts (tests/nccl/cuda.c). Asserts which calls reach
-NCCL on every rank and in which order, and what comes of bad drivers, bad libraries and calls
-that fail. Takes a minute, because each call of a job fails once in a job of its own."""
+over libhostccl) and a libcuda that only counts (tests/nccl/cuda.c). Compares which calls reach
+NCCL on every rank and in which order, and checks the errors for bad drivers, bad libraries and
+calls that fail. Takes a minute, because each call of a job fails once in a job of its own."""
 
 import itertools
 import re
@@ -100,7 +100,8 @@ class Expected:
             self.lines.append(f"destroy c{comm}")
 
     def cube(self):
-        """(2, 2, 2): what all splits are from, and one each for pp, dp, tp."""
+        """The calls for a mesh (2, 2, 2): one communicator from which the others are split, and
+        one each for pp, dp and tp."""
         rank = self.rank
         pp, dp, tp = rank // 4, rank // 2 % 2, rank % 2
         root = self.init(8, rank, 0, "mesh_pp_dp_tp") if self.splits else None
@@ -297,7 +298,7 @@ def test_two_ranks_on_one_device_are_wanted(run, switch):
 
 
 def test_a_driver_without_identities(run):
-    """That is no reason to refuse."""
+    """Ranks join although the driver does not give the identities of devices."""
     assert devices(run("chosen", cuda=run.driver("-DLACKS_UUID"), CUDA_COUNT=4)[1]) == [0, 1, 2, 3] * 2
 
 
@@ -378,8 +379,8 @@ def test_two_threads_take_turns_on_a_shared_communicator(run):
 
 
 def test_meshes_after_a_failure_that_one_rank_knows(run):
-    """Only what has failed is made anew, by all ranks: a dimension by a split, and what is split
-    from by a fresh id."""
+    """All ranks make anew only the communicators that have failed: a dimension's by a split, and
+    the one from which others are split by a new id."""
     for rank, lines in run("anew")[1].items():
         first, second, third = (lines.index(f"# {name}") for name in ("dimension", "root", "ends"))
         made = [[line.split()[0] for line in part if line.split()[0] in ("init", "split")] for part in (lines[first:second], lines[second:third])]

@@ -1,7 +1,7 @@
 """README's commands are executed as they stand there, and its pieces of C, C++ and Python run on
-the eight ranks of its mesh. A command that this file has no way to run is a failure, so a
-command that is added to README needs one here. `make test`, which is README's too, is who runs
-this. Takes half a minute, because `make demo` trains a network and pip installs the package."""
+the eight ranks of its mesh. A command that this file has no way to run is a failure, so a command
+that is added to README needs one here. README's command `make test` runs this test. Takes half a
+minute, because `make demo` trains a network and pip installs the package."""
 
 import os
 import re

@@ -1,5 +1,5 @@
-"""One C program gives the same results under the tool, under plain environment variables,
-and as threads of one process."""
+"""One C program gives equal results under the tool, under plain environment variables, and as
+threads of one process."""
 
 import pytest
 

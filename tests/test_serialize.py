@@ -1,5 +1,5 @@
-"""Another language reads and writes the text of a mesh from the format's description alone:
-Python's json, against dm_ranks and dm_equal."""
+"""Python's json reads and writes the text of a mesh from the description of the format alone. The
+results are compared with dm_ranks and dm_equal."""
 
 import ctypes
 import itertools

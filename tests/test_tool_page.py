@@ -1,4 +1,4 @@
-"""docs/tool.md says what is so: every command in it gives the output and the exit code that are
+"""docs/tool.md is right: every command in it gives the output and the exit code that are
 quoted (tests/tool_page.py writes them anew). The completions complete, and the manual pages are
 clean."""
 

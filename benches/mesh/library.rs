@@ -1,5 +1,6 @@
-//! libdevicemesh.so as a C program sees it: loaded, called through its exported functions, with handles and C strings. Calling the rlib's functions
-//! instead would leave out what a shared library costs, its thread-local storage above all.
+//! Calls libdevicemesh.so as a C program does: through its exported functions, with handles and C
+//! strings. Calls of the rlib's functions would leave out the cost of a shared library, mainly
+//! that of its thread-local storage.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -46,16 +47,18 @@ pub struct Library {
 }
 
 impl Library {
-    /// The one that cargo built together with this program.
+    /// Loads the library that cargo built together with this program.
     pub fn load() -> &'static Library {
         let program = std::env::current_exe().expect("a program has a path");
         let path = program.with_file_name("libdevicemesh.so");
-        // SAFETY: our own library; loading it runs no code of ours.
+        // SAFETY: this is the project's own library, which has no initialisers that run when it is
+        // loaded.
         let library = unsafe { libloading::Library::new(&path) };
         let library = library.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         macro_rules! functions {
             ($($field:ident),+) => {
-                // SAFETY: include/devicemesh.h, generated from the same source, declares them with these types.
+                // SAFETY: include/devicemesh.h, generated from the same source, declares them with
+                // these types.
                 Library { $($field: unsafe { *library.get(concat!("dm_", stringify!($field), "\0").as_bytes()).expect("exported") }),+ }
             };
         }
@@ -75,7 +78,7 @@ impl Library {
             hash,
             equal
         );
-        // It stays loaded until the end.
+        // The library stays loaded until the process ends.
         std::mem::forget(library);
         Box::leak(Box::new(functions))
     }

@@ -1,7 +1,9 @@
-//! How long the calls of a mesh take at worlds of 8, 1,024 and 1,048,576 ranks: through the C ABI of libdevicemesh.so (mesh/library.rs), and
-//! the mesh algebra below it by itself. `cargo bench --bench mesh`; benches/mesh.py runs it beside PyTorch.
+//! How long the calls of a mesh take at worlds of 8, 1,024 and 1,048,576 ranks: through the C ABI
+//! of libdevicemesh.so (mesh/library.rs), and the mesh algebra below it by itself.
+//! `cargo bench --bench mesh`; benches/mesh.py runs it beside PyTorch.
 //!
-//! `memory plain` and `memory ranks` make one mesh of 1,048,576 ranks instead and print the bytes by which this process's memory grew at most meanwhile.
+//! `memory plain` and `memory ranks` make one mesh of 1,048,576 ranks instead and print the bytes
+//! by which this process's memory grew at most meanwhile.
 
 mod library;
 mod processor;
@@ -42,10 +44,10 @@ fn main() {
     }
 }
 
-/// Calls that give a new handle, and freeing one.
+/// Measures the calls that give a new handle, and dm_free.
 fn making(criterion: &mut Criterion<ProcessorTime>, library: &'static Library, shape: [usize; 4]) {
     let (world, ranks) = (Offline::new(library, shape), size(&shape));
-    // What a call gives is freed outside of the time.
+    // The handle is freed outside the measured time.
     criterion.bench_function(&format!("dm_init/{ranks}"), |bencher| bencher.iter_with_large_drop(|| world.mesh(&[])));
     let listed = reversed(&shape);
     criterion.bench_function(&format!("dm_init_ranks/{ranks}"), |bencher| {
@@ -53,7 +55,7 @@ fn making(criterion: &mut Criterion<ProcessorTime>, library: &'static Library, s
     });
     let mesh = world.mesh(&[]);
     criterion.bench_function(&format!("dm_slice/{ranks}"), |bencher| bencher.iter_with_large_drop(|| slice(&mesh)));
-    // On a fresh root each time: the name is new there, as it is in a program.
+    // Each call has a fresh root, so the name is new there, as in a program.
     let pair = || slice(&world.mesh(&[]));
     criterion.bench_function(&format!("dm_flatten/{ranks}"), |bencher| {
         bencher.iter_batched_ref(pair, |view| flatten(view), BatchSize::NumIterations(500));
@@ -67,7 +69,7 @@ fn making(criterion: &mut Criterion<ProcessorTime>, library: &'static Library, s
     });
 }
 
-/// Questions that every rank answers by itself.
+/// Measures questions that a rank answers without the others.
 fn asking(criterion: &mut Criterion<ProcessorTime>, library: &'static Library, shape: [usize; 4]) {
     let (world, ranks) = (Offline::new(library, shape), size(&shape));
     let (mesh, same) = (world.mesh(&[]), world.mesh(&[]));
@@ -78,7 +80,7 @@ fn asking(criterion: &mut Criterion<ProcessorTime>, library: &'static Library, s
     criterion.bench_function(&format!("dm_equal/{ranks}"), |bencher| bencher.iter(|| equal(&mesh, &same)));
 }
 
-/// dm_get_comm in worlds that have communicators: of this process alone, and of eight ranks.
+/// Measures dm_get_comm in two worlds with communicators: this process alone, and eight ranks.
 fn communicators(criterion: &mut Criterion<ProcessorTime>, library: &'static Library) {
     for shape in [[1; 4], SHAPES[0]] {
         with_communicators(library, &shape, |mesh| {
@@ -87,8 +89,9 @@ fn communicators(criterion: &mut Criterion<ProcessorTime>, library: &'static Lib
     }
 }
 
-/// From one thread and from four at once, as the processor time of a call and on the clock. Where there are fewer processors than threads, or others use
-/// them, the clock counts the waiting for one too.
+/// Measures a call from one thread and from four at once, in processor time and in time on the
+/// clock. If there are fewer free processors than threads, the time on the clock includes the wait
+/// for a processor.
 fn quick(criterion: &mut Criterion<ProcessorTime>, name: &str, call: impl Fn() + Sync) {
     criterion.bench_function(name, |bencher| bencher.iter(&call));
     for threads in [1, 4] {
@@ -99,7 +102,7 @@ fn quick(criterion: &mut Criterion<ProcessorTime>, name: &str, call: impl Fn() +
     }
 }
 
-/// The mean time of the threads for so many calls each: on the clock, and on the processor.
+/// The mean time that a thread needs for that many calls: on the clock, and on the processor.
 fn from_threads(threads: u32, calls: u64, call: &(impl Fn() + Sync)) -> (Duration, Duration) {
     let start = Barrier::new(threads as usize);
     let times: Vec<(Duration, Duration)> = std::thread::scope(|scope| {
@@ -200,9 +203,9 @@ fn algebra(criterion: &mut Criterion<ProcessorTime>) {
     criterion.bench_function("algebra/hash", |bencher| bencher.iter(|| black_box(&mesh).hash()));
 }
 
-/// Making one mesh of the largest world: the growth of this process's memory at its peak, in bytes.
+/// The growth of this process's peak memory in bytes while it makes one mesh of the largest world.
 fn memory(library: &'static Library, ranks: &[i32]) -> u64 {
-    // A first mesh, a small one, so that what the library sets up once is not counted.
+    // A small mesh comes first, so that what the library sets up once is not counted.
     drop(Offline::new(library, SHAPES[0]).mesh(&[]));
     let world = Offline::new(library, SHAPES[2]);
     std::fs::write("/proc/self/clear_refs", "5").expect("the peak can be reset");

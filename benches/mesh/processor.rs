@@ -1,5 +1,6 @@
-//! The time that a thread has a processor, instead of the time on the clock: on a machine that others use too, the clock counts their work.
-//! What is measured here never waits, so on an idle machine the two are the same.
+//! The time that a thread has a processor, instead of the time on the clock: on a machine that
+//! others use too, the clock counts their work. What is measured here never waits, so on an idle
+//! machine the two are the same.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 
 pub struct ProcessorTime;
 
-/// Of the calling thread, so far.
+/// The processor time that the calling thread has used so far.
 pub fn processor_time() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid structure to fill.

@@ -17,7 +17,7 @@ pub fn size(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// A rank in the middle of nowhere in particular.
+/// A rank that is neither the first nor the last along most dimensions.
 pub fn rank(shape: &[usize]) -> usize {
     size(shape) * 3 / 4 + 1
 }
@@ -60,12 +60,13 @@ impl Drop for Offline {
     }
 }
 
-/// Every rank in reverse, so that the list is not the one that needs no list.
+/// All ranks in reverse. The library must keep this list, because it is not row-major.
 pub fn reversed(shape: &[usize]) -> Vec<i32> {
     (0..size(shape) as i32).rev().collect()
 }
 
-/// Joins a world of that many ranks on the host engine, a thread each, and lets `use_it` have the mesh of rank 0, of which every dimension has a communicator.
+/// Joins a world of that many ranks on the host engine, a thread each, and lets `use_it` have the
+/// mesh of rank 0, of which every dimension has a communicator.
 pub fn with_communicators<R>(library: &'static Library, shape: &[usize], use_it: impl FnOnce(&Mesh) -> R) -> R {
     let ranks = size(shape);
     let folder = std::env::temp_dir().join(format!("devicemesh-bench-{}-{ranks}", std::process::id()));

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""libdevicemesh beside Gloo, MPICH, Open MPI and PyTorch's gloo backend: the same work on the same machine, in turn.
+"""libdevicemesh beside Gloo, MPICH, Open MPI and PyTorch's gloo backend: the same work on the same
+machine, in turn.
 
-`make bench`. Cases: start, idle, collectives, and mesh and store, which are `make bench-mesh` and `make bench-store`. A peer that is not here is left out, with a
-line that says so (`make bench-peers` fetches them); a cell without a figure is a case that the library does not have. DM_BENCH_LIB names another
-libdevicemesh.so than this tree's, DM_BENCH_PYTHON an interpreter with PyTorch. docs/performance.md says how each figure is measured."""
+`make bench`. Cases: start, idle, collectives, and mesh and store, which are `make bench-mesh` and
+`make bench-store`. A peer that is not here is left out, with a line that says so
+(`make bench-peers` fetches them); a cell without a figure is a case that the library does not
+have. DM_BENCH_LIB names another libdevicemesh.so than this tree's, DM_BENCH_PYTHON an interpreter
+with PyTorch. docs/performance.md says how each figure is measured."""
 
 import argparse
 import json
@@ -72,7 +75,8 @@ def contestants_of(options):
 
 
 def update_document(report, drawing):
-    """The whole report into a file beside the page, and into the page what is asked for most."""
+    """Writes the whole report into a file beside the page, and the most important tables into the
+    page."""
     page = DOCUMENT.read_text()
     DOCUMENT.with_name("bench.txt").write_text(whole(report) + "\n")
     first = [run for run in report["collectives"] if (run["operation"], run["dtype"]) == ("all_reduce", "float32")]

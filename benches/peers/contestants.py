@@ -1,4 +1,5 @@
-"""The libraries that benches/peers/bench.py compares: how each one's program is built and started."""
+"""The libraries that benches/peers/bench.py compares: how each one's program is built and
+started."""
 
 import functools
 import os
@@ -34,9 +35,10 @@ def run(command, **options):
 
 
 def scheduling(wanted):
-    """How the contestants' processes are preferred to what else the machine does, all in the same way: "realtime" (round robin), "autogroup" (a session of their
-    own, nice -20) or "none". `wanted` may be "auto": the first that is permitted. Real-time processes are not kept waiting when they wake up; others are, for
-    milliseconds, by kernels that are built without preemption."""
+    """How all contestants' processes are preferred to other work of the machine: "realtime" (round
+    robin), "autogroup" (a session of their own, nice -20) or "none". `wanted` may be "auto": the
+    first that is permitted. A real-time process runs at once when it wakes up. On kernels without
+    preemption other processes may wait for milliseconds."""
     for kind in ("realtime", "autogroup", "none") if wanted == "auto" else (wanted,):
         if permitted(kind):
             return kind
@@ -50,7 +52,7 @@ def permitted(kind):
 
 
 def prefer(kind):
-    """In the process that is about to be started."""
+    """Sets the scheduling of the process that is about to be started, inside that process."""
     os.setsid()
     if kind == "realtime":
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
@@ -67,17 +69,19 @@ def built(name, *options):
 
 
 def executed():
-    """The program before the C programs, which notes when they are executed."""
+    """The program that starts the C programs and notes when they are executed."""
     return built("executed", "-static")
 
 
 def memory(kind):
-    """What memory.c prints: how fast the processors together copy what is larger than the caches."""
+    """The output of memory.c: how fast all processors together copy data that is larger than the
+    caches."""
     return run([built("memory", "-pthread"), 64], preexec_fn=lambda: prefer(kind))
 
 
 class Contestant:
-    # Whether its waiting ranks give way to others when there are more of them than processors. MPICH's do not: in real time each would spin for its whole slice of 100 ms.
+    # Whether its waiting ranks give way to others when there are more of them than processors.
+    # MPICH's do not: in real time each would spin for its whole slice of 100 ms.
     gives_way = True
 
     def __init__(self, name):
@@ -87,7 +91,7 @@ class Contestant:
         self.version = getattr(self, name)()
 
     def ours(self):
-        """DM_BENCH_LIB names another libdevicemesh.so than that of this tree."""
+        """This tree's libdevicemesh.so, or the one that DM_BENCH_LIB names."""
         library = Path(os.environ.get("DM_BENCH_LIB", LIBRARY)).resolve()
         folder = BUILT / "library"
         folder.mkdir(exist_ok=True)

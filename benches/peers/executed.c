@@ -1,5 +1,6 @@
-/* Executes the program that it is given, with the time of its own start in DM_BENCH_EXECUTED: `executed PROGRAM ARGUMENT...`. Linked statically, so that
- * it is there at once; what the program's own loading takes comes after it. */
+/* Executes the program that it is given, with the time of its own start in DM_BENCH_EXECUTED:
+ * `executed PROGRAM ARGUMENT...`. It is linked statically, so it starts at once, and the loading
+ * of the program comes after the noted time. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-// Gloo's part of benches/peers, against Debian's libgloo-dev: TCP over the loopback device, which is all that it has on one machine. Of all-reduce it has several
-// algorithms between which its caller chooses: each is measured, and bench.py takes the best. No bfloat16: it has no such type.
+// Gloo's part of benches/peers, against Debian's libgloo-dev: TCP over the loopback device, which
+// is all that it has on one machine. Of all-reduce it has several algorithms between which its
+// caller chooses: each is measured, and bench.py takes the best. No bfloat16: it has no such type.
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/allreduce_halving_doubling.h>
@@ -21,7 +22,8 @@ std::shared_ptr<gloo::rendezvous::Context> context;
 constexpr uint32_t TAG = 1, MAXIMUM_TAG = 2;
 constexpr uint64_t SLOT = uint64_t(1) << 40;
 
-// What is kept from one call to the next: the algorithms of the old interface are made once for their buffer, and messages have registered buffers.
+// The data that stays from one call to the next. The algorithms of the old interface are made once
+// for their buffer, and messages have registered buffers.
 struct State {
   std::unique_ptr<gloo::Algorithm> algorithm;
   std::unique_ptr<gloo::transport::UnboundBuffer> send, recv;

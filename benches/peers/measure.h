@@ -1,12 +1,15 @@
-/* What the measuring programs of benches/peers share: the cases, the clock, the check of results and the lines that they print.
+/* The parts that the programs of benches/peers share: the cases, the clock, the check of results
+ * and the lines that they print.
  *
- * A program fills a `struct library` with its calls and hands it to measure(). Its arguments are those of bench.py's command:
+ * A program fills a `struct library` with its calls and hands it to measure(). Its arguments are
+ * those of bench.py's command:
  *
  *     PROGRAM collectives BUDGET_MS OPERATION,... DTYPE,... BYTES,...
  *     PROGRAM idle SECONDS
  *
- * Rank 0 prints one line of JSON for each case. All ranks are on one machine, so CLOCK_MONOTONIC is one clock for them: an iteration lasts from when the
- * last rank was through with the one before to when the last rank was through with it. */
+ * Rank 0 prints one line of JSON for each case. All ranks are on one machine, so CLOCK_MONOTONIC
+ * is one clock for them: an iteration lasts from the time when the last rank ended the iteration
+ * before to the time when the last rank ended this one. */
 #ifndef DM_BENCH_MEASURE_H
 #define DM_BENCH_MEASURE_H
 
@@ -27,27 +30,30 @@ static const size_t DTYPE_SIZES[DTYPES] = {4, 2};
 
 enum { FEWEST = 3, MOST = 4000, MAX_VARIANTS = 4, MAX_RANKS = 1024, LONG = 100000000 };
 
-/* A case: `count` elements are the whole buffer of a rank; all-gather, reduce-scatter and all-to-all divide it between the ranks. */
+/* A case: `count` elements are the whole buffer of a rank; all-gather, reduce-scatter and
+ * all-to-all divide it between the ranks. */
 struct work {
   enum operation operation;
   enum dtype dtype;
   size_t count, part;
   void *send, *recv; /* the same buffer for all-reduce and broadcast */
   int rank, ranks, left, right;
-  void *state; /* of the library, from prepare to release */
+  void *state; /* the library's own data, from prepare to release */
 };
 
 struct library {
   int rank, ranks;
-  /* The variants of an operation: algorithms between which the caller chooses. Each is a contestant; NULL ends the list, and an empty list says that the
-   * library has no such operation. */
+  /* The variants of an operation: algorithms between which the caller chooses. Each is a
+   * contestant; NULL ends the list, and an empty list says that the library has no such
+   * operation. */
   const char *const *(*variants)(enum operation operation, enum dtype dtype);
   /* Once for each case and variant, before it is timed; both may be NULL. */
   void (*prepare)(struct work *work, const char *variant);
   void (*release)(struct work *work, const char *variant);
-  /* One iteration: one call; of broadcast one from each rank in turn; of send_recv one message around the ring. */
+  /* Runs one iteration: one call, for broadcast one call with each rank as the root, and for
+   * send_recv one message around the ring. */
   void (*run)(struct work *work, const char *variant);
-  /* The largest of each value over the ranks, in place. */
+  /* Replaces each value by the maximum over the ranks. */
   void (*maximum)(int64_t *values, size_t count);
 };
 
@@ -94,7 +100,8 @@ static float load(const struct work *work, const void *buffer, size_t index)
   return value;
 }
 
-/* Small whole numbers, whose sums over up to 8 ranks have at most 8 bits: exact in bfloat16. They repeat after PERIOD elements. */
+/* Small whole numbers, whose sums over up to 8 ranks have at most 8 bits: exact in bfloat16. They
+ * repeat after PERIOD elements. */
 enum { PERIOD = 1024 };
 
 static float pattern(int rank, size_t index)
@@ -124,7 +131,7 @@ static void period(const struct work *work, float *tile, int rank, size_t shift)
     store(work, tile, index, rank < 0 ? sum_of_patterns(work->ranks, shift + index) : pattern(rank, shift + index));
 }
 
-/* That the `count` elements of the result from `begin` on are those of `period`. */
+/* Checks that the `count` elements of the result from `begin` on are those of `period`. */
 static void expect(const struct work *work, const char *variant, size_t begin, size_t count, int rank, size_t shift)
 {
   static float tile[PERIOD];
@@ -170,12 +177,13 @@ static int by_size(const void *a, const void *b)
   return (left > right) - (left < right);
 }
 
-/* `iterations` of them: their times into `times`, and the processor time of all ranks together. */
+/* Runs `iterations` iterations. Writes their times into `times`, and returns the processor time of
+ * all ranks together. */
 static int64_t iterate(struct work *work, const char *variant, int iterations, int64_t *times)
 {
   static int64_t ends[MOST + 1];
   int64_t used[MAX_RANKS] = {0};
-  measured->maximum(used, 1); /* all are here */
+  measured->maximum(used, 1); /* all ranks have come */
   const int64_t before = processor_ns();
   ends[0] = now_ns();
   for (int index = 1; index <= iterations; index++) {
@@ -193,20 +201,22 @@ static int64_t iterate(struct work *work, const char *variant, int iterations, i
   return total;
 }
 
-/* Its median, in nanoseconds. */
+/* Measures one case. Returns its median in nanoseconds. */
 static int64_t one_case(struct work *work, const char *variant, int64_t budget)
 {
   static int64_t times[MOST];
   if (measured->prepare)
     measured->prepare(work, variant);
   check_result(work, variant);
-  /* Sums are made in place, again and again: of zeros, so that they stay what they are. */
+  /* The sums are made in place many times. They are sums of zeros, so the values do not grow. */
   memset(work->send, 0, elements(work, 1) * DTYPE_SIZES[work->dtype]);
   memset(work->recv, 0, elements(work, 0) * DTYPE_SIZES[work->dtype]);
   iterate(work, variant, 2, times);
   int64_t spent = 0, processor = 0, each = times[1];
   int iterations = 0;
-  /* In blocks, each at most twice what there is so far: a hiccup at first does not decide how many there are. All ranks see the same times, so they agree. */
+  /* The iterations run in blocks. A block at most doubles their number, so one slow first block
+   * does not decide how many there are. All ranks have the same times, so they agree on the
+   * number. */
   while (iterations < FEWEST || (spent < budget && iterations < MOST)) {
     const int64_t wanted = (budget - spent) / (each > 0 ? each : 1) + 1;
     int block = wanted < 2 * iterations + 1 ? (int)wanted : 2 * iterations + 1;
@@ -217,7 +227,7 @@ static int64_t one_case(struct work *work, const char *variant, int64_t budget)
     iterations += block;
     each = spent / iterations;
   }
-  /* A broadcast from each rank, or a message around the ring, are as many one after another. */
+  /* One iteration of broadcast or send_recv is one call after another, one for each rank. */
   const double calls = work->operation == BROADCAST || work->operation == SEND_RECV ? work->ranks : 1;
   qsort(times, (size_t)iterations, sizeof times[0], by_size);
   if (work->rank == 0)
@@ -276,7 +286,8 @@ static void collectives(int64_t budget, const char *operations, const char *dtyp
           work.count = work.part * (size_t)work.ranks;
         work.send = buffer_of(work.count * DTYPE_SIZES[dtype]);
         work.recv = operation == ALL_REDUCE || operation == BROADCAST ? work.send : buffer_of(work.count * DTYPE_SIZES[dtype]);
-        /* A variant that took over 100 ms, and over 8 times as long as the best, at the size before is not tried: some would take minutes. */
+        /* A variant is not tried if at the size before it took more than 100 ms and more than 8
+         * times as long as the best. Some would take minutes. */
         int64_t best = INT64_MAX;
         for (int which = 0; variants[which]; which++)
           best = took[which] < best ? took[which] : best;
@@ -290,7 +301,8 @@ static void collectives(int64_t budget, const char *operations, const char *dtyp
     }
 }
 
-/* The processor time that each of ranks 1, 2 ... uses while it waits in an all-reduce for rank 0, which sleeps. */
+/* The processor time that each of ranks 1, 2 ... uses while it waits in an all-reduce for rank 0,
+ * which sleeps. */
 static void idle(double seconds)
 {
   struct work work;
@@ -321,8 +333,9 @@ static void idle(double seconds)
   free(work.send);
 }
 
-/* A start: what each rank noted on the way, told as the time from when the first rank was executed, and from the last rank's end of one phase to the last
- * rank's end of the next. */
+/* The times of a start. A phase lasts from the time when the last rank ended the phase before to
+ * the time when the last rank ended this one. The total counts from the time when the first rank
+ * was executed. */
 enum { MAX_MARKS = 8 };
 static struct {
   int64_t executed, at[MAX_MARKS];
@@ -330,7 +343,8 @@ static struct {
   int count;
 } marks;
 
-/* Where a start is measured: when this process was executed, as executed.c says, so that loading its libraries is in it. */
+/* Notes the time when this process was executed, which executed.c gives. So a start includes the
+ * loading of the libraries. */
 static void note_execution(int argc, char **argv)
 {
   if (argc < 2 || (strcmp(argv[1], "start") != 0 && strcmp(argv[1], "phases") != 0))

@@ -1,6 +1,8 @@
-/* How fast the processors together copy memory: the limit of collectives whose data is larger than the caches. `memory MIB` prints the median of some copies of
- * that many MiB (less where there are so many processors that it would take more than 1 GiB) by a thread for each processor at a time, in bytes read and
- * written per second. What is written bypasses the caches where the compiler knows how. */
+/* How fast the processors together copy memory: the limit of collectives whose data is larger than
+ * the caches. `memory MIB` prints the median of some copies of that many MiB (less where there are
+ * so many processors that it would take more than 1 GiB) by a thread for each processor at a time,
+ * in bytes read and written per second. What is written bypasses the caches where the compiler
+ * knows how. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

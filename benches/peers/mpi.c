@@ -1,4 +1,5 @@
-/* MPI's part of benches/peers, compiled with MPICH's and with Open MPI's mpicc. No bfloat16: MPI 4.0 has no such type. */
+/* MPI's part of benches/peers, compiled with MPICH's and with Open MPI's mpicc. No bfloat16: MPI
+ * 4.0 has no such type. */
 #include <mpi.h>
 
 #include "measure.h"

@@ -1,4 +1,5 @@
-/* libdevicemesh's part of benches/peers: a mesh of one dimension, and the functions of the library that made its communicator. */
+/* libdevicemesh's part of benches/peers: a mesh of one dimension, and the functions of the library
+ * that made its communicator. */
 #define _GNU_SOURCE
 #include <devicemesh.h>
 
@@ -82,8 +83,9 @@ static void find_functions(const dm_mesh *mesh)
   CHECK(dm_get_proc(mesh, "ncclGetLastError", (void **)&nccl.last_error));
 }
 
-/* What a mesh of three dimensions takes from nothing. With `apart` it is made in two calls, the root's communicator first, after an agreement about nothing else:
- * longer in all, but each part has a figure. */
+/* Makes a mesh of three dimensions, for the case start. With `apart` it is made in two calls, of
+ * which the first makes only the root's communicator. That takes longer in total, but each part
+ * has a figure. */
 static dm_mesh *start(const dm_init_options *options, int ranks, bool apart)
 {
   int sizes[3];
@@ -137,7 +139,7 @@ int main(int argc, char **argv)
     print_marks(&library);
   else
     code = measure(&library, argc, argv);
-  /* All figures are there: whether another rank is through with this and gone is of no interest. */
+  /* All figures are measured, so the result does not matter: another rank may have gone already. */
   dm_finalize(line);
   if (mesh)
     dm_finalize(mesh);

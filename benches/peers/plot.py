@@ -1,4 +1,5 @@
-"""A report of bench.py as an SVG: bus bandwidth against size, both logarithmic, a panel for each number of ranks and a line for each library.
+"""A report of bench.py as an SVG: bus bandwidth against size, both logarithmic, a panel for each
+number of ranks and a line for each library.
 
 `python3 benches/peers/plot.py REPORT.json OUT.svg [OPERATION]` draws one again."""
 
@@ -15,7 +16,8 @@ PANEL, HEIGHT, LEFT, TOP, GAP, BOTTOM = 300, 250, 64, 74, 40, 62
 
 
 def bus_bandwidth(operation, ranks, size, seconds):
-    """As nccl-tests has it: bytes that each link would carry, in a second."""
+    """The bus bandwidth as nccl-tests defines it: the bytes per second that each link would
+    carry."""
     factor = {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks, "reduce_scatter": (ranks - 1) / ranks,
               "all_to_all": (ranks - 1) / ranks}.get(operation, 1.0)
     return size * factor / seconds

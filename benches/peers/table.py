@@ -63,9 +63,10 @@ def by_library(runs):
     return {library: found for (library,), found in grouped(runs, "library").items()}
 
 
-# Bytes: less than this stays in the caches of common processors.
+# Data of fewer bytes stays in the caches of common processors.
 LARGE = 128 << 20
-# What moves in a collective of `ranks` ranks and a buffer of one byte when each input is read once and each output written once.
+# The bytes that a collective of `ranks` ranks moves for a buffer of one byte, if each input is
+# read once and each output written once.
 MOVED = {
     "all_reduce": lambda ranks: 2 * ranks,
     "all_gather": lambda ranks: ranks + 1,
@@ -81,7 +82,7 @@ def bandwidths_of(report):
 
 
 def limit(report, operation, ranks, size):
-    """How long memory takes to give and take what a collective has to move."""
+    """The time that memory needs to move the data of a collective."""
     bandwidths, moved = bandwidths_of(report), MOVED[operation](ranks) * size
     return time_text(moved / statistics.median(bandwidths)) if bandwidths and moved >= LARGE else ""
 

@@ -1,4 +1,5 @@
-"""PyTorch's part of benches/peers: its gloo backend, measured as measure.h says, with the same arguments and lines."""
+"""PyTorch's part of benches/peers: its gloo backend, measured as measure.h says, with the same
+arguments and lines."""
 
 import json
 import os
@@ -27,7 +28,8 @@ def maximum(values):
 
 
 def pattern(ranks, count, kind, start=0):
-    """The sum over these ranks of measure.h's pattern, from that element on: it repeats after 1024 elements."""
+    """The sum over these ranks of measure.h's pattern, from that element on: it repeats after 1024
+    elements."""
     index = torch.arange(start, start + 1024)
     period = sum((index * 7 + rank * 3 + index // 64) % 16 for rank in ranks).to(kind)
     return period.repeat(count // 1024 + 1)[:count]
@@ -134,7 +136,8 @@ def collectives(rank, ranks, budget, operations, dtypes, sizes):
 
 
 def idle(rank, ranks, seconds):
-    """The processor time that each of ranks 1, 2 ... uses while it waits in an all-reduce for rank 0, which sleeps."""
+    """The processor time that each of ranks 1, 2 ... uses while it waits in an all-reduce for rank
+    0, which sleeps."""
     case = Case("all_reduce", "float32", 4, rank, ranks)
     for _ in range(20):
         case.run()
@@ -148,7 +151,8 @@ def idle(rank, ranks, seconds):
 
 
 def gather(folder, rank, ranks):
-    """Waits until every rank has imported what it needs, and gives the moment at which all go on."""
+    """Waits until every rank has imported what it needs, and gives the moment at which all go
+    on."""
     Path(folder, f"ready.{rank}").touch()
     go = Path(folder, "go")
     if rank == 0:
@@ -164,8 +168,8 @@ def gather(folder, rank, ranks):
 
 
 def start(rank, ranks):
-    """A mesh from nothing but the imports, which take longer than all the rest and are in no figure: also not those of a process's first mesh, which is one
-    without communication."""
+    """A mesh from nothing but the imports, which take longer than all the rest and are in no
+    figure: also not those of a process's first mesh, which is one without communication."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

@@ -11,15 +11,16 @@ import (
 	"unsafe"
 )
 
-// arguments are Go memory that C uses during one call: strings, arrays, buffers, and the pointers between them. They are pinned while the call runs
-// and at no other time: a runtime.Pinner that is lost without Unpin, because something panicked, kills the process at a later collection. The first wrong
-// argument is kept as the error.
+// arguments holds the Go memory that C uses during one call: strings, arrays, buffers, and the
+// pointers between them. The memory is pinned only while the call runs, because a runtime.Pinner
+// that is lost without Unpin after a panic kills the process at a later collection. The first
+// wrong argument is kept as the error.
 type arguments struct {
 	used []unsafe.Pointer
 	err  error
 }
 
-// use keeps memory where it is during the call.
+// use has memory pinned during the call.
 func (a *arguments) use(memory unsafe.Pointer) {
 	if memory != nil {
 		a.used = append(a.used, memory)
@@ -46,7 +47,7 @@ func (a *arguments) fail(err error) {
 	}
 }
 
-// text is a string as C takes it.
+// text gives a C string.
 func (a *arguments) text(what, value string) *C.char {
 	if strings.IndexByte(value, 0) >= 0 {
 		a.refuse("%s %q has a NUL in it", what, value)
@@ -58,7 +59,7 @@ func (a *arguments) text(what, value string) *C.char {
 	return (*C.char)(unsafe.Pointer(&bytes[0]))
 }
 
-// optional is a string, with NULL for the empty one.
+// optional gives a C string, or NULL for the empty string.
 func (a *arguments) optional(what, value string) *C.char {
 	if value == "" {
 		return nil
@@ -66,12 +67,12 @@ func (a *arguments) optional(what, value string) *C.char {
 	return a.text(what, value)
 }
 
-// texts is an array of strings; NULL for a nil one.
+// texts gives an array of C strings, or NULL for a nil slice.
 func (a *arguments) texts(what string, values []string) **C.char {
 	if values == nil {
 		return nil
 	}
-	// One more: the array of no strings has an address, too.
+	// The array has one element more, so that an array without strings has an address too.
 	array := make([]*C.char, len(values)+1)
 	for i, value := range values {
 		array[i] = a.text(what, value)
@@ -80,7 +81,7 @@ func (a *arguments) texts(what string, values []string) **C.char {
 	return &array[0]
 }
 
-// sizes is an array of size_t.
+// sizes gives an array of size_t.
 func (a *arguments) sizes(what string, values []int) *C.size_t {
 	array := make([]C.size_t, len(values)+1)
 	for i, value := range values {
@@ -100,7 +101,7 @@ func (a *arguments) size(what string, value int) C.size_t {
 	return C.size_t(value)
 }
 
-// int32s is an array of int32_t; NULL for a nil one.
+// int32s gives an array of int32_t, or NULL for a nil slice.
 func (a *arguments) int32s(what string, values []int) *C.int32_t {
 	if values == nil {
 		return nil
@@ -120,7 +121,7 @@ func (a *arguments) int32(what string, value int) C.int32_t {
 	return C.int32_t(value)
 }
 
-// milliseconds of a timeout, rounded up; 0 is the default.
+// milliseconds gives a timeout in milliseconds, rounded up. 0 is the default.
 func (a *arguments) milliseconds(timeout time.Duration) C.int64_t {
 	if timeout < 0 {
 		a.refuse("the timeout is %v", timeout)
@@ -128,12 +129,13 @@ func (a *arguments) milliseconds(timeout time.Duration) C.int64_t {
 	return C.int64_t((timeout + time.Millisecond - 1) / time.Millisecond)
 }
 
-// call makes a call with these arguments, unless one is wrong, and lets them go.
+// call makes a call with these arguments and then releases them. It makes no call if an argument
+// is wrong.
 func (a *arguments) call(function func() C.outcome) error {
 	return a.asked(func() error { return failure(function()) })
 }
 
-// asked is a question whose arguments are kept until it is answered.
+// asked calls question, and keeps its arguments until question returns.
 func (a *arguments) asked(question func() error) error {
 	if a.err != nil {
 		return a.err
@@ -144,7 +146,7 @@ func (a *arguments) asked(question func() error) error {
 	return question()
 }
 
-// listed is a list out of the library: asked for once more when it is longer than expected.
+// listed gets a list from the library. It asks again when the list is longer than the buffer.
 func listed[T any](ask func(buffer *T, capacity C.size_t, length *C.size_t) C.outcome) ([]T, error) {
 	buffer := make([]T, 16)
 	for {
@@ -162,7 +164,7 @@ func listed[T any](ask func(buffer *T, capacity C.size_t, length *C.size_t) C.ou
 	}
 }
 
-// textOf is a string out of the library.
+// textOf gets a string from the library.
 func textOf(ask func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome) (string, error) {
 	bytes, err := listed(ask)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// A DType is the type of a buffer's elements: the values of ncclDataType_t.
+// A DType is the type of a buffer's elements. It has the values of ncclDataType_t.
 type DType int32
 
 // The types of elements.
@@ -26,11 +26,12 @@ const (
 	DTypeBFloat16 DType = C.DM_BFLOAT16
 )
 
-// An Op is a reduction: the values of ncclRedOp_t.
+// An Op is a reduction operator. It has the values of ncclRedOp_t.
 type Op int32
 
-// The reductions. Avg is the sum divided by the number of ranks. For integers the sum is made in the element's own type, where it can overflow, and the quotient is
-// truncated; on NCCL too. Max and Min ignore NaNs on the host engine.
+// The reduction operators. Avg is the sum divided by the number of ranks. For integers the sum has
+// the element's own type, so it can overflow, and the quotient is truncated. NCCL does so too. Max
+// and Min ignore NaNs on the host engine.
 const (
 	Sum  Op = C.DM_SUM
 	Prod Op = C.DM_PROD
@@ -39,7 +40,7 @@ const (
 	Avg  Op = C.DM_AVG
 )
 
-// Element is what a collective can reduce and copy. int and uint are 64-bit integers.
+// Element is a type that collectives can reduce and copy. int and uint are 64-bit integers.
 type Element interface {
 	~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~int | ~uint | ~float32 | ~float64 | Float16 | BFloat16
 }
@@ -72,30 +73,31 @@ func dtypeOf[T Element]() DType {
 	}
 }
 
-// A Buffer is memory that a collective reads or writes: of a slice (Of), or any other. Device memory on cuda.
+// A Buffer is memory that a collective reads or writes: a slice's (Of), or any other. On cuda it
+// is device memory.
 type Buffer struct {
 	Address unsafe.Pointer
-	Count   int // Elements.
+	Count   int // The number of elements.
 	DType   DType
 }
 
-// at is the address as C takes it: an integer. What lies there is pinned meanwhile.
+// at gives the address as an integer, which C takes. The caller has the memory pinned.
 func (b Buffer) at() C.uintptr_t {
 	return C.uintptr_t(uintptr(b.Address))
 }
 
-// bytes is the buffer's size.
+// bytes gives the buffer's size in bytes.
 func (b Buffer) bytes() uintptr {
 	return uintptr(max(0, b.Count)) * sizes[min(uint32(b.DType), uint32(len(sizes)-1))]
 }
 
-// The bytes of an element, by DType; none of a type that there is not.
+// The bytes of an element, by DType. 0 stands for a type that does not exist.
 var sizes = [...]uintptr{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 0}
 
-// Nothing is where an empty slice lies; the library takes no NULL.
+// nothing is the address of an empty slice, because the library takes no NULL.
 var nothing [8]byte
 
-// Of gives a slice's memory, where it lies.
+// Of gives a slice's memory without copying it.
 func Of[T Element](values []T) Buffer {
 	if len(values) == 0 {
 		return Buffer{unsafe.Pointer(&nothing), 0, dtypeOf[T]()}
@@ -121,7 +123,7 @@ func (a *arguments) sameCount(send, recv Buffer) {
 	}
 }
 
-// times refuses a buffer that has not as many elements as all ranks' parts together.
+// times refuses a large buffer whose length is not the length of small times the number of ranks.
 func (a *arguments) times(its string, large Buffer, other string, small Buffer, ranks int) {
 	a.same(large, small)
 	if ranks > 0 && (large.Count%ranks != 0 || large.Count/ranks != small.Count) {
@@ -129,7 +131,7 @@ func (a *arguments) times(its string, large Buffer, other string, small Buffer, 
 	}
 }
 
-// buffer refuses one that cannot be worked on, and keeps it during the call.
+// buffer refuses a buffer that no collective can use, and has it pinned during the call.
 func (a *arguments) buffer(b Buffer) {
 	switch {
 	case b.Count < 0:
@@ -145,14 +147,14 @@ func (a *arguments) buffer(b Buffer) {
 	}
 }
 
-// op refuses a reduction that there is not.
+// op refuses an operator that does not exist.
 func (a *arguments) op(op Op) {
 	if op < Sum || op > Avg {
 		a.refuse("op is %d, not one of %d to %d", op, Sum, Avg)
 	}
 }
 
-// member is a rank along a dimension.
+// member gives a rank along a dimension, and refuses one that does not exist.
 func (a *arguments) member(what string, rank int, along place) C.int32_t {
 	if rank < 0 || rank >= along.size {
 		a.refuse("%s is %d, but the dimension has ranks 0 to %d", what, rank, along.size-1)
@@ -165,7 +167,8 @@ func overlap(one, other Buffer) bool {
 	return first < second+other.bytes() && second < first+one.bytes() && one.bytes() > 0 && other.bytes() > 0
 }
 
-// apartOrSame refuses a part and a whole that overlap, unless the part is where a call in place has it: that many elements into the whole.
+// apartOrSame refuses a part and a whole that overlap, unless the part begins exactly `elements`
+// elements into the whole, as in a call in place.
 func (a *arguments) apartOrSame(part, whole Buffer, elements int) {
 	place := uintptr(whole.Address) + uintptr(elements)*sizes[min(uint32(whole.DType), uint32(len(sizes)-1))]
 	if overlap(part, whole) && uintptr(part.Address) != place {

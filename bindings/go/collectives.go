@@ -8,10 +8,12 @@ import (
 	"unsafe"
 )
 
-// The collectives on any memory; the functions of the same names without "Buffer" take slices. On cpu a call returns when the result is there, with
-// stream nil; on cuda when the work is on the stream, and the memory must stay until it is done.
+// The methods here run collectives on any memory. The functions of the same names without "Buffer"
+// take slices. On cpu a call returns when the result is there, and stream is nil. On cuda a call
+// returns when the work is on the stream, and the memory must stay until the work is done.
 
-// AllReduceBuffer reduces over all ranks along a dimension; every rank gets the result, bitwise the same. In place when send and recv are the same.
+// AllReduceBuffer reduces over all ranks along a dimension. Every rank gets the result, with equal
+// bits. send and recv may be one buffer (in place).
 func (m *Mesh) AllReduceBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, stream Stream) error {
 	var a arguments
 	a.sameCount(send, recv)
@@ -23,7 +25,8 @@ func (m *Mesh) AllReduceBuffer(ctx context.Context, dim string, send, recv Buffe
 	})
 }
 
-// ReduceBuffer reduces to rank root along the dimension, whose recv gets the result. The others' recv is not used.
+// ReduceBuffer reduces over all ranks along the dimension. The recv of rank root gets the result.
+// The recv of the other ranks is not used.
 func (m *Mesh) ReduceBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, root int, stream Stream) error {
 	var a arguments
 	place := m.along(&a, dim)
@@ -40,7 +43,8 @@ func (m *Mesh) ReduceBuffer(ctx context.Context, dim string, send, recv Buffer, 
 	})
 }
 
-// BroadcastBuffer copies the send of rank root along the dimension to every rank's recv. The others' send is not used.
+// BroadcastBuffer copies the send of rank root along the dimension to every rank's recv. The
+// others' send is not used.
 func (m *Mesh) BroadcastBuffer(ctx context.Context, dim string, send, recv Buffer, root int, stream Stream) error {
 	var a arguments
 	place := m.along(&a, dim)
@@ -56,7 +60,7 @@ func (m *Mesh) BroadcastBuffer(ctx context.Context, dim string, send, recv Buffe
 	})
 }
 
-// AllGatherBuffer gathers every rank's send in recv, in rank order.
+// AllGatherBuffer gathers the send of every rank in recv, in rank order.
 func (m *Mesh) AllGatherBuffer(ctx context.Context, dim string, send, recv Buffer, stream Stream) error {
 	var a arguments
 	place := m.along(&a, dim)
@@ -68,7 +72,8 @@ func (m *Mesh) AllGatherBuffer(ctx context.Context, dim string, send, recv Buffe
 	})
 }
 
-// ReduceScatterBuffer reduces over all ranks and leaves block i of the result in the recv of rank i.
+// ReduceScatterBuffer reduces over all ranks and leaves block i of the result in the recv of rank
+// i.
 func (m *Mesh) ReduceScatterBuffer(ctx context.Context, dim string, send, recv Buffer, op Op, stream Stream) error {
 	var a arguments
 	place := m.along(&a, dim)
@@ -81,7 +86,8 @@ func (m *Mesh) ReduceScatterBuffer(ctx context.Context, dim string, send, recv B
 	})
 }
 
-// AllToAllBuffer sends block i of send to rank i, and receives block i of recv from rank i. In place, where the library can, when they are the same.
+// AllToAllBuffer sends block i of send to rank i, and receives block i of recv from rank i. send
+// and recv may be one buffer where the library can work in place.
 func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer, stream Stream) error {
 	var a arguments
 	a.sameCount(send, recv)
@@ -96,7 +102,8 @@ func (m *Mesh) AllToAllBuffer(ctx context.Context, dim string, send, recv Buffer
 	})
 }
 
-// SendBuffer sends to rank peer along the dimension, which receives. Sends and receives of one exchange belong in a Group.
+// SendBuffer sends to rank peer along the dimension. That rank must receive. Put the sends and
+// receives of one exchange into a Group.
 func (m *Mesh) SendBuffer(ctx context.Context, dim string, send Buffer, peer int, stream Stream) error {
 	var a arguments
 	along, to := a.optional("dimension name", dim), a.member("peer", peer, m.along(&a, dim))
@@ -105,7 +112,7 @@ func (m *Mesh) SendBuffer(ctx context.Context, dim string, send Buffer, peer int
 	})
 }
 
-// RecvBuffer receives from rank peer along the dimension, which sends as many elements.
+// RecvBuffer receives from rank peer along the dimension. That rank must send as many elements.
 func (m *Mesh) RecvBuffer(ctx context.Context, dim string, recv Buffer, peer int, stream Stream) error {
 	var a arguments
 	along, from := a.optional("dimension name", dim), a.member("peer", peer, m.along(&a, dim))
@@ -114,10 +121,10 @@ func (m *Mesh) RecvBuffer(ctx context.Context, dim string, recv Buffer, peer int
 	})
 }
 
-// place is where this rank is along a dimension, and of how many.
+// place is this rank's coordinate along a dimension, and the number of ranks along it.
 type place struct{ rank, size int }
 
-// along asks for it; what goes wrong is the error of the operation.
+// along asks the library for the place. An error becomes the error of the operation.
 func (m *Mesh) along(a *arguments, dim string) place {
 	rank, err := m.LocalRank(dim)
 	size := 0
@@ -130,8 +137,9 @@ func (m *Mesh) along(a *arguments, dim string) place {
 	return place{rank, size}
 }
 
-// operation makes one collective along dim, or adds it to the group of ctx. The memory of a Go object is passed as an integer and pinned meanwhile: cgo
-// would refuse a pointer into an object that holds pointers of its own.
+// operation makes one collective along dim, or adds it to the group of ctx. The memory of a Go
+// object is passed as an integer and pinned meanwhile: cgo would refuse a pointer into an object
+// that itself holds pointers.
 func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers []Buffer, function func(mesh C.uintptr_t) C.outcome) error {
 	for _, buffer := range buffers {
 		a.buffer(buffer)
@@ -142,7 +150,7 @@ func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers 
 	}
 	if group == nil {
 		if ctx.Err() != nil {
-			// The library will not be asked.
+			// The library is not asked, so a wrong dimension is found here.
 			m.along(a, dim)
 		}
 		return m.collective(ctx, a, function)
@@ -155,12 +163,14 @@ func (m *Mesh) operation(ctx context.Context, a *arguments, dim string, buffers 
 	return nil
 }
 
-// AllReduce reduces over all ranks along a dimension; every rank gets the result in recv, bitwise the same. In place when send and recv are the same.
+// AllReduce reduces over all ranks along a dimension. Every rank gets the result in recv, with
+// equal bits. send and recv may be one slice (in place).
 func AllReduce[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, op Op) error {
 	return m.AllReduceBuffer(ctx, dim, Of(send), Of(recv), op, nil)
 }
 
-// Reduce reduces to rank root along the dimension. The others' recv is not used and may be nil.
+// Reduce reduces over all ranks along the dimension. The recv of rank root gets the result. The
+// recv of the other ranks is not used and may be nil.
 func Reduce[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, op Op, root int) error {
 	return m.ReduceBuffer(ctx, dim, Of(send), Of(recv), op, root, nil)
 }
@@ -170,7 +180,7 @@ func Broadcast[T Element](ctx context.Context, m *Mesh, dim string, values []T, 
 	return m.BroadcastBuffer(ctx, dim, Of(values), Of(values), root, nil)
 }
 
-// AllGather gathers every rank's send in recv, in rank order.
+// AllGather gathers the send of every rank in recv, in rank order.
 func AllGather[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T) error {
 	return m.AllGatherBuffer(ctx, dim, Of(send), Of(recv), nil)
 }
@@ -185,12 +195,13 @@ func AllToAll[T Element](ctx context.Context, m *Mesh, dim string, send, recv []
 	return m.AllToAllBuffer(ctx, dim, Of(send), Of(recv), nil)
 }
 
-// Send sends to rank peer along the dimension, which receives. Sends and receives of one exchange belong in a Group.
+// Send sends to rank peer along the dimension. That rank must receive. Put the sends and receives
+// of one exchange into a Group.
 func Send[T Element](ctx context.Context, m *Mesh, dim string, values []T, peer int) error {
 	return m.SendBuffer(ctx, dim, Of(values), peer, nil)
 }
 
-// Recv receives from rank peer along the dimension, which sends as many.
+// Recv receives from rank peer along the dimension. That rank must send as many elements.
 func Recv[T Element](ctx context.Context, m *Mesh, dim string, values []T, peer int) error {
 	return m.RecvBuffer(ctx, dim, Of(values), peer, nil)
 }

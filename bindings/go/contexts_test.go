@@ -1,6 +1,6 @@
 package devicemesh
 
-// Contexts that are none, or done, or of calls whose handle is closed meanwhile.
+// These tests pass contexts that are nil or done, and close handles while calls use them.
 
 import (
 	"context"
@@ -60,7 +60,7 @@ func TestNilContexts(t *testing.T) {
 			t.Errorf("call %d: %v", at, err)
 		}
 	}
-	// A pin that was lost kills the process at a later collection.
+	// If a pin were lost, a later collection would kill the process.
 	for range 3 {
 		runtime.GC()
 		time.Sleep(time.Millisecond)
@@ -99,7 +99,7 @@ func TestContextsThatAreDone(t *testing.T) {
 			t.Errorf("call %d: %v", at, err)
 		}
 	}
-	// Nothing of it was begun, on no rank, and nothing was aborted.
+	// No rank has begun an operation, and nothing was aborted.
 	must(t, world.Barrier(background, 0))
 	n, _ := mesh.Size("tp")
 	must(t, mesh.Check("tp"))
@@ -137,7 +137,7 @@ func TestClosingDuringACall(t *testing.T) {
 		}
 		return err
 	}
-	// The call of a closed handle goes on.
+	// A blocked call goes on when its handle is closed.
 	value := []int{1}
 	if rank == 0 {
 		must(t, closing(background))
@@ -184,7 +184,7 @@ func TestClosingDuringACall(t *testing.T) {
 	must(t, other.Close())
 }
 
-// tasks is how many goroutines and threads there are.
+// tasks gives the numbers of goroutines and threads.
 func tasks(t *testing.T) (goroutines, threads int) {
 	t.Helper()
 	folder, err := os.ReadDir("/proc/self/task")
@@ -200,7 +200,7 @@ func TestJoiningIsGivenUpSoon(t *testing.T) {
 		"file": {InitMethod: "file://" + folder + "/store"}, "a store in Go": {Store: blocking},
 	} {
 		if options.InitMethod == "tcp://127.0.0.1:0" {
-			// A port that the kernel chose, and that is free again.
+			// The kernel chose this port, and it is free again.
 			options.InitMethod = "tcp://127.0.0.1:" + freePort(t)
 		}
 		options.Size, options.Timeout = 2, 10*time.Minute
@@ -218,7 +218,8 @@ func TestJoiningIsGivenUpSoon(t *testing.T) {
 				t.Errorf("%s: giving up took %v", name, took)
 			}
 		}
-		// Goroutines, and threads inside the library, which the runtime keeps for later.
+		// The goroutines must end. The runtime keeps the threads that were inside the library for
+		// later use.
 		for until := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 			now, threads := tasks(t)
 			if now <= before {

@@ -1,5 +1,7 @@
-// Package devicemesh is PyTorch's DeviceMesh for Go: a job says "I am (dp=2, tp=4)" and gets, for every dimension of that mesh, a ready communicator: NCCL's
-// on GPUs, an embedded host engine elsewhere. It is a thin layer over the C library libdevicemesh, whose header documents every function.
+// Package devicemesh is PyTorch's DeviceMesh for Go: a job says "I am (dp=2, tp=4)" and gets, for
+// every dimension of that mesh, a ready communicator: NCCL's on GPUs, an embedded host engine
+// elsewhere. It is a thin layer over the C library libdevicemesh, whose header documents every
+// function.
 //
 //	mesh, err := devicemesh.Init(ctx, "cpu", []int{2, 4}, []string{"dp", "tp"}, nil) // collective: who am I, who are you
 //	if err != nil {
@@ -12,12 +14,14 @@
 //	}
 //	return mesh.Finalize(ctx) // collective: ends the communicators
 //
-// A communicator ends by Finalize or Abort alone. A program that joins worlds, makes meshes and only closes them keeps the memory of every communicator until the process
-// ends. Call Finalize also before a normal exit, else other ranks may see ErrPeerLost.
+// A communicator ends by Finalize or Abort alone. A program that joins worlds, makes meshes and
+// only closes them keeps the memory of every communicator until the process ends. Call Finalize
+// also before a normal exit, else other ranks may see ErrPeerLost.
 //
 // # Errors
 //
-// Every failure is an *Error with the library's one line, which names the ranks. errors.Is knows its Status:
+// Every failure is an *Error with the library's one line, which names the ranks. errors.Is knows
+// its Status:
 //
 //	if errors.Is(err, devicemesh.ErrPeerLost) { ... }
 //
@@ -25,35 +29,43 @@
 //
 // # Blocked calls and contexts
 //
-// A call that waits for other ranks takes a context. It holds an operating system's thread while it waits; other goroutines run on. It ends
-// when all ranks came, when a rank is lost, or at the mesh's timeout; when the context is done before that, the mesh is aborted, the error is ErrAborted, and
-// the other ranks get ErrPeerLost. There is no other way out of a collective: half of one cannot be taken back.
+// A call that waits for other ranks takes a context. It holds an operating system's thread while
+// it waits; other goroutines run on. The call ends when all ranks have come, when a rank is lost,
+// or at the mesh's timeout. When the context is done before that, the mesh is aborted: this rank
+// gets ErrAborted, and the other ranks get ErrPeerLost. A collective cannot be left in another
+// way, because half of it cannot be undone.
 //
-// Arguments are checked first, then the context. When the context is done before the call, nothing is begun and nothing is aborted: the error is the context's
-// own (errors.Is knows context.Canceled and the cause) and no *Error. The other ranks are not told, and wait for this one until their timeout. A nil context is
-// ErrInvalidArgument.
+// Arguments are checked first, then the context. When the context is done before the call, the
+// call begins nothing and aborts nothing. The error is then the context's own (errors.Is finds
+// context.Canceled and the cause) and not an *Error. The other ranks are not told, and wait for
+// this one until their timeout. A nil context gives ErrInvalidArgument.
 //
-// A Close of another goroutine does not end a blocked call, and does not take away its context's power over it.
+// When another goroutine calls Close, a blocked call goes on, and its context can still end it.
 //
 // # Groups
 //
-// Mesh.Group collects operations and makes them when its function has returned nil. When that fails or panics, or when an operation was refused, none of them is
-// made. Inside, operations take the very context that the function gets. Those with another context are refused, also with one that is derived from it: the
-// deadline or the cancellation of a group belongs to the context that is given to Group. When that context is done before the
-// operations are made, none of them is, and the error is the context's own.
+// Mesh.Group collects operations and makes them when its function has returned nil. When the
+// function fails or panics, or when an operation was refused, none of them is made. Operations
+// inside the function take exactly the context that the function gets. An operation with another
+// context is refused, also with a context that is derived from it: the deadline or the
+// cancellation of a group belongs to the context that is given to Group. When that context is done
+// before the operations are made, none of them is made, and the error is the context's own.
 //
 // # Goroutines
 //
-// Everything may be called from several goroutines. Calls that make something (Init, Flatten, Finalize ...) happen in one order on every rank, so make those of one
-// world from one goroutine. The same holds for the collectives along one dimension. Never let two goroutines call along one dimension without an order of their own,
-// because nobody can know which call belongs to which call of the other ranks. Calls that overlap are refused with ErrMismatch, but results before that may be
-// mixed without an error.
+// Everything may be called from several goroutines. Calls that make something (Init, Flatten,
+// Finalize ...) happen in one order on every rank, so make those of one world from one goroutine.
+// The same holds for the collectives along one dimension. Never let two goroutines call along one
+// dimension without an order of their own, because nobody can know which call belongs to which
+// call of the other ranks. Calls that overlap are refused with ErrMismatch, but results before
+// that may be mixed without an error.
 //
 // # Memory
 //
-// Slices are used where they lie, without a copy, while the call runs: also a part of an array or a struct that holds pointers. They are pinned meanwhile; in a
-// group until Group returns. What is sent and what is received lie apart, or are the same as the header says for a call in place; anything between is refused.
-// Buffer has the collectives on other memory, a GPU's for example.
+// Slices are used where they lie, without a copy, while the call runs: also a part of an array or
+// a struct that holds pointers. They are pinned during the call, and in a group until Group
+// returns. The send and the receive buffer must not overlap, or must be exactly in place as the
+// header says. Any other overlap is refused. A Buffer is other memory, for example a GPU's.
 package devicemesh
 
 // #cgo CFLAGS: -I${SRCDIR}/../../include

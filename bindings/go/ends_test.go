@@ -1,6 +1,6 @@
 package devicemesh
 
-// Ranks that disagree, do not come, give up or are lost.
+// In these tests ranks disagree, do not come, give up or are lost.
 
 import (
 	"context"
@@ -25,7 +25,8 @@ func TestDisagreement(t *testing.T) {
 	refused(t, err, ErrMismatch, fmt.Sprintf("rank 0 called dm_init(shape=(1, %d), names=(a, b))", size))
 	refused(t, err, ErrMismatch, fmt.Sprintf("dm_init(shape=(%d, 1), names=(a, b))", size))
 
-	// Buffers of different sizes, in a world of its own: the collective fails on all.
+	// Ranks pass buffers of different sizes, so the collective fails on all. This mesh has a world
+	// of its own.
 	mesh := line(t, private(t, folder, "sizes"), MeshOptions{})
 	err = AllReduce(background, mesh, "", make([]float32, 1000+rank), make([]float32, 1000+rank), Sum)
 	var failed *Error
@@ -70,7 +71,8 @@ func TestContextsEndBlockedCalls(t *testing.T) {
 		return ctx
 	}
 	world := private(t, folder, "contexts")
-	// The other ranks go on once rank 0's call was ended: by then it has said that it leaves.
+	// The other ranks go on when rank 0's call has ended. By then rank 0 has told the store that
+	// it leaves.
 	after := func(step string, ended func()) {
 		t.Helper()
 		file := filepath.Join(folder, "ended "+step)

@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// A Status is the way in which a call failed. Each is an error for errors.Is:
+// A Status says in which way a call failed. Each Status is an error that errors.Is finds:
 //
 //	if errors.Is(err, devicemesh.ErrPeerLost) { ... }
 type Status int32
@@ -23,7 +23,7 @@ const (
 	ErrInvalidArgument Status = C.DM_STATUS_INVALID_ARGUMENT
 	// The mesh or world was closed.
 	ErrInvalidHandle Status = C.DM_STATUS_INVALID_HANDLE
-	// No dimension, symbol or registered mesh of that name.
+	// No dimension, symbol or registered mesh has that name.
 	ErrNotFound Status = C.DM_STATUS_NOT_FOUND
 	// The calling rank is not part of this mesh.
 	ErrNotMember Status = C.DM_STATUS_NOT_MEMBER
@@ -33,21 +33,22 @@ const (
 	ErrMismatch Status = C.DM_STATUS_MISMATCH
 	// A deadline passed; the message names the ranks that never came.
 	ErrTimeout Status = C.DM_STATUS_TIMEOUT
-	// The rendezvous store is unreachable, broke the protocol or refused us.
+	// The rendezvous store is unreachable, broke the protocol or refused this rank.
 	ErrStore Status = C.DM_STATUS_STORE
 	// The communicator library failed; Error.CCLResult has its code.
 	ErrCCL Status = C.DM_STATUS_CCL
 	// The device driver failed; Error.DeviceError has its code.
 	ErrDevice Status = C.DM_STATUS_DEVICE
-	// No usable communicator library; the message lists what was tried.
+	// There is no usable communicator library. The message lists what was tried.
 	ErrLibrary Status = C.DM_STATUS_LIBRARY
-	// Not available for this device type, world or library version; the message says what to do instead.
+	// The call is not available for this device type, world or library version. The message says
+	// what to do instead.
 	ErrUnsupported Status = C.DM_STATUS_UNSUPPORTED
 	// The mesh was aborted or finalized, or its world aborted.
 	ErrAborted Status = C.DM_STATUS_ABORTED
 	// A rank died or left; the message names it where known.
 	ErrPeerLost Status = C.DM_STATUS_PEER_LOST
-	// A bug in the library.
+	// The library has a bug.
 	ErrInternal Status = C.DM_STATUS_INTERNAL
 )
 
@@ -56,16 +57,18 @@ func (s Status) Error() string {
 	return C.GoString(C.dm_status_name(C.dm_status(s)))
 }
 
-// An Error is what a call of the library failed with.
+// An Error is the failure of a call of the library.
 type Error struct {
 	Status  Status
 	Message string // One line, with the values and the ranks.
 
-	// The codes of the layers below (ncclResult_t, CUresult, errno); 0 where those were not involved.
+	// The codes of the layers below (ncclResult_t, CUresult, errno); 0 where those were not
+	// involved.
 	CCLResult, DeviceError int
 	OSError                syscall.Errno
 
-	// Why the call ended: the context's cause where that ended it, or what the program's own Store answered. Often nil.
+	// Why the call ended: the context's cause, where the context ended the call, or the error of
+	// the program's own Store. Often nil.
 	Cause error
 }
 
@@ -97,7 +100,7 @@ func (e *Error) Unwrap() []error {
 	return below
 }
 
-// failure is the error of a call, nil when there is none.
+// failure gives the error of a call, or nil.
 func failure(result C.outcome) error {
 	if result.status == C.DM_STATUS_OK {
 		return nil
@@ -116,7 +119,7 @@ func invalid(format string, values ...any) error {
 	return &Error{Status: ErrInvalidArgument, Message: fmt.Sprintf(format, values...)}
 }
 
-// wrong refuses a context that is none.
+// wrong refuses a nil context.
 func wrong(ctx context.Context) error {
 	if ctx == nil {
 		return invalid("the context is nil; pass context.Background() for a call that only the timeout ends")
@@ -124,7 +127,8 @@ func wrong(ctx context.Context) error {
 	return nil
 }
 
-// done is why a call with this context does not begin: its own error, which is no *Error, as nothing was ended. It is nil where the call begins.
+// done gives the error of a call that does not begin because its context is done, or nil. It is
+// the context's error and not an *Error, because nothing was ended.
 func done(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
@@ -132,7 +136,7 @@ func done(ctx context.Context) error {
 	return fmt.Errorf("devicemesh: the call was not begun: %w", causeOf(ctx))
 }
 
-// causeOf is the reason that was given for a context's end, and is the context's own error, too.
+// causeOf gives an error that errors.Is finds as both the context's own error and its cause.
 func causeOf(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, ctx.Err()) {
@@ -141,8 +145,9 @@ func causeOf(ctx context.Context) error {
 	return fmt.Errorf("%w (%w)", cause, ctx.Err())
 }
 
-// until makes a call that may wait for other ranks. When ctx is done meanwhile, end is called, which makes it return. A ctx that is done before is an error
-// and begins nothing; end is not called after the call has returned, and has returned when until does.
+// until makes a call that may wait for other ranks. When ctx is done meanwhile, until calls end,
+// which makes the call return. When ctx is done before, until makes no call and returns an error.
+// end is never called after the call has returned, and until returns only when end has.
 func until(ctx context.Context, end func(), call func() error) error {
 	if err := wrong(ctx); err != nil {
 		return err
@@ -176,7 +181,7 @@ func until(ctx context.Context, end func(), call func() error) error {
 	return err
 }
 
-// Version is that of the loaded library: 10000 * major + 100 * minor + patch.
+// Version gives the version of the loaded library: 10000 * major + 100 * minor + patch.
 func Version() int {
 	return int(C.dm_version())
 }

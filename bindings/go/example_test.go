@@ -8,7 +8,7 @@ import (
 	"libdevicemesh/devicemesh"
 )
 
-// A job of one process; under a launcher there are as many ranks as it started.
+// This job has one process. Under a launcher it has as many ranks as the launcher started.
 func Example() {
 	ctx := context.Background()
 	mesh, err := devicemesh.Init(ctx, "cpu", []int{1, 1}, []string{"dp", "tp"}, nil)
@@ -29,7 +29,7 @@ func Example() {
 	// true
 }
 
-// Rank 6 of 8, on one process: layouts and plans without a job.
+// One process computes layouts and plans as rank 6 of 8, without a job.
 func ExampleMesh_LocalShard() {
 	ctx := context.Background()
 	world, err := devicemesh.Join(ctx, "cpu", &devicemesh.WorldOptions{Size: 8, Rank: 6, Offline: true})

@@ -10,7 +10,8 @@ import (
 	"sync/atomic"
 )
 
-// group collects the operations of one outermost Group. The library hears of them when body has returned without an error.
+// group collects the operations of one outermost Group. They are passed to the library when body
+// has returned without an error.
 type group struct {
 	thread C.long
 	ctx    context.Context // The context that body gets. Nothing but this value joins the group.
@@ -36,13 +37,13 @@ func groupOf(ctx context.Context) *group {
 	return found
 }
 
-// The groups whose body runs now, by the thread to which that goroutine is locked.
+// The groups whose body runs now. The key is the thread to which the goroutine of body is locked.
 var (
 	bodies     sync.Map
 	bodyNumber atomic.Int64
 )
 
-// bodyHere is the group whose body this goroutine runs, nil for none.
+// bodyHere gives the group whose body this goroutine runs, or nil.
 func bodyHere() *group {
 	if bodyNumber.Load() == 0 {
 		return nil
@@ -53,7 +54,7 @@ func bodyHere() *group {
 	return body
 }
 
-// refuse keeps the first refusal of an operation for the group's end.
+// refuse keeps the first refusal of an operation. The end of the group returns it.
 func (g *group) refuse(err error) error {
 	g.lock.Lock()
 	defer g.lock.Unlock()
@@ -69,7 +70,7 @@ func (g *group) refusal() error {
 	return g.err
 }
 
-// groupFor is the group that an operation with this context joins, nil for none.
+// groupFor gives the group that an operation with this context joins, or nil.
 func groupFor(ctx context.Context) (*group, error) {
 	here := bodyHere()
 	if err := wrong(ctx); err != nil {
@@ -87,7 +88,8 @@ func groupFor(ctx context.Context) (*group, error) {
 	case given == here && ctx == here.ctx:
 		return given, nil
 	case given == here:
-		// The operations are made together when body has returned, so that nothing could end this one alone.
+		// The operations are made together when body has returned, so that nothing could end this
+		// one alone.
 		return nil, here.refuse(invalid("an operation inside a Group, but with a context that is derived from the group's: use the one that the group's " +
 			"function gets; a deadline or a cancellation belongs to the context that is given to Group"))
 	case here != nil:
@@ -97,19 +99,19 @@ func groupFor(ctx context.Context) (*group, error) {
 	}
 }
 
-// Group runs the operations of body together, so that no order of sends and receives blocks. They are those made by the goroutine of body with the context
-// that body gets. They are collected while body runs, on memory that must stay as it is, and have their results when Group returns. Groups nest: only the
-// outermost end runs them.
-//
-// All of them are run, or none: when body fails or panics, or when one of them was refused (also where body ignored that), nothing is run and Group gives
-// the error. The other ranks of the group wait for this one then, until their timeout.
-//
-// An operation or a Group inside body takes the very context that body gets. With any other one it is refused, also with one that is derived from it: a
-// deadline or a cancellation is for all operations together and belongs to ctx. Calls that are no operations (Flatten, Barrier ...) are made at once, with
-// any context.
-//
-// When ctx is done before the operations are made, body runs all the same, nothing that it asked for is made, and the error is the context's own. When ctx is
-// done while they are made, their meshes are aborted and the error is ErrAborted.
+// Group runs the operations of body together, so that no order of sends and receives blocks. An
+// operation belongs to the group when the goroutine of body makes it with the context that body
+// gets. Operations are only collected while body runs, so the program must not change their
+// buffers meanwhile. The results are there when Group returns. Groups nest, and only the end of
+// the outermost group runs the operations. All operations are run, or none. When body fails or
+// panics, or when an operation was refused (also if body ignored that), nothing is run and Group
+// returns the error. The other ranks then wait for this one until their timeout. An operation or a
+// Group inside body takes exactly the context that body gets. Any other context is refused, also
+// one that is derived from it: a deadline or a cancellation holds for all operations together and
+// belongs to ctx. Calls that are no operations (Flatten, Barrier ...) are made at once, with any
+// context. When ctx is done before the operations are made, body still runs, none of its
+// operations is made, and the error is the context's own. When ctx is done while they are made,
+// their meshes are aborted and the error is ErrAborted.
 func (m *Mesh) Group(ctx context.Context, body func(ctx context.Context) error) error {
 	outer, err := groupFor(ctx)
 	if err == nil && body == nil {
@@ -131,9 +133,9 @@ func (m *Mesh) Group(ctx context.Context, body func(ctx context.Context) error) 
 	return m.run(ctx, collected)
 }
 
-// nest runs the body of a group within this one, unless that was refused already.
+// nest runs the body of an inner group, unless the inner group was refused.
 func (g *group) nest(ctx context.Context, refused error, body func(ctx context.Context) error) error {
-	// The state that is left when body panics and the outer group's body recovers.
+	// This error stays when body panics and the outer group's body recovers.
 	outcome := invalid("a group within this one panicked")
 	defer func() {
 		if outcome != nil {
@@ -147,12 +149,13 @@ func (g *group) nest(ctx context.Context, refused error, body func(ctx context.C
 	return outcome
 }
 
-// canGroup is why no group can be begun on this mesh, nil where it can.
+// canGroup gives the reason why no group can begin on this mesh, or nil.
 func (m *Mesh) canGroup() error {
 	return m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_group_check(mesh) })
 }
 
-// collect runs body, locked to its thread, by which its operations are known.
+// collect runs body with the goroutine locked to its thread, because bodyHere finds the group by
+// the thread.
 func collect(ctx context.Context, body func(ctx context.Context) error) ([]*operation, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -175,7 +178,7 @@ func collect(ctx context.Context, body func(ctx context.Context) error) ([]*oper
 func (m *Mesh) run(ctx context.Context, calls []*operation) error {
 	var meshes []*Mesh
 	for _, call := range calls {
-		// Wrong calls are refused before anything is begun. A lazy mesh makes its communicators now.
+		// A wrong call is refused before the group begins. A lazy mesh makes its communicators now.
 		if _, err := call.mesh.Comm(ctx, call.dim); err != nil {
 			return err
 		}
@@ -204,7 +207,7 @@ func (m *Mesh) run(ctx context.Context, calls []*operation) error {
 	return err
 }
 
-// issue makes the calls of a group between its start and its end. The meshes are held.
+// issue makes the calls of a group between its start and its end. The caller holds the meshes.
 func issue(meshes []*Mesh, calls []*operation, end func()) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -218,7 +221,7 @@ func issue(meshes []*Mesh, calls []*operation, end func()) (err error) {
 			err = failed
 		}
 	}
-	// Meshes may have different libraries, each with groups of its own; those of one library nest.
+	// Meshes may have different libraries, each with groups of its own. Groups of one library nest.
 	for _, mesh := range meshes {
 		if note(failure(C.go_group_start(mesh.handle))); err != nil {
 			break
@@ -232,7 +235,9 @@ func issue(meshes []*Mesh, calls []*operation, end func()) (err error) {
 		note(failure(call.function(call.mesh.handle)))
 	}
 	if failed, ok := err.(*Error); ok && failed.CCLResult == 0 {
-		// A communicator library that refuses an operation runs nothing of its group; where the refusal comes from above, it would run the rest.
+		// A communicator library that refuses an operation runs nothing of its group. If
+		// libdevicemesh itself refuses one, the communicator library would run the others, so the
+		// meshes are aborted.
 		end()
 	}
 	return err

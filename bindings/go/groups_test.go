@@ -1,6 +1,6 @@
 package devicemesh
 
-// Groups run as a whole or not at all, on memory that stays where it is.
+// A group runs all of its operations or none, on memory that stays where it is.
 
 import (
 	"context"
@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// litter allocates what the collector may put where forgotten buffers lay, and gives it to look at.
+// litter allocates slices, which the runtime may put where freed buffers lay, and returns them for
+// inspection.
 func litter(count, length int) [][]float32 {
 	all := make([][]float32, count)
 	for i := range all {
@@ -176,7 +177,7 @@ func TestGroupsRunAsAWholeOrNotAtAll(t *testing.T) {
 		t.Fatal("something of a group that was left was run")
 	}
 	refused(t, mesh.Group(background, nil), ErrInvalidArgument, "function is nil")
-	// A context that is done before the operations are made.
+	// In this case the context is done before the operations are made.
 	for _, used := range []bool{true, false} {
 		ctx, cancel := context.WithCancel(background)
 		err := mesh.Group(ctx, func(ctx context.Context) error {
@@ -190,7 +191,7 @@ func TestGroupsRunAsAWholeOrNotAtAll(t *testing.T) {
 			t.Errorf("a group whose context was cancelled inside, with operations %v: %v, %v", used, err, value)
 		}
 	}
-	// Nothing is left over of all these.
+	// None of these groups has left anything behind.
 	n, _ := mesh.Size("tp")
 	sum(background)
 	equal(t, "the next all-reduce", value, []int{n})
@@ -199,7 +200,7 @@ func TestGroupsRunAsAWholeOrNotAtAll(t *testing.T) {
 	equal(t, "the next group", value, []int{n * n})
 }
 
-// A goroutine outside of the group is no part of it.
+// An operation of another goroutine is not part of the group.
 func TestOtherGoroutinesBesideAGroup(t *testing.T) {
 	mesh, _ := ranks(t)
 	n, _ := mesh.Size("tp")

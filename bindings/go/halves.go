@@ -2,10 +2,10 @@ package devicemesh
 
 import "math"
 
-// Float16 is an IEEE 754 binary16, by its bits.
+// Float16 holds the bits of an IEEE 754 binary16.
 type Float16 uint16
 
-// BFloat16 is the upper half of a float32, by its bits.
+// BFloat16 holds the upper 16 bits of a float32.
 type BFloat16 uint16
 
 // ToBFloat16 rounds to the nearest, ties to even.
@@ -22,7 +22,7 @@ func (f BFloat16) Float32() float32 {
 	return math.Float32frombits(uint32(f) << 16)
 }
 
-// ToFloat16 rounds to the nearest, ties to even; what is too large becomes an infinity.
+// ToFloat16 rounds to the nearest, ties to even. A value that is too large becomes an infinity.
 func ToFloat16(value float32) Float16 {
 	bits := math.Float32bits(value)
 	sign := Float16(bits >> 16 & 0x8000)
@@ -33,11 +33,12 @@ func ToFloat16(value float32) Float16 {
 	case size >= 65520:
 		return sign | 0x7c00
 	case size < 0x1p-14:
-		// Multiples of 2^-24; the largest rounds up into the normal numbers by itself.
+		// Subnormal numbers are multiples of 2^-24. The largest value here rounds up to the
+		// smallest normal number.
 		return sign | Float16(math.RoundToEven(size*0x1p24))
 	}
 	fraction, exponent := math.Frexp(size)
-	// 2^10 to 2^11 units of the last place, where 2^11 carries into the exponent.
+	// The fraction has 2^10 to 2^11 units of the last place. 2^11 carries into the exponent.
 	units := Float16(math.RoundToEven(fraction * 0x1p11))
 	return sign | (Float16(exponent+14)<<10 + units - 0x400)
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// declared is what a pattern finds in include/devicemesh.h without its comments.
+// declared gives the matches of a pattern in include/devicemesh.h without its comments.
 func declared(t *testing.T, pattern string) [][]string {
 	t.Helper()
 	text, err := os.ReadFile("../../include/devicemesh.h")
@@ -28,7 +28,7 @@ func declared(t *testing.T, pattern string) [][]string {
 }
 
 func TestEveryFunctionIsReachable(t *testing.T) {
-	// dm_last_error is in dm_last_error_info.
+	// dm_last_error_info replaces dm_last_error.
 	reached := map[string]bool{"dm_last_error": true}
 	files, _ := filepath.Glob("*.go")
 	files = append(files, "shim.h")

@@ -5,16 +5,18 @@ import "C"
 
 import "sync/atomic"
 
-// lasting is a handle of the library that is freed once it was closed and no blocked call uses it any more: ending such a call takes the handle, too.
+// lasting is a handle of the library. It is freed when it was closed and no blocked call uses it
+// any more, because aborting a blocked call also needs the handle.
 type lasting struct {
 	handle C.uintptr_t
-	// How many calls hold the handle; closed is added when it is closed.
+	// The number of calls that hold the handle, plus the constant closed when it is closed.
 	state atomic.Int64
 }
 
 const closed = 1 << 62
 
-// token is the handle for a call that waits for nobody. It is 0, which the library refuses, once the handle was closed.
+// token gives the handle for a call that does not wait for other ranks. It is 0, which the library
+// refuses, when the handle was closed.
 func (l *lasting) token() C.uintptr_t {
 	if l.state.Load()&closed != 0 {
 		return 0
@@ -22,7 +24,8 @@ func (l *lasting) token() C.uintptr_t {
 	return l.handle
 }
 
-// hold keeps the handle from being freed until release. It answers false for a closed one, which needs no release.
+// hold keeps the handle from being freed until release. It returns false for a closed handle,
+// which needs no release.
 func (l *lasting) hold() bool {
 	for {
 		state := l.state.Load()
@@ -35,12 +38,12 @@ func (l *lasting) hold() bool {
 	}
 }
 
-// release undoes hold. It answers whether the handle is to be freed now.
+// release undoes hold. It returns whether the caller must free the handle now.
 func (l *lasting) release() bool {
 	return l.state.Add(-1) == closed
 }
 
-// close answers whether the handle is to be freed now.
+// close closes the handle. It returns whether the caller must free the handle now.
 func (l *lasting) close() bool {
 	return l.state.Or(closed) == 0
 }

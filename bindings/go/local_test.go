@@ -18,7 +18,7 @@ import (
 
 var background = context.Background()
 
-// offline is a mesh of 8 ranks on this process, which is rank 6.
+// offline gives a mesh of 8 ranks in an offline world, where this process is rank 6.
 func offline(t *testing.T) *Mesh {
 	t.Helper()
 	world, err := Join(background, "cpu", &WorldOptions{Size: 8, Rank: 6, Offline: true})
@@ -301,8 +301,8 @@ func TestClosedAndNil(t *testing.T) {
 	refused(t, err, ErrInvalidHandle, "dm_world")
 }
 
-// Each goroutine makes a failure of its own again and again, while others move it from thread to thread: whose reason it gets shows whether it was read on the
-// thread of the call.
+// Each goroutine repeats a failure of its own, while the others make it change threads. The reason
+// that it gets shows whether the reason was read on the thread of the call.
 func TestReasonsAreNeverMixedUp(t *testing.T) {
 	mesh := offline(t)
 	var group sync.WaitGroup

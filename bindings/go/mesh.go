@@ -11,14 +11,15 @@ import (
 	"unsafe"
 )
 
-// A Mesh is one rank's view of an n-dimensional array of ranks, with a communicator for every dimension. All methods may be called from several
-// goroutines. Views share the communicators of their root mesh.
+// A Mesh is one rank's view of an n-dimensional array of ranks, with a communicator for every
+// dimension. All methods may be called from several goroutines. Views share the communicators of
+// their root mesh.
 //
-// A method with a context waits for other ranks. When the context is done meanwhile, the mesh is aborted as by Abort, and the error is ErrAborted and the
-// context's: the other ranks cannot go on either. With a context that is done before the call, nothing is begun and nothing aborted: the error is the
-// context's.
-//
-// dim is a dimension's name, also a flattened one's. "" is the only dimension of a 1-D mesh.
+// A method with a context waits for other ranks. When the context is done meanwhile, the mesh is
+// aborted as by Abort, because the other ranks cannot go on either. errors.Is then finds
+// ErrAborted and the context's error. When the context is done before the call, the call begins
+// nothing and aborts nothing, and the error is the context's. dim is the name of a dimension,
+// which may be a flattened one. "" names the only dimension of a 1-D mesh.
 type Mesh struct {
 	lasting
 	world *World
@@ -26,11 +27,11 @@ type Mesh struct {
 	free  runtime.Cleanup
 }
 
-// Init makes a mesh, which gives every dimension of this rank a ready communicator. Collective over the world, also for ranks outside a mesh that is
-// smaller. Ranks lie in it row-major. names nil: dim_0, dim_1 ...
-//
-// Before any communicator is made, the ranks agree that they all asked for the same; ErrMismatch says who did not. When ctx is done first, the world is
-// aborted, as by World.Abort or AbortDefaultWorlds.
+// Init makes a mesh, which gives every dimension of this rank a ready communicator. Collective
+// over the world: ranks outside a smaller mesh call it too. Ranks lie in the mesh row-major. When
+// names is nil, the dimensions are dim_0, dim_1 ... Before any communicator is made, the ranks
+// compare their calls. If the calls differ, all ranks get ErrMismatch, which says which rank asked
+// for what. When ctx is done first, the world is aborted, as by World.Abort or AbortDefaultWorlds.
 func Init(ctx context.Context, deviceType string, shape []int, names []string, options *MeshOptions) (*Mesh, error) {
 	var a arguments
 	a.checkCounts(options, shape)
@@ -40,8 +41,10 @@ func Init(ctx context.Context, deviceType string, shape []int, names []string, o
 	return a.meshOf(ctx, world, func(out *C.uintptr_t) C.outcome { return C.go_init(kind, sizes, ndim, labels, made, out) })
 }
 
-// FromComms makes a mesh over communicators (ncclComm_t) that exist already, one for each dimension. Local. They stay the caller's and must outlive the
-// mesh, unless own: then they are destroyed when it is finalized or aborted. Without a world only local calls and collectives on it work.
+// FromComms makes a mesh over communicators (ncclComm_t) that exist already, one for each
+// dimension. Local. If own is false, they stay the caller's and must outlive the mesh. If own is
+// true, they are destroyed when the mesh is finalized or aborted. Without a world only local calls
+// and collectives on the mesh work.
 func FromComms(deviceType string, shape []int, names []string, comms []Comm, own bool, options *MeshOptions) (*Mesh, error) {
 	var a arguments
 	a.checkCounts(options, shape)
@@ -62,11 +65,13 @@ func FromComms(deviceType string, shape []int, names []string, comms []Comm, own
 	})
 }
 
-// Deserialize makes the mesh that a text of Serialize says. Collective over the world, on the same terms as Init. options.Ranks is nil.
+// Deserialize makes a mesh from a text of Serialize. Collective over the world, as Init is.
+// options.Ranks must be nil.
 func Deserialize(ctx context.Context, text string, options *MeshOptions) (*Mesh, error) {
 	var a arguments
 	if options != nil && len(options.Dims) > 0 {
-		// The library reads as many as the text has dimensions; what is wrong with the text it says itself.
+		// The library reads one element of options.Dims for each dimension of the text. It also
+		// reports what is wrong with the text.
 		var parts struct{ Shape []json.Number }
 		if json.Unmarshal([]byte(text), &parts) == nil {
 			a.count("options", len(options.Dims), true, len(parts.Shape))
@@ -76,7 +81,8 @@ func Deserialize(ctx context.Context, text string, options *MeshOptions) (*Mesh,
 	return a.meshOf(ctx, world, func(out *C.uintptr_t) C.outcome { return C.go_deserialize(line, made, out) })
 }
 
-// Lookup gives the view that was registered under that name, also by another language in this process.
+// Lookup gives the view that was registered under that name, also by another language in this
+// process.
 func Lookup(name string) (*Mesh, error) {
 	var a arguments
 	label := a.text("name", name)
@@ -86,7 +92,7 @@ func Lookup(name string) (*Mesh, error) {
 // Register keeps the view under a name for Lookup.
 func (m *Mesh) Register(name string) error {
 	if m.token() == 0 {
-		// To the library, that would remove the name.
+		// The library would remove the name.
 		return &Error{Status: ErrInvalidHandle, Message: "the mesh is nil; Unregister removes a name"}
 	}
 	var a arguments
@@ -101,7 +107,7 @@ func Unregister(name string) error {
 	return a.call(func() C.outcome { return C.go_register(0, label) })
 }
 
-// meshOf makes a call of a world, nil for a default one, that makes a mesh.
+// meshOf makes a call of a world (nil: a default one) that makes a mesh.
 func (a *arguments) meshOf(ctx context.Context, world *World, call func(out *C.uintptr_t) C.outcome) (*Mesh, error) {
 	if world != nil {
 		if !world.hold() {
@@ -112,7 +118,8 @@ func (a *arguments) meshOf(ctx context.Context, world *World, call func(out *C.u
 	return a.mesh(ctx, world, world.end, call)
 }
 
-// mesh makes a call that makes a mesh. With end, it waits for other ranks.
+// mesh makes a call that makes a mesh. If end is not nil, the call waits for other ranks, and end
+// aborts it.
 func (a *arguments) mesh(ctx context.Context, world *World, end func(), call func(out *C.uintptr_t) C.outcome) (*Mesh, error) {
 	made := &Mesh{world: world}
 	run := func() error { return a.call(func() C.outcome { return call(&made.handle) }) }
@@ -128,7 +135,7 @@ func (a *arguments) mesh(ctx context.Context, world *World, end func(), call fun
 	if err != nil {
 		return nil, world.explain(err)
 	}
-	// While nobody else has the handle: the names are borrowed from it.
+	// The names are read while nobody else has the handle, because they are borrowed from it.
 	for i := range int(C.go_ndim(made.handle)) {
 		made.names = append(made.names, C.GoString(C.go_dim_name(made.handle, C.size_t(i))))
 	}
@@ -136,7 +143,7 @@ func (a *arguments) mesh(ctx context.Context, world *World, end func(), call fun
 	return made, nil
 }
 
-// token is the handle, 0 (which the library refuses) for nil and once it was closed.
+// token gives the handle. It is 0, which the library refuses, for a nil or closed Mesh.
 func (m *Mesh) token() C.uintptr_t {
 	if m == nil {
 		return 0
@@ -151,7 +158,7 @@ func (m *Mesh) release() {
 	}
 }
 
-// abort ends the mesh, which is held.
+// abort aborts the mesh, which the caller holds.
 func (m *Mesh) abort() {
 	C.go_drop_outcome(C.go_abort(m.handle))
 }
@@ -163,13 +170,13 @@ func (m *Mesh) itsWorld() *World {
 	return m.world
 }
 
-// call makes a call that waits for nobody.
+// call makes a call that does not wait for other ranks.
 func (m *Mesh) call(a *arguments, function func(mesh C.uintptr_t) C.outcome) error {
 	defer runtime.KeepAlive(m)
 	return a.call(func() C.outcome { return function(m.token()) })
 }
 
-// collective makes a call that waits for other ranks. A Close meanwhile does not take its handle away.
+// collective makes a call that waits for other ranks. A Close meanwhile does not free the handle.
 func (m *Mesh) collective(ctx context.Context, a *arguments, function func(mesh C.uintptr_t) C.outcome) error {
 	if a.err != nil || m == nil || !m.hold() {
 		return m.call(a, function)
@@ -179,12 +186,11 @@ func (m *Mesh) collective(ctx context.Context, a *arguments, function func(mesh 
 	return m.world.explain(until(ctx, m.abort, call))
 }
 
-// Close frees the handle; communicators and other views live on. A second Close does nothing. The error is always nil.
-//
-// It does not wait. A call of another goroutine that is blocked goes on, and ends as it would have: when the ranks came, at the timeout, or when its context is
-// done. Abort, of another view of the mesh, ends it at once. Later calls answer ErrInvalidHandle.
-//
-// A mesh that nothing refers to any more is closed by itself. That ends no communicator: Finalize and Abort do.
+// Close frees the handle. Communicators and other views live on. A second Close does nothing. The
+// error is always nil. It does not wait. A blocked call of another goroutine goes on, and ends
+// when the ranks come, at the timeout, or when its context is done. Abort of another view of the
+// mesh ends it at once. Later calls return ErrInvalidHandle. The garbage collector closes a mesh
+// that nothing refers to any more. That ends no communicator. Only Finalize and Abort do.
 func (m *Mesh) Close() error {
 	if m != nil {
 		m.free.Stop()
@@ -195,25 +201,26 @@ func (m *Mesh) Close() error {
 	return nil
 }
 
-// Check is the asynchronous error of a dimension's communicator, nil while it is well. It does not wait.
+// Check gives the asynchronous error of a dimension's communicator, or nil. It does not wait.
 func (m *Mesh) Check(dim string) error {
 	var a arguments
 	along := a.optional("dimension name", dim)
 	return m.call(&a, func(mesh C.uintptr_t) C.outcome { return C.go_check(mesh, along) })
 }
 
-// Abort ends the root mesh on this rank at once: every call that is blocked in any of its views returns, with ErrAborted here and ErrPeerLost on the ranks that
-// wait for this one.
+// Abort ends the root mesh on this rank at once. Every call that is blocked in any of its views
+// returns ErrAborted. Ranks that wait for this one get ErrPeerLost.
 func (m *Mesh) Abort() error {
 	return m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_abort(mesh) })
 }
 
-// Finalize waits for outstanding work and destroys the communicators of the root mesh. Collective over it; every view answers ErrAborted from then on.
+// Finalize waits for outstanding work and destroys the communicators of the root mesh. Collective
+// over the root mesh. From then on every view returns ErrAborted.
 func (m *Mesh) Finalize(ctx context.Context) error {
 	return m.collective(ctx, &arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_finalize(mesh) })
 }
 
-// Names are those of the dimensions, in order. A closed mesh still knows them.
+// Names gives the names of the dimensions, in order. A closed mesh still knows them.
 func (m *Mesh) Names() []string {
 	if m == nil {
 		return nil
@@ -221,16 +228,17 @@ func (m *Mesh) Names() []string {
 	return slices.Clone(m.names)
 }
 
-// World is the one that the mesh was made in, nil for a default one.
+// World gives the world in which the mesh was made, or nil for a default world.
 func (m *Mesh) World() *World {
 	return m.itsWorld()
 }
 
-// A Comm is an ncclComm_t, for a function of Mesh.Proc. It is a token or an address and never to be followed.
+// A Comm is an ncclComm_t, for a function of Mesh.Proc. Never dereference it.
 type Comm uintptr
 
-// Comm is the raw communicator of this rank's group along a dimension. It lives until Finalize or Abort, whatever is closed. With MeshOptions.Lazy the
-// first call for a dimension is collective over this rank's group.
+// Comm gives the raw communicator of this rank's group along a dimension. It lives until Finalize
+// or Abort, and Close does not end it. With MeshOptions.Lazy the first call for a dimension is
+// collective over this rank's group.
 func (m *Mesh) Comm(ctx context.Context, dim string) (Comm, error) {
 	var a arguments
 	var comm C.uintptr_t
@@ -239,7 +247,8 @@ func (m *Mesh) Comm(ctx context.Context, dim string) (Comm, error) {
 	return Comm(comm), err
 }
 
-// Proc is the function of that name ("ncclAllReduce" ...) in the library that made the communicators. It stays valid until the end of the process.
+// Proc gives the address of the function of that name ("ncclAllReduce" ...) in the library that
+// made the communicators. It stays valid until the end of the process.
 func (m *Mesh) Proc(symbol string) (unsafe.Pointer, error) {
 	var a arguments
 	var proc unsafe.Pointer

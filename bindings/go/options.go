@@ -9,31 +9,34 @@ import (
 	"unsafe"
 )
 
-// MeshOptions are wishes for a mesh. The zero value, or nil, is the default everywhere.
+// MeshOptions are the options of a mesh. The zero value of each field is its default, and nil
+// means all defaults.
 type MeshOptions struct {
-	// The world whose ranks the mesh has. nil: the process's default one, joined from the launcher's environment at first use.
+	// The world whose ranks the mesh has. nil: the process's default world, which the first use
+	// joins from the launcher's environment.
 	World *World
 	// World ranks, row-major in the mesh's shape. nil: 0 .. n-1.
 	Ranks []int
-	// Wishes for the dimensions, one for each. nil: none.
+	// Options of the dimensions, one for each. nil: all defaults.
 	Dims []DimOptions
 	// How long each collective call of the mesh may take. 0: as long as the world's.
 	Timeout time.Duration
-	// Make a dimension's communicator at its first use, which is then collective over this rank's group along it.
+	// Make a dimension's communicator at its first use. The first use is then collective over this
+	// rank's group along the dimension.
 	Lazy bool
 }
 
-// DimOptions are wishes for one dimension's communicator.
+// DimOptions are the options of one dimension's communicator.
 type DimOptions struct {
-	// Never share the communicator with one over the same ranks.
+	// Do not share the communicator with other dimensions over the same ranks.
 	OwnComm bool
 	// The communicator's name in the library's logs. "": "mesh_" and the dimension's name.
 	CommName string
-	// An ncclConfig_t in C memory, copied. nil: none.
+	// The address of an ncclConfig_t in C memory, which the call copies. nil: none.
 	NCCLConfig unsafe.Pointer
 }
 
-// init is the C struct of these options.
+// init gives the C struct of these options.
 func (a *arguments) init(o *MeshOptions, flags C.uint32_t) *C.dm_init_options {
 	if o == nil {
 		o = &MeshOptions{}
@@ -45,10 +48,10 @@ func (a *arguments) init(o *MeshOptions, flags C.uint32_t) *C.dm_init_options {
 	if o.World != nil {
 		token := o.World.token()
 		if token == 0 {
-			// To the library, NULL is the default world.
+			// The library would take NULL for the default world.
 			a.fail(noWorld)
 		}
-		// Before there are pointers in it, which are not pinned yet.
+		// This C call comes before the struct holds pointers, because those are not pinned yet.
 		C.go_set_world(options, token)
 	}
 	options.ranks, options.dim_options = a.int32s("ranks", o.Ranks), a.dims(o.Dims)
@@ -56,7 +59,7 @@ func (a *arguments) init(o *MeshOptions, flags C.uint32_t) *C.dm_init_options {
 	return options
 }
 
-// dims is the array of options for dimensions; NULL for none.
+// dims gives the C array of options for dimensions, or NULL.
 func (a *arguments) dims(wishes []DimOptions) *C.dm_dim_options {
 	if len(wishes) == 0 {
 		return nil
@@ -79,14 +82,14 @@ func (a *arguments) shapeAndNames(shape []int, names []string) (*C.size_t, **C.c
 	return a.sizes("shape", shape), a.texts("dimension name", names), C.size_t(len(shape))
 }
 
-// count refuses a list that is not as long as the shape: C would read past its end.
+// count refuses a list with another length than the shape, because C would read past its end.
 func (a *arguments) count(what string, length int, given bool, expected int) {
 	if given && length != expected {
 		a.refuse("there are %d %s for %d dimensions", length, what, expected)
 	}
 }
 
-// product is the number of elements of a shape, -1 where an int cannot hold it.
+// product gives the number of elements of a shape, or -1 if an int cannot hold it.
 func product(shape []int) int {
 	n := 1
 	for _, size := range shape {
@@ -98,7 +101,7 @@ func product(shape []int) int {
 	return n
 }
 
-// checkCounts refuses lists of the options that are not as long as the shape wants them.
+// checkCounts refuses options whose lists do not have the length that the shape needs.
 func (a *arguments) checkCounts(o *MeshOptions, shape []int) {
 	if o == nil {
 		return

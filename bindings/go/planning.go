@@ -5,21 +5,22 @@ import "C"
 
 import "math"
 
-// A Placement is what one mesh dimension does with a tensor. The zero value replicates it; Shard splits a dimension.
+// A Placement says what one mesh dimension does with a tensor. The zero value replicates the
+// tensor. Shard splits a dimension of it.
 type Placement struct {
 	placement C.dm_placement
 }
 
-// Shard splits a dimension of the tensor. Among mesh dimensions that shard the same one, lower orders split first, equal ones in the order of the
-// mesh.
+// Shard splits a dimension of the tensor. When several mesh dimensions shard one tensor dimension,
+// a lower order splits first. Equal orders split in the order of the mesh.
 func Shard(tensorDim, order int) Placement {
 	// A value that does not fit becomes a dimension that no tensor has, so the library refuses it.
 	fit := func(value int) C.int32_t { return C.int32_t(max(math.MinInt32, min(math.MaxInt32, value))) }
 	return Placement{C.dm_placement{kind: C.DM_SHARD, tensor_dim: fit(tensorDim), order: fit(order)}}
 }
 
-// LocalShard is the shape and the offset of one rank's block of a tensor; rank -1 is this process's. Local. placements has one element for each dimension
-// of the mesh.
+// LocalShard gives the shape and the offset of one rank's block of a tensor. Rank -1 means this
+// process's rank. Local. placements has one element for each dimension of the mesh.
 func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, rank int) (shape, offset []int, err error) {
 	var a arguments
 	if m != nil {
@@ -40,9 +41,10 @@ func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, rank int) (
 	return ints(local[:ndim]), ints(start[:ndim]), nil
 }
 
-// PlanRanks gives ranks for MeshOptions.Ranks that keep the dimensions that talk most inside the closest domains of the machine, and a report of what each
-// dimension crosses, as a line of JSON. Local. locations are the ranks' paths (World.Locations); traffic has a weight for each dimension, nil: later dimensions
-// talk more.
+// PlanRanks gives ranks for MeshOptions.Ranks. They keep the dimensions with the most traffic
+// inside the closest domains of the machine. The report is a line of JSON that says what each
+// dimension crosses. Local. locations are the ranks' paths (World.Locations). traffic has a weight
+// for each dimension. nil means that later dimensions have more traffic.
 func PlanRanks(locations []string, shape []int, traffic []uint32) (ranks []int, report string, err error) {
 	var a arguments
 	a.count("weights", len(traffic), traffic != nil, len(shape))

@@ -5,7 +5,7 @@ import "C"
 
 import "runtime"
 
-// Shape is the sizes of the dimensions, in order.
+// Shape gives the sizes of the dimensions, in order.
 func (m *Mesh) Shape() ([]int, error) {
 	defer runtime.KeepAlive(m)
 	sizes, err := listed(func(sizes *C.size_t, capacity C.size_t, length *C.size_t) C.outcome {
@@ -14,7 +14,7 @@ func (m *Mesh) Shape() ([]int, error) {
 	return ints(sizes), err
 }
 
-// Size is the number of ranks along a dimension, or with "" in the whole view.
+// Size gives the number of ranks along a dimension. "" means the whole view.
 func (m *Mesh) Size(dim string) (int, error) {
 	var a arguments
 	var size C.size_t
@@ -23,14 +23,15 @@ func (m *Mesh) Size(dim string) (int, error) {
 	return int(size), err
 }
 
-// Rank is this process's rank in the world, whether or not it is in the mesh.
+// Rank gives this process's rank in the world, also when it is not in the mesh.
 func (m *Mesh) Rank() (int, error) {
 	var rank C.int32_t
 	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_rank(mesh, &rank) })
 	return int(rank), err
 }
 
-// LocalRank is this rank's coordinate along a dimension, which is also its rank in that dimension's communicator.
+// LocalRank gives this rank's coordinate along a dimension, which is also its rank in that
+// dimension's communicator.
 func (m *Mesh) LocalRank(dim string) (int, error) {
 	var a arguments
 	var rank C.int32_t
@@ -39,7 +40,7 @@ func (m *Mesh) LocalRank(dim string) (int, error) {
 	return int(rank), err
 }
 
-// Coordinate is this rank's place in the view, one number for each dimension.
+// Coordinate gives this rank's coordinates in the view, one for each dimension.
 func (m *Mesh) Coordinate() ([]int, error) {
 	defer runtime.KeepAlive(m)
 	coordinate, err := listed(func(coordinate *C.size_t, capacity C.size_t, length *C.size_t) C.outcome {
@@ -48,7 +49,7 @@ func (m *Mesh) Coordinate() ([]int, error) {
 	return ints(coordinate), err
 }
 
-// Ranks are the world ranks of the view, row-major in its shape.
+// Ranks gives the world ranks of the view, row-major in its shape.
 func (m *Mesh) Ranks() ([]int, error) {
 	defer runtime.KeepAlive(m)
 	ranks, err := listed(func(ranks *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
@@ -57,7 +58,8 @@ func (m *Mesh) Ranks() ([]int, error) {
 	return ints(ranks), err
 }
 
-// GroupRanks are the world ranks of this rank's group along a dimension, in the order of their ranks in its communicator.
+// GroupRanks gives the world ranks of this rank's group along a dimension, in the order of their
+// ranks in the communicator.
 func (m *Mesh) GroupRanks(dim string) ([]int, error) {
 	var a arguments
 	var ranks []C.int32_t
@@ -71,7 +73,8 @@ func (m *Mesh) GroupRanks(dim string) ([]int, error) {
 	return ints(ranks), err
 }
 
-// ReplicaGroups are all groups along a dimension, as XLA wants them: each rank of the root mesh once.
+// ReplicaGroups gives all groups along a dimension, as XLA's replica groups: each rank of the root
+// mesh is in exactly one.
 func (m *Mesh) ReplicaGroups(dim string) ([][]int, error) {
 	var a arguments
 	var ranks []C.int64_t
@@ -96,13 +99,14 @@ func (m *Mesh) ReplicaGroups(dim string) ([][]int, error) {
 	return groups, nil
 }
 
-// asked is a question to this mesh.
+// asked asks this mesh a question.
 func (m *Mesh) asked(a *arguments, question func() error) error {
 	defer runtime.KeepAlive(m)
 	return a.asked(question)
 }
 
-// TranslateRank is the world rank of member localRank of this rank's group along a dimension.
+// TranslateRank gives the world rank of the member with rank localRank in this rank's group along
+// a dimension.
 func (m *Mesh) TranslateRank(dim string, localRank int) (int, error) {
 	var a arguments
 	var rank C.int32_t
@@ -111,7 +115,8 @@ func (m *Mesh) TranslateRank(dim string, localRank int) (int, error) {
 	return int(rank), err
 }
 
-// Neighbor is the world rank that lies offset steps along a dimension from this rank. Past the edge: -1, or with wrap the rank at the other end.
+// Neighbor gives the world rank that lies offset steps from this rank along a dimension. Past the
+// end it gives -1, or with wrap continues from the other end.
 func (m *Mesh) Neighbor(dim string, offset int, wrap bool) (int, error) {
 	var a arguments
 	var rank C.int32_t
@@ -122,7 +127,7 @@ func (m *Mesh) Neighbor(dim string, offset int, wrap bool) (int, error) {
 	return int(rank), err
 }
 
-// Equal says whether two views have the same ranks, shape, names and device type.
+// Equal says whether two views have equal ranks, shapes, names and device types.
 func (m *Mesh) Equal(other *Mesh) (bool, error) {
 	var equal C.bool
 	defer runtime.KeepAlive(other)
@@ -130,14 +135,16 @@ func (m *Mesh) Equal(other *Mesh) (bool, error) {
 	return bool(equal), err
 }
 
-// Hash is one of what Equal compares: equal views have equal hashes, on every rank and in every run.
+// Hash gives a hash of what Equal compares. Equal views have equal hashes, on every rank and in
+// every run.
 func (m *Mesh) Hash() (uint64, error) {
 	var hash C.uint64_t
 	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_hash(mesh, &hash) })
 	return uint64(hash), err
 }
 
-// String is the view as PyTorch prints it, DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)), or what is wrong with it.
+// String gives the view as PyTorch prints it, DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)), or
+// the error of a mesh that has none.
 func (m *Mesh) String() string {
 	defer runtime.KeepAlive(m)
 	text, err := textOf(func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome {
@@ -149,7 +156,8 @@ func (m *Mesh) String() string {
 	return text
 }
 
-// Serialize is the view as one line of JSON, from which Deserialize makes it again: in a checkpoint, in another job, in another language.
+// Serialize gives the view as one line of JSON. Deserialize makes the mesh again from it: from a
+// checkpoint, in another job, or in another language.
 func (m *Mesh) Serialize() (string, error) {
 	defer runtime.KeepAlive(m)
 	return textOf(func(text *C.char, capacity C.size_t, length *C.size_t) C.outcome {

@@ -1,6 +1,7 @@
 package devicemesh
 
-// The tests here, in ends_test.go and in stores_test.go need several processes: run them under `devicemesh run -n N`, for any N. Every rank runs every test.
+// The tests here, in ends_test.go and in stores_test.go need several processes: run them under
+// `devicemesh run -n N`, for any N. Every rank runs every test.
 
 import (
 	"bytes"
@@ -17,7 +18,7 @@ import (
 
 var rank, size int
 
-// ranks is a mesh (dp, tp) over all ranks, and a folder of this run that they share.
+// ranks gives a mesh (dp, tp) over all ranks, and a folder of this run that they share.
 func ranks(t *testing.T) (*Mesh, string) {
 	t.Helper()
 	var err error
@@ -39,7 +40,7 @@ func ranks(t *testing.T) (*Mesh, string) {
 	all := flat(t, mesh, "everybody")
 	must(t, Broadcast(background, all, "", name, 0))
 	t.Cleanup(func() {
-		// Nobody leaves, and rank 0's folder stays, while another rank is still at work.
+		// No rank leaves, and rank 0 keeps the folder, while another rank still works.
 		again, err := Init(background, "cpu", []int{size}, []string{"last"}, nil)
 		if err == nil {
 			again.Close()
@@ -65,7 +66,8 @@ func flat(t *testing.T, mesh *Mesh, name string) *Mesh {
 	return made
 }
 
-// private is a world whose meshes end without those of the other tests.
+// private gives a world of the test's own, so that ending its meshes does not end those of other
+// tests.
 func private(t *testing.T, folder, name string) *World {
 	t.Helper()
 	world, err := Join(background, "cpu", &WorldOptions{Size: size, Rank: rank, InitMethod: "file://" + filepath.Join(folder, name), Timeout: time.Minute})

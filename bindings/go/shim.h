@@ -1,7 +1,7 @@
-/* What Go calls: each function of devicemesh.h with the reason of a failure in its result.
- *
- * dm_last_error is the calling thread's. A goroutine may be on another thread by its next call, so the reason is fetched within the same one.
- * Tokens are integers here: Go's collector looks at pointers. */
+/* The functions that Go calls: those of devicemesh.h, each with the reason of a failure in its
+ * result. dm_last_error belongs to the calling thread. A goroutine may be on another thread at its
+ * next call, so the reason is fetched inside the call that failed. Tokens are integers here,
+ * because Go's collector follows pointers. */
 
 #ifndef DEVICEMESH_GO_SHIM_H
 #define DEVICEMESH_GO_SHIM_H
@@ -31,10 +31,10 @@ static inline outcome go_outcome(dm_status status)
   return result;
 }
 
-/* For calls whose failure says nothing new. */
+/* Frees the outcome of a call whose failure is ignored. */
 static inline void go_drop_outcome(outcome result) { free(result.message); }
 
-/* Callbacks of a store written in Go; defined in store.c. */
+/* Sets the callbacks of a store that is written in Go. Defined in store.c. */
 void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store);
 
 static inline long go_thread(void) { return syscall(SYS_gettid); }
@@ -109,7 +109,8 @@ SHIM(plan_ranks,
 
 SHIM(get_comm, (uintptr_t mesh, const char *dim, uintptr_t *comm_out), (MESH, dim, (ncclComm_t *)comm_out))
 SHIM(get_proc, (uintptr_t mesh, const char *symbol, void **proc_out), (MESH, symbol, proc_out))
-/* Addresses of buffers are integers, too: cgo looks through a pointer at the whole Go object, and refuses one that holds pointers. */
+/* Addresses of buffers are integers too. cgo looks through a pointer at the whole Go object, and
+ * refuses an object that holds pointers. */
 #define SEND (const void *)send
 #define RECV (void *)recv
 SHIM(all_reduce, (uintptr_t mesh, const char *dim, uintptr_t send, uintptr_t recv, size_t count, int32_t dtype, int32_t op, void *stream),
@@ -131,7 +132,7 @@ SHIM(recv, (uintptr_t mesh, const char *dim, uintptr_t recv, size_t count, int32
 SHIM(group_start, (uintptr_t mesh), (MESH))
 SHIM(group_end, (uintptr_t mesh), (MESH))
 
-/* Whether a group can be begun: one is, and ends with nothing in it. */
+/* Checks that a group can begin on this mesh: begins an empty one and ends it. */
 static inline outcome go_group_check(uintptr_t mesh)
 {
   outcome begun = go_group_start(mesh);

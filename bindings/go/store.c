@@ -1,4 +1,5 @@
-/* The library's store callbacks, handed on to Go with user_data as an integer: Go refuses a pointer that is none. */
+/* Passes the library's store callbacks to Go. user_data is an integer, because Go refuses a
+ * pointer that points to nothing. */
 
 #include "_cgo_export.h"
 

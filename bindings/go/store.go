@@ -12,29 +12,34 @@ import (
 	"unsafe"
 )
 
-// A Store is a key-value service of the program's own (etcd, Redis ...) where the ranks meet. Its methods are called from threads of the
-// library, several at once, each on a goroutine of its own. Keys are short printable ASCII, values at most 8 MiB. An error, a panic, or a method that ends its
-// goroutine (runtime.Goexit, as a test's FailNow does) ends the call that needed the store with ErrStore and is that error's Cause. A Get that fails is tried
-// again until the call's deadline, and is then the Cause of ErrTimeout.
+// A Store is a key-value service of the program's own (etcd, Redis ...) where the ranks meet. Its
+// methods are called from threads of the library, several at once, each on a goroutine of its own.
+// Keys are short printable ASCII, values at most 8 MiB. An error, a panic, or a method that ends
+// its goroutine (runtime.Goexit, as a test's FailNow does) ends the call that needed the store
+// with ErrStore and is that error's Cause. A Get that fails is tried again until the call's
+// deadline, and is then the Cause of ErrTimeout.
 type Store interface {
 	// Set stores value under key, replacing what was there.
 	Set(key string, value []byte) error
-	// Get is the value of key; it waits up to timeout for it and answers ErrNoKey when it did not come.
+	// Get gives the value of key. It waits up to timeout for the key, and then gives ErrNoKey.
 	Get(key string, timeout time.Duration) ([]byte, error)
-	// Add adds amount to the integer under key (0 when there is none), atomically over all ranks, and gives the sum.
+	// Add adds amount to the integer under key (0 when there is none), atomically over all ranks,
+	// and gives the sum.
 	Add(key string, amount int64) (int64, error)
 }
 
-// A Remover is a Store that can also remove keys. Where a Store is none, what the library has stored stays there: some kilobytes for each collective call.
+// A Remover is a Store that can also remove keys. In a Store that is no Remover the library's keys
+// stay: some kilobytes for each collective call.
 type Remover interface {
-	// Remove removes key; it is no error when it is not there.
+	// Remove removes key. A key that does not exist is no error.
 	Remove(key string) error
 }
 
-// ErrNoKey is what a Store's Get answers when the key did not come in time.
+// ErrNoKey is the error that a Store's Get returns when the key did not come in time.
 var ErrNoKey = errors.New("devicemesh: no such key yet")
 
-// callbackStore is a Store behind the C callbacks, which know it by its handle until the library drops it.
+// callbackStore is a Store behind the C callbacks. They find it by its handle until the library
+// drops it.
 type callbackStore struct {
 	store  Store
 	handle cgo.Handle
@@ -54,14 +59,15 @@ func newCallbackStore(store Store) *callbackStore {
 	return made
 }
 
-// drop forgets a store whose world was not made; of one that was made, the library says so itself.
+// drop forgets a store whose world was not made. If the world was made, the library calls
+// goStoreDrop.
 func (s *callbackStore) drop() {
 	if s != nil {
 		s.handle.Delete()
 	}
 }
 
-// failure is what the store did to a call that failed so, nil for nothing.
+// failure gives the store's error that explains a call's failure with this status, or nil.
 func (s *callbackStore) failure(status Status) error {
 	s.lock.Lock()
 	defer s.lock.Unlock()
@@ -71,18 +77,19 @@ func (s *callbackStore) failure(status Status) error {
 	case status == ErrStore && s.last != nil:
 		return s.last
 	case status == ErrStore || status == ErrMismatch:
-		// The library stores no empty values. It takes one for a broken word of another rank, or for a call that differs.
+		// The library stores no empty values. It takes an empty value for a broken message of
+		// another rank, or for a call that differs.
 		return s.empty
 	}
 	return nil
 }
 
-// answer makes one call of the store, and gives what the library is told.
+// answer makes one call of the store, and gives the result for the library.
 func (s *callbackStore) answer(call func() error) C.int32_t {
 	return s.told(apart(call))
 }
 
-// told is what the library is told of a call with this error, which is noted.
+// told notes the error of a call of the store, and gives the result for the library.
 func (s *callbackStore) told(err error) C.int32_t {
 	if err == nil {
 		return 0
@@ -95,8 +102,8 @@ func (s *callbackStore) told(err error) C.int32_t {
 	return 1
 }
 
-// apart runs a method of the store on a goroutine of its own, whose end is an error. Neither a panic nor the end of a goroutine may cross the library, whose
-// frames lie below this one.
+// apart runs a method of the store on a goroutine of its own. A panic and the end of that
+// goroutine become errors, because neither may unwind the library's frames below this one.
 func apart(call func() error) (err error) {
 	ended := make(chan struct{})
 	go func() {
@@ -116,7 +123,7 @@ func apart(call func() error) (err error) {
 	return err
 }
 
-// got notes how a Get went.
+// got notes the outcome of a Get.
 func (s *callbackStore) got(key string, value []byte, err error) {
 	s.lock.Lock()
 	defer s.lock.Unlock()

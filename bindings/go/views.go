@@ -8,13 +8,13 @@ import (
 	"runtime"
 )
 
-// view is a call that makes a mesh of this one. It waits for nobody.
+// view makes a call that makes a mesh from this one, and that waits for no other rank.
 func (m *Mesh) view(a *arguments, function func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome) (*Mesh, error) {
 	defer runtime.KeepAlive(m)
 	return a.mesh(context.Background(), m.itsWorld(), nil, func(out *C.uintptr_t) C.outcome { return function(m.token(), out) })
 }
 
-// made is the same for a call that waits for other ranks.
+// made makes a call that makes a mesh from this one, and that waits for other ranks.
 func (m *Mesh) made(ctx context.Context, a *arguments, function func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome) (*Mesh, error) {
 	if m == nil || !m.hold() {
 		return m.view(a, function)
@@ -30,8 +30,8 @@ func (m *Mesh) Slice(names ...string) (*Mesh, error) {
 	return m.view(&a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_slice(mesh, labels, n, out) })
 }
 
-// Flatten makes one dimension out of all of this view's, with a communicator. Collective over the root mesh. name "": the dimensions' names joined with
-// "_".
+// Flatten makes one dimension, with a communicator, out of all dimensions of this view. Collective
+// over the root mesh. The default for an empty name is the dimensions' names joined with "_".
 func (m *Mesh) Flatten(ctx context.Context, name string, options ...DimOptions) (*Mesh, error) {
 	var a arguments
 	if len(options) > 1 {
@@ -41,8 +41,8 @@ func (m *Mesh) Flatten(ctx context.Context, name string, options ...DimOptions) 
 	return m.made(ctx, &a, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_flatten(mesh, label, wishes, out) })
 }
 
-// Unflatten is the view with one dimension replaced by several, whose sizes multiply to its size. Collective over the root mesh. options: none, or one for
-// each.
+// Unflatten gives the view with one dimension replaced by several, whose sizes multiply to its
+// size. Collective over the root mesh. There are no options, or one for each new dimension.
 func (m *Mesh) Unflatten(ctx context.Context, dim string, sizes []int, names []string, options ...DimOptions) (*Mesh, error) {
 	var a arguments
 	a.count("options", len(options), len(options) > 0, len(sizes))
@@ -53,8 +53,9 @@ func (m *Mesh) Unflatten(ctx context.Context, dim string, sizes []int, names []s
 	})
 }
 
-// Reshape is all ranks of this view under another shape, each dimension with a communicator. Collective over the root mesh. A name that exists already must
-// mean the same groups. options: none, or one for each.
+// Reshape gives all ranks of this view another shape, with a communicator for each dimension.
+// Collective over the root mesh. A name that exists already must mean equal groups. There are no
+// options, or one for each new dimension.
 func (m *Mesh) Reshape(ctx context.Context, sizes []int, names []string, options ...DimOptions) (*Mesh, error) {
 	var a arguments
 	a.count("options", len(options), len(options) > 0, len(sizes))
@@ -65,8 +66,9 @@ func (m *Mesh) Reshape(ctx context.Context, sizes []int, names []string, options
 	})
 }
 
-// SliceRange is the view with a dimension restricted to its indices start, start + step ..., length of them. Collective over the root mesh, also for the ranks at other
-// indices, whose mesh answers ErrNotMember where membership matters.
+// SliceRange is the view with a dimension restricted to its indices start, start + step ...,
+// length of them. Collective over the root mesh, also for the ranks at other indices, whose mesh
+// answers ErrNotMember where membership matters.
 func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step int) (*Mesh, error) {
 	var a arguments
 	along := a.optional("dimension name", dim)
@@ -76,10 +78,12 @@ func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step i
 	})
 }
 
-// Shrink is the mesh without those indices along a dimension that hold a lost rank, for going on after a rank has died: whole replicas go. It ends this mesh.
-//
-// Collective over the ranks that are not lost, also those whose replica goes; they get a mesh that they are not in. When it fails because another rank died
-// meanwhile, call it again on the same mesh. When ctx is done meanwhile, the world is aborted, unless it was closed before: then the call ends by the timeout.
+// Shrink gives the mesh without the indices along a dimension that hold a lost rank, so that a job
+// can go on after a rank has died. Whole replicas leave the mesh. Shrink ends this mesh.
+// Collective over the ranks that are not lost. A rank whose replica leaves also calls Shrink, and
+// gets a mesh that it is not in. When Shrink fails because another rank died meanwhile, call it
+// again on this mesh. When ctx is done meanwhile, the world is aborted. If the world was closed
+// before, the call ends at its timeout instead.
 func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int) (*Mesh, error) {
 	var a arguments
 	defer runtime.KeepAlive(m)
@@ -91,7 +95,8 @@ func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int) (*Mesh, 
 	return a.mesh(ctx, world, world.end, func(out *C.uintptr_t) C.outcome { return C.go_shrink(m.token(), along, lost, n, out) })
 }
 
-// Concatenate puts views of one root mesh side by side: a view with the dimensions of all of them, in order. Local.
+// Concatenate puts views of one root mesh side by side: a view with the dimensions of all of them,
+// in order. Local.
 func Concatenate(meshes ...*Mesh) (*Mesh, error) {
 	var a arguments
 	var world *World
@@ -106,17 +111,18 @@ func Concatenate(meshes ...*Mesh) (*Mesh, error) {
 	})
 }
 
-// Root is the mesh that this is a view of.
+// Root gives the mesh of which this is a view.
 func (m *Mesh) Root() (*Mesh, error) {
 	return m.view(&arguments{}, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_root(mesh, out) })
 }
 
-// Clone is another handle of the same view, closed on its own.
+// Clone gives another handle of this view. It is closed separately.
 func (m *Mesh) Clone() (*Mesh, error) {
 	return m.view(&arguments{}, func(mesh C.uintptr_t, out *C.uintptr_t) C.outcome { return C.go_clone(mesh, out) })
 }
 
-// SubmeshCount is how many parallel copies of the named dimensions there are over the ranks of the root mesh.
+// SubmeshCount gives the number of parallel copies of the named dimensions over the ranks of the
+// root mesh.
 func (m *Mesh) SubmeshCount(names ...string) (int, error) {
 	var a arguments
 	var count C.size_t
@@ -125,7 +131,8 @@ func (m *Mesh) SubmeshCount(names ...string) (int, error) {
 	return int(count), err
 }
 
-// Submesh is one of them, by index, ordered by their first rank's place.
+// Submesh gives one parallel copy of the named dimensions. The copies are ordered by the position
+// of their first rank.
 func (m *Mesh) Submesh(index int, names ...string) (*Mesh, error) {
 	var a arguments
 	at, labels, n := a.size("index", index), a.texts("dimension name", names), C.size_t(len(names))

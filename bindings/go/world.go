@@ -10,36 +10,41 @@ import (
 	"unsafe"
 )
 
-// WorldOptions say how to join a world. The zero value, or nil, takes everything from the launcher's environment.
+// WorldOptions say how to join a world. The zero value, or nil, takes everything from the
+// launcher's environment.
 type WorldOptions struct {
-	// The number of ranks, this process's rank and its device index in its host. Size 0: all three come from the environment.
+	// Size is the number of ranks, Rank this process's rank, and LocalRank the index of its device
+	// on its host. If Size is 0, all three come from the launcher's environment.
 	Size, Rank, LocalRank int
-	// Every wait of the library ends by then. 0: 10 minutes.
+	// How long each wait of the library may take. 0: 10 minutes.
 	Timeout time.Duration
 	// Where the ranks meet: "env://" (as ""), "tcp://host:port" (rank 0 serves) or "file:///path".
 	InitMethod string
-	// A communicator library with NCCL's C API, by path or SONAME. "": the environment's, or the usual one.
+	// A communicator library with NCCL's C API, by path or SONAME. "": the environment's, or the
+	// usual one.
 	CCLLibrary string
 	// A key-value service of the program's own instead of InitMethod's.
 	Store Store
-	// No rendezvous and no communicators: layouts and plans for any rank of any world.
+	// The world has no rendezvous and no communicators. It serves layouts and plans for any rank
+	// of any world.
 	Offline bool
 }
 
-// A World is this process's place in a job: its rank, and the store where the ranks meet. All methods may be called from several goroutines.
-//
-// It is not closed by itself when nothing refers to it: other ranks would notice, at a moment that nobody chose.
+// A World is this process's place in a job: its rank, and the store where the ranks meet. All
+// methods may be called from several goroutines. The garbage collector does not close a World,
+// because other ranks would notice that at an arbitrary moment.
 type World struct {
 	lasting
 	store *callbackStore
 }
 
-// noWorld is the error of a call on a closed world. Its handle must not become NULL on the way to the library, where that is a default world.
+// noWorld is the error of a call on a closed world. Such a call must not reach the library, where
+// a NULL handle means a default world.
 var noWorld = &Error{Status: ErrInvalidHandle, Message: "the world was closed or never joined: it is not a live dm_world"}
 
-// Join joins a world. Collective over it, except with Offline. deviceType is "cuda", "cpu", or "" for what this machine has.
-//
-// When ctx is done first, Join returns at once, and what it was doing is ended and undone in the moments after.
+// Join joins a world. Collective over it, except with Offline. deviceType is "cuda", "cpu", or ""
+// for what this machine has.
+// When ctx is done first, Join returns at once. The library ends and undoes the joining soon after.
 func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World, error) {
 	if err := wrong(ctx); err != nil {
 		return nil, err
@@ -50,7 +55,8 @@ func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World
 	if options == nil {
 		options = &WorldOptions{}
 	}
-	// A store in Go may block where nothing can end it, so that a goroutine waits for the joining.
+	// A store in Go may block in a way that nothing can end. So the joining runs on a goroutine of
+	// its own.
 	type joined struct {
 		world *World
 		err   error
@@ -67,7 +73,8 @@ func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World
 	case <-ctx.Done():
 		go func() {
 			for {
-				// The world has a token for this purpose from when the joining begins to when it ends.
+				// The library gives a token for aborting from the beginning of the joining to its
+				// end.
 				if token := atomic.LoadUintptr(early); token != 0 {
 					C.go_drop_outcome(C.go_world_abort(C.uintptr_t(token)))
 				}
@@ -83,7 +90,7 @@ func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World
 	}
 }
 
-// join joins a world. Its token for aborting the joining is in early meanwhile.
+// join joins a world. Meanwhile early holds the token that aborts the joining.
 func join(deviceType string, options *WorldOptions, early *uintptr) (*World, error) {
 	var a arguments
 	world := &World{store: newCallbackStore(options.Store)}
@@ -117,10 +124,12 @@ func join(deviceType string, options *WorldOptions, early *uintptr) (*World, err
 	return world, nil
 }
 
-// Close frees the world. Its meshes keep what they need of it; communicators live on. A second Close does nothing. The error is always nil.
+// Close frees the world. Its meshes keep what they need of it, and communicators live on. A second
+// Close does nothing. The error is always nil.
 //
-// It does not wait. A call of another goroutine that is blocked in the world goes on, and its context can end it as before; the world is freed when the last
-// such call has returned. Later calls answer ErrInvalidHandle.
+// It does not wait. A call of another goroutine that is blocked in the world goes on, and its
+// context can end it as before; the world is freed when the last such call has returned. Later
+// calls answer ErrInvalidHandle.
 func (w *World) Close() error {
 	if w != nil && w.lasting.close() {
 		C.go_world_free(w.handle)
@@ -128,7 +137,7 @@ func (w *World) Close() error {
 	return nil
 }
 
-// token is the handle, 0 (which the library refuses) for nil and once it was closed.
+// token gives the handle. It is 0, which the library refuses, for a nil or closed World.
 func (w *World) token() C.uintptr_t {
 	if w == nil {
 		return 0
@@ -143,7 +152,7 @@ func (w *World) release() {
 	}
 }
 
-// explain adds what the program's own store answered to an error that came of it.
+// explain adds the error of the program's own store to an error that the store has caused.
 func (w *World) explain(err error) error {
 	if failed, ok := err.(*Error); ok && w != nil && w.store != nil && failed.Cause == nil {
 		failed.Cause = w.store.failure(failed.Status)
@@ -151,7 +160,8 @@ func (w *World) explain(err error) error {
 	return err
 }
 
-// end aborts the world, which is held: the default ones for nil. One that was never joined has no handle, and must not be taken for nil.
+// end aborts the world, which the caller holds. For nil it aborts the default worlds. A world that
+// was never joined has no handle, and must not be mistaken for nil.
 func (w *World) end() {
 	switch {
 	case w == nil:
@@ -175,20 +185,22 @@ func (w *World) Size() (int, error) {
 	return int(size), err
 }
 
-// Barrier returns when every rank has called it. timeout 0: the world's. When ctx is done first, the world is aborted as by Abort.
+// Barrier returns when every rank has called it. A timeout of 0 means the world's. When ctx is
+// done first, the world is aborted as by Abort.
 func (w *World) Barrier(ctx context.Context, timeout time.Duration) error {
 	var a arguments
 	limit := a.milliseconds(timeout)
 	return w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_barrier(world, limit) })
 }
 
-// Locations are where the ranks are, in their order, for PlanRanks. Collective over the world. location is this rank's, far to near
-// ("rack1/host3/nvl0"); "": the name of its host. When ctx is done first, the world is aborted as by Abort.
+// Locations gives the locations of all ranks, in rank order, for PlanRanks. Collective over the
+// world. location is this rank's own, from far to near ("rack1/host3/nvl0"). "" means the name of
+// its host. When ctx is done first, the world is aborted as by Abort.
 func (w *World) Locations(ctx context.Context, location string) ([]string, error) {
 	var a arguments
 	var paths **C.char
 	own := a.optional("location", location)
-	// The list is the world's, which another goroutine may close.
+	// The list belongs to the world, which another goroutine may close.
 	if w != nil && w.hold() {
 		defer w.release()
 	}
@@ -207,11 +219,11 @@ func (w *World) Locations(ctx context.Context, location string) ([]string, error
 	return locations, nil
 }
 
-// Abort ends this rank's part in the world at once: every blocked call of it returns with ErrAborted, and its meshes are aborted. Other ranks that wait
-// for this one get ErrPeerLost.
+// Abort ends this rank's part in the world at once: every blocked call of it returns with
+// ErrAborted, and its meshes are aborted. Other ranks that wait for this one get ErrPeerLost.
 func (w *World) Abort() error {
 	if w.token() == 0 {
-		// To the library, that would be the default ones.
+		// The library would take a nil handle for the default worlds.
 		if w != nil {
 			return noWorld
 		}
@@ -220,12 +232,13 @@ func (w *World) Abort() error {
 	return failure(C.go_world_abort(w.token()))
 }
 
-// AbortDefaultWorlds aborts the worlds that Init joins by itself, also while one is being joined. This process joins no other then.
+// AbortDefaultWorlds aborts the worlds that Init joins by itself, also while one is being joined.
+// A later Init joins a new default world.
 func AbortDefaultWorlds() error {
 	return failure(C.go_world_abort(0))
 }
 
-// collective is a call that the world's end ends; that of a nil or closed world fails by itself.
+// collective makes a call that ends when the world ends. On a nil or closed world the call fails.
 func (w *World) collective(ctx context.Context, a *arguments, function func(world C.uintptr_t) C.outcome) error {
 	if w == nil || a.err != nil || !w.hold() {
 		return a.call(func() C.outcome { return function(0) })

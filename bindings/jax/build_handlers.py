@@ -1,7 +1,8 @@
-"""Builds libdevicemesh_jax.so, the XLA handlers, against the oldest headers of XLA's FFI that are supported: those of jaxlib 0.7.2.
+"""Builds libdevicemesh_jax.so, the XLA handlers, against the oldest headers of XLA's FFI that are
+supported: those of jaxlib 0.7.2.
 
-XLA takes handlers of its own or an older FFI version and refuses newer ones, so this one binary serves jaxlib 0.7.2 and later. The headers come out of
-jaxlib's wheel; nothing of XLA is linked.
+XLA takes handlers of its own or an older FFI version and refuses newer ones, so this one binary
+serves jaxlib 0.7.2 and later. The headers come out of jaxlib's wheel; nothing of XLA is linked.
 
     python build_handlers.py OUTPUT [HEADERS]
 

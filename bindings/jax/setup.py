@@ -1,4 +1,5 @@
-"""The wheel: the package and the handlers, for every Python 3 on this platform. The rest of the metadata is in pyproject.toml."""
+"""The wheel: the package and the handlers, for every Python 3 on this platform. The rest of the
+metadata is in pyproject.toml."""
 
 import re
 import shutil
@@ -40,7 +41,8 @@ version = re.search(r'^version = "(.+)"', (HERE.parents[1] / "Cargo.toml").read_
 # What comes up on the way goes under target/, not beside the sources.
 made = build_handlers.ROOT / "target/jax/wheel"
 made.mkdir(parents=True, exist_ok=True)
-# It names files by their whole path: those of another place, once the checkout has been moved or copied, end the build.
+# It names files by their whole path: those of another place, once the checkout has been moved or
+# copied, end the build.
 shutil.rmtree(made / "devicemesh_jax.egg-info", ignore_errors=True)
 setup(
     version=version, cmdclass={"build_py": WithHandlers, "bdist_wheel": ForThisPlatform}, distclass=Compiled,

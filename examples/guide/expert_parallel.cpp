@@ -1,9 +1,11 @@
-// Expert parallelism beside tensor parallelism: a second factorisation of the same ranks, eight processes.
+// Expert parallelism beside tensor parallelism: a second factorisation of the same ranks, eight
+// processes.
 //
 //     devicemesh run -n 8 -- ./expert_parallel
 //
-// Attention runs on (dp=4, tp=2), the experts on (edp=2, ep=4): four experts, each on two ranks. Every rank has eight tokens, sends each to its expert
-// and gets the answer back. Expert e answers t with t * (e + 1), so the answers can be checked.
+// Attention runs on (dp=4, tp=2), the experts on (edp=2, ep=4): four experts, each on two ranks.
+// Every rank has eight tokens, sends each to its expert and gets the answer back. Expert e answers
+// t with t * (e + 1), so the answers can be checked.
 #include <devicemesh.hpp>
 
 #include <cstdint>
@@ -52,7 +54,7 @@ try {
   for (std::size_t i = 0; i < kTokens; ++i)
     wrong[0] += out[place[i]] != token(me, i) * static_cast<std::int64_t>(expert_of(token(me, i), experts) + 1);
 
-  // Over edp: the copies of one expert, as their gradients would be summed. Over ep: what all experts did.
+  // Along edp: the copies of one expert, whose gradients a program sums. Along ep: all experts.
   sparse.all_reduce("edp", work);
   std::vector<std::int64_t> load(experts);
   sparse.all_gather("ep", work, load);

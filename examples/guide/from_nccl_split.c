@@ -1,12 +1,14 @@
-/* From hand-made ncclCommSplit to a mesh: the same groups three times, on a mesh (dp=2, tp=4), eight processes.
+/* From hand-made ncclCommSplit to a mesh: the same groups three times, on a mesh (dp=2, tp=4),
+ * eight processes.
  *
  *     devicemesh run -n 8 -- ./from_nccl_split
  *
- * by hand    an id, a communicator over all ranks, colours and keys
- * adopted    dm_from_comms: the mesh's questions and collectives over communicators that the program made itself
- * two lines  dm_init and dm_get_comm
+ * by hand an id, a communicator over all ranks, colours and keys adopted dm_from_comms: the mesh's
+ * questions and collectives over communicators that the program made itself two lines dm_init and
+ * dm_get_comm
  *
- * NCCL's functions come of dm_get_proc, so that the program links neither NCCL nor the host engine. */
+ * NCCL's functions come of dm_get_proc, so that the program links neither NCCL nor the host
+ * engine. */
 #include <devicemesh.h>
 #include <hostccl.h>
 #include <stdio.h>
@@ -57,7 +59,8 @@ int main(void)
   ncclComm_t world, tp, dp;
   int32_t rank, by_hand[2][TP] = {{0}}, ours[2][TP] = {{0}}, theirs[TP] = {0};
 
-  /* Only to have the library's functions, and something to bring the id to all ranks with: MPI or a store of your own, in such a program. */
+  /* Only to have the library's functions, and something to bring the id to all ranks with: MPI or
+   * a store of your own, in such a program. */
   CHECK(dm_init("cpu", (size_t[]){RANKS}, 1, (const char *[]){"all"}, NULL, &all));
   CHECK(dm_rank(all, &rank));
   load(all, "ncclGetUniqueId", &get_unique_id);
@@ -66,7 +69,8 @@ int main(void)
   load(all, "ncclCommDestroy", &comm_destroy);
   load(all, "ncclAllGather", &all_gather);
 
-  /* By hand: a communicator over all ranks, then the colour says which group, the key which place in it. */
+  /* By hand: a communicator over all ranks, then the colour says which group, the key which place
+   * in it. */
   ncclUniqueId id;
   if (rank == 0) NCCL(get_unique_id(&id));
   CHECK(dm_broadcast(all, NULL, &id, &id, sizeof(id), DM_UINT8, 0, NULL));
@@ -76,7 +80,8 @@ int main(void)
   members(dp, rank, by_hand[0]);
   members(tp, rank, by_hand[1]);
 
-  /* Adopted: one communicator for each dimension, in their order. Sizes and ranks are checked; it talks to nobody. */
+  /* Adopted: one communicator for each dimension, in their order. Sizes and ranks are checked; it
+   * talks to nobody. */
   CHECK(dm_from_comms("cpu", (size_t[]){RANKS / TP, TP}, 2, (const char *[]){"dp", "tp"}, (ncclComm_t[]){dp, tp}, NULL, &adopted));
   CHECK(dm_all_gather(adopted, "tp", &rank, theirs, 1, DM_INT32, NULL));
   CHECK(dm_finalize(adopted)); /* the communicators stay ours: no DM_INIT_OWN_COMMS */

@@ -1,4 +1,5 @@
-"""What a program of PyTorch's DeviceMesh does, with this package: eight processes, no PyTorch, no numpy.
+"""What a program of PyTorch's DeviceMesh does, with this package: eight processes, no PyTorch, no
+numpy.
 
     devicemesh run -n 8 -- python from_pytorch.py
 """

@@ -2,8 +2,8 @@
 //
 //     devicemesh run -n 4 -- ./fsdp_tp
 //
-// y = V relu(W x): the six hidden units are split over tp, and each part once more over fsdp. All numbers are small integers, so the gradients
-// must be exactly those of one process.
+// y = V relu(W x): the six hidden units are split over tp, and each part once more over fsdp. All
+// numbers are small integers, so the gradients must be exactly those of one process.
 #include <devicemesh.hpp>
 
 #include <algorithm>
@@ -83,7 +83,8 @@ try {
   mesh.all_gather("fsdp", mine, units);
   units.resize(part * kRow);
 
-  // FSDP is data parallel: each fsdp rank takes its part of the batch, and the ranks of a tp group the same one.
+  // FSDP is data parallel: each fsdp rank takes its part of the batch, and the ranks of a tp group
+  // the same one.
   Numbers gradient(mesh.size("fsdp") * mine.size());
   for (std::size_t sample = static_cast<std::size_t>(mesh.local_rank("fsdp")); sample < kBatch; sample += mesh.size("fsdp")) {
     const Numbers h = hidden(units, sample);

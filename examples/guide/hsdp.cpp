@@ -2,7 +2,8 @@
 //
 //     devicemesh run -n 8 -- ./hsdp
 //
-// Every rank keeps a quarter of the weights and takes an eighth of the samples. At the end the weights are those of one process.
+// Every rank keeps a quarter of the weights and takes an eighth of the samples. At the end the
+// weights are those of one process.
 #include <devicemesh.hpp>
 
 #include <algorithm>
@@ -16,7 +17,8 @@ constexpr std::size_t kWeights = 10, kSamples = 64;
 constexpr int kSteps = 300;
 constexpr float kRate = 0.5f;
 
-// Sample number s: inputs from -1 to 1 that look random, and the output that weights 1, 2 ... 10 give.
+// Sample number s: inputs from -1 to 1 that look random, and the output that weights 1, 2 ... 10
+// give.
 float input(std::size_t s, std::size_t i) { return static_cast<float>((s * kWeights + i) * (s + 7919) % 1009) / 504 - 1; }
 float output(std::size_t s)
 {
@@ -25,7 +27,8 @@ float output(std::size_t s)
   return sum;
 }
 
-// The squared error of the samples first, first + step ..., as its part of the mean over all samples; its gradient is written.
+// The squared error of the samples first, first + step ..., as its part of the mean over all
+// samples; its gradient is written.
 float loss_and_gradient(const std::vector<float> &weights, std::size_t first, std::size_t step, std::vector<float> &gradient)
 {
   float loss = 0;
@@ -53,7 +56,8 @@ std::vector<float> one_process()
 
 int main()
 try {
-  // Replicas first: the last dimension is the fastest, so the ranks of a shard group are neighbours, on one host where they can be.
+  // Replicas first: the last dimension is the fastest, so the ranks of a shard group are
+  // neighbours, on one host where they can be.
   const dm::Mesh mesh = dm::init("cpu", {{"replicate", 2}, {"shard", 4}});
   const dm::Mesh data = mesh.flatten("data");  // both as one dimension: every rank has samples of its own
 

@@ -1,9 +1,9 @@
-// Which ranks belong together is a question of hosts: ranks by their places, on as many hosts as there are.
+// Places the ranks by their hosts: data parallelism over the hosts, tensor parallelism within one.
 //
-//     devicemesh run -n 8 -- ./multi_host              the hosts that there are
-//     devicemesh run -n 8 -- ./multi_host --pretend 2  as if the ranks had been dealt out to two hosts in turn
+//     devicemesh run -n 8 -- ./multi_host
+//     devicemesh run -n 8 -- ./multi_host --pretend 2
 //
-// Data parallelism over the hosts, tensor parallelism within one.
+// The second command acts as if the ranks had been dealt out to two hosts in turn.
 #include <devicemesh.hpp>
 
 #include <cstdio>
@@ -39,7 +39,8 @@ try {
     return 1;
   }
 
-  // Joins the job: torchrun, srun, mpirun or devicemesh run says which rank this is. A location of one's own is "rack/host/nvlink domain".
+  // Joins the job: torchrun, srun, mpirun or devicemesh run says which rank this is. A location of
+  // one's own is "rack/host/nvlink domain".
   const dm::World world = dm::World::init("cpu");
   const std::string mine = pretend > 0 ? "host" + std::to_string(world.rank() % pretend) : "";
   const std::vector<std::string> hosts = world.locations(pretend > 0 ? mine.c_str() : nullptr);
@@ -52,7 +53,8 @@ try {
   options.ranks = plan.ranks;
   const dm::Mesh mesh = dm::init({{"dp", ranks / tp}, {"tp", tp}}, options);
 
-  // The sum over both dimensions, one after the other, is the sum over all ranks, wherever they are.
+  // The sum over both dimensions, one after the other, is the sum over all ranks, wherever they
+  // are.
   std::vector<std::int32_t> sum = {world.rank()};
   mesh.all_reduce("tp", sum);
   mesh.all_reduce("dp", sum);

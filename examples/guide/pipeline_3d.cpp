@@ -2,8 +2,9 @@
 //
 //     devicemesh run -n 8 -- ./pipeline_3d
 //
-// Each stage of the pipeline is a layer y = A x of four rows, two rows on each tp rank. Each replica sends its own microbatches through, all forward,
-// then all backward (GPipe's schedule). All numbers are small integers, so the gradients must be exactly those of one process.
+// Each stage of the pipeline is a layer y = A x of four rows, two rows on each tp rank. Each
+// replica sends its own microbatches through, all forward, then all backward (GPipe's schedule).
+// All numbers are small integers, so the gradients must be exactly those of one process.
 #include <devicemesh.hpp>
 
 #include <cstdio>
@@ -40,7 +41,8 @@ struct Layer {
     return y;
   }
 
-  // Adds to the gradient of the weights; gives what these rows add to that of x. slope is the gradient by all of y.
+  // Adds to the gradient of the weights; gives what these rows add to that of x. slope is the
+  // gradient by all of y.
   Numbers backward(const Numbers &x, const Numbers &slope)
   {
     Numbers back(kWidth);
@@ -53,7 +55,8 @@ struct Layer {
   }
 };
 
-// The gradients of both layers, all rows, over all microbatches of all replicas; the loss is y * y / 2.
+// The gradients of both layers, all rows, over all microbatches of all replicas; the loss is y * y
+// / 2.
 Numbers one_process()
 {
   Layer first{0, 0, kWidth}, second{1, 0, kWidth};
@@ -80,7 +83,8 @@ try {
   Layer layer{static_cast<std::size_t>(stage), tp * rows, rows};
   std::vector<Numbers> inputs(kMicrobatches, Numbers(kWidth)), outputs(kMicrobatches, Numbers(kWidth));
 
-  // A peer in send and recv is a coordinate along pp: the stage. tp rank 0 talks to tp rank 0, and tp rank 1 to tp rank 1.
+  // A peer in send and recv is a coordinate along pp: the stage. tp rank 0 talks to tp rank 0, and
+  // tp rank 1 to tp rank 1.
   for (std::size_t m = 0; m < kMicrobatches; ++m) {
     if (is_first) inputs[m] = input(replica, m);
     else mesh.recv("pp", inputs[m], stage - 1);
@@ -96,7 +100,8 @@ try {
   }
   mesh.all_reduce("dp", layer.gradient);
 
-  // All weights' gradients on every rank, to compare: (pp, tp) is one dimension in which the rows lie in order.
+  // All weights' gradients on every rank, to compare: (pp, tp) is one dimension in which the rows
+  // lie in order.
   Numbers all(kStages * kWidth * kWidth);
   mesh({"pp", "tp"}).flatten("model").all_gather(nullptr, layer.gradient, all);
   const bool good = all == one_process();

@@ -2,8 +2,9 @@
 //
 //     devicemesh run -n 2 -- ./threads
 //
-// With one replica, pp and the flattened dimension all join the same ranks. One thread sums along pp, the other along all, in whatever order
-// the machine runs them. All numbers are small integers, so each sum must be exact.
+// With one replica, pp and the flattened dimension all join the same ranks. One thread sums along
+// pp, the other along all, in whatever order the machine runs them. All numbers are small
+// integers, so each sum must be exact.
 #include <devicemesh.hpp>
 
 #include <cstdio>

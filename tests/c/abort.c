@@ -1,5 +1,6 @@
 /* ranks: 3 */
-/* dm_abort from another thread wakes a blocked call here, and the peers that wait for this rank learn of it. */
+/* dm_abort from another thread wakes a blocked call here, and the peers that wait for this rank
+ * learn of it. */
 #include "check.h"
 
 #include <pthread.h>
@@ -40,7 +41,7 @@ int main(void)
     CHECK(seconds_now() - began < 0.25);
     pthread_join(thread, NULL);
     CHECK(blocked_status == DM_STATUS_ABORTED && woken - began < 0.25);
-    OK(dm_abort(mesh)); /* again is nothing */
+    OK(dm_abort(mesh)); /* a second abort does nothing */
   } else if (rank == 1) {
     const double began = seconds_now();
     FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
@@ -48,7 +49,7 @@ int main(void)
     GIVES(DM_STATUS_PEER_LOST, dm_check(mesh, NULL));
     OK(dm_abort(mesh));
   } else {
-    OK(dm_world_barrier(options.world, 0)); /* not the all-reduce */
+    OK(dm_world_barrier(options.world, 0)); /* the world is no part of the mesh, so its barrier still works */
     GIVES(DM_STATUS_PEER_LOST, dm_check(mesh, NULL));
     OK(dm_abort(mesh));
   }
@@ -60,9 +61,10 @@ int main(void)
   GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
   GIVES(DM_STATUS_ABORTED, dm_group_start(mesh));
   size_t size = 0;
-  OK(dm_size(mesh, NULL, &size)); /* what needs no communicator is answered still */
+  OK(dm_size(mesh, NULL, &size)); /* a question that needs no communicator still has an answer */
 
-  /* A mesh over the same ranks has communicators of its own, also while one rank still holds an earlier mesh for whole. */
+  /* A new mesh over the same ranks has communicators of its own, also while one rank has not
+   * noticed that the earlier mesh has ended. */
   dm_mesh *fresh = NULL, *first = NULL;
   REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &first));
   if (rank == 1) OK(dm_abort(first));
@@ -74,7 +76,8 @@ int main(void)
   OK(dm_finalize(fresh));
   dm_free(fresh);
 
-  /* Who waits for an aborted rank in a call of ours learns it long before the deadline (ten minutes here). */
+  /* A rank that waits in a collective call for an aborted rank learns of the abort long before the
+   * deadline (ten minutes here). */
   dm_dim_options apart = DM_DIM_OPTIONS_INIT;
   dm_mesh *beside = NULL;
   apart.flags = DM_DIM_OWN_COMM;
@@ -90,7 +93,8 @@ int main(void)
     OK(dm_abort(fresh));
   }
   OK(dm_all_reduce(beside, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL)); /* rank 0 waits here for the others */
-  /* It was missed in their call, so its next one in the world learns how that ended. */
+  /* The others missed this rank in their call. Its next call in the world says how their call
+   * ended. */
   if (rank == 0) FAILS(DM_STATUS_PEER_LOST, "dm_finalize", dm_world_barrier(options.world, 0));
   OK(dm_world_barrier(options.world, 0));
   OK(dm_finalize(beside));

@@ -1,6 +1,7 @@
 /* ranks: 2 */
-/* dm_abort from another thread wakes what waits for a peer before any communicator is touched: the agreement of dm_flatten, dm_unflatten,
- * dm_finalize and of a lazy dm_get_comm, and a thread that waits for its turn behind one of those. */
+/* dm_abort from another thread wakes what waits for a peer before any communicator is touched: the
+ * agreement of dm_flatten, dm_unflatten, dm_finalize and of a lazy dm_get_comm, and a thread that
+ * waits for its turn behind one of those. */
 #include "blocked.h"
 
 static dm_mesh *mesh;
@@ -48,17 +49,18 @@ static dm_status grouped(void *none)
   float one = 1, sum = 0;
   OK(dm_group_start(mesh));
   const dm_status status = dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL);
-  GIVES(DM_STATUS_ABORTED, dm_group_end(mesh)); /* ends the group all the same */
+  GIVES(DM_STATUS_ABORTED, dm_group_end(mesh)); /* the call fails, but it ends the group */
   return status;
 }
 
-/* From a thread to the next, all in the same call of the world or in line for it. */
+/* The calls that wait for a peer, and that dm_abort must end. */
 enum { kKinds = 7 };
 static const struct {
   const char *name;
   dm_status (*call)(void *);
   bool lazy, second;
-  /* Whether the missed call is one of the whole world, so that the peer's next one there learns how it ended. */
+  /* Whether the whole world makes the call that the peer misses. Then the peer's next call in the
+   * world says how that call ended. */
   bool of_world;
 } kinds[kKinds] = {
     {"dm_flatten", flatten, false, false, true},       {"dm_unflatten", unflatten, false, false, true},
@@ -91,7 +93,7 @@ int main(void)
   const char *names[] = {"dp", "tp"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   ncclComm_t comm = NULL;
-  dm_world *sync = NULL; /* for the test's own order, so that it takes no part in the calls that it tests */
+  dm_world *sync = NULL; /* orders the steps of the test, apart from the world that the test looks at */
   REQUIRE(dm_world_init("cpu", NULL, &options.world));
   REQUIRE(dm_world_init("cpu", NULL, &sync));
   for (int kind = 0; kind < kKinds; ++kind) {

@@ -1,10 +1,11 @@
 /* ranks: 2 */
-/* dm_abort from another thread wakes every kind of operation that waits for a peer who never comes; the peer learns who left. */
+/* dm_abort from another thread wakes every kind of operation that waits for a peer who never
+ * comes; the peer learns who left. */
 #include "blocked.h"
 
 enum { kCount = 1 << 20 }; /* more than a ring holds, so that a send waits too */
 
-static dm_mesh *mesh, *other; /* other: the same ranks and communicator under another name */
+static dm_mesh *mesh, *other; /* other has the same ranks and shares the communicator, but has another name */
 static float sent[2 * kCount], got[2 * kCount];
 
 static dm_status all_reduce(void *none) { (void)none; return dm_all_reduce(mesh, NULL, sent, got, 4, DM_FLOAT32, DM_SUM, NULL); }
@@ -36,7 +37,7 @@ static const struct {
 
 static dm_status other_all_gather(void *none) { (void)none; return dm_all_gather(other, NULL, sent, got, 4, DM_FLOAT32, NULL); }
 
-/* A call behind another thread's in the same communicator. */
+/* A call that waits for its turn while another thread is in the same communicator. */
 static void second_in_line(double *took)
 {
   blocked first, second;
@@ -87,7 +88,7 @@ int main(void)
       GIVES(DM_STATUS_ABORTED, dm_check(mesh, NULL));
       dm_free(other);
       dm_free(mesh);
-      /* Ranks make a new mesh only where both have ended this one. */
+      /* The ranks make a new mesh only when both have ended this one. */
       OK(dm_world_barrier(options.world, 0));
     }
     int32_t rank = -1;

@@ -1,6 +1,7 @@
 /* ranks: 2 */
-/* dm_abort while four threads use the mesh, from four threads at once, and again; afterwards every function of every view of the root says
- * DM_STATUS_ABORTED where it needs communicators and still answers what it can without. */
+/* dm_abort while four threads use the mesh, from four threads at once, and again; afterwards every
+ * function of every view of the root says DM_STATUS_ABORTED where it needs communicators and still
+ * answers what it can without. */
 #include "blocked.h"
 
 enum { kThreads = 4, kRounds = 5 };
@@ -91,7 +92,7 @@ static void everything_says_aborted(const dm_mesh *mesh, const char *dim)
   OK(dm_equal(mesh, mesh, &equal));
   OK(dm_hash(mesh, &hash));
   OK(dm_describe(mesh, text, sizeof text, &size));
-  OK(dm_get_proc(mesh, "ncclAllReduce", &proc)); /* the library is still there */
+  OK(dm_get_proc(mesh, "ncclAllReduce", &proc)); /* the library stays loaded */
   OK(dm_clone(mesh, &made));
   dm_free(made);
 }
@@ -117,7 +118,7 @@ int main(void)
     for (int index = 0; index < kThreads; ++index) {
       if (pthread_create(&users[index].thread, NULL, run_blocked, &users[index]) != 0) return 1;
     }
-    /* Also a call of the world, which is not the mesh's and goes on. */
+    /* One call belongs to the world and not to the mesh. The abort does not end it. */
     if (rank == 0) start_blocked(&waiter, barrier, options.world);
     else pause_ms(40 + 20 * round);
     pthread_t aborters[kThreads];

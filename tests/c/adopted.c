@@ -1,5 +1,6 @@
 /* ranks: 4 */
-/* Meshes over communicators that exist, each of some of the ranks: their collective calls are their own. */
+/* Meshes over existing communicators, each with some of the ranks. Only the ranks of such a mesh
+ * take part in its collective calls. */
 #include "check.h"
 
 int main(void)
@@ -16,7 +17,7 @@ int main(void)
   REQUIRE(dm_init("cpu", square, 2, names, &options, &mesh));
   REQUIRE(dm_get_comm(mesh, "tp", &comm));
 
-  /* Ranks 0, 1 and ranks 2, 3: for each it is the first such mesh. */
+  /* Ranks 0 and 1 make one mesh, ranks 2 and 3 another. It is the first such mesh of each rank. */
   const int32_t ranks[] = {rank / 2 * 2, rank / 2 * 2 + 1};
   dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   own[0].flags = DM_DIM_OWN_COMM;

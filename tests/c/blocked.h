@@ -12,8 +12,9 @@
 
 enum { kTries = 5 };
 
-/* From the start of the abort to the return of the call. The promise is 100 ms. One try may take longer on a machine whose few cores are shared
- * with other work, where a woken thread waits for its turn; the median over the tries does not depend on such a moment. */
+/* The seconds from the start of the abort to the return of the call. The promise is 100 ms. On a
+ * busy machine a woken thread waits for a core, so one try may take longer. The median over the
+ * tries does not depend on one such moment. */
 static const double kUsual = 0.1, kLongest = 0.25;
 
 typedef struct blocked {
@@ -55,7 +56,8 @@ static inline int sleeps(long tid)
   return state != NULL && state[1] != '\0' && state[2] == 'S';
 }
 
-/* Starts a call and returns when its thread has slept for a while: it waits for somebody then. */
+/* Starts a call. Returns when the thread of the call has slept for a while, which means that the
+ * call waits for another rank. */
 static inline void start_blocked(blocked *self, dm_status (*call)(void *), void *data)
 {
   memset(self, 0, sizeof *self);
@@ -73,7 +75,7 @@ static inline void start_blocked(blocked *self, dm_status (*call)(void *), void 
   }
 }
 
-/* Waits for its return; seconds since `began`. */
+/* Waits until the call has returned, and gives the seconds since `began`. */
 static inline double end_blocked(blocked *self, double began)
 {
   pthread_join(self->thread, NULL);

@@ -1,4 +1,5 @@
-/* The smallest harness that says what went wrong: checks count failures and go on, main returns finish(). */
+/* A small test harness. A check that fails prints what went wrong and is counted, and the test
+ * goes on. main returns finish(). */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -20,7 +21,7 @@ static int failures;
     } \
   } while (0)
 
-/* That a call has this status. */
+/* Checks that a call returns this status. */
 #define GIVES(expected, call) \
   do { \
     dm_status status_ = (call); \
@@ -33,7 +34,8 @@ static int failures;
 
 #define OK(call) GIVES(DM_STATUS_OK, call)
 
-/* That a call fails with this status and one line that contains this text. */
+/* Checks that a call fails with this status, and that its message is one line that contains this
+ * text. */
 #define FAILS(expected, text, call) \
   do { \
     GIVES(expected, call); \
@@ -44,7 +46,7 @@ static int failures;
     } \
   } while (0)
 
-/* For what the rest of the test cannot do without. */
+/* Checks a call without which the rest of the test makes no sense. A failure ends the process. */
 #define REQUIRE(call) \
   do { \
     dm_status status_ = (call); \
@@ -54,14 +56,15 @@ static int failures;
     } \
   } while (0)
 
-/* How many times longer everything takes here than on a machine by itself: DM_TEST_SLOWNESS, which `make gates` sets under valgrind and sanitizers. */
+/* How many times longer everything takes than without valgrind or a sanitizer. `make gates` sets
+ * DM_TEST_SLOWNESS. */
 static inline double slowness(void)
 {
   const char *text = getenv("DM_TEST_SLOWNESS");
   return text == NULL ? 1 : atof(text);
 }
 
-/* For bounds from above: a second of a slow machine is longer. */
+/* The clock for upper bounds on time. Its seconds are longer under DM_TEST_SLOWNESS. */
 static inline double seconds_now(void)
 {
   struct timespec now;

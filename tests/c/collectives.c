@@ -1,6 +1,7 @@
 /* ranks: 1 2 4 8 */
-/* Every collective along every dimension of a mesh (n/2, 2), in place and not, checked against sums worked out by hand; groups of sends and
- * receives in an order that would block one by one. */
+/* Every collective along every dimension of a mesh (n/2, 2), in place and out of place. The
+ * results are compared with sums worked out by hand. Groups hold sends and receives in an order
+ * that would block without the group. */
 #include "check.h"
 
 enum { kCount = 1001 };
@@ -62,7 +63,8 @@ static void along(const dm_mesh *mesh, const char *dim)
   OK(dm_all_to_all(mesh, dim, send, recv, kCount, DM_INT32, NULL));
   EACH(kCount * n, 1000 * (at / kCount) + local * kCount + at % kCount);
 
-  /* Everybody receives first from the left, then sends to the right: only a group can do that. */
+  /* Every rank receives from the left before it sends to the right. Without a group all ranks
+   * would block. */
   FILL();
   OK(dm_group_start(mesh));
   OK(dm_recv(mesh, dim, recv, kCount, DM_INT32, (local + n - 1) % n, NULL));

@@ -1,5 +1,6 @@
 /* ranks: 2 */
-/* Communicators from several threads, several meshes and inside groups: each call behaves as it would alone. */
+/* Several threads, several meshes and groups use communicators. Each call behaves as it would
+ * alone. */
 #include "blocked.h"
 
 static dm_world *world, *sync_world;
@@ -37,7 +38,8 @@ static dm_status finalize(void *none)
   return dm_finalize(mesh);
 }
 
-/* In a group a library puts everything off, also the making of a communicator; the first use of a dimension may be there all the same. */
+/* Inside a group a library queues everything, also the making of a communicator. The first use of
+ * a lazy dimension inside a group works nevertheless. */
 static void first_use_in_a_group(dm_init_options options)
 {
   const size_t shape[] = {2, 1};
@@ -62,7 +64,7 @@ static void first_use_in_a_group(dm_init_options options)
   }
 }
 
-/* Calls that do not fit together say so from a group as they do alone. */
+/* Calls that do not fit together give the same error inside a group as outside. */
 static void mismatch_in_a_group(const dm_init_options *options)
 {
   const size_t line[] = {2};
@@ -78,7 +80,8 @@ static void mismatch_in_a_group(const dm_init_options *options)
   dm_free(grouped);
 }
 
-/* Each mesh's calls end at its own timeout, also where it shares the communicator with a mesh that is more patient. */
+/* Each mesh's calls end at its own timeout, also where it shares the communicator with a mesh that
+ * is more patient. */
 static void own_timeouts(dm_init_options options)
 {
   const size_t line[] = {2};
@@ -99,14 +102,15 @@ static void own_timeouts(dm_init_options options)
   }
   OK(dm_world_barrier(sync_world, 0));
   OK(dm_abort(hasty));
-  GIVES(DM_STATUS_ABORTED, dm_check(patient, NULL)); /* it shared what has ended */
+  GIVES(DM_STATUS_ABORTED, dm_check(patient, NULL)); /* it shared the communicator that has ended */
   OK(dm_abort(patient));
   dm_free(hasty);
   dm_free(patient);
   OK(dm_world_barrier(sync_world, 0));
 }
 
-/* A lazy dimension that was not made because a rank came late is made when all ask again. */
+/* A rank comes late, so the communicator of a lazy dimension is not made. It is made when all
+ * ranks ask again. */
 static void lazy_again(dm_init_options options)
 {
   const size_t line[] = {2};
@@ -117,7 +121,7 @@ static void lazy_again(dm_init_options options)
   REQUIRE(dm_init("cpu", line, 1, NULL, &options, &lazy));
   if (rank == 0) FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_get_comm", dm_get_comm(lazy, NULL, &comm));
   OK(dm_world_barrier(sync_world, 0));
-  if (rank == 1) FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_get_comm", dm_get_comm(lazy, NULL, &comm)); /* it learns of the call it missed */
+  if (rank == 1) FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_get_comm", dm_get_comm(lazy, NULL, &comm)); /* rank 1 is told of the call that it missed */
   OK(dm_world_barrier(sync_world, 0));
   OK(dm_get_comm(lazy, NULL, &comm));
   CHECK(sum_along(lazy, NULL) == 2);
@@ -125,7 +129,8 @@ static void lazy_again(dm_init_options options)
   dm_free(lazy);
 }
 
-/* What waits for nobody does not wait behind a thread that does; a second dm_finalize does not agree with ranks that make one. */
+/* A call that waits for no rank does not wait behind a thread that does. A second dm_finalize of
+ * one rank does not count as the call of another rank. */
 static void beside_a_blocked_call(const dm_init_options *options)
 {
   const size_t shape[] = {2, 1};
@@ -137,7 +142,7 @@ static void beside_a_blocked_call(const dm_init_options *options)
   if (rank == 0) {
     start_blocked(&one, flatten, (void *)"flat");
     const double began = seconds_now();
-    OK(dm_get_comm(mesh, "tp", &comm)); /* made now: of this rank alone */
+    OK(dm_get_comm(mesh, "tp", &comm)); /* made now, for this rank alone */
     OK(dm_slice(mesh, names, 1, &view));
     CHECK(sum_along(mesh, "tp") == 1 && seconds_now() - began < 2);
     dm_free(view);
@@ -165,7 +170,8 @@ static void beside_a_blocked_call(const dm_init_options *options)
   OK(dm_world_barrier(sync_world, 0));
 }
 
-/* Communicators that the library was to destroy: each once, also one of a single rank and one given for two dimensions. */
+/* The library destroys the communicators that it took over. It destroys each one once, also one
+ * with a single rank and one that was given for two dimensions. */
 static void adopted(dm_world *alone)
 {
   const size_t ones[] = {1, 1};
@@ -176,7 +182,7 @@ static void adopted(dm_world *alone)
     ncclComm_t comms[2] = {NULL, NULL};
     dm_init_options options = DM_INIT_OPTIONS_INIT;
     dm_mesh *made = NULL, *library = NULL;
-    /* hostccl is not linked: its functions come from the mesh. */
+    /* The program does not link hostccl, so the mesh gives its functions. */
     ncclResult_t (*get_id)(ncclUniqueId *) = NULL;
     ncclResult_t (*init_rank)(ncclComm_t *, int, ncclUniqueId, int) = NULL;
     options.world = alone;
@@ -186,7 +192,7 @@ static void adopted(dm_world *alone)
     REQUIRE(dm_get_proc(library, "ncclCommInitRank", (void **)&init_rank));
     for (int index = 0; index < 2; ++index) {
       comms[index] = comms[0];
-      if (index == 1 && way % 2 == 0) continue; /* the same twice */
+      if (index == 1 && way % 2 == 0) continue; /* one communicator for two dimensions */
       CHECK(get_id(&id) == ncclSuccess && init_rank(&comms[index], 1, id, 0) == ncclSuccess);
     }
     options.flags = DM_INIT_OWN_COMMS;

@@ -1,5 +1,6 @@
 /* ranks: 4 */
-/* Every way in which ranks can disagree ends in the same words on all of them, at once: while they join, and in each collective call. */
+/* Every disagreement between ranks, while they join and in each collective call, gives all ranks
+ * the same message at once. */
 #include "check.h"
 
 #include <string.h>
@@ -7,7 +8,7 @@
 static int32_t rank;
 static double began;
 
-/* All of it well before any deadline (ten minutes). */
+/* Each error comes long before the deadline of ten minutes. */
 static void soon(const char *what)
 {
   const double took = seconds_now() - began;
@@ -24,12 +25,12 @@ static void joining(void)
   FAILS(DM_STATUS_MISMATCH, "rank 2 called dm_world_init(device_type=cuda, world_size=4, version=",
         dm_world_init(rank == 2 ? "cuda" : "cpu", &join, &world));
   soon("another device type");
-  /* One that cannot take part says so to all. */
+  /* A rank that cannot take part tells all ranks. */
   if (rank == 1) join.ccl_library = "/nowhere/libnccl.so.2";
   FAILS(DM_STATUS_LIBRARY, "/nowhere/libnccl.so.2", dm_world_init("cpu", &join, &world));
   if (rank != 1) CHECK(strstr(dm_last_error(), "rank 1 failed in dm_world_init(device_type=cpu") != NULL);
   soon("a missing library");
-  /* Another world size, where no launcher says it. */
+  /* Another world size, where the program sets it and not a launcher. */
   char method[4096];
   const char *folder = getenv("DM_TMP"), *port = getenv("MASTER_PORT");
   snprintf(method, sizeof method, "file://%s/disagree-%s", folder != NULL ? folder : "/tmp", port);
@@ -60,13 +61,13 @@ static void calling(void)
   FAILS(DM_STATUS_MISMATCH, "rank 3 called dm_init(shape=(2, 2), names=(dp, tp)", dm_init("cpu", square, 2, names, &options, &mesh));
   options.dim_options = NULL;
   soon("options of a dimension");
-  /* Several at once, each named with what it asked for. */
+  /* Several ranks disagree at once. The message names each with what it asked for. */
   FAILS(DM_STATUS_MISMATCH, "ranks 1, 2 called dm_init(shape=(1, 4), names=(dp, tp)) as call",
         rank == 3 ? dm_world_barrier(options.world, 0) : dm_init("cpu", rank == 0 ? square : wide, 2, names, &options, &mesh));
   CHECK(strstr(dm_last_error(), "rank 3 called dm_world_barrier(), rank 0 called dm_init(shape=(2, 2), names=(dp, tp))") != NULL);
   soon("several");
   REQUIRE(dm_init("cpu", square, 2, names, &options, &mesh));
-  /* What to flatten, what to split, how, and the names. */
+  /* The ranks flatten or split different dimensions, split them differently, or give other names. */
   const char *both[] = {"dp", "tp"}, *turned[] = {"tp", "dp"};
   dm_mesh *flat = NULL, *transposed = NULL;
   REQUIRE(dm_slice(mesh, turned, 2, &transposed));
@@ -76,7 +77,8 @@ static void calling(void)
   FAILS(DM_STATUS_MISMATCH, "sizes=(4, 1)", dm_unflatten(flat, "flat", rank == 2 ? long_one : square, both, 2, NULL, &view));
   FAILS(DM_STATUS_MISMATCH, "names=(tp, dp)", dm_unflatten(flat, "flat", square, rank == 2 ? turned : both, 2, NULL, &view));
   soon("how to split");
-  /* The order of calls, on two meshes of the same ranks and on meshes of other ranks. */
+  /* The ranks make their calls in different orders, on two meshes over the same ranks and on
+   * meshes over different ranks. */
   dm_mesh *second = NULL, *third = NULL;
   REQUIRE(dm_init("cpu", four, 1, whole, &options, &second));
   FAILS(DM_STATUS_MISMATCH, "dm_finalize(", dm_finalize(rank == 2 ? mesh : second));
@@ -85,13 +87,13 @@ static void calling(void)
   options.ranks = low;
   REQUIRE(dm_init("cpu", pair, 1, whole, &options, &half));
   options.ranks = NULL;
-  /* Rank 1 is in the small mesh's call, all others in the world's. */
+  /* Rank 1 makes a call of the small mesh while all others make a call of the world. */
   if (rank == 1)
     FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_finalize(half));
   else
     FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_init("cpu", square, 2, names, &options, &third));
   soon("order on meshes of other ranks");
-  /* After all of that every mesh works. */
+  /* After all these errors every mesh works. */
   float one = 1, sum = 0;
   OK(dm_all_reduce(flat, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == 4);
@@ -99,7 +101,8 @@ static void calling(void)
     OK(dm_all_reduce(half, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     CHECK(sum == 2);
   }
-  /* Rank 1 was missed in the others' last call of the world, so its next one learns how that ended. */
+  /* The others missed rank 1 in their last call of the world. Its next call says how theirs
+   * ended. */
   if (rank == 1) FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_world_barrier(options.world, 0));
   OK(dm_world_barrier(options.world, 0));
 }

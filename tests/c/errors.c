@@ -1,5 +1,6 @@
 /* static */
-/* Every bad input is its own status and one line with the values; outputs are left alone; nothing crashes. One process, no other rank. */
+/* Every bad input gives its status and a message of one line with the values. No output is
+ * written, and nothing crashes. The test is one process without other ranks. */
 #include <stddef.h>
 
 #include "check.h"
@@ -74,7 +75,7 @@ static void struct_sizes(void)
   struct { dm_world_options known; char later[16]; } grown;
   dm_world_options options = DM_WORLD_OPTIONS_INIT;
   dm_world *world = NULL;
-  /* The struct ended before joining_out at first. */
+  /* The struct of version 0.1 ended before joining_out. */
   const size_t wrong[] = {0, 1, offsetof(dm_world_options, joining_out) - 1, 5000, (size_t)-1};
   for (size_t at = 0; at < sizeof wrong / sizeof *wrong; ++at) {
     options.struct_size = wrong[at];
@@ -84,7 +85,7 @@ static void struct_sizes(void)
   grown.known.struct_size = sizeof grown;
   grown.known.flags = DM_WORLD_OFFLINE;
   grown.known.world_size = 2;
-  OK(dm_world_init("cpu", &grown.known, &world)); /* a newer header, nothing new used */
+  OK(dm_world_init("cpu", &grown.known, &world)); /* compiled with a newer header, but uses none of its new fields */
   dm_world_free(world);
   world = NULL;
   grown.later[3] = 1;
@@ -99,7 +100,7 @@ static void struct_sizes(void)
   OK(dm_last_error_info(&info));
   CHECK(info.status == DM_STATUS_INVALID_ARGUMENT && strcmp(info.message, dm_last_error()) == 0);
 
-  /* Freeing what was freed before is no failing call: the last error stays. */
+  /* Freeing a freed handle does not fail, so the last error stays. */
   grown.later[3] = 0;
   REQUIRE(dm_world_init("cpu", &grown.known, &world));
   dm_world_free(world);
@@ -132,7 +133,7 @@ static void worlds(void)
     FAILS(DM_STATUS_INVALID_ARGUMENT, "init_method", dm_world_init("cpu", &options, &world));
   }
 
-  /* Nobody listens there: the deadline decides, within 10 % and 250 ms. */
+  /* Nobody listens at this address. The call ends at its deadline, at most 10 % + 250 ms late. */
   options.init_method = "tcp://127.0.0.1:1";
   options.timeout_ms = 500;
   double began = seconds_now();
@@ -156,7 +157,7 @@ static void worlds(void)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "struct_size is 3", dm_world_init("cpu", &options, &world));
   options.store = NULL;
 
-  /* Where the environment is taken, half of it is an error that names the variables. */
+  /* When the launcher's variables are used and only some are set, the error names the variables. */
   dm_world_options from_environment = DM_WORLD_OPTIONS_INIT;
   setenv("RANK", "1", 1);
   FAILS(DM_STATUS_INVALID_ARGUMENT, "WORLD_SIZE", dm_world_init("cpu", &from_environment, &world));

@@ -1,7 +1,8 @@
 /* ranks: 2 4 */
-/* Communicators that have failed: they are not shared again. After a mismatch and after a timeout a new mesh over the same ranks works, also where a
- * rank has not noticed the failure, and whatever mesh the failed communicator belongs to says that it failed earlier, in which call. Hundreds of rounds
- * leave nothing behind. */
+/* Communicators that have failed are not shared again. After a mismatch and after a timeout a new
+ * mesh over the same ranks works, also where a rank has not noticed the failure. Every mesh with
+ * the failed communicator says that it failed earlier, and in which call. Hundreds of rounds leave
+ * nothing behind. */
 #include "check.h"
 
 #include <dirent.h>
@@ -38,7 +39,7 @@ static void sums_at(int line, const dm_mesh *mesh, const char *name)
   dm_free((dm_mesh *)view);
 }
 
-/* Ranks 0 and ranks / 2 disagree, the others have no part in it and notice nothing. */
+/* Ranks 0 and ranks / 2 disagree. The other ranks take no part and notice nothing. */
 static void disagree(const dm_mesh *mesh)
 {
   float buffer[2] = {0};
@@ -48,7 +49,7 @@ static void disagree(const dm_mesh *mesh)
 
 static int in_failed_group(void) { return rank % (ranks / 2) == 0; }
 
-/* What another mesh that shares the failed communicator says of it. */
+/* Checks the errors of another mesh that shares the failed communicator. */
 static void failed_earlier(dm_status status, const dm_mesh *mesh)
 {
   float buffer[2] = {0};
@@ -60,7 +61,7 @@ static void failed_earlier(dm_status status, const dm_mesh *mesh)
   FAILS(status, "failed earlier", dm_broadcast(mesh, "dp", buffer, buffer, 2, DM_FLOAT32, 0, NULL));
   CHECK(strncmp(dm_last_error(), "dm_broadcast: ", 14) == 0);
   FAILS(status, "ncclAllReduce(", dm_check(mesh, "dp"));
-  OK(dm_get_comm(mesh, "dp", &comm)); /* the handle is there, to be asked by who wants to */
+  OK(dm_get_comm(mesh, "dp", &comm)); /* the raw handle is still given out, for the library's own questions */
 }
 
 static void after_a_mismatch(void)
@@ -82,11 +83,11 @@ static void after_a_mismatch(void)
     OK(dm_get_comm(second, "dp", &b));
     CHECK(a != b);
     OK(dm_get_comm(third, "dp", &a));
-    CHECK(a == b); /* what works is shared as ever */
+    CHECK(a == b); /* a communicator that works is still shared */
   }
-  sums(shares, "tp"); /* the other dimension is well */
+  sums(shares, "tp"); /* the other dimension works */
 
-  /* A mesh that has failed makes further dimensions, and anew those that failed. */
+  /* A mesh with a failed dimension can make further dimensions, and can make the failed one anew. */
   dm_mesh *flat = NULL, *other = NULL;
   const size_t sizes[] = {2, (size_t)ranks / 2};
   const char *names[] = {"outer", "inner"};
@@ -98,7 +99,7 @@ static void after_a_mismatch(void)
 
   failed_earlier(DM_STATUS_MISMATCH, first);
   dm_free(flat);
-  dm_free(first); /* dm_abort would end its tp, too, which the others share */
+  dm_free(first); /* not dm_abort, which would also end tp, which other meshes share */
   GIVES(DM_STATUS_MISMATCH, dm_finalize(shares)); /* on all ranks, at once, with the reason */
   CHECK(strstr(dm_last_error(), "failed earlier") != NULL);
   GIVES(DM_STATUS_ABORTED, dm_finalize(shares));
@@ -112,7 +113,7 @@ static void after_a_mismatch(void)
   dm_free(third);
 }
 
-/* Also the communicator over all ranks, from which others are split: here it is the dimension that fails. */
+/* The failed dimension can have the communicator over all ranks, from which the others are split. */
 static void after_a_failure_of_all(void)
 {
   dm_mesh *beside = mesh_with(0), *first = mesh_with(0), *flat = NULL, *again = NULL;
@@ -124,16 +125,16 @@ static void after_a_failure_of_all(void)
   OK(dm_flatten(second, "everything", NULL, &again));
   sums(again, "everything");
   dm_free(again);
-  OK(dm_flatten(first, "all", NULL, &again)); /* it is there, so this is local and makes nothing */
+  OK(dm_flatten(first, "all", NULL, &again)); /* this dimension exists, so the call is local and makes nothing */
   FAILS(DM_STATUS_MISMATCH, "failed earlier", dm_all_reduce(again, NULL, buffer, buffer, 2, DM_FLOAT32, DM_SUM, NULL));
   dm_free(again);
-  OK(dm_flatten(first, "all2", NULL, &again)); /* another name is a call of all ranks, and makes it anew */
+  OK(dm_flatten(first, "all2", NULL, &again)); /* a new name needs a call of all ranks, which makes the communicator anew */
   sums(again, "all2");
   dm_free(again);
   dm_free(flat);
   dm_free(first);
   if (ranks > 2) {
-    sums(beside, "dp"); /* it was split from what has failed, and works */
+    sums(beside, "dp"); /* this communicator was split from the failed one, and works */
     OK(dm_finalize(beside));
   }
   dm_free(beside);
@@ -141,7 +142,7 @@ static void after_a_failure_of_all(void)
   dm_free(second);
 }
 
-/* A rank comes so late that the others have given up; it makes a new mesh with them without having called in between. */
+/* A rank comes so late that the others have given up. Its next call makes a new mesh with them. */
 static void after_a_timeout(void)
 {
   dm_mesh *hasty = mesh_with(300), *shares = mesh_with(0);
@@ -183,7 +184,7 @@ static void after_an_abort(void)
   dm_free(second);
 }
 
-/* A lazily made communicator, a range and a second factorisation. */
+/* The failed communicator belongs to a lazy dimension, to a range, or to a second factorisation. */
 static void of_every_kind(void)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
@@ -201,7 +202,7 @@ static void of_every_kind(void)
   REQUIRE(dm_init("cpu", &row, 1, NAMES, &options, &wide));
   const size_t sizes[] = {(size_t)ranks / 2, 2};
   const char *names[] = {"a", "b"};
-  const int at = rank % 2; /* of two ranks the range is the whole dimension, which stays as it is */
+  const int at = rank % 2; /* with two ranks the range is the whole dimension, which keeps its communicator */
   for (int attempt = 0; attempt < 2; ++attempt) {
     OK(dm_slice_range(wide, "dp", 0, 2, 1, &range[attempt]));
     OK(dm_reshape(wide, sizes, names, 2, NULL, &other[attempt]));
@@ -259,7 +260,7 @@ static int descriptors(void)
   return count;
 }
 
-/* The next communicators of failed ones are not made beside them for ever. */
+/* Communicators that replace failed ones do not pile up. */
 static void leaves_nothing(int rounds)
 {
   int before = 0, open_before = 0;
@@ -272,7 +273,8 @@ static void leaves_nothing(int rounds)
     dm_free(mesh);
     if (round == 11) before = mappings(), open_before = descriptors();
   }
-  /* Only the ranks without the failed communicator keep theirs, whose mesh was freed and not ended: its raw pointer may be in use. */
+  /* Only ranks whose communicator works keep it. Its mesh was freed and not ended, so its raw
+   * pointer may still be in use. */
   const int kept = in_failed_group() ? 0 : rounds / 3 + 1;
   const int after = mappings(), open_after = descriptors();
   if (after > before + kept + 2 || open_after > open_before + 4) {

@@ -1,10 +1,11 @@
 /* ranks: 2 4 */
-/* dm_finalize after a collective that failed or that only some ranks have begun: it ends soon, on all ranks with the reason, and a new mesh works.
- * Its bounds leave a second for the ranks that are still to come. */
+/* dm_finalize after a collective that failed, or that only some ranks have begun. It ends soon,
+ * with the reason on all ranks, and a new mesh works. The bounds on time include the second for
+ * which dm_finalize waits for late ranks. */
 #include "check.h"
 
 static dm_init_options options = DM_INIT_OPTIONS_INIT;
-static dm_world *sync_world; /* for the test's own order */
+static dm_world *sync_world; /* orders the steps of the test */
 static int32_t rank, ranks;
 static const char *NAMES[] = {"dp"};
 
@@ -27,7 +28,7 @@ static void works(void)
   dm_free(mesh);
 }
 
-/* Rank 0 waits in a collective for ranks that have gone on to the end. */
+/* Rank 0 waits in a collective for ranks that are already in dm_finalize. */
 static void only_one_calls(void)
 {
   dm_mesh *mesh = line(0);
@@ -40,12 +41,13 @@ static void only_one_calls(void)
   }
   FAILS(DM_STATUS_MISMATCH, "ncclAllReduce(1 x float32, sum)", dm_finalize(mesh));
   CHECK(strstr(dm_last_error(), "dm_finalize(dp)") != NULL);
-  CHECK(seconds_now() - began < 20); /* not the deadline of ten minutes */
+  CHECK(seconds_now() - began < 20); /* the deadline would be ten minutes */
   dm_free(mesh);
   works();
 }
 
-/* A rank that has gone astray: the others have given up on it in a collective, and do not wait for it at the end once more. */
+/* The others have given up waiting for a rank in a collective. They do not wait for it again in
+ * dm_finalize. */
 static void one_is_late(void)
 {
   dm_mesh *mesh = line(400);
@@ -57,14 +59,14 @@ static void one_is_late(void)
     GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh));
   }
   OK(dm_world_barrier(sync_world, 0));
-  if (rank == 0) GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh)); /* it learns how the call ended */
+  if (rank == 0) GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh)); /* the error says how the others' call ended */
   CHECK(seconds_now() - began < 20);
   OK(dm_abort(mesh));
   dm_free(mesh);
   works();
 }
 
-/* The same where the mesh has all the time in the world. */
+/* The same case with a mesh that has a long timeout. */
 static void one_is_late_for_the_end(void)
 {
   dm_mesh *hasty = line(400), *patient = line(0);

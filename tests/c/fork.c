@@ -1,7 +1,8 @@
 /* ranks: 1 4 */
 /* static */
 /* flags: -D_GNU_SOURCE */
-/* A forked child has none of its parent's sockets, memory or calls, and whatever it does the parent is as before. tests/test_fork.py kills parents. */
+/* A forked child has none of its parent's sockets, shared memory or calls. Nothing that the child
+ * does changes the parent. tests/test_fork.py kills parents. */
 #include "check.h"
 
 #include <dirent.h>
@@ -15,7 +16,7 @@ static dm_mesh *mesh;
 static ncclComm_t comm;
 static int32_t rank, size;
 
-/* What a child does, and how it ends. */
+/* What a child does. Its failed checks become its exit status. */
 typedef void body(void);
 
 static void ended(pid_t child)
@@ -42,7 +43,7 @@ static void in_child(body *body)
   ended(child);
 }
 
-/* Made by the kernel's call itself: no handlers run in it. */
+/* Forks by the system call itself, so that the handlers of pthread_atfork do not run. */
 static void in_clone(body *body)
 {
   const pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
@@ -91,7 +92,7 @@ static void is_refused(void)
   CHECK(made == NULL && joined == NULL && raw == NULL && sum == 0);
 }
 
-/* The engine's own functions, which the parent asked for. */
+/* Functions of the host engine, to which the parent got pointers. */
 static void *engine(const char *name)
 {
   void *address = NULL;
@@ -133,7 +134,7 @@ static void may_ask(void)
   CHECK(strstr(describe(mesh), "DeviceMesh") != NULL);
 }
 
-/* As a destructor does, or Python when a forked worker ends. */
+/* Frees the parent's handles, as a destructor does, or Python when a forked worker ends. */
 static void may_free(void)
 {
   int32_t number = -1;
@@ -204,7 +205,7 @@ static void leaves_by_exit(void)
   exit(finish());
 }
 
-/* Before the parent holds anything a child is free. */
+/* A child that is forked before the parent holds anything may do everything. */
 static void is_free(void)
 {
   dm_world_options alone = DM_WORLD_OPTIONS_INIT;
@@ -222,7 +223,7 @@ static void is_free(void)
   dm_world_free(options.world);
 }
 
-/* The other threads' calls go on while this process forks. */
+/* The calls of other threads go on while this process forks. */
 enum { kRounds = 3000 };
 static int done;
 
@@ -273,7 +274,7 @@ int main(int argc, char **argv)
   in_child(daemon_like);
   in_child(leaves_by_exit);
   in_clone(without_handlers);
-  /* What is not forked, or only until exec, has nothing either. */
+  /* A process that runs another program (exec) has nothing of the parent either. */
   char command[600], path[500] = "";
   CHECK(readlink("/proc/self/exe", path, sizeof path - 1) > 0);
   snprintf(command, sizeof command, "'%s' inherited %d", path, sockets_before);
@@ -301,7 +302,8 @@ int main(int argc, char **argv)
   OK(dm_finalize(mesh));
   dm_free(mesh);
   dm_world_free(world);
-  /* Nothing is held any more, but for the communicator of one rank alone, which lasts as long as the process. */
+  /* The parent holds nothing any more, except the communicator of one rank alone, which lasts as
+   * long as the process. */
   if (size > 1) in_child(is_free);
   return finish();
 }

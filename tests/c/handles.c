@@ -1,5 +1,5 @@
-/* Many threads on the same handles: views are made, asked, freed and freed again while others look. Everything gives an answer or
- * DM_STATUS_INVALID_HANDLE. */
+/* Many threads use the same handles. They make views, ask them, free them and free them again,
+ * while other threads use them. Every call gives an answer or DM_STATUS_INVALID_HANDLE. */
 #include "check.h"
 
 #include <pthread.h>

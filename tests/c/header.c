@@ -1,4 +1,5 @@
-/* The ABI as numbers: enum values, struct sizes and offsets of version 0.1 on 64-bit machines, and the INIT macros byte for byte. */
+/* The ABI as numbers: the enum values, struct sizes and offsets of version 0.1 on 64-bit machines,
+ * and every byte of the INIT macros. */
 #include "check.h"
 
 #define AT(type, field, offset) CHECK(offsetof(type, field) == (offset))
@@ -41,7 +42,8 @@ int main(void)
   AT(dm_init_options, flags, 8); AT(dm_init_options, world, 16); AT(dm_init_options, ranks, 24);
   AT(dm_init_options, dim_options, 32); AT(dm_init_options, timeout_ms, 40);
 
-  /* Every byte that is not the size is zero: fields one by one, as padding is nobody's. */
+  /* Every field but the size is zero. The fields are compared one by one, because the values of
+   * padding bytes are not defined. */
   dm_error_info error = DM_ERROR_INFO_INIT;
   CHECK(error.struct_size == sizeof error && error.status == 0 && error.ccl_result == 0 && error.device_error == 0 &&
         error.os_error == 0 && error.message == NULL);

@@ -1,6 +1,6 @@
 /* ranks: 4 */
-/* DM_INIT_LAZY: a dimension's communicator is made when its group first asks, by that group alone. DM_DIM_OWN_COMM: never shared. A
- * collective that nobody joins ends at the mesh's timeout. */
+/* DM_INIT_LAZY: a dimension's communicator is made when its group first asks, by that group alone.
+ * DM_DIM_OWN_COMM: never shared. A collective that nobody joins ends at the mesh's timeout. */
 #include "check.h"
 
 int main(void)
@@ -15,7 +15,7 @@ int main(void)
   options.flags = DM_INIT_LAZY;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &lazy));
   const int32_t rank = rank_of(lazy);
-  if (rank < 2) { /* one of the two tp groups, and no one else */
+  if (rank < 2) { /* only one of the two tp groups asks */
     REQUIRE(dm_get_comm(lazy, "tp", &comm));
     REQUIRE(dm_get_comm(lazy, "tp", &again));
     CHECK(comm != NULL && comm == again);
@@ -23,7 +23,7 @@ int main(void)
     OK(dm_all_reduce(lazy, "tp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     CHECK(sum == 2);
   }
-  /* An eager mesh over the same groups takes over what is there, and makes what is not. */
+  /* An eager mesh over the same groups shares the communicators that exist, and makes the others. */
   options.flags = 0;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &twin));
   OK(dm_all_reduce(twin, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));

@@ -1,7 +1,8 @@
 /* ranks: 2 */
 /* flags: -D_GNU_SOURCE */
-/* Makes the library start each of the threads that it has on host memory, and looks at them all: each has a name, and none runs a handler of the
- * program, which sends itself signals all the time. tests/nccl/ranks.c looks at those beside NCCL. */
+/* Makes the library start every kind of thread that it has on device type cpu. Each thread must
+ * have a name, and none may run a signal handler of the program, which sends itself signals all
+ * the time. tests/nccl/ranks.c checks the threads that the library starts beside NCCL. */
 #include "library_threads.h"
 
 #include "blocked.h"
@@ -66,13 +67,13 @@ int main(void)
   main_thread = syscall(SYS_gettid);
   interrupt_every(1000);
 
-  /* dm-nonce on rank 0, as the tool serves the store; dm-make-comm. */
+  /* This starts dm-nonce, on rank 0 (the tool serves the store), and dm-make-comm. */
   REQUIRE(dm_world_init("cpu", NULL, &options.world));
   REQUIRE(dm_world_init("cpu", NULL, &sync));
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
   rank = rank_of(mesh);
 
-  /* dm-make: a lazy dimension that is first used inside a group. */
+  /* This starts dm-make: a lazy dimension is first used inside a group. */
   options.flags = DM_INIT_LAZY;
   dm_dim_options dims[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   dims[0].flags = DM_DIM_OWN_COMM;
@@ -83,7 +84,7 @@ int main(void)
   OK(dm_group_end(lazy));
   CHECK(sum == 2);
 
-  /* dm-store on rank 0, dm-resolve on both. */
+  /* This starts dm-store on rank 0 and dm-resolve on both ranks. */
   if (rank == 0) port = free_port();
   OK(dm_all_reduce(mesh, "dp", &port, &agreed, 1, DM_INT32, DM_SUM, NULL));
   char method[64];
@@ -96,12 +97,13 @@ int main(void)
   OK(dm_world_barrier(own, 0));
   dm_world_free(own);
 
-  /* dm-farewell: a call that is aborted while it waits tells the others. */
+  /* This starts dm-farewell: a call that is aborted while it waits tells the other ranks. */
   options.flags = 0;
   options.dim_options = NULL;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &doomed));
   if (rank == 0) {
-    /* The thread of the program's own handles no signals either, so that one handled elsewhere was handled on a thread of the library. */
+    /* The program's own thread handles no signals either. So a signal that was handled was handled
+     * on a thread of the library. */
     blocked call;
     sigset_t all, before;
     sigfillset(&all);

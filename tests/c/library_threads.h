@@ -1,5 +1,6 @@
-/* Looks at every thread that starts in this process. The program's own pthread_create stands in front of the C library's, so no thread is missed,
- * however short it lives. A library's thread has a name that begins with "dm-" and handles none of the program's signals. */
+/* Looks at every thread that starts in this process. The program's own pthread_create stands in
+ * front of the C library's, so no thread is missed, however short it lives. A library's thread has
+ * a name that begins with "dm-" and handles none of the program's signals. */
 #ifndef LIBRARY_THREADS_H
 #define LIBRARY_THREADS_H
 
@@ -18,13 +19,14 @@ typedef struct looked_at {
   void *argument;
   int ended;
   char name[32];
-  /* Blocked signals, bit 0 for signal 1: before the thread's first instruction of its own, and at its end as /proc has them. */
+  /* Blocked signals, bit 0 for signal 1: before the thread's first instruction of its own, and at
+   * its end as /proc has them. */
   unsigned long long first, last;
 } looked_at;
 
 static looked_at threads_seen[kMostThreads];
 static int thread_count;
-/* Whether the calling thread starts a thread of the program. */
+/* Whether the thread that is being started belongs to the program. The calling thread sets it. */
 static __thread int starts_own_thread;
 
 static void read_about_thread(const char *file, const char *format, void *value)
@@ -58,7 +60,7 @@ extern "C" {
 #else
 #define NO_EXCEPTION
 #endif
-/* A sanitizer's, which has to know of every thread. */
+/* The sanitizer's own function, because a sanitizer must know every thread. */
 create_thread __interceptor_pthread_create __attribute__((weak));
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) NO_EXCEPTION
@@ -77,7 +79,8 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 }
 #endif
 
-/* Every signal but those that cannot be blocked, those that the C library keeps for itself, and faults of the thread itself. */
+/* Every signal but those that cannot be blocked, those that the C library keeps for itself, and
+ * faults of the thread itself. */
 static inline unsigned long long program_signals(void)
 {
   const int others[] = {SIGKILL, SIGSTOP, 32, 33, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
@@ -86,8 +89,8 @@ static inline unsigned long long program_signals(void)
   return all;
 }
 
-/* Checks the library's threads that have ended; threads that are about to end are waited for. A thread that is left behind in another library
- * does not end. */
+/* Checks the library's threads that have ended; threads that are about to end are waited for. A
+ * thread that is left behind in another library does not end. */
 static inline void check_library_threads(int wait_for_all)
 {
   const unsigned long long wanted = program_signals();

@@ -1,4 +1,5 @@
-/* dm_local_shard: blocks of a tensor for any rank, in an offline world, and what it refuses. PyTorch's answers are replayed in tests/sharding.rs. */
+/* dm_local_shard: blocks of a tensor for any rank, in an offline world, and what it refuses.
+ * PyTorch's answers are replayed in tests/sharding.rs. */
 #include "check.h"
 
 static dm_mesh *offline(int32_t world_size, int32_t rank, const size_t *shape, const char *const *names, size_t ndim, const int32_t *ranks)
@@ -18,7 +19,7 @@ static dm_mesh *offline(int32_t world_size, int32_t rank, const size_t *shape, c
   return mesh;
 }
 
-/* That the rows of a [rows, 6] tensor that rank has are these. */
+/* Checks which rows of a [rows, 6] tensor the rank holds. */
 static void has_rows(int line, const dm_mesh *mesh, const dm_placement *placements, size_t rows, int32_t rank, size_t first, size_t count)
 {
   const size_t tensor[] = {rows, 6};
@@ -38,7 +39,7 @@ static void orders(void)
   const char *names[] = {"fsdp", "tp"};
   dm_mesh *mesh = offline(8, 6, shape, names, 2, NULL); /* 6 is at (1, 2) */
   const dm_placement fsdp_first[] = {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}}, tp_first[] = {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}};
-  const dm_placement tp_only[] = {{DM_REPLICATE, -9, -9}, {DM_SHARD, 0, 0}}; /* what a replica says beside its kind is not looked at */
+  const dm_placement tp_only[] = {{DM_REPLICATE, -9, -9}, {DM_SHARD, 0, 0}}; /* DM_REPLICATE ignores the other fields */
   ROWS(mesh, fsdp_first, 16, -1, 12, 2);
   ROWS(mesh, tp_first, 16, -1, 10, 2);
   ROWS(mesh, tp_first, 16, 3, 12, 2);
@@ -56,7 +57,7 @@ static void views(void)
   const int32_t ranks[] = {10, 11, 12, 13, 14, 15, 17, 16};
   const dm_placement rows[] = {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}};
   dm_mesh *mesh = offline(20, 16, shape, names, 3, ranks), *pair = NULL, *flat = NULL, *transposed = NULL;
-  REQUIRE(dm_slice(mesh, dp_cp, 2, &pair)); /* of rank 16, at (1, 1, 1): {11, 13, 15, 16} */
+  REQUIRE(dm_slice(mesh, dp_cp, 2, &pair)); /* the view of rank 16, at (1, 1, 1): {11, 13, 15, 16} */
   REQUIRE(dm_flatten(pair, "fsdp", NULL, &flat));
   REQUIRE(dm_slice(mesh, tp_dp, 2, &transposed)); /* {{12, 17}, {13, 16}} */
   ROWS(pair, rows, 8, 15, 4, 2);

@@ -1,5 +1,6 @@
 /* ranks: 4 */
-/* The ranks of a world say where they are, and a plan is made of that: what dm_plan_ranks gives is the same on all. */
+/* The ranks of a world say where they are, and dm_plan_ranks makes a plan from these locations.
+ * All ranks get the same plan. */
 #include "check.h"
 
 int main(void)
@@ -15,15 +16,17 @@ int main(void)
   const char *mine = rank % 2 == 0 ? "rack0/even" : "rack0/odd";
   REQUIRE(dm_world_locations(world, mine, &given));
   for (int32_t other = 0; other < 4; ++other) CHECK(strcmp(given[other], other % 2 == 0 ? "rack0/even" : "rack0/odd") == 0);
-  /* Nothing given: the host, the same for all ranks here. Mixed with given ones as each rank likes. */
+  /* A rank that gives no location has its host's name, which is the same for all ranks here. Some
+   * ranks may give a location and others not. */
   REQUIRE(dm_world_locations(world, NULL, &hosts));
   CHECK(hosts[0][0] != '\0' && strcmp(hosts[0], hosts[3]) == 0 && strcmp(hosts[1], hosts[2]) == 0 && strcmp(hosts[0], hosts[1]) == 0);
-  CHECK(strcmp(given[1], "rack0/odd") == 0); /* the earlier ones stay */
+  CHECK(strcmp(given[1], "rack0/odd") == 0); /* the locations of the earlier call stay valid */
   const char *const *mixed = NULL;
   REQUIRE(dm_world_locations(world, rank == 2 ? "" : NULL, &mixed));
   CHECK(strcmp(mixed[2], "") == 0 && strcmp(mixed[3], hosts[0]) == 0);
 
-  /* Even and odd ranks share a domain, so the later dimension, which talks more, joins 0 with 2 and 1 with 3. */
+  /* Even and odd ranks share a domain, so the later dimension, which talks more, joins 0 with 2
+   * and 1 with 3. */
   const size_t shape[] = {2, 2};
   int32_t ranks[4] = {-1, -1, -1, -1};
   REQUIRE(dm_plan_ranks(given, 4, shape, 2, NULL, ranks, NULL, 0, NULL));
@@ -45,7 +48,7 @@ int main(void)
     GIVES(DM_STATUS_INVALID_ARGUMENT, dm_world_locations(world, NULL, NULL));
     GIVES(DM_STATUS_INVALID_HANDLE, dm_world_locations(NULL, NULL, &none));
   }
-  /* Another call is a mismatch, as everywhere. */
+  /* A rank that makes another call causes a mismatch, as in every collective call. */
   if (rank == 3)
     FAILS(DM_STATUS_MISMATCH, "dm_world_locations", dm_world_barrier(world, 0));
   else

@@ -1,5 +1,6 @@
 /* ranks: 2 4 */
-/* One thread sums along a dimension while the main thread makes and ends meshes whose communicators are split from the same one: both take turns. */
+/* One thread sums along a dimension while the main thread makes and ends meshes. Their
+ * communicators are split from the communicator of the sums, so both threads take turns. */
 #include "check.h"
 
 #include <pthread.h>

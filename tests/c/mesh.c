@@ -1,5 +1,6 @@
 /* ranks: 8 */
-/* A (2, 2, 2) mesh on eight ranks: answers worked out by hand, views and their communicators, sharing, permuted and smaller meshes. */
+/* A (2, 2, 2) mesh on eight ranks. The test compares answers with numbers worked out by hand, and
+ * checks views and their communicators, shared communicators, and permuted and smaller meshes. */
 #include "check.h"
 
 typedef ncclResult_t (*query_t)(ncclComm_t, int *);
@@ -20,7 +21,7 @@ static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)
   return comm;
 }
 
-/* Rank order in every communicator is the coordinate, and its ranks are the group. */
+/* The rank in each communicator is the coordinate, and its ranks are the group's. */
 static void communicators_fit(const dm_mesh *mesh)
 {
   for (size_t index = 0; index < dm_ndim(mesh); ++index) {
@@ -99,7 +100,8 @@ static void views(const dm_mesh *mesh)
   CHECK(comm_of(tp_dp, "tp") == comm_of(mesh, "tp"));
   communicators_fit(tp_dp);
 
-  /* A flattened dimension: the same under the same name, shared under another, its own where asked. */
+  /* Flattening again under one name gives the same dimension. Another name shares the
+   * communicator, unless the options ask for one of its own. */
   REQUIRE(dm_slice(mesh, pair, 2, &dp_cp));
   dm_mesh *flat = NULL;
   REQUIRE(dm_flatten(dp_cp, NULL, NULL, &flat));
@@ -118,12 +120,12 @@ static void views(const dm_mesh *mesh)
   REQUIRE(dm_slice(dp_cp, flat_name, 1, &named)); /* by name from a view that holds its dimensions */
   CHECK(comm_of(named, NULL) == comm_of(flat, NULL));
   FAILS(DM_STATUS_NOT_FOUND, "dp_cp", dm_slice(tp_dp, flat_name, 1, &root));
-  /* ... also where a dimension is asked for, as PyTorch's get_group does. */
+  /* The name also works as the name of a dimension, as in PyTorch's get_group. */
   int32_t local = -1, sum = 0;
   CHECK(comm_of(mesh, "dp_cp") == comm_of(flat, NULL) && comm_of(dp_cp, "dp_cp") == comm_of(flat, NULL));
   OK(dm_get_local_rank(mesh, "dp_cp", &local));
   CHECK(local == rank / 2);
-  dm_mesh *cp = slice1(mesh, "cp"), *second = NULL; /* also of a view with one dimension, which is another one */
+  dm_mesh *cp = slice1(mesh, "cp"), *second = NULL; /* a view with another single dimension finds the flattened name too */
   REQUIRE(dm_flatten(cp, "second", NULL, &second));
   CHECK(comm_of(flat, "second") == comm_of(mesh, "cp"));
   dm_free(second);
@@ -145,7 +147,7 @@ static void views(const dm_mesh *mesh)
   CHECK(length == 4 && ranks[0] == base && ranks[1] == base + 4 && ranks[2] == base + 1 && ranks[3] == base + 5);
   communicators_fit(flat_transposed);
 
-  /* Unflatten the flattened one otherwise; concatenate views of the one root. */
+  /* Unflatten the flattened dimension in another way, and concatenate views of one root. */
   const size_t sizes[] = {4, 1};
   const char *parts[] = {"outer", "inner"};
   REQUIRE(dm_unflatten(flat, "dp_cp", sizes, parts, 2, NULL, &split));
@@ -164,7 +166,7 @@ static void views(const dm_mesh *mesh)
   CHECK(strcmp(describe(joined), "DeviceMesh((tp=2, a=2), 'cpu', stride=(1, 4))") == 0);
   communicators_fit(joined);
 
-  /* Parallel copies: mine and others'. */
+  /* The parallel copies of a submesh: this rank's and the others. */
   OK(dm_submesh_count(mesh, dp, 1, &count));
   CHECK(count == 4);
   for (size_t index = 0; index < count; ++index) {
@@ -190,7 +192,7 @@ static void views(const dm_mesh *mesh)
   OK(dm_equal(root, mesh, &equal));
   CHECK(equal);
 
-  /* By name, for handlers that carry only attributes. */
+  /* Meshes are found by a registered name, for XLA handlers, which get only attributes. */
   dm_mesh *found = NULL;
   OK(dm_register(joined, "trainer"));
   OK(dm_lookup("trainer", &found));
@@ -209,7 +211,7 @@ static void others_of_the_same_world(const dm_mesh *mesh)
   dm_mesh *second = NULL, *flat = NULL, *permuted = NULL, *unit = NULL, *part = NULL, *line = NULL;
   const int32_t rank = rank_of(mesh);
 
-  /* The same groups share a communicator: shard of (2, 4) and (cp, tp) flattened of (2, 2, 2). */
+  /* Equal groups share a communicator: shard of (2, 4), and (cp, tp) of (2, 2, 2) flattened. */
   REQUIRE(dm_init("cpu", shape, 2, names, NULL, &second));
   communicators_fit(second);
   const char *cp_tp[] = {"cp", "tp"};
@@ -219,7 +221,8 @@ static void others_of_the_same_world(const dm_mesh *mesh)
   CHECK(comm_of(flat, NULL) == comm_of(second, "shard"));
   CHECK(comm_of(second, "replicate") == comm_of(mesh, "dp")); /* stride 4, size 2 */
 
-  /* Any order of ranks: coordinate, local rank and rank in the communicator stay one number. */
+  /* In any order of ranks the coordinate, the local rank and the rank in the communicator are one
+   * number. */
   const int32_t order[] = {5, 3, 1, 7, 0, 2, 4, 6};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.ranks = order;
@@ -230,14 +233,15 @@ static void others_of_the_same_world(const dm_mesh *mesh)
   OK(dm_group_ranks(permuted, "shard", group, 4, &length));
   CHECK(memcmp(group, rank == 5 || rank == 3 || rank == 1 || rank == 7 ? order : order + 4, sizeof group) == 0);
 
-  /* Size 1 costs nothing until asked for; then one communicator serves all. */
+  /* Dimensions of size 1 have no communicator until a program asks for it. Then they all share
+   * one. */
   REQUIRE(dm_init("cpu", ones, 3, one_names, NULL, &unit));
   communicators_fit(unit);
   CHECK(comm_of(unit, "x") == comm_of(unit, "z"));
   REQUIRE(dm_init("cpu", whole, 1, NULL, NULL, &line));
   CHECK(comm_of(unit, "y") == comm_of(line, NULL) && strcmp(dm_dim_name(line, 0), "dim_0") == 0);
 
-  /* Smaller than the world: everybody calls, some are outside. */
+  /* The mesh is smaller than the world. All ranks make the call, and some are outside the mesh. */
   const int32_t three[] = {6, 2, 4};
   options.ranks = three;
   REQUIRE(dm_init("cpu", small, 1, NULL, &options, &part));
@@ -254,7 +258,7 @@ static void others_of_the_same_world(const dm_mesh *mesh)
   }
   OK(dm_finalize(part));
 
-  /* Finalizing one leaves what others share. */
+  /* Finalizing one mesh leaves the communicators that other meshes share. */
   OK(dm_finalize(second));
   GIVES(DM_STATUS_ABORTED, dm_slice(second, names, 1, &view));
   float one = 1, sum = 0;
@@ -297,7 +301,7 @@ static void adopted_for_good(const dm_mesh *mesh)
 
 static void adopted(const dm_mesh *mesh)
 {
-  /* Over communicators that exist: without a world, ranks are coordinates. */
+  /* A mesh over existing communicators and without a world numbers its ranks by coordinate. */
   const size_t shape[] = {2, 2}, wrong[] = {2, 3};
   const char *names[] = {"cp", "tp"};
   ncclComm_t comms[2] = {comm_of(mesh, "cp"), comm_of(mesh, "tp")}, missing[2] = {comms[0], NULL};
@@ -308,7 +312,8 @@ static void adopted(const dm_mesh *mesh)
   FAILS(DM_STATUS_UNSUPPORTED, "without a world", dm_flatten(over, NULL, NULL, &none));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "has 2 ranks", dm_from_comms("cpu", wrong, 2, names, comms, NULL, &none));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "comms[1] is NULL", dm_from_comms("cpu", shape, 2, names, missing, NULL, &none));
-  /* device_type NULL is that of the world; a shape that is too large is refused before its ranks are read. */
+  /* device_type NULL means the world's device type. A shape that is too large is refused before
+   * its ranks are read. */
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   const size_t huge[] = {1 << 20, 1 << 10};

@@ -1,5 +1,6 @@
 /* ranks: 4 */
-/* Ranks that disagree: everybody gets the error, with both sides spelled out; ranks that never come are named; and the world goes on. */
+/* When ranks disagree, all get an error that quotes both calls. Ranks that never come are named.
+ * The world works on after both. */
 #include "check.h"
 
 int main(void)
@@ -31,9 +32,9 @@ int main(void)
   options.flags = rank == 2 ? DM_INIT_LAZY : 0;
   FAILS(DM_STATUS_MISMATCH, "lazy", dm_init("cpu", square, 2, names, &options, &mesh));
   options.flags = 0;
-  CHECK(seconds_now() - began < 5); /* not the deadline of ten minutes */
+  CHECK(seconds_now() - began < 5); /* the deadline would be ten minutes */
 
-  /* After all of that the world is as good as new. */
+  /* After these errors the world works. */
   REQUIRE(dm_init("cpu", square, 2, names, &options, &mesh));
   float one = 1, sum = 0;
   OK(dm_all_reduce(mesh, "tp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
@@ -46,14 +47,15 @@ int main(void)
     FAILS(DM_STATUS_MISMATCH, "dm_flatten(dims=(dp, tp), name=dp_tp)", dm_world_barrier(world, 0));
   /* Names of a flattened dimension. */
   FAILS(DM_STATUS_MISMATCH, "name=ours", dm_flatten(mesh, rank == 2 ? "theirs" : "ours", NULL, &view));
-  REQUIRE(dm_flatten(mesh, "theirs", NULL, &view)); /* no trace of the one that failed */
+  REQUIRE(dm_flatten(mesh, "theirs", NULL, &view)); /* the call that failed has left no dimension behind */
   dm_free(view);
 
-  /* Rank 1 does not come: the others know at the deadline, and it learns when it does come. */
+  /* Rank 1 does not come. The others get an error at the deadline, and rank 1 gets one when it
+   * comes. */
   options.timeout_ms = 700;
   dm_mesh *never = NULL;
   if (rank == 1) {
-    OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL)); /* with rank 3, which comes after its deadline */
+    OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL)); /* waits for rank 3, which comes when its own call has timed out */
     began = seconds_now();
     FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))", dm_init("cpu", square, 2, names, &options, &never));
     CHECK(seconds_now() - began < 0.5);
@@ -61,13 +63,14 @@ int main(void)
     began = seconds_now();
     FAILS(DM_STATUS_TIMEOUT, "rank 1 never called dm_init(shape=(2, 2), names=(dp, tp))", dm_init("cpu", square, 2, names, &options, &never));
     const double waited = seconds_now() - began;
-    /* The rank whose call began first has the first deadline, which ends the call of all: a rank that a busy machine has delayed waits for less. */
+    /* The rank that called first has the first deadline, which ends the call of all ranks. So a
+     * rank that a busy machine has delayed waits for less time. */
     CHECK(waited < 0.7 * 1.1 + 0.25);
     if (rank == 3) OK(dm_all_reduce(mesh, "dp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   }
   OK(dm_world_barrier(world, 0));
 
-  /* In a collective the engine finds out. */
+  /* In a collective the host engine finds the mismatch. */
   if (rank < 2)
     FAILS(DM_STATUS_MISMATCH, "rank 1", dm_all_reduce(mesh, "tp", &one, &sum, 1, rank == 1 ? DM_INT32 : DM_FLOAT32, DM_SUM, NULL));
   OK(dm_abort(mesh));

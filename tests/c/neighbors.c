@@ -1,4 +1,5 @@
-/* Other ranks along a dimension, from every place of a permuted mesh: against the lists that dm_group_ranks gives. */
+/* dm_neighbor and dm_translate_rank, for every rank of a permuted mesh, compared with the lists of
+ * dm_group_ranks. */
 #include "check.h"
 
 static void all_of(const dm_mesh *mesh, const char *dim)

@@ -1,5 +1,6 @@
-/* NULL for every pointer of every function, one at a time: INVALID_HANDLE for a handle, INVALID_ARGUMENT for anything else that may not be
- * NULL, one line that says which, and no output written. */
+/* Passes NULL for every pointer of every function, one at a time. A handle gives INVALID_HANDLE,
+ * and any other pointer that may not be NULL gives INVALID_ARGUMENT. The message is one line that
+ * names the argument, and no output is written. */
 #include "check.h"
 
 static dm_mesh *const kUntouched = (dm_mesh *)0x5a5a;
@@ -119,7 +120,7 @@ static void asking(const dm_mesh *mesh)
   NO("len_out", dm_serialize(mesh, text, sizeof text, NULL));
   NO("info_out", dm_last_error_info(NULL));
 
-  /* A buffer that is not there, however large it is said to be: the length comes out all the same. */
+  /* With a NULL buffer the length is still written, whatever the capacity is. */
   NO("sizes", dm_shape(mesh, NULL, 2, &length));
   CHECK(length == 2);
   NO("coordinate", dm_get_coordinate(mesh, NULL, 2, &length));
@@ -145,7 +146,7 @@ static void asking(const dm_mesh *mesh)
   FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_replica_groups(mesh, NULL, groups, 2, &length));
   CHECK(size == 77 && rank == 77 && hash == 77 && !equal && strcmp(text, "77") == 0);
   CHECK(sizes[0] == 77 && sizes[1] == 77 && ranks[0] == 77 && ranks[1] == 77 && groups[0] == 77 && groups[1] == 77);
-  OK(dm_size(mesh, NULL, &size)); /* here it stands for all ranks */
+  OK(dm_size(mesh, NULL, &size)); /* in dm_size NULL stands for all ranks */
   CHECK(size == 1);
 }
 
@@ -195,7 +196,7 @@ static void communicating(const dm_mesh *mesh)
   NO_HANDLE(dm_abort(NULL));
   NO_HANDLE(dm_finalize(NULL));
 
-  /* Nothing of that did harm. */
+  /* The mesh and the world still work. */
   OK(dm_all_reduce(mesh, "dp", send, recv, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(recv[0] == 1);
 }

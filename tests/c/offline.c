@@ -1,4 +1,5 @@
-/* DM_WORLD_OFFLINE: layout and planning for any rank of any world, here one of 1,048,576 ranks, without a second process. */
+/* DM_WORLD_OFFLINE: layout and planning for any rank of any world, here one of 1,048,576 ranks,
+ * without a second process. */
 #include "check.h"
 
 static void at_a_million(void)
@@ -24,7 +25,7 @@ static void at_a_million(void)
   REQUIRE(dm_init("cuda", shape, 4, names, &options, &mesh));
   REQUIRE(dm_slice(mesh, dp_cp, 2, &pair));
   REQUIRE(dm_flatten(pair, NULL, NULL, &flat));
-  CHECK(seconds_now() - began < 0.1); /* microseconds; the bound is for a machine that does something else */
+  CHECK(seconds_now() - began < 0.1); /* it takes microseconds; the bound allows for a busy machine */
   size_t coordinate[4], length = 0, count = 0;
   OK(dm_get_coordinate(mesh, coordinate, 4, &length));
   CHECK(coordinate[0] == 47 && coordinate[1] == 15 && coordinate[2] == 6 && coordinate[3] == 1);
@@ -42,7 +43,7 @@ static void at_a_million(void)
   OK(dm_submesh_count(mesh, tp, 1, &count));
   CHECK(count == (1 << 20) / 8);
 
-  /* The same mesh from another rank's place is equal and hashes alike. */
+  /* The mesh as another rank sees it is equal and has the same hash. */
   dm_world *elsewhere = NULL;
   dm_mesh *other = NULL;
   bool equal = false;
@@ -69,7 +70,7 @@ static void at_a_million(void)
 
 static void explicit_ranks(void)
 {
-  /* A rank array that lists what another layout walks is the same mesh. */
+  /* A mesh from a rank array is equal to a mesh whose layout gives the same ranks. */
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_world *world = NULL;

@@ -1,6 +1,7 @@
 /* ranks: 2 */
-/* A group in which an operation is refused runs none of its operations and says why at its end. A group that a program leaves open after an error does not
- * outlive dm_abort, so what comes after it is really done. */
+/* A group in which an operation is refused runs none of its operations, and dm_group_end says why.
+ * dm_abort ends a group that a program has left open after an error, so later operations are not
+ * queued into it. */
 #include "check.h"
 
 static dm_mesh *fresh(void)
@@ -30,7 +31,8 @@ int main(void)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "peer is 7", dm_group_end(mesh));
   sums(mesh);
 
-  /* The same where the refused operation is in an inner group, and the operation before it on another dimension's name. */
+  /* Here the refused operation is in an inner group, and the operation before it has another
+   * dimension's name. */
   OK(dm_group_start(mesh));
   OK(dm_group_start(mesh));
   FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_recv(mesh, "nowhere", &got, 1, DM_FLOAT32, 0, NULL));
@@ -38,7 +40,8 @@ int main(void)
   FAILS(DM_STATUS_NOT_FOUND, "nowhere", dm_group_end(mesh));
   sums(mesh);
 
-  /* A handle that was freed inside the group names no mesh any more. Its dm_group_end is refused, and ends the group without its operations. */
+  /* A handle that was freed inside the group names no mesh any more. Its dm_group_end is refused,
+   * and ends the group without its operations. */
   dm_mesh *copy = NULL, *freed = NULL;
   OK(dm_clone(mesh, &copy));
   freed = copy;
@@ -50,7 +53,7 @@ int main(void)
   GIVES(DM_STATUS_CCL, dm_group_end(mesh));
   sums(mesh);
 
-  /* In an inner group it fails the whole group. */
+  /* A freed handle in an inner group fails the whole group. */
   OK(dm_group_start(mesh));
   OK(dm_send(mesh, NULL, &one, 1, DM_FLOAT32, 1 - me, NULL));
   OK(dm_group_start(mesh));
@@ -58,7 +61,7 @@ int main(void)
   FAILS(DM_STATUS_INVALID_HANDLE, "is not a live dm_mesh", dm_group_end(mesh));
   sums(mesh);
 
-  /* The error path leaves the group's end out. */
+  /* The program's error path does not call dm_group_end. */
   OK(dm_group_start(mesh));
   /* The other rank may have aborted already. */
   if (dm_send(mesh, NULL, &one, 1, DM_FLOAT32, 1 - me, NULL) != DM_STATUS_OK) CHECK(strstr(dm_last_error(), "aborted") != NULL);

@@ -1,7 +1,8 @@
-/* dm_plan_ranks: a rank array for a machine, its report, and what it refuses. Plans are compared with brute force in tests/topology.rs. */
+/* dm_plan_ranks: a rank array for a machine, its report, and what it refuses. Plans are compared
+ * with brute force in tests/topology.rs. */
 #include "check.h"
 
-/* Two hosts of four; the launcher dealt the ranks out in turn. */
+/* Two hosts with four ranks each. The launcher dealt the ranks out to the hosts in turn. */
 static const char *const kDealt[] = {"h0", "h1", "h0", "h1", "h0", "h1", "h0", "h1"};
 static const size_t kShape[] = {2, 4};
 
@@ -19,7 +20,7 @@ static void plans(void)
   CHECK(memcmp(ranks, wanted, sizeof ranks) == 0);
   CHECK(strcmp(report, expected) == 0 && length == strlen(expected) + 1);
 
-  /* The plan is what dm_init takes. */
+  /* dm_init takes the plan. */
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_world *world = NULL;
@@ -43,7 +44,8 @@ static void plans(void)
   OK(dm_plan_ranks(kDealt, 8, kShape, 2, traffic, ranks, NULL, 0, NULL));
   for (int i = 0; i < 4; ++i) CHECK(strcmp(kDealt[ranks[i]], kDealt[ranks[i + 4]]) == 0);
 
-  /* Five ranks and four do not divide; the plan says so. Its length can be asked for first. */
+  /* Hosts with five and four ranks are not even, and the plan says so. A program can ask for the
+   * length of the plan first. */
   const char *uneven[] = {"h0", "h0", "h0", "h0", "h0", "h1", "h1", "h1", "h1"};
   const size_t three[] = {3, 3};
   int32_t nine[9];

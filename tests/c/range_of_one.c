@@ -1,5 +1,6 @@
 /* ranks: 4 */
-/* A range of one index: ranks outside it keep their own communicator of one rank, which every dimension of size 1 shares. */
+/* A range of one index. Ranks outside it keep their communicator with one rank, which all their
+ * dimensions of size 1 share. */
 #include "check.h"
 
 int main(void)

@@ -1,18 +1,19 @@
 /* ranks: 4 */
-/* What is wrong with a call is said to the caller alone, with the values, before anything is sent: one rank makes the bad call, in an offline world and
- * in the real one, and the collective call that all ranks make next finds nothing missing and nothing left over. */
+/* A wrong call fails on its caller alone, with the values, before anything is sent. One rank makes
+ * the wrong call, in an offline world and in a real one. The next collective call of all ranks
+ * then works. */
 #include "check.h"
 
 static dm_mesh *const kUntouched = (dm_mesh *)0x5a5a;
 static const size_t kHuge = (size_t)1 << 33;
 
-/* What the bad calls are made on. Ranks 2 and 0 are in pair, 1 and 3 are not. */
+/* The meshes and worlds for the wrong calls. Ranks 2 and 0 are in pair, 1 and 3 are not. */
 struct place {
   dm_world *world;
   dm_mesh *mesh, *dp, *tp, *all, *pair, *other;
 };
 
-static dm_mesh *made; /* what no refused call writes */
+static dm_mesh *made; /* an output that no refused call may write */
 
 static dm_status init(const struct place *at, size_t ndim, const size_t *shape, const char *const *names, const int32_t *ranks)
 {
@@ -81,7 +82,8 @@ static dm_status copy(const struct place *at, size_t index)
   return dm_submesh(at->mesh, names, 1, index, &made);
 }
 
-/* The copy of tp that the calling rank is not in: asked for its own place there, or to flatten it. */
+/* The copy of tp that does not hold the calling rank. The rank asks for its own place in it, or
+ * flattens it. */
 static dm_status elsewhere(const struct place *at, bool flatten)
 {
   dm_mesh *theirs = NULL;
@@ -136,7 +138,8 @@ static dm_status shard(const struct place *at, int32_t kind, int32_t tensor_dim)
   return status;
 }
 
-/* The table: who calls (1 and 3 are outside of pair; nobody offline where that is planning for others), with what status, with which values in the message, and what. */
+/* Each row of the table: the rank that calls (1 and 3 are outside of pair), whether the call is
+ * also made in an offline world, the status, values in the message, and the call. */
 #define BAD DM_STATUS_INVALID_ARGUMENT
 #define OUT DM_STATUS_NOT_MEMBER
 #define TABLE(ROW) \
@@ -191,7 +194,8 @@ static dm_status shard(const struct place *at, int32_t kind, int32_t tensor_dim)
   ROW(3, OUT, "rank 3 is not in DeviceMesh((x=2)", "", dm_slice(at->pair, NULL, 0, &made)) \
   ROW(offline ? -1 : 1, OUT, "rank 1 is not in DeviceMesh((x=2)", "", dm_flatten(at->pair, "y", NULL, &made))
 
-/* All ranks: what is agreed through the store, what runs on communicators, and the small mesh's own ranks. */
+/* Calls that all ranks make: some agree through the store, some run on communicators, and some are
+ * made by the ranks of the small mesh. */
 static void together(const struct place *at, int32_t rank, int row)
 {
   float one = 1, sum = 0;
@@ -215,7 +219,7 @@ static void refused(const struct place *at, int32_t rank, bool offline)
     FAILS(expected, first, call); \
     CHECK(strstr(dm_last_error(), second) != NULL); \
     CHECK(made == kUntouched); \
-    CHECK(seconds_now() - began < 5); /* nobody is waited for: the deadline is ten minutes */ \
+    CHECK(seconds_now() - began < 5); /* no rank waits; the deadline would be ten minutes */ \
   } \
   if (!offline) together(at, rank, row);
   TABLE(ROW)
@@ -263,11 +267,11 @@ int main(void)
   leave(&at);
   at = place(rank, false);
   refused(&at, rank, false);
-  /* Names in another order are no mistake here. */
+  /* Names in another order are allowed in this call. */
   REQUIRE(slice(at.mesh, "tp", "dp"));
   CHECK(strcmp(describe(made), "DeviceMesh((tp=2, dp=2), 'cpu', stride=(1, 2))") == 0);
   dm_free(made);
-  /* Collective calls of the meshes themselves go on as well. */
+  /* Collective calls of the meshes work as well. */
   OK(dm_finalize(at.pair));
   OK(dm_finalize(at.mesh));
   leave(&at);

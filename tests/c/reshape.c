@@ -1,5 +1,6 @@
 /* ranks: 8 */
-/* A second factorisation of the same ranks, as expert parallelism has it: checked against the first, sharing its communicators. */
+/* dm_reshape gives a second factorisation of the same ranks, as expert parallelism uses it. It is
+ * checked against the first and shares its communicators. */
 #include "check.h"
 
 static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)
@@ -31,7 +32,7 @@ int main(void)
   OK(dm_get_local_rank(folded, "ep", &local));
   CHECK(local == rank % 4);
 
-  /* The dimensions of both side by side, where they do not overlap. */
+  /* Dimensions of both factorisations can be concatenated when they do not overlap. */
   dm_mesh *pp = slice1(dense, "pp"), *ep = slice1(folded, "ep"), *joined = NULL;
   const dm_mesh *pair[] = {pp, ep};
   REQUIRE(dm_concatenate(pair, 2, &joined));
@@ -39,7 +40,7 @@ int main(void)
   OK(dm_equal(joined, folded, &equal));
   CHECK(equal);
 
-  /* One rank's mistakes cost nobody anything. */
+  /* A wrong call of one rank does not disturb the others. */
   if (rank == 6) {
     FAILS(DM_STATUS_INVALID_ARGUMENT, "dimension pp", dm_reshape(dense, moved_sizes, moved, 2, NULL, &none));
     CHECK(strstr(dm_last_error(), "(2, 4)") != NULL && strstr(dm_last_error(), "(4, 2)") != NULL);

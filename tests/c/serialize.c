@@ -1,6 +1,7 @@
 /* ranks: 4 */
-/* dm_serialize and dm_deserialize: a mesh goes through its text and comes back with communicators that work; ranks with different texts learn
- * who has which; what is wrong with a text is said before anybody is waited for. */
+/* dm_serialize and dm_deserialize. A mesh made from its text has communicators that work. Ranks
+ * with different texts are told which rank has which text. A wrong text is refused before any rank
+ * waits. */
 #include "check.h"
 
 static dm_mesh *const kUntouched = (dm_mesh *)0x5a5a;
@@ -17,7 +18,8 @@ static const char *text_of(const dm_mesh *mesh)
   return text;
 }
 
-/* The sum of this rank's group, from its list and from a collective. */
+/* Compares the sum of this rank's group, computed from dm_group_ranks, with the sum from a
+ * collective. */
 static void works_along(const dm_mesh *mesh, const char *dim)
 {
   int32_t ranks[4], local = -1;
@@ -41,7 +43,7 @@ static void equal(const dm_mesh *a, const dm_mesh *b)
   CHECK(same && ours == theirs);
 }
 
-/* Everybody has the same view; ranks outside it are not members afterwards either. */
+/* All ranks serialize one view. Ranks outside it are not members of the new mesh either. */
 static void comes_back(const dm_mesh *mesh, const char *expected)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
@@ -92,7 +94,7 @@ static void round_trips(void)
   REQUIRE(dm_submesh(dealt, tp, 1, 0, &row));
   comes_back(row, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"tp\"],\"layout\":[[[2,1]]],\"base\":0,\"ranks\":[[3,1],[1,1]]}");
 
-  /* A text is as good as the call: some ranks have it, others do not. */
+  /* dm_deserialize agrees with dm_init: some ranks use the text, the others make the call. */
   dm_mesh *both = NULL;
   if (rank % 2 == 0)
     REQUIRE(dm_init("cpu", shape, 2, names, &options, &both));
@@ -104,7 +106,7 @@ static void round_trips(void)
   works_along(both, "dp");
   dm_free(both);
 
-  /* Options are dm_init's, for the dimensions of the text. */
+  /* dm_deserialize takes dm_init's options, for the dimensions of the text. */
   ncclComm_t shared = NULL, own = NULL;
   dm_dim_options dims[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   dims[1].flags = DM_DIM_OWN_COMM;
@@ -172,7 +174,7 @@ static void lengths(void)
 #define HEAD "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2,2],\"names\":[\"dp\",\"tp\"],"
 #define ROWS "\"layout\":[[[2,2]],[[2,1]]],\"base\":0,"
 
-/* All of it on one rank alone, with the default world: nobody is waited for. */
+/* These refusals happen on one rank alone, with the default world. No rank waits. */
 static void refusals(const dm_init_options *in_world)
 {
   static const struct {
@@ -227,11 +229,11 @@ static void refusals(const dm_init_options *in_world)
   options.dim_options = dims;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "options.dim_options[1]", dm_deserialize(good, &options, &mesh));
 
-  /* What only the world shows. */
+  /* These mistakes only show when the world is known. */
   FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 2 is listed twice, at index 1 and index 2",
         dm_deserialize(HEAD ROWS "\"ranks\":[[1,2],[2,2]]}", in_world, &mesh));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 4 at index 3 is out of range", dm_deserialize(HEAD ROWS "\"ranks\":[[1,4]]}", in_world, &mesh));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "has 2147450880 ranks, but the world has 4", /* none of which is listed */
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "has 2147450880 ranks, but the world has 4", /* the ranks are not listed first */
         dm_deserialize("{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[32768,65535],\"names\":[\"a\",\"b\"],"
                        "\"layout\":[[[32768,1]],[[65535,32768]]],\"base\":0,\"ranks\":[[0,2147450880]]}", in_world, &mesh));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "device_type is cuda, but options.world was joined for device type cpu",
@@ -248,7 +250,7 @@ int main(void)
   options.world = world;
   const double began = seconds_now();
   if (rank == 1) refusals(&options);
-  CHECK(seconds_now() - began < 30); /* not the deadline of ten minutes */
+  CHECK(seconds_now() - began < 30); /* the deadline would be ten minutes */
   OK(dm_world_barrier(world, 0));
   round_trips();
   lengths();

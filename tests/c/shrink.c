@@ -1,5 +1,6 @@
 /* ranks: 8 */
-/* Going on after ranks have died: (dp=4, tp=2) without the replicas that hold them, again and again, while calls are blocked. */
+/* A job goes on after ranks have died: (dp=4, tp=2) loses the replicas that hold them, several
+ * times, while calls are blocked. */
 #include "check.h"
 
 #include <pthread.h>
@@ -38,7 +39,7 @@ static dm_mesh *replicas(uint32_t flags)
   return mesh;
 }
 
-/* A call that nobody answers, until the mesh ends. */
+/* A call that no other rank makes. It blocks until the mesh ends. */
 static void *blocked(void *mesh)
 {
   int32_t value = 0;
@@ -75,14 +76,14 @@ int main(void)
   const int32_t five[] = {5, 5}, seven[] = {7}, two_and_three[] = {3, 2};
   refused(mesh);
   int32_t sum = 0;
-  OK(dm_all_reduce(mesh, "dp", &me, &sum, 1, DM_INT32, DM_SUM, NULL)); /* what was refused has cost nothing */
-  if (me == 5) _exit(0); /* without a word */
+  OK(dm_all_reduce(mesh, "dp", &me, &sum, 1, DM_INT32, DM_SUM, NULL)); /* the refused calls have changed nothing */
+  if (me == 5) _exit(0); /* without telling the other ranks */
 
   if (me % 2 == 1) GIVES(DM_STATUS_PEER_LOST, dm_all_reduce(mesh, "dp", &me, &sum, 1, DM_INT32, DM_SUM, NULL));
   pthread_t thread;
   if (me == 0) {
     CHECK(pthread_create(&thread, NULL, blocked, mesh) == 0);
-    usleep(50000); /* most likely it waits by now; the outcome is the same when not */
+    usleep(50000); /* most likely the thread waits by now; if not, the outcome is equal */
   }
   REQUIRE(dm_shrink(mesh, "dp", five, me % 2 + 1, &left));
   if (me == 0) pthread_join(thread, NULL);
@@ -92,12 +93,12 @@ int main(void)
   FAILS(DM_STATUS_ABORTED, "dm_shrink", dm_get_comm(mesh, "tp", &comm));
   FAILS(DM_STATUS_ABORTED, "dm_shrink", dm_flatten(mesh, NULL, NULL, &fewer));
 
-  /* A lazy mesh, whose communicators nobody has made yet. */
+  /* A lazy mesh whose communicators are not made yet. */
   dm_mesh *lazily = NULL;
   REQUIRE(dm_shrink(lazy, "dp", five, 1, &lazily));
   holds(lazily, three, 6);
 
-  if (me == 4) { /* its replica went with rank 5: it is in no mesh, and nobody waits for it */
+  if (me == 4) { /* rank 4 was in the replica of rank 5, so it is in no mesh, and no rank waits for it */
     FAILS(DM_STATUS_NOT_MEMBER, "is not in", dm_shrink(left, "dp", seven, 1, &fewer));
     dm_free(lazily);
     dm_free(left);
@@ -105,17 +106,18 @@ int main(void)
     dm_free(mesh);
     return finish();
   }
-  /* The new mesh is as good as any: it flattens, and loses a rank in its turn. */
+  /* The new mesh works like any other: it can be flattened and shrunk. */
   dm_mesh *flat = NULL;
   REQUIRE(dm_flatten(left, "all", NULL, &flat));
   holds(flat, three, 6);
   dm_free(flat);
   if (me == 7) _exit(0);
 
-  /* Ranks that name different lost ones are told who; then they agree. */
+  /* Ranks that name different lost ranks are told which rank named which. Then they agree. */
   const int32_t wrong[] = {6};
   const dm_status differing = dm_shrink(left, "dp", me == 2 ? wrong : seven, 1, &fewer);
-  /* Rank 2 waits for rank 7, which is not among those it named: where it calls before rank 0 does, all hear of that. */
+  /* Rank 2 waits for rank 7, which it did not name as lost. When rank 2 calls before rank 0, all
+   * ranks are told of that. */
   if (differing == DM_STATUS_PEER_LOST) CHECK(strstr(dm_last_error(), "rank 7 was lost") != NULL);
   else CHECK(differing == DM_STATUS_MISMATCH && strstr(dm_last_error(), "lost=(7)") != NULL);
   CHECK(fewer == NULL && strstr(dm_last_error(), "lost=(6)") != NULL);
@@ -123,7 +125,8 @@ int main(void)
   REQUIRE(dm_shrink(left, "dp", seven, 1, &fewer));
   holds(fewer, two, 4);
 
-  /* Aborted first, as an error handler does; a rank that is lost as well, and not named, is found out. */
+  /* The mesh is aborted first, as an error handler does. Another rank is lost too and not named,
+   * and the call finds it. */
   if (me == 2 || me == 3) _exit(0);
   if (me != 6) {
     OK(dm_abort(fewer));

@@ -1,6 +1,8 @@
 /* ranks: 6 */
-/* Ranks that do not see alike what was lost: some have aborted, some share what others do not, some take each other for lost. In no case do they wait for
- * the deadline, and never does a mesh join other ranks than it says. A lost rank here lives and makes no call. */
+/* dm_shrink where ranks disagree on what was lost: some have aborted, some share communicators
+ * that others do not, and some take each other for lost. They never wait until the deadline, and a
+ * mesh never joins other ranks than it says. A "lost" rank in this test is alive and makes no
+ * call. */
 #include "blocked.h"
 
 static dm_world *sync_world;
@@ -18,7 +20,7 @@ static dm_mesh *made(size_t dp, size_t tp, uint32_t flags, const int32_t *ranks)
   return mesh;
 }
 
-/* That each communicator of the mesh joins the ranks that the mesh says. */
+/* Checks that each communicator of the mesh joins the ranks that the mesh says. */
 static void holds(const dm_mesh *mesh, const char *expected)
 {
   CHECK(strcmp(describe(mesh), expected) == 0);
@@ -34,7 +36,8 @@ static void holds(const dm_mesh *mesh, const char *expected)
 
 static void together(void) { REQUIRE(dm_world_barrier(sync_world, 0)); }
 
-/* Two halves that take each other for lost go on apart, each with its own ranks, in later calls too. */
+/* Two halves that take each other for lost go on apart, each with its own ranks, in later calls
+ * too. */
 static void halves(void)
 {
   const int32_t upper[] = {3, 4, 5}, lower[] = {0, 1, 2};
@@ -51,7 +54,7 @@ static void halves(void)
   }
 }
 
-/* Names that nobody gave stay with their dimensions where these are transposed. */
+/* Default names stay with their dimensions when a view transposes them. */
 static void unnamed(void)
 {
   dm_mesh *mesh = NULL, *turned = NULL, *left = NULL;
@@ -67,7 +70,7 @@ static void unnamed(void)
     CHECK(size == 2);
     if (me < 4) holds(left, "DeviceMesh((dim_1=2, dim_0=2), 'cpu', stride=(2, 1))");
   } else {
-    OK(dm_abort(mesh)); /* else a later mesh of these ranks would share with it here alone */
+    OK(dm_abort(mesh)); /* otherwise a later mesh over these ranks would share its communicators on this rank alone */
   }
   dm_free(left);
   dm_free(turned);
@@ -84,7 +87,7 @@ static dm_status shrink(void *none)
   return dm_shrink(ended, "dp", lost, 1, &left);
 }
 
-/* Some have aborted the mesh before: the first call goes through all the same. */
+/* Some ranks have aborted the mesh before. The first dm_shrink succeeds nevertheless. */
 static void aborted_before(void)
 {
   ended = made(3, 2, 0, NULL);
@@ -103,7 +106,8 @@ static void aborted_before(void)
   together();
 }
 
-/* Another thread aborts the mesh that is being shrunk, as an error handler may: that costs nobody the new one. */
+/* Another thread aborts the mesh while it is being shrunk, as an error handler may. All ranks
+ * still get the new mesh. */
 static void aborted_meanwhile(void)
 {
   ended = made(3, 2, 0, NULL);
@@ -127,7 +131,8 @@ static void aborted_meanwhile(void)
   together();
 }
 
-/* An earlier mesh over the ranks that are left has ended on one of them, so that not all could share its communicators. */
+/* An earlier mesh over the surviving ranks has ended on one of them, so this rank cannot share its
+ * communicators. */
 static void ended_on_one(void)
 {
   const int32_t four[] = {0, 1, 2, 3}, lost[] = {4, 5};
@@ -155,7 +160,8 @@ static void ended_on_one(void)
   together();
 }
 
-/* Inside a group the library would put off the making of communicators, and the group's end would never come. */
+/* Inside a group a library would queue the making of communicators, and dm_shrink would wait for a
+ * group end that never comes. */
 static void in_a_group(void)
 {
   dm_mesh *mesh = made(3, 2, 0, NULL), *other = NULL, *range = NULL;

@@ -1,6 +1,8 @@
 /* ranks: 4 */
-/* A runtime that interrupts its threads all the time (Go does, by SIGURG; profilers, by SIGPROF): every system call that can be interrupted is, again and again,
- * and no call of the library may fail, end early or give a wrong result for it. The handler is installed without SA_RESTART, which is the harder case. */
+/* A runtime interrupts its threads all the time, as Go does with SIGURG and profilers with
+ * SIGPROF. Every system call that a signal can interrupt is interrupted many times. No call of the
+ * library may fail, end early or give a wrong result for that reason. The handler is installed
+ * without SA_RESTART, which is the harder case. */
 #include "check.h"
 
 #include <signal.h>
@@ -9,7 +11,7 @@
 
 enum { kRanks = 4, kElements = 300000 };
 
-/* Of this thread alone: the library's threads block the signal. */
+/* The signals that the program's only thread has handled. The library's threads block the signal. */
 static int interruptions;
 
 static void interrupted(int number)
@@ -34,7 +36,7 @@ static void folder_of(char *folder, size_t capacity, int round)
   snprintf(folder, capacity, "%s/signals-%d-%d", getenv("DM_TMP"), (int)getppid(), round);
 }
 
-/* All that a job does, in a world of its own: joining, making, reducing, waiting, ending. */
+/* A whole job in a world of its own: it joins, makes a mesh, reduces, waits and ends. */
 static void one_job(const dm_world *world, int round)
 {
   const size_t shape[] = {2, 2};
@@ -51,7 +53,7 @@ static void one_job(const dm_world *world, int round)
     for (int at = 0; at < kElements; ++at) wrong += values[at] != (float)(kRanks * (again + 1));
     CHECK(wrong == 0);
   }
-  /* Long enough in the store and in a futex to be interrupted there. */
+  /* The ranks wait long enough in the store and in a futex to be interrupted there. */
   if (rank_of(mesh) == round % kRanks) usleep(50000);
   OK(dm_world_barrier(world, 0));
   if (rank_of(mesh) == (round + 1) % kRanks) usleep(50000);
@@ -69,7 +71,7 @@ int main(void)
   sigaction(SIGALRM, &action, NULL);
   interrupt_every(500);
   for (int round = 0; round < 7; ++round) {
-    /* Through the tool's store, and every second time through a folder. */
+    /* The ranks meet in the tool's store, and in every second round in a folder. */
     char folder[1000], method[1100], command[1200];
     dm_world_options options = DM_WORLD_OPTIONS_INIT;
     dm_world *world = NULL;
@@ -83,7 +85,7 @@ int main(void)
     REQUIRE(dm_world_init("cpu", &options, &world));
     one_job(world, round);
     if (round > 0 && round % 2 == 0 && atoi(getenv("RANK")) == 0) {
-      /* All ranks have left the last one. */
+      /* All ranks have left the folder of the last round. */
       folder_of(folder, sizeof folder, round - 1);
       snprintf(command, sizeof command, "rm -rf '%s'.devicemesh", folder);
       CHECK(system(command) == 0);

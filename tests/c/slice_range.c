@@ -1,5 +1,6 @@
 /* ranks: 8 */
-/* Ranges of a dimension on (pp=4, tp=2): who is in them, their communicators, what they share, views and ranges of them, and their end. */
+/* Ranges of a dimension on (pp=4, tp=2): who is in them, their communicators, what they share,
+ * views and ranges of them, and their end. */
 #include "check.h"
 
 static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)
@@ -28,7 +29,8 @@ static dm_mesh *pipeline(uint32_t flags)
   return mesh;
 }
 
-/* That the view has these ranks, and where this one is in it every communicator joins its group in coordinate order. */
+/* Checks that the view has these ranks. On a rank in the view it also checks that every
+ * communicator joins the rank's group in the order of coordinates. */
 static void holds(const dm_mesh *view, const int32_t *expected, size_t count)
 {
   int32_t ranks[8], mine = rank_of(view), local = -1;
@@ -68,7 +70,7 @@ static void stages(const dm_mesh *mesh)
     CHECK(comm_of(range, "pp") == comm_of(again, "pp"));
     OK(dm_neighbor(range, "pp", 1, false, &at));
     CHECK(at == (rank < 4 ? rank + 2 : -1));
-    /* Collective over the range alone: the others do not come. */
+    /* This call is collective over the range alone. The other ranks do not make it. */
     REQUIRE(dm_flatten(range, "both", NULL, &both));
     holds(both, middle, 4);
     size_t count = 0;
@@ -102,7 +104,7 @@ static void stages(const dm_mesh *mesh)
   dm_free(range);
 }
 
-/* Ranges of a view, of a range, of one index, of all of them. */
+/* Ranges of a view and of a range, with one index and with all indices. */
 static void further(const dm_mesh *mesh)
 {
   const int32_t rank = rank_of(mesh);
@@ -126,7 +128,8 @@ static void further(const dm_mesh *mesh)
   dm_free(pp);
 }
 
-/* A flattened dimension that does not hold the cut one is known in the range, also when it came after it. */
+/* The range knows a flattened dimension that does not contain the cut dimension, also one that was
+ * made after the range. */
 static void names(void)
 {
   dm_mesh *mesh = NULL, *pair = NULL, *early = NULL, *late = NULL, *split = NULL, *dt = NULL;
@@ -141,13 +144,13 @@ static void names(void)
   if (inside) {
     const int32_t ranks[] = {2, 3, 6, 7};
     const char *flat[] = {"early"};
-    /* Ranks 2 and 3 were outside a range of one index before. */
+    /* Ranks 2 and 3 were outside a range of one index earlier. */
     holds(range, ranks, 4);
     REQUIRE(dm_slice(range, flat, 1, &split));
     holds(split, ranks, 4);
     CHECK(comm_of(split, NULL) == comm_of(early, NULL));
     CHECK(comm_of(range, "late") == comm_of(late, NULL));
-    /* What the range makes itself over the same ranks is shared as well. */
+    /* A communicator that the range makes over the same ranks is shared as well. */
     dm_mesh *view = NULL;
     REQUIRE(dm_slice(range, outer, 2, &view));
     REQUIRE(dm_flatten(view, "own", NULL, &dt));
@@ -165,7 +168,7 @@ static void names(void)
   dm_free(mesh);
 }
 
-/* What is refused says why and has cost no other rank anything. */
+/* A refused call says why, and does not disturb the other ranks. */
 static void refused(const dm_mesh *mesh)
 {
   dm_mesh *range = NULL;
@@ -183,7 +186,8 @@ static void refused(const dm_mesh *mesh)
   range = range_of(mesh, "pp", 0, 3, 1);
   dm_free(range);
   range = NULL;
-  /* Different ranges: everybody learns who asked for what, and nothing stays. */
+  /* Ranks ask for different ranges. All are told which rank asked for what, and nothing is left
+   * behind. */
   const size_t start = rank_of(mesh) == 5 ? 2 : 1;
   FAILS(DM_STATUS_MISMATCH, "start=2", dm_slice_range(mesh, "pp", start, 2, 1, &range));
   CHECK(range == NULL && strstr(dm_last_error(), "start=1") != NULL && strstr(dm_last_error(), "5") != NULL);
@@ -200,7 +204,8 @@ static long resident_kb(void)
   return kb;
 }
 
-/* The same range again is the same range: a loop that makes it anew does not grow. */
+/* Making one range again gives the existing range, so a loop that does so does not use more
+ * memory. */
 static void over_and_over(const dm_mesh *mesh)
 {
   long before = 0;
@@ -224,14 +229,15 @@ int main(void)
   names();
   refused(mesh);
   over_and_over(mesh);
-  /* A range ends with its root: finalized through any view of it, by the ranks outside the range too. */
+  /* A range ends with its root: finalized through any view of it, by the ranks outside the range
+   * too. */
   dm_mesh *range = range_of(mesh, "pp", 1, 2, 1), *late = NULL;
   REQUIRE(dm_finalize(range));
   FAILS(DM_STATUS_ABORTED, "dm_finalize", dm_slice_range(mesh, "pp", 1, 2, 1, &late));
   ncclComm_t comm = NULL;
   GIVES(DM_STATUS_ABORTED, dm_get_comm(range, "pp", &comm));
   dm_free(range);
-  /* And aborted. */
+  /* A range also ends when its root is aborted. */
   range = range_of(other, "pp", 1, 2, 1);
   REQUIRE(dm_abort(range));
   GIVES(DM_STATUS_ABORTED, dm_get_comm(range, "pp", &comm));

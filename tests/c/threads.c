@@ -1,6 +1,7 @@
 /* ranks: 2 4 */
-/* Threads on one communicator: names that share one pair each for itself, one name at a time; and what else would give wrong numbers without a word:
- * groups that are not ended, buffers that overlap, messages of different types. */
+/* Threads on one communicator. Names that share it pair separately, one name at a time. The test
+ * also checks the refusal of mistakes that would give wrong numbers without an error: groups that
+ * are not ended, buffers that overlap, and messages of different types. */
 #include "check.h"
 #include <pthread.h>
 
@@ -41,7 +42,7 @@ static void *sum(void *data)
   return NULL;
 }
 
-/* pp and a dimension made of it under another name share a communicator. */
+/* pp, and the dimension that dm_flatten makes of it under another name, share a communicator. */
 static void names_that_share(void)
 {
   dm_mesh *mesh = square(), *other = NULL;

@@ -1,6 +1,7 @@
 /* ranks: 3 */
-/* dm_world_abort from another thread wakes what has no mesh to abort (dm_init, dm_world_barrier) and everything else of the world; from then on the
- * world says DM_STATUS_ABORTED here, and the others learn whom they wait for in vain. */
+/* dm_world_abort from another thread wakes all blocked calls of the world, also those without a
+ * mesh to abort (dm_init, dm_world_barrier). From then on the world gives DM_STATUS_ABORTED on
+ * this rank, and the others' errors name this rank. */
 #include "blocked.h"
 
 static dm_world *world;
@@ -87,7 +88,7 @@ static const struct {
   const char *name;
   dm_status (*call)(void *);
   bool lazy;
-  /* Which call the others are in meanwhile, and whether they are in it before the abort or come after it. */
+  /* The call of the other ranks, and whether it begins before or after the abort. */
   dm_status (*others)(void *);
   bool before;
 } kinds[kKinds] = {{"dm_init", init, false, init, true},
@@ -128,7 +129,7 @@ int main(void)
         OK(dm_world_barrier(sync, 0));
       } else {
         blocked one;
-        /* Rank 2 never makes rank 0's call, so that this one blocks. */
+        /* Rank 2 never makes rank 0's call, so rank 0's call blocks. */
         const bool waits = rank == 1 && kinds[kind].before;
         if (waits) start_blocked(&one, kinds[kind].others, NULL);
         OK(dm_world_barrier(sync, 0));
@@ -137,7 +138,7 @@ int main(void)
         OK(dm_world_barrier(sync, 0));
         const double later = seconds_now();
         FAILS(DM_STATUS_PEER_LOST, "rank 0", waits ? barrier(NULL) : kinds[kind].others(NULL));
-        if (attempt == 0) { /* and so on */
+        if (attempt == 0) { /* every later call fails in this way */
           FAILS(DM_STATUS_PEER_LOST, "rank 0", barrier(NULL));
           FAILS(DM_STATUS_PEER_LOST, "rank 0", init(NULL));
         }
@@ -160,7 +161,7 @@ int main(void)
     CHECK(one.status == DM_STATUS_ABORTED && took < kLongest);
   }
   OK(dm_world_barrier(sync, 0));
-  /* That join is over; the next one is another. */
+  /* The aborted join is over. The next join succeeds. */
   OK(default_init(NULL));
   OK(dm_world_barrier(sync, 0));
   dm_world_free(sync);

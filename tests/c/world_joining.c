@@ -1,5 +1,6 @@
-/* A dm_world_init that waits for ranks that do not come is ended from another thread by the token of dm_world_options.joining_out, which is good for nothing
- * else and dead afterwards. The caller's store is not used any more once dm_world_init has returned. */
+/* dm_world_init waits for ranks that do not come, and another thread ends it with the token of
+ * dm_world_options.joining_out. The token serves no other purpose and is invalid afterwards. The
+ * library does not use the caller's store once dm_world_init has returned. */
 #include "check.h"
 
 #include <pthread.h>
@@ -15,7 +16,7 @@ typedef struct {
   const char *init_method;
 } Meeting;
 
-/* A store in which nothing ever comes. */
+/* A store in which no key ever appears. */
 static int32_t set(void *used, const char *key, const void *value, size_t length)
 {
   (void)key, (void)value, (void)length;
@@ -93,7 +94,7 @@ int main(void)
   snprintf(command, sizeof command, "rm -r %s", folder);
   CHECK(system(command) == 0);
 
-  /* One that is not ended gives a world as ever. */
+  /* A dm_world_init that is not ended gives a world. */
   dm_world_options options = DM_WORLD_OPTIONS_INIT;
   options.world_size = 1;
   options.joining_out = &joining;

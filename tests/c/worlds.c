@@ -1,5 +1,6 @@
-/* Every way into a world: tcp:// with explicit ranks as threads of one process and as forked processes, file://, the caller's own store, and
- * several worlds one after another and side by side. */
+/* Every way to join a world: tcp:// with explicit ranks as threads of one process and as forked
+ * processes, file://, and the caller's own store. Several worlds follow each other and exist at
+ * one time. */
 #include "check.h"
 
 #include <arpa/inet.h>
@@ -112,7 +113,7 @@ static void store_drop(void *data)
   pthread_mutex_unlock(&table->lock);
 }
 
-/* ---- one rank's part, whatever the way in ---- */
+/* ---- what each rank does, for every way to join ---- */
 
 struct part { dm_world_options options; int rounds; };
 
@@ -156,7 +157,7 @@ static void as_threads(const char *method, struct table *table, int rounds)
   callbacks.get = store_get;
   callbacks.add = store_add;
   callbacks.drop = store_drop;
-  if (table == NULL || !table->removes) callbacks.struct_size = 48; /* as a program compiled against 0.1, which knows no remove */
+  if (table == NULL || !table->removes) callbacks.struct_size = 48; /* a program compiled against 0.1 has this size, and no remove */
   else callbacks.remove = store_remove;
   for (int rank = 0; rank < kRanks; ++rank) {
     dm_world_options options = DM_WORLD_OPTIONS_INIT;
@@ -198,7 +199,7 @@ static void as_processes(const char *method)
 int main(void)
 {
   char method[256];
-  /* Processes first: forking is for processes without threads. */
+  /* The processes come first, because only a process without threads should fork. */
   snprintf(method, sizeof method, "tcp://localhost:%d", free_port());
   as_processes(method);
   const char *folder = getenv("DM_TMP") != NULL ? getenv("DM_TMP") : "/tmp";
@@ -208,7 +209,7 @@ int main(void)
   snprintf(method, sizeof method, "tcp://127.0.0.1:%d", free_port());
   as_threads(method, NULL, 1);
   snprintf(method, sizeof method, "file://%s/worlds-%d", folder, (int)getpid());
-  as_threads(method, NULL, 2); /* what the processes and the first round left there is not believed */
+  as_threads(method, NULL, 2); /* keys that the processes and the first round left there are ignored */
 
   static struct table table = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, {{{0}, {0}, 0}}, 0, 0, false};
   as_threads(NULL, &table, 2);

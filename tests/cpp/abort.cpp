@@ -1,5 +1,6 @@
 /* ranks: 2 */
-// Ends in C++: abort() from another thread, a rank that leaves, the default worlds; and what an error carries from the layers below.
+// How meshes and worlds end in C++: abort() from another thread, a rank that leaves, and the
+// default worlds. Also the codes of lower layers in an error.
 #include "check.hpp"
 
 #include <string>
@@ -27,7 +28,7 @@ int main()
       CHECK(dm::Error::last().what() == std::string(error.what()));
     }
 
-    // Rank 0 waits for what never comes, while rank 1 waits at the barrier.
+    // Rank 0 waits in a call that rank 1 never makes, while rank 1 waits at the barrier.
     if (rank == 0) {
       std::thread blocked([&] {
         std::vector<float> nothing(4);
@@ -42,7 +43,7 @@ int main()
     mesh.all_reduce(nullptr, one);
     CHECK(one[0] == 2);
 
-    // A view does for the whole root mesh, and outlives it.
+    // abort() of a view ends the whole root mesh. The view outlives it.
     const dm::Mesh default_mesh = dm::init("cpu", {{"all", 2}}), view = default_mesh["all"];
     dm::World::abort_default();
     THROWS(dm::Status::aborted, "aborted", view.comm());

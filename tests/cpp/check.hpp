@@ -1,4 +1,5 @@
-// tests/c/check.h for C++: that a call throws, and that a Result fails, with this status and one line that contains this text.
+// Adds to tests/c/check.h for C++: THROWS and REFUSED check that a call throws, or that its Result
+// fails, with this status and a message of one line that contains this text.
 #pragma once
 
 #include <devicemesh.hpp>
@@ -16,7 +17,7 @@ inline void failure_is(int line, const char *call, dm::Status expected, const st
   std::fprintf(stderr, "line %d: %s gives %s, expected %s and one line with \"%s\"\n", line, call, error.what(), dm::status_name(expected), text.c_str());
 }
 
-// Of a nothrow function.
+// Checks the Result of a nothrow function.
 #define REFUSED(expected, text, call) \
   do { \
     const auto result_ = (call); \
@@ -29,7 +30,7 @@ inline void failure_is(int line, const char *call, dm::Status expected, const st
   } while (0)
 
 #ifndef DM_NO_EXCEPTIONS
-// Of a function that throws.
+// Checks a function that throws.
 #define THROWS(expected, text, call) \
   do { \
     try { \

@@ -1,5 +1,6 @@
 /* ranks: 8 */
-// Typed collectives: what each gives over containers and over pointers, the type of every element, groups, and buffers that do not fit.
+// The typed collectives: their results over containers and pointers, every element type, groups,
+// and buffers that do not fit.
 #include "check.hpp"
 
 #include <array>
@@ -58,7 +59,7 @@ int main()
     CHECK(array[1] == 3);
     mesh.all_reduce("tp", dm::Span<float>(array, 1), dm::Op::min);
 
-    // Over one dimension nullptr does for its name.
+    // On a mesh with one dimension nullptr stands for its name.
     const std::vector<std::int32_t> mine = {me, me + 10};
     std::vector<std::int32_t> all(8), blocks(8), back(2);
     tp.all_gather(nullptr, mine, all);
@@ -88,7 +89,7 @@ int main()
     tp.broadcast("tp", static_cast<const float *>(nullptr), value.data(), 0, 2);
     tp.broadcast("tp", nullptr, value.data(), 0, 2);
 
-    // Round the ring, in each form of a group.
+    // Messages go around a ring, with each way to write a group.
     const std::int32_t next = (me + 1) % 4, before = (me + 3) % 4;
     std::vector<std::int32_t> got(2, -1);
     tp.group([&] {
@@ -105,7 +106,7 @@ int main()
     const dm::Result<void> done = quiet.group([&] { return quiet.send("tp", mine, next).and_then([&] { return quiet.recv("tp", got, before); }); });
     CHECK(done.has_value() && got[0] == before);
 
-    // A group that is left early is ended: what follows is not part of it.
+    // Leaving a group's scope early ends the group, so later operations are not part of it.
     struct Stop {};
     try {
       tp.group([] { throw Stop{}; });

@@ -1,5 +1,6 @@
 /* ranks: 1 4 */
-// mesh.group() runs whole or not at all: after an exception, a refused operation or an ignored error no rank is left with half of an exchange.
+// mesh.group() runs all of its operations or none. After an exception, a refused operation or an
+// ignored error no rank has made half of an exchange.
 #include "check.hpp"
 
 #include <cstdlib>
@@ -12,7 +13,8 @@ struct Ring {
   const dm::Mesh &mesh;
   std::int32_t me, ranks, next, before;
 
-  // Shows that nothing of an earlier group is still under way: its values would arrive in the place of these.
+  // Shows that nothing of an earlier group is still under way: its values would arrive in the
+  // place of these.
   void turn(std::int32_t value) const
   {
     std::vector<std::int32_t> mine(5, value + me), got(5, -1), one(1, 1);
@@ -52,7 +54,7 @@ static void exceptions(const Ring &ring)
   }
   ring.turn(20);
 
-  // A group within one that is left by an exception takes nothing of the outer one with it.
+  // An exception that leaves an inner group does not end the outer group.
   mesh.group([&] {
     mesh.send("x", mine, ring.next);
     try {
@@ -79,7 +81,7 @@ static void refusals(const Ring &ring)
       operation();
     }), 0));
     ring.turn(30);
-    // An error that the callback catches, or does not look at, fails the group as well.
+    // An error that the callback catches or ignores fails the group as well.
     const dm::nothrow::Mesh quiet(mesh.clone().release());
     REFUSED(status, text, quiet.group([&] {
       static_cast<void>(quiet.send("x", mine, ring.next));
@@ -112,7 +114,8 @@ static void refusals(const Ring &ring)
     mine_too.all_reduce("x", theirs);
     mine_too = dm::Mesh();
   });
-  // The C way of a group, within this one: as a pair it does no harm, and halves of it are refused.
+  // Inside the callback a pair of dm_group_start and dm_group_end is allowed. One of them alone is
+  // refused.
   fails(Status::invalid_argument, "group_end: this ends the group of group()", [&] { mesh.group_end(); });
   fails(Status::invalid_argument, "group_start() without group_end()", [&] { mesh.group_start(); });
   mesh.group([&] {
@@ -123,7 +126,7 @@ static void refusals(const Ring &ring)
   });
   CHECK(theirs[0] == 1);
 
-  // The group's own mesh may go, too.
+  // The callback may also free the group's own mesh.
   dm::Mesh own = mesh.clone();
   own.group([&] {
     mesh.send("x", mine, ring.next);
@@ -140,7 +143,7 @@ static void kept(const Ring &ring)
   const std::size_t n = static_cast<std::size_t>(ring.ranks), me = static_cast<std::size_t>(ring.me);
   std::vector<double> whole(2 * n), blocks(2 * n, 1), mine(3, ring.me + 1.0), rooted(3);
   std::iota(whole.begin() + static_cast<std::ptrdiff_t>(2 * me), whole.begin() + static_cast<std::ptrdiff_t>(2 * me) + 2, 2.0 * ring.me);
-  // Names and counts are those of the call; in place is in place.
+  // An operation keeps the name and counts of its call, and in-place calls stay in place.
   mesh.group([&] {
     std::string name = "x";
     std::size_t count = 2;

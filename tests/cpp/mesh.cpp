@@ -1,5 +1,6 @@
 /* ranks: 8 */
-// A mesh in C++ on eight ranks: the two lines, every view and every question, and what owns what.
+// A mesh in C++ on eight ranks: the two lines of the README, every view and every question, and
+// which object owns what.
 #include "check.hpp"
 
 #include <array>
@@ -30,7 +31,7 @@ static void two_lines()
   mesh.finalize();
 }
 
-// Every way to say the dimensions.
+// Every way to write the dimensions.
 static void spellings(const dm::World &world)
 {
   const std::string dp = "dp";
@@ -89,7 +90,7 @@ static void questions(const dm::Mesh &mesh)
   THROWS(dm::Status::invalid_argument, "not UTF-8", mesh.comm(std::string("dp\0tp", 5)));
   THROWS(dm::Status::invalid_argument, "not UTF-8", mesh[std::string_view("dp\0", 3)]);
 
-  // 16 rows over dp, then over tp; the columns whole.
+  // The 16 rows are split over dp, then over tp. The columns are not split.
   const dm::LocalShard block = mesh.local_shard({dm::shard(0), dm::replicate(), dm::shard(0)}, {16, 3}, 5);
   CHECK((block.shape == Sizes{4, 3}) && (block.offset == Sizes{12, 0}));
   CHECK((mesh.local_shard({dm::shard(0, 1), dm::replicate(), dm::shard(0)}, {16}, 1).offset == Sizes{8}));
@@ -128,7 +129,8 @@ static void views(const dm::Mesh &mesh)
   THROWS(dm::Status::invalid_argument, "4", mesh.submesh("tp", 4));
 }
 
-// Empty, moved from, moved to itself, cloned, found by name, given away and taken over.
+// Handles that are empty, moved from, moved to themselves, cloned, found by name, released and
+// adopted.
 static void owners(const dm::Mesh &mesh)
 {
   dm::Mesh first = mesh.clone(), empty;
@@ -202,7 +204,7 @@ static void lazy(const dm::World &world)
   mesh.finalize();
 }
 
-// Through its text and back.
+// A mesh is written as text and made again from it.
 static void text(const dm::Mesh &mesh, const dm::World &world)
 {
   dm::InitOptions options;
@@ -218,7 +220,7 @@ static void text(const dm::Mesh &mesh, const dm::World &world)
   THROWS(dm::Status::invalid_argument, "ranks", dm::Mesh::deserialize(written, options));
 }
 
-// Where the ranks are, and the plan that follows.
+// The locations of the ranks, and a plan from them.
 static void places(const dm::World &world)
 {
   const Names hosts = world.locations("h" + std::to_string(world.rank() % 2));
@@ -233,7 +235,7 @@ static void places(const dm::World &world)
   CHECK(world.locations().size() == 8);
 }
 
-// Going on without the replica of rank 5.
+// The job goes on without the replica of rank 5.
 static void shrunk(const dm::World &world)
 {
   dm::InitOptions options;
@@ -254,7 +256,7 @@ static void shrunk(const dm::World &world)
   world.barrier();
 }
 
-// One rank asks for another mesh; all learn who.
+// One rank asks for another mesh, and all ranks are told which.
 static void disagreement(const dm::World &world)
 {
   dm::InitOptions options;

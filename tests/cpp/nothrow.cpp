@@ -73,7 +73,7 @@ int main()
   REFUSED(Status::invalid_handle, "not a live dm_world", World().size());
   CHECK(dm::Error::last().status() == Status::invalid_handle);
 
-  // A code of a layer below: what hostccl calls an invalid usage.
+  // The error has the code of the layer below: hostccl's ncclInvalidUsage.
   const Result<void> ended = mesh.group_end();
   CHECK(!ended && ended.error().status() == Status::ccl && ended.error().ccl_result() == ncclInvalidUsage);
 

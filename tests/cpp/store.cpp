@@ -1,5 +1,6 @@
-// The ranks meet in a store of the caller's: a map in this process, with four ranks as threads. It is let go exactly when the last world is gone;
-// what it returns, or throws, is the error of the call that needed it.
+// Four ranks, as threads of this process, meet in a store of the caller's, which is a map. The
+// library drops the store exactly when the last world is gone. What the store returns or throws is
+// the error of the call that needed it.
 #include "check.hpp"
 
 #include <condition_variable>
@@ -97,7 +98,7 @@ static void four_ranks()
 static void broken(bool throws, const std::string &text)
 {
   auto store = std::make_shared<Broken>(throws);
-  // What add says reaches the caller, and a world that was not made holds nothing.
+  // The error of add reaches the caller, and a world that was not made keeps nothing of the store.
   THROWS(dm::Status::store, text, dm::World::init("cpu", options_of(0, 2, store)));
   CHECK(store.use_count() == 1);
 }

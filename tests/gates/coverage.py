@@ -1,9 +1,9 @@
 """Measures which lines of the library, the tool and the host engine run in the Rust tests, in the
 programs of tests/c and tests/cpp, and in the Python tests that TESTS names.
 
-LLVM counts (-C instrument-coverage). rustup's llvm-tools read the counters, because their format is
-that of this compiler. The other Python tests (launchers, JAX) are not counted, and neither are ranks
-that are killed, because they write no counters. target/coverage/html shows each line."""
+LLVM counts (-C instrument-coverage). rustup's llvm-tools read the counters, because their format
+is that of this compiler. The other Python tests (launchers, JAX) are not counted, and neither are
+ranks that are killed, because they write no counters. target/coverage/html shows each line."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
-"""What the gates share: components of the toolchain, planted defects, and a run of the programs in
-tests/c and tests/cpp."""
+"""Functions that the gates share: they add components of the toolchain, check planted defects, and
+run the programs of tests/c and tests/cpp."""
 
 import os
 import subprocess
@@ -43,8 +43,9 @@ def programs(folder, compilers, build, start, slow, only=None):
 
     `build(compiler, source, program)` returns the command that builds a program, and
     `start(program, ranks)` the command that runs it and its environment. Each program runs on the
-    numbers of ranks that its first comment names, those for which `only(source, ranks)` holds. Bounds on
-    time are `slow` times as long. Every failure is printed, the first five of them whole."""
+    numbers of ranks that its first comment names, those for which `only(source, ranks)` holds.
+    Bounds on time are `slow` times as long. Every failure is printed, the first five of them
+    whole."""
     folder.mkdir(parents=True, exist_ok=True)
     passed, failures = 0, []
     for source in sorted([*(ROOT / "tests/c").glob("*.c"), *(ROOT / "tests/cpp").glob("*.cpp")]):

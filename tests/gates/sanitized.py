@@ -1,12 +1,13 @@
-"""Runs the library, the tool and the C and C++ tests under AddressSanitizer and under ThreadSanitizer.
+"""Runs the library, the tool and the C and C++ tests under AddressSanitizer and under
+ThreadSanitizer.
 
 AddressSanitizer comes with LeakSanitizer, and for C and C++ with UndefinedBehaviorSanitizer.
 
-The C compiler instruments the programs, and they are linked to the runtime that rustc brings, because
-a process can have only one runtime. -Zsanitizer is for nightly compilers; RUSTC_BOOTSTRAP=1 lets the
-stable compiler take it, for these builds alone. ThreadSanitizer must see how the locks and channels
-of Rust's standard library work. So std is built too, from rustup's rust-src, and no report needs to
-be suppressed."""
+The C compiler instruments the programs, and they are linked to the runtime that rustc brings,
+because a process can have only one runtime. -Zsanitizer is for nightly compilers;
+RUSTC_BOOTSTRAP=1 lets the stable compiler take it, for these builds alone. ThreadSanitizer must
+see how the locks and channels of Rust's standard library work. So std is built too, from rustup's
+rust-src, and no report needs to be suppressed."""
 
 import os
 

@@ -1,5 +1,7 @@
-/* A libcuda.so.1 without a device, as far as choosing one goes. Environment: CUDA_COUNT devices (8), CUDA_VERSION (12020), CUDA_INIT, what cuInit
- * gives (only on rank CUDA_INIT_RANK, where that is set). Built with -DLACKS_UUID it is one that does not tell identities. */
+/* A stand-in for libcuda.so.1 that has the functions for choosing a device. Environment:
+ * CUDA_COUNT is the number of devices (8), CUDA_VERSION the version (12020), and CUDA_INIT the
+ * result of cuInit (only on rank CUDA_INIT_RANK, if that is set). Built with -DLACKS_UUID it lacks
+ * the function for a device's UUID. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,11 @@
-/* A libcuda.so.1 whose device memory is the host's, for programs that use memory, streams and events: cuda.c, and what cudarc calls. All work is done
- * at once, so a result shows nothing about the order of streams. The log shows it: CUDA_LOG names a file that gets a line for each event that is
- * recorded or waited for, and for each use of memory, with the stream's number. tests/on_stream.rs follows the order through these lines.
+/* A stand-in for libcuda.so.1 whose device memory is host memory, for programs that use memory,
+ * streams and events. It adds to cuda.c the functions that cudarc calls. All work is done at once,
+ * so a result shows nothing about the order of streams. The log shows it: CUDA_LOG names a file
+ * that gets a line for each event that is recorded or waited for, and for each use of memory, with
+ * the stream's number. tests/on_stream.rs follows the order through these lines.
  *
- * cudarc wants all functions of the driver: those that are not here are in a file that tests/stand_in makes, and give an error. */
+ * cudarc wants all functions of the driver: those that are not here are in a file that
+ * tests/stand_in makes, and give an error. */
 #include "cuda.c"
 
 #include <pthread.h>
@@ -47,7 +50,7 @@ static int make(struct object **object, int *count)
   return 0;
 }
 
-/* The recorder's word: a communicator library has put an operation on a stream. */
+/* The recorder calls this when an operation was put on a stream. */
 void device_runs(struct object *stream, const char *operation)
 {
   note("stream %d runs %s", number_of(stream), operation);
@@ -92,14 +95,14 @@ int cuStreamSynchronize(struct object *stream)
   return 0;
 }
 
-/* CUDA_BUSY: work goes on for ever. */
+/* With CUDA_BUSY work never ends. */
 int cuStreamQuery(struct object *stream)
 {
   (void)stream;
   return getenv("CUDA_BUSY") != NULL ? 600 : 0;
 }
 
-/* CUDA_WAIT: what it gives. */
+/* CUDA_WAIT is the result of a wait. */
 int cuStreamWaitEvent(struct object *stream, struct object *event, unsigned flags)
 {
   (void)flags;

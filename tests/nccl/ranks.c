@@ -1,4 +1,5 @@
-/* One rank of a job of device type cuda over the recorder; see tests/test_nccl.py, which reads what the recorder wrote. The argument is what to do. */
+/* One rank of a job of device type cuda over the recorder. The argument names the case.
+ * tests/test_nccl.py reads what the recorder wrote. */
 #include "library_threads.h"
 
 #include <dlfcn.h>
@@ -38,7 +39,7 @@ static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)
   return comm;
 }
 
-/* Everything that makes, shares and ends communicators, in one order. */
+/* Makes every call that makes, shares or ends communicators, in one fixed order. */
 static void path(void)
 {
   const size_t ones[] = {8, 1}, halves[] = {2, 2};
@@ -115,12 +116,13 @@ static void path(void)
   GIVES(DM_STATUS_ABORTED, dm_check(doomed, "tp"));
   OK(dm_world_barrier(world, 0));
   note("after");
-  CHECK(living() == 1); /* that of this rank alone stays with the world */
+  CHECK(living() == 1); /* the communicator with this rank alone stays until the world ends */
   dm_mesh *meshes[] = {cube, view, flat, again, split, second, third, world_line, lazy, adopted, doomed};
   for (size_t index = 0; index < sizeof meshes / sizeof *meshes; ++index) dm_free(meshes[index]);
 }
 
-/* One mesh, which may fail: what came of it goes to the standard output, and nothing of it may be left. */
+/* Makes one mesh, which may fail. Prints the outcome of each call. Nothing of the mesh may be
+ * left. */
 static void attempt(void)
 {
   dm_mesh *mesh = NULL, *flat = NULL;
@@ -138,14 +140,15 @@ static void attempt(void)
       CHECK(summed != DM_STATUS_OK || sum == 8);
       is_summed = summed == DM_STATUS_OK;
     }
-    /* Where an operation has failed, the others of its ranks wait for it until somebody ends it. */
+    /* When an operation has failed on a rank, the others wait in it until somebody ends the mesh. */
     const dm_status finalized = flattened != DM_STATUS_OK || is_summed ? dm_finalize(mesh) : DM_STATUS_ABORTED;
     printf("finalize %s %s\n", dm_status_name(finalized), finalized == DM_STATUS_OK ? "" : dm_last_error());
     if (finalized != DM_STATUS_OK) OK(dm_abort(mesh));
   }
   dm_free(flat);
   dm_free(mesh);
-  /* A world whose mesh failed still makes one, and a mesh gives the recorder's own word on what lives. */
+  /* A world whose mesh failed can still make one. The recorder, reached through that mesh, says
+   * which communicators live. */
   unsetenv("RECORDER_FAIL");
   mesh = made(kCube, 3, kNames);
   const int now = living();
@@ -154,7 +157,7 @@ static void attempt(void)
   dm_free(mesh);
 }
 
-/* What there is to a library and a device before any communicator. */
+/* What the library and the device show before there is any communicator. */
 static void chosen(void)
 {
   const size_t line[] = {(size_t)size};
@@ -164,7 +167,7 @@ static void chosen(void)
   dm_free(mesh);
 }
 
-/* A rank does not come out of ncclCommFinalize: none waits for it longer than it may. */
+/* ncclCommFinalize does not return on one rank. No rank waits for it beyond its deadline. */
 static void stuck(void)
 {
   options.timeout_ms = 1500;
@@ -178,7 +181,8 @@ static void stuck(void)
   dm_free(mesh);
 }
 
-/* Aborts that can only end together: of one mesh, inside a group too, then of a world with two meshes. */
+/* Aborts that can only end together: of one mesh, also inside a group, and then of a world with
+ * two meshes. */
 static void together(void)
 {
   dm_mesh *mesh = made(kCube, 3, kNames), *other = NULL;
@@ -205,7 +209,7 @@ static void *on_a_thread(void *nothing)
   return nothing;
 }
 
-/* As a program that has chosen its device before. */
+/* The program has chosen its device before it joins. */
 static void choose_device(int number)
 {
   void *context = NULL, *driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -244,7 +248,8 @@ static void adopt(void)
   dm_free(mesh);
 }
 
-/* New meshes after communicators have failed, which one rank alone knows: first along a dimension, then the one that others are split from. */
+/* New meshes after a communicator has failed and only one rank knows. First it is a dimension's
+ * communicator, then the one from which the others are split. */
 static void anew(void)
 {
   const size_t shape[] = {4, 2};
@@ -269,7 +274,7 @@ static void anew(void)
   CHECK(sum_along(third, "rest") == 4 && sum_along(third, "tp") == 2);
   note("ends");
   FAILS(DM_STATUS_CCL, "failed earlier", dm_finalize(first));
-  /* It works, but what it was split from is to be destroyed with it, which rank 5 has to abort. */
+  /* This communicator works. But its parent ends with it, and rank 5 must abort the parent. */
   const dm_status ended = dm_finalize(second);
   CHECK(ended == DM_STATUS_OK || ended == DM_STATUS_PEER_LOST);
   OK(dm_finalize(third));
@@ -279,7 +284,7 @@ static void anew(void)
   dm_free(first);
 }
 
-/* Going on without a replica whose rank 7 has died. */
+/* The job goes on without the replica of rank 7, which has died. */
 static void lose(int expected)
 {
   const size_t shape[] = {4, 2};
@@ -304,7 +309,8 @@ static void lose(int expected)
   dm_free(mesh);
 }
 
-/* What the library has started, and with "path" also that it was all of what it starts beside NCCL on the way. */
+/* Checks the threads that the library has started. With "path" it also checks that every thread
+ * that it starts beside NCCL was among them. */
 static int ended(int is_whole)
 {
   check_library_threads(0);
@@ -328,7 +334,8 @@ static void *sum_on_a_thread(void *mesh)
   return NULL;
 }
 
-/* Groups in which dm_abort finds its own thread: one without operations, which it ends, and one with an operation, which NCCL cannot end. */
+/* The thread that calls dm_abort has a group open. dm_abort ends a group without operations. It
+ * leaves a group that holds an operation, because NCCL cannot end that. */
 static void left_group(void)
 {
   dm_mesh *first = made(kCube, 3, kNames), *second = NULL, *third = NULL;

@@ -1,12 +1,17 @@
-/* A library with NCCL's C API that writes down every call on communicators and hands it on to libhostccl, as tests/test_nccl.py builds and loads
- * it in NCCL's place. It keeps NCCL's rules: a call on a communicator that is still in progress, or has ended, is a mark in the log, and what a split of a
- * non-blocking parent makes stays NULL until the parent has settled.
+/* A library with NCCL's C API that logs every call on communicators and passes it on to
+ * libhostccl. tests/test_nccl.py builds it and loads it in NCCL's place. It checks NCCL's rules:
+ * it marks in the log a call on a communicator that is still in progress or has ended. The handle
+ * of a communicator that is split from a non-blocking parent stays NULL until the parent has
+ * settled.
  *
- * Environment, read at each use: RECORDER_HOST, the path of libhostccl.so; RECORDER_LOG, a folder for one file per rank; RECORDER_VERSION (and
- * RECORDER_VERSION_<rank>), what ncclGetVersion says; RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL,
- * "rank call code": which call of which rank (-1: every one) fails with what; RECORDER_LATE, milliseconds for which an operation stays in
- * progress, and it is then never done; RECORDER_STUCK, the rank whose
- * ncclCommFinalize does not return; RECORDER_TOGETHER, how many ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on, it lacks that function. */
+ * Environment, read at each use: RECORDER_HOST, the path of libhostccl.so; RECORDER_LOG, a folder
+ * for one file per rank; RECORDER_VERSION (and RECORDER_VERSION_<rank>), what ncclGetVersion says;
+ * RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL, "rank
+ * call code": which call of which rank (-1: every one) fails with what; RECORDER_LATE,
+ * milliseconds for which an operation stays in progress, and it is then never done;
+ * RECORDER_STUCK, the rank whose ncclCommFinalize does not return; RECORDER_TOGETHER, how many
+ * ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on,
+ * it lacks that function. */
 #include <hostccl.h>
 
 #include <dlfcn.h>
@@ -22,10 +27,10 @@ struct ncclComm {
   int number, blocking, device;
   ncclComm_t real;
   enum { kLives, kDestroyed, kAborted } state;
-  double until;           /* in progress so long */
-  ncclResult_t failed;    /* its asynchronous error */
-  struct ncclComm *child; /* of a split under way */
-  ncclComm_t *place;      /* where that goes */
+  double until;           /* the time until which it is in progress */
+  ncclResult_t failed;    /* the asynchronous error of the communicator */
+  struct ncclComm *child; /* the child of a split that is in progress */
+  ncclComm_t *place;      /* where the child's handle is written */
   int shrinking;
   int inside; /* threads in an operation on it */
 };
@@ -46,7 +51,7 @@ static void *real(const char *name)
   return function;
 }
 
-/* real(ncclCommSplit)(...) with its own type. */
+/* Calls libhostccl's function: real(ncclCommSplit)(...), with the function's type. */
 #define REAL(name) ((__typeof__(&name))real(#name))
 
 static int number_from(const char *name, int otherwise)
@@ -86,24 +91,24 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...)
   va_end(arguments);
 }
 
-/* The test's own word in the log. */
+/* Writes a line of the test into the log. */
 void recorder_note(const char *text);
 void recorder_note(const char *text)
 {
   note("# %s", text);
 }
 
-/* Communicators that were made and have not ended. */
+/* The number of communicators that were made and have not ended. */
 int recorder_living(void);
 int recorder_living(void)
 {
   return __atomic_load_n(&living, __ATOMIC_SEQ_CST);
 }
 
-/* The last communicator made by id and not by a split: what others are split from. */
+/* The last communicator that was made by an id. The others are split from it. */
 static struct ncclComm *root;
 
-/* From now on this rank is told of an asynchronous error of that communicator; NULL: of the root. */
+/* From now on that communicator (NULL: the root) has an asynchronous error on this rank. */
 void recorder_break(ncclComm_t comm, int code);
 void recorder_break(ncclComm_t comm, int code)
 {
@@ -112,7 +117,8 @@ void recorder_break(ncclComm_t comm, int code)
   comm->failed = (ncclResult_t)code;
 }
 
-/* What RECORDER_FAIL wants of this call, the n-th of this process that may fail. */
+/* The result that RECORDER_FAIL gives to this call, which is the n-th call of this process that
+ * may fail. */
 static ncclResult_t told_to(const char *call)
 {
   int rank = -2, which = 0, code = 0;
@@ -165,7 +171,7 @@ static ncclResult_t poll_comm(struct ncclComm *comm)
   if (comm->failed != ncclSuccess) return comm->failed;
   asked = REAL(ncclCommGetAsyncError)(comm->real, &state);
   if (asked != ncclSuccess) state = asked;
-  /* What is shrunk has failed; here, as in NCCL, only its child's making shows. */
+  /* The parent of a shrink has failed. As in NCCL, only the making of the child is checked. */
   if (comm->shrinking && state != ncclInProgress && comm->child != NULL && comm->child->real != NULL) state = ncclSuccess;
   if (state == ncclSuccess && comm->child != NULL && comm->child->real != NULL) {
     asked = REAL(ncclCommGetAsyncError)(comm->child->real, &state);
@@ -179,7 +185,7 @@ static ncclResult_t poll_comm(struct ncclComm *comm)
   return state;
 }
 
-/* Whether a call may be made on it: it lives, and nothing is in progress. */
+/* Whether a call may be made on the communicator: it lives, and nothing is in progress on it. */
 static ncclResult_t usable(struct ncclComm *comm, const char *call)
 {
   if (comm == NULL) {
@@ -265,7 +271,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     note("split c%d color=%d key=%d failed=%d", parent->number, color, key, code);
     return code;
   }
-  /* The host engine writes the new handle when it is there. */
+  /* The host engine writes the new handle when the communicator is made. */
   struct ncclComm *comm = color < 0 ? NULL : made(blocking);
   code = REAL(ncclCommSplit)(parent->real, color, key, comm == NULL ? &nobody : &comm->real, &host);
   if (code != ncclSuccess && code != ncclInProgress) {
@@ -329,7 +335,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
 }
 #endif
 
-/* An abort waits for the communicator's stream, where its work lies behind that of others until they are aborted too. */
+/* An abort waits for the communicator's stream. Its work lies behind the work of other
+ * communicators on that stream, until those are aborted too. */
 static void wait_for_other_aborts(ncclComm_t comm)
 {
   static int begun;
@@ -414,7 +421,7 @@ ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *number)
   return ncclSuccess;
 }
 
-/* Tells a driver that wants to know it (device.c) what runs on which of its streams. */
+/* Tells the stand-in for the driver (device.c) which operation was put on which stream. */
 static void runs_on(const char *operation, cudaStream_t stream)
 {
   void (*runs)(cudaStream_t, const char *) = NULL;
@@ -425,7 +432,8 @@ static void runs_on(const char *operation, cudaStream_t stream)
   dlclose(driver);
 }
 
-/* An operation on a communicator whose calls return before the work is on the stream is an error that only a device would show. */
+/* With a non-blocking communicator an operation returns before the work is on the stream. Using
+ * one here is an error that only a device would show. */
 #define OPERATION(name, parameters, arguments) \
   ncclResult_t name parameters \
   { \

@@ -1,5 +1,7 @@
-/* One release of the real NCCL, without a device; see tests/test_nccl_wheels.py, which compiles this with that release's nccl.h and the layout of
- * hostccl/src/nccl_config.rs as static assertions (layout.h). Arguments: libnccl.so.2, and whether there is a libcuda (of CUDA 11.4, that only counts devices). */
+/* Tests one release of the real NCCL, without a device. tests/test_nccl_wheels.py compiles this
+ * file with the release's nccl.h, and with the layout of hostccl/src/nccl_config.rs as static
+ * assertions (layout.h). Arguments: the path of libnccl.so.2, and whether there is a stand-in for
+ * libcuda (of CUDA 11.4; it only counts devices). */
 #include <nccl.h>
 
 #include <stddef.h>
@@ -13,7 +15,7 @@
 
 static dm_mesh *mesh;
 
-/* That the library has a function exactly from that release on. */
+/* Checks that the library has the function if and only if it is of that release or a later one. */
 static void has(const char *symbol, int since)
 {
   void *function = NULL;
@@ -37,7 +39,7 @@ static void with_driver(dm_world_options join)
   ncclResult_t (*group_end)(void) = NULL;
   REQUIRE(dm_world_init("cuda", &join, &world));
   options.world = world;
-  /* A dimension of one rank has no communicator before it is asked for. */
+  /* A dimension with one rank has no communicator until the program asks for it. */
   REQUIRE(dm_init("cuda", one, 1, NULL, &options, &mesh));
   REQUIRE(dm_get_proc(mesh, "ncclGetVersion", (void **)&get_version));
   CHECK(get_version(&version) == ncclSuccess && version == NCCL_VERSION_CODE);
@@ -63,8 +65,8 @@ static void with_driver(dm_world_options join)
   REQUIRE(dm_get_proc(mesh, "ncclGetUniqueId", (void **)&get_id));
   CHECK(get_id(&first) == ncclSuccess && get_id(&second) == ncclSuccess && memcmp(&first, &second, sizeof first) != 0);
 
-  /* The driver is older than the runtime inside NCCL. That is an error and nothing else, also the second time: this thread is not left inside a
-   * group, which would put off whatever it does next. */
+  /* The driver is older than the runtime inside NCCL, so the call fails, also the second time. It
+   * must not leave this thread inside a group, which would queue the thread's next calls. */
   for (int time = 0; time < 2; ++time) {
     FAILS(DM_STATUS_CCL, "gives 1 (unhandled cuda error", dm_get_comm(mesh, NULL, &comm));
     CHECK(strstr(dm_last_error(), "; the driver supports CUDA 11.4") != NULL && comm == NULL);
@@ -76,7 +78,8 @@ static void with_driver(dm_world_options join)
   dm_free(mesh);
   dm_world_free(world);
 
-  /* An id that nobody uses leaves a thread and a socket behind; neither keeps a process, nor its children, from ending. */
+  /* An unused id leaves a thread and a socket behind. Neither keeps the process or its children
+   * from ending. */
   const pid_t child = fork();
   if (child == 0) _exit(0);
   int status = -1;
@@ -101,7 +104,7 @@ int main(int count, char **arguments)
     dm_mesh *none = NULL;
     setenv("DM_CCL_LIBRARY", arguments[1], 1);
     FAILS(DM_STATUS_DEVICE, "no CUDA driver that works: libcuda.so.1", dm_init("cuda", one, 1, NULL, NULL, &none));
-    OK(dm_init(NULL, one, 1, NULL, NULL, &none)); /* what this machine has */
+    OK(dm_init(NULL, one, 1, NULL, NULL, &none)); /* device type NULL: what this machine has */
     CHECK(strstr(describe(none), "'cpu'") != NULL);
     dm_free(none);
   }

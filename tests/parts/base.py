@@ -1,4 +1,4 @@
-"""What the parts of the suite and the gates share: where things are, and how a command is run."""
+"""Shared by the parts of the suite and the gates: paths, and a function that runs a command."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""What users compile and link against: the exported functions, the SONAME, and the headers."""
+"""Cases for the files that users compile and link against: the exported functions, the SONAME, and
+the headers."""
 
 import os
 import re

@@ -1,5 +1,5 @@
-"""The programs of tests/c and tests/cpp, and the examples: built against the library, and run on as
-many ranks as they ask for."""
+"""Builds the programs of tests/c and tests/cpp and the examples, and runs each on as many ranks as
+it asks for."""
 
 import re
 import threading

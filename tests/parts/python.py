@@ -8,7 +8,8 @@ from .base import ROOT, TARGET, Failure, Skip, run
 
 
 def pytest_python():
-    """The interpreter of target/pytest-venv, where what tests/requirements.txt pins is installed once.
+    """The interpreter of target/pytest-venv, where what tests/requirements.txt pins is installed
+    once.
 
     Raises Skip where Python cannot make virtual environments, and Failure where pip fails."""
     folder = TARGET / "pytest-venv"

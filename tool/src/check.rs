@@ -98,8 +98,8 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
     }
 }
 
-/// Whether this may be an error that rank 0 cannot report, because rank 0 is what is missing. Then
-/// rank 1 reports it too.
+/// Whether rank 0 may be unable to report this error, because rank 0 itself may be lost or late.
+/// Then rank 1 reports it too.
 fn may_miss_rank_0(error: &Error) -> bool {
     let is_loss = [Status::PeerLost, Status::Store, Status::Timeout].contains(&error.status());
     is_loss && (error.ranks().is_empty() || error.ranks().contains(&0))
@@ -122,7 +122,7 @@ fn plan(spec: &MeshSpec<'_>, options: &Options) -> Result<Mesh> {
 
 /// Reports an error that ends the check.
 fn tell(json: bool, status: &str, message: &str) {
-    // On a terminal the line of progress may stand there.
+    // On a terminal the current line may hold the progress, so it is cleared.
     let clear = if io::IsTerminal::is_terminal(&io::stderr()) { "\r\x1b[K" } else { "" };
     say(&format!("{clear}devicemesh check: {}", printable(message)));
     if json {
@@ -146,22 +146,22 @@ fn advice(error: &Error) -> &'static str {
     }
 }
 
-/// The check after the command line has proved well. Gives the exit code.
+/// Runs the check after the command line was accepted. Gives the exit code.
 fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progress: Progress) -> Result<u8> {
     progress.expect(steps(options, &planned)?);
     progress.step("joining the world");
     let joining = WorldOptions::new(JoinOptions::default().timeout(clock.limit() - clock.limit() / 20));
     let joining = library::options_with(joining, options.library.as_deref());
-    let domain = Arc::new(World::join(device_type, &joining)?);
-    let team = Team::new(Arc::clone(&domain), clock, progress)?;
+    let world = Arc::new(World::join(device_type, &joining)?);
+    let team = Team::new(Arc::clone(&world), clock, progress)?;
     team.step_in_detail("comparing the command lines", &options.agreed(), |_| Ok(()))?;
     team.progress.step("making the mesh");
-    // A call in host memory waits by the limit of the mesh, which is short. On a device the mesh
-    // gets more time, because its communicators take long to make, and calls are waited for on the
-    // stream.
+    // On host memory a call waits at most as long as the mesh's timeout, so the timeout is short.
+    // On a device the timeout is longer, because making communicators takes long there, and the
+    // check waits for a call on its stream.
     let patience = team.clock.patience();
     let timeout = if device_type == "cpu" { patience } else { team.clock.limit() / 2 };
-    let root = RootComms::create(&domain, planned, &MeshOptions::default().timeout(timeout))?;
+    let root = RootComms::create(&world, planned, &MeshOptions::default().timeout(timeout))?;
     let whole = View::of_root(root);
     let mut views: Vec<(View, usize)> =
         (0..whole.mesh().ndim()).map(|index| (View::of_root(Arc::clone(whole.root_comms())), index)).collect();
@@ -169,7 +169,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
         views.push((whole.slice(&dims)?.flatten(Some(&flat.name), DimOptions::default())?, 0));
     }
-    let memory = Memory::of(&domain)?;
+    let memory = Memory::of(&world)?;
     let schedule = Schedule {
         sizes: options.sizes(device_type),
         iterations: options.iterations,
@@ -193,7 +193,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
     Ok(code)
 }
 
-/// What a user can do where there is too little memory.
+/// Adds to an error of too little memory what the user can do.
 fn smaller_sizes(error: Error) -> Error {
     let message = format!("{}; take smaller --sizes", error.message());
     Error::new(error.status(), message).with_device_error(error.device_error())
@@ -309,8 +309,8 @@ impl Checked<'_> {
         let subject = Subject {
             mesh: whole.mesh().describe(),
             library: whole.library()?,
-            device_type: team.domain().rendezvous().device_type(),
-            launcher: team.domain().rendezvous().launcher(),
+            device_type: team.world().rendezvous().device_type(),
+            launcher: team.world().rendezvous().launcher(),
             hosts: &team.hosts,
             dimensions: &dimensions,
             collectives: &collectives,

@@ -1,7 +1,6 @@
-//! Communicator libraries that the command line names (`--library`).
-//!
-//! A library's code runs in this process, so the crate asks for somebody who vouches for it. Here
-//! that is whoever starts the tool, as with DM_CCL_LIBRARY and LD_PRELOAD.
+//! Communicator libraries that the command line names (`--library`). A library's code runs in this
+//! process, so naming one is unsafe in the crate's API. The user who starts the tool vouches for
+//! the library, as with DM_CCL_LIBRARY and LD_PRELOAD.
 
 #![expect(unsafe_code, reason = "naming a library is unsafe in the crate's API")]
 

@@ -51,7 +51,8 @@ enum Command {
     /// a picture
     #[command(after_long_help = show::HELP)]
     Show(show::Options),
-    /// Check a mesh before a big job: every collective along every dimension with real data, bandwidths and latencies, and what is slow
+    /// Check a mesh before a big job: every collective along every dimension with real data,
+    /// bandwidths and latencies, and what is slow
     ///
     /// Start it as the job: under devicemesh run, torchrun, mpirun or srun. Rank 0 reports.
     ///
@@ -59,8 +60,10 @@ enum Command {
     ///   devicemesh run -n 8 -- devicemesh check 2,2,2 dp,cp,tp --flatten dp,cp=dpcp
     ///   srun devicemesh check -1,8 dp,tp --device cuda --sizes 4B:256MiB --json
     ///
-    /// Exit codes, on every rank: 0 all is well (and with slow ones too, unless --fail-slow); 1 wrong data; 2 a wrong command line, or a shape that
-    /// does not fit the world; 3 the check could not be made, for example because a rank died; 4 slow, with --fail-slow; 124 not done by --timeout.
+    /// Exit codes, on every rank: 0 all is well (and with slow ones too, unless --fail-slow); 1
+    /// wrong data; 2 a wrong command line, or a shape that does not fit the world; 3 the check
+    /// could not be made, for example because a rank died; 4 slow, with --fail-slow; 124 not done
+    /// by --timeout.
     #[command(verbatim_doc_comment)]
     Check(check::Options),
     /// Print the completions for a shell

@@ -35,9 +35,10 @@ use crate::style::Style;
 
 /// How long a rank has between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_secs(5);
-/// How long the output may still come after the last rank has ended.
+/// How long the tool still reads output after the last rank has ended.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How much longer the store is served than the other nodes need to end their ranks.
+/// How long the tool still serves the store after the time that other nodes need to end their
+/// ranks.
 const STAY: Duration = Duration::from_secs(10);
 /// The shortest grace period after a signal, so that a second signal is not needed at once.
 const LEAST_GRACE_AFTER_SIGNAL: Duration = Duration::from_secs(1);
@@ -187,7 +188,7 @@ impl Job<'_> {
         }
     }
 
-    /// Sleeps until something happens, and does what that asks for. Returns this node's share of
+    /// Sleeps until there is an event, and handles it. Returns this node's share of
     /// the job when the nodes have met.
     fn step(&mut self) -> Option<Assignment> {
         self.obey_the_clock();
@@ -277,8 +278,8 @@ impl Job<'_> {
                 if self.cause.is_none() {
                     self.end_everywhere(Cause::Signal { signal: number, node: self.reporter.clone() });
                 } else if self.running() == 0 {
-                    // The only thing left is to serve the store for the others, and the user wants
-                    // no more of it.
+                    // Only the store is still served for the other nodes, and a signal means that
+                    // the user wants to end that too.
                     self.deadline = None;
                 }
             }
@@ -347,7 +348,7 @@ impl Job<'_> {
             self.report(ended, host.as_deref(), output, log.as_deref(), !later.is_empty());
         }
         match self.cause.as_ref().map_or(0, Cause::code) {
-            // Whoever reads the output must not take a part of it for all of it.
+            // The exit code tells a reader that the output is incomplete.
             0 if self.output.loss().is_some() => 1,
             code => code,
         }

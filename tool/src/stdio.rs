@@ -1,5 +1,5 @@
-//! Writing to standard output and standard error. A full disk is an error; a reader that has gone
-//! is none.
+//! Writes to standard output and standard error. A full disk is an error. A reader that has closed
+//! the pipe is no error.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -29,7 +29,7 @@ pub fn say(line: &str) {
     let _ = stderr.write_all(format!("{line}\n").as_bytes());
 }
 
-/// The outcome of a write, where a reader that has closed its end, as `head` does, has seen enough.
+/// The outcome of a write. A reader that has closed its end, as `head` does, is no error.
 pub fn ignore_gone_reader(written: io::Result<()>) -> io::Result<()> {
     match written {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

@@ -1,5 +1,5 @@
-//! What the tool does with text that comes from outside: a secret that would keep nobody out, and
-//! text that would move a terminal's cursor.
+//! Text from outside the tool: an empty secret, which would admit everybody, and text that would
+//! move a terminal's cursor.
 
 use std::process::{Command, Output};
 

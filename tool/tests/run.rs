@@ -162,8 +162,8 @@ fn what_a_rank_started_ends_with_it() {
 
 #[test]
 fn what_a_rank_started_in_a_session_of_its_own_ends_with_the_job() {
-    // Each rank leaves a daemon behind that has a child, holds the rank's pipes and does not listen
-    // to SIGTERM; the last rank fails.
+    // Each rank leaves a daemon behind. The daemon has a child, holds the rank's pipes and ignores
+    // SIGTERM. The last rank fails.
     let script = r#"setsid -f /bin/sh -c 'trap "" TERM HUP; sleep 60 & echo $! $$ >"$NOTE"; wait' & until [ -s "$NOTE" ]; do sleep 0.01; done; exit $((RANK * 9))"#;
     for options in [&["--prefix"][..], &[]] {
         let notes = [0, 1].map(|rank| format!("{}/daemon-{}-{rank}", env!("CARGO_TARGET_TMPDIR"), options.len()));
@@ -201,8 +201,8 @@ fn the_whole_job_can_have_a_limit() {
 
 #[test]
 fn a_rank_0_elsewhere_is_told_that_the_port_is_taken() {
-    // The job's store has the port for longer than rank 0 of another job waits for a server that
-    // may just be going.
+    // The job's store holds the port for longer than rank 0 of another job waits for a server that
+    // may be about to exit.
     let mut child = tool(&["-n", "1", "--", "/bin/sh", "-c", "echo $MASTER_PORT; exec sleep 60"]).spawn().unwrap();
     let port = lines(&mut child, 1).remove(0);
     let method = format!("tcp://127.0.0.1:{port}");
@@ -222,16 +222,16 @@ fn output_that_cannot_be_written_is_an_error() {
     let said = text(&prefixed.stderr);
     assert_eq!(prefixed.status.code(), Some(1), "{said}");
     assert_eq!(said.matches("cannot write to standard output: No space left on device").count(), 1, "{said}");
-    // Without a prefix the ranks write to it themselves, and a rank that looks at what its writes
-    // return fails.
+    // Without a prefix the ranks write to standard output themselves. A rank that checks its
+    // writes fails.
     let shared = tool(&["-n", "2", "--", "/bin/echo", "out"]).stdout(full()).output().unwrap();
     assert_eq!(shared.status.code(), Some(1), "{}", text(&shared.stderr));
-    // The message about it has no other place to go.
+    // When standard error is full, the message about that cannot be written anywhere.
     let mute = run_with_stderr(full(), &["-n", "2", "--", "/bin/sh", "-c", "echo err >&2; exit 0"]);
     assert_eq!(mute.status.code(), Some(1));
     let failed = run_with_stderr(full(), &["-n", "1", "--", "/bin/sh", "-c", "exit 7"]);
     assert_eq!(failed.status.code(), Some(7), "the job's own code stands");
-    // A log is written by the tool where it is shown as well.
+    // With --tee the tool writes the log itself.
     let logs = format!("{}/full-logs", env!("CARGO_TARGET_TMPDIR"));
     let _ = std::fs::remove_dir_all(&logs);
     std::fs::create_dir_all(&logs).unwrap();
@@ -239,7 +239,7 @@ fn output_that_cannot_be_written_is_an_error() {
     let logged = tool(&["--log-dir", &logs, "--tee", "-n", "1", "--", "/bin/echo", "out"]).output().unwrap();
     assert_eq!((logged.status.code(), text(&logged.stdout).as_str()), (Some(1), "out\n"));
     assert!(text(&logged.stderr).contains("rank-0.log: No space left on device"), "{}", text(&logged.stderr));
-    // The same holds for help and pages.
+    // Help and manual pages cannot be written either, and the tool fails.
     for arguments in [&["--help"][..], &["run", "--help"], &["--version"], &["man"], &["completions", "bash"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
         assert_eq!(command.args(arguments).stdout(full()).status().unwrap().code(), Some(1), "{arguments:?}");

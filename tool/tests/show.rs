@@ -184,7 +184,7 @@ fn an_output_that_cannot_be_written_is_named() {
     assert!(said.contains("cannot write /nonexistent/mesh.svg"), "{said}");
     let full = tool("2 a").stdout(File::options().write(true).open("/dev/full").unwrap()).output().unwrap();
     assert_eq!(full.status.code(), Some(1));
-    // The reader may go.
+    // A reader that closes the pipe is no error.
     let mut child = tool("16,16 --color always").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();

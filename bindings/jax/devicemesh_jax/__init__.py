@@ -1,4 +1,5 @@
-"""Collectives of libdevicemesh inside jax.jit: a communicator per mesh dimension, one process per device.
+"""Collectives of libdevicemesh inside jax.jit: a communicator per mesh dimension, one process per
+device.
 
     import devicemesh, devicemesh_jax as dmj
 
@@ -9,7 +10,8 @@
         loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
         return dmj.all_reduce((loss, gradients), mesh, "dp", op="avg")
 
-README.md beside this package says what is ordered, what a derivative means and what an error looks like.
+README.md beside this package says what is ordered, what a derivative means and what an error looks
+like.
 """
 
 from ._meshes import mesh_to_jax, replica_groups

@@ -1,7 +1,8 @@
-"""A rank of a mesh is one process with one device: a computation over several devices of a process is refused when it is lowered.
+"""A rank of a mesh is one process with one device: a computation over several devices of a process
+is refused when it is lowered.
 
-XLA would run the handler once for each of these devices, at the same time and on one communicator, so that the first device of one rank would meet the second
-one of another.
+XLA would run the handler once for each of these devices, at the same time and on one communicator,
+so the first device of one rank could be paired with the second device of another rank.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ except ImportError as error:
 
 
 def ask_for_devices(primitive: Primitive) -> None:
-    """Lets JAX tell the lowering rule of this primitive on which devices the computation will run."""
+    """Lets JAX tell the lowering rule of this primitive on which devices the computation will
+    run."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def devices_here(context: Any) -> List[Any]:
-    """The devices of this process among those of the computation that is being lowered. shard_map puts its mesh in place of the list."""
+    """The devices of this process among those of the computation that is being lowered. shard_map
+    puts its mesh in place of the list."""
     where = context.module_context.axis_context
     devices = getattr(where, "device_assignment", None)
     if devices is None and isinstance(getattr(where, "mesh", None), jax.sharding.Mesh):
@@ -32,7 +35,8 @@ def devices_here(context: Any) -> List[Any]:
 
 
 def check_one(context: Any, name: str) -> None:
-    """Raises ValueError where the collective would run on more than one device of this process, or where XLA would have to divide it over devices."""
+    """Raises ValueError where the collective would run on more than one device of this process, or
+    where XLA would have to divide it over devices."""
     devices = devices_here(context)
     if len(devices) > 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Meshes as compiled programs know them, by name; and as JAX's own sharding knows them."""
+"""The names by which compiled programs find meshes, and the jax.sharding.Mesh of a mesh."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from devicemesh._library import library
 from ._operators import integer
 
 MeshOrName = Union[DeviceMesh, str]
-# The meshes that were used under each name of ours, the one that is registered now last. So a mesh in use is not registered again at each call.
+# The meshes that were used under each name that this package chose. The last one is registered
+# now, so a call with it need not register it again.
 used: Dict[str, List["weakref.ref[DeviceMesh]"]] = {}
 
 
 def named(mesh: MeshOrName) -> Tuple[DeviceMesh, str]:
-    """A mesh and the name it is registered under.
+    """A mesh and the name under which it is registered.
 
-    A mesh that comes without a name gets one of its contents, which is the same on all its ranks, as XLA's caches need it. Equal meshes share it: the name
-    means the one that was made or traced last and has not ended.
+    A mesh without a name gets a name that is made from its contents. So the name is the same on
+    all its ranks, as XLA's caches need it. Equal meshes share the name. It means the mesh that was
+    made or traced last and has not ended.
     """
     if isinstance(mesh, str):
         return devicemesh.lookup(mesh), mesh
@@ -49,10 +51,13 @@ def give_name(name: str, mesh: DeviceMesh) -> None:
 
 
 def pass_names_on(made: Optional[DeviceMesh]) -> None:
-    """The name of a mesh passes to an equal one that was just made, and when a mesh has ended, to the last equal one in use that lives.
+    """Passes the name of a mesh to an equal mesh that was just made. When a mesh has ended, its
+    name passes to the last equal mesh in use that lives.
 
-    jax.jit cannot tell equal meshes apart, so a function that was traced with the one is called with the other. Programs make a mesh anew after a failure, which
-    not every rank has noticed; so the new one takes the name whatever has become of the old one. Local; every rank makes and ends the same meshes.
+    jax.jit cannot tell equal meshes apart, so a function that was traced with the one is called
+    with the other. Programs make a mesh anew after a failure, which not every rank has noticed; so
+    the new one takes the name whatever has become of the old one. Local; every rank makes and ends
+    the same meshes.
     """
     if made is not None:
         name = own_name(made)
@@ -76,7 +81,8 @@ def has_ended(name: str) -> bool:
 
 
 def is_over(view: Any) -> bool:
-    """Whether the mesh of a view was finalized, aborted or shrunk: then there is no root that could be had."""
+    """Whether the mesh of a view was finalized, aborted or shrunk. Such a view has no root any
+    more."""
     root = ctypes.c_void_p()
     if library.dm_root(view, ctypes.byref(root)):
         return True
@@ -88,7 +94,8 @@ beside.mesh_changes.append(pass_names_on)
 
 
 def along(mesh: MeshOrName, dim: Union[None, int, str]) -> Tuple[str, str, int]:
-    """Name of the mesh, name of the dimension, number of ranks along it: what a call is compiled with."""
+    """The name of the mesh, the name of the dimension, and the number of ranks along it. A call is
+    compiled with these."""
     found, name = named(mesh)
     if dim is None:
         found.get_local_rank()  # says what is wrong when there is not one dimension
@@ -109,14 +116,17 @@ def dim_names(mesh: DeviceMesh) -> Tuple[str, ...]:
 
 
 def replica_groups(mesh: MeshOrName, dim: Union[None, int, str] = None) -> List[List[int]]:
-    """The world ranks of all groups along a dimension, as XLA takes replica groups: a list of equally long lists."""
+    """The world ranks of all groups along a dimension, as XLA's replica groups: a list of equally
+    long lists."""
     return (devicemesh.lookup(mesh) if isinstance(mesh, str) else mesh).replica_groups(dim)
 
 
 def mesh_to_jax(mesh: MeshOrName) -> jax.sharding.Mesh:
-    """The jax.sharding.Mesh with the same ranks, shape and names: for jax.jit over sharded arrays, with XLA's own collectives.
+    """The jax.sharding.Mesh with the same ranks, shape and names: for jax.jit over sharded arrays,
+    with XLA's own collectives.
 
-    It takes jax.distributed with one device per process, whose process numbers are the world's ranks; a mesh of one rank needs no jax.distributed.
+    It needs jax.distributed with one device per process, and process numbers that are the world's
+    ranks. A mesh of one rank needs no jax.distributed.
     """
     found = devicemesh.lookup(mesh) if isinstance(mesh, str) else mesh
     ranks, names = found.ranks, dim_names(found)

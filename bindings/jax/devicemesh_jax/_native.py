@@ -1,4 +1,5 @@
-"""Finds the library of XLA handlers, connects it to the libdevicemesh that Python has, and registers its handlers with XLA."""
+"""Finds the library of XLA handlers, connects it to the libdevicemesh that Python has, and
+registers its handlers with XLA."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
 
 
 def candidates() -> Iterator[str]:
-    """Where the library may be, best first: what DM_JAX_LIBRARY names, the wheel's own, the one that make built in this checkout."""
+    """The places where the library may be, the best first: what DM_JAX_LIBRARY names, the wheel's
+    library, and the one that make built in this checkout."""
     named = os.environ.get("DM_JAX_LIBRARY")
     if named:
         yield named
@@ -37,7 +39,8 @@ def load() -> ctypes.CDLL:
             continue
         connect.restype, connect.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
         found.devicemesh_jax_group.restype, found.devicemesh_jax_group.argtypes = None, [ctypes.c_int]
-        # The very copy that devicemesh uses: another one would not know its meshes.
+        # The handlers must use the copy of libdevicemesh that the package devicemesh uses, because
+        # another copy would not know its meshes.
         problem = connect(devicemesh_library.PATH.encode())
         if problem:
             raise ImportError(f"devicemesh_jax: {problem.decode(errors='replace')}")
@@ -53,5 +56,5 @@ def register() -> ctypes.CDLL:
     return library
 
 
-# Kept for as long as the process lives: XLA has addresses in it.
+# The library stays loaded until the process ends, because XLA has addresses in it.
 library = register()

@@ -33,7 +33,8 @@ def check_dtype(what: str, dtype: Any) -> None:
 
 
 def integer(what: str, value: Any) -> int:
-    """value as an integer that is known when the call is traced; a bool or a fraction is a mistake and not an integer."""
+    """value as an integer, which must be known when the call is traced. A bool or a fraction is
+    refused."""
     if not isinstance(value, (bool, numpy.bool_)):
         try:
             return python_operator.index(value)

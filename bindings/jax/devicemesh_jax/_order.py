@@ -1,11 +1,14 @@
-"""What keeps the collectives of a process in the order of its program, which must be the same on every rank.
+"""Keeps the collectives of a process in the order of its program, which must be the same on every
+rank.
 
-Nothing in XLA orders two calls that share no data: has_side_effect keeps them, it does not order them. So a token is threaded through ours, from each call
-to the next, and JAX does the threading: the primitives have an ordered effect. JAX then runs one token through a jitted function, its loops and branches,
-its derivative (where the backward pass follows the forward pass), and from one jitted function to the next that the same thread calls. A token in the
-hands of the user could not do that: in jax.grad the transposed calls appear where no user threads anything.
+XLA does not order two calls that share no data: has_side_effect keeps the calls, but does not
+order them. So a token passes from each collective to the next. JAX passes it, because the
+primitives have an ordered effect. JAX then runs one token through a jitted function, its loops and
+branches, its derivative (where the backward pass follows the forward pass), and from one jitted
+function to the next that the same thread calls. A user could not pass the token by hand, because
+jax.grad inserts the transposed calls where the user's code has no place for it.
 
-JAX has no public way to declare such an effect; this file alone uses private names of it.
+JAX has no public way to declare such an effect, so this file uses JAX's private names for it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from jax.interpreters import mlir
 
 
 class CollectiveEffect(effects.Effect):
-    """Takes part in collectives of libdevicemesh. One kind for all meshes: ranks of different meshes can wait for each other too."""
+    """The effect of taking part in collectives of libdevicemesh. All meshes have one effect,
+    because ranks of different meshes can wait for each other too."""
 
     def __str__(self) -> str:
         return "DeviceMeshCollective"
@@ -46,20 +50,23 @@ for allowed in (
 
 
 def take(context: Any) -> Any:
-    """The token that the next collective of this computation has to wait for."""
+    """The token for which the next collective of this computation must wait."""
     return context.tokens_in.get(collective)
 
 
 def give(context: Any, token: Any) -> None:
-    """The token that the one after it will wait for."""
+    """Sets the token for which the collective after this one will wait."""
     context.set_tokens_out(context.tokens_in.update_tokens(mlir.TokenSet({collective: token})))
 
 
 def wait_for_jitted() -> None:
-    """Returns when the collectives that this thread has given to JAX are over; raises what went wrong in them.
+    """Returns when the collectives that this thread has given to JAX are over; raises what went
+    wrong in them.
 
-    The package devicemesh runs it before each of its own calls that can wait for other ranks. So a host call comes after what JAX was given before it, on every
-    rank. It costs a look into a dictionary while nothing was given. JAX keeps tokens per thread: what other threads have given to JAX is not seen here.
+    The package devicemesh runs it before each of its own calls that can wait for other ranks. So a
+    host call comes after what JAX was given before it, on every rank. When nothing was given to
+    JAX it costs one look into a dictionary. JAX keeps tokens per thread, so this function does not
+    see what other threads have given to JAX.
     """
     token = dispatch.runtime_tokens.current_tokens.get(collective)
     if token is not None:
@@ -67,15 +74,18 @@ def wait_for_jitted() -> None:
 
 
 beside.before_call.append(wait_for_jitted)
-# A jitted collective that runs while a group is open is refused: on the group's own thread it would be put off until the group ends, after XLA has read its result.
+# A jitted collective that runs while a group is open is refused: on the group's own thread it
+# would be put off until the group ends, after XLA has read its result.
 beside.group_changes.append(_native.library.devicemesh_jax_group)
 
 
 def recover() -> Optional[Exception]:
-    """Lets this thread's later collectives run although an earlier one failed. Waits for those in flight; gives the error, or None when there was none.
+    """Lets this thread's later collectives run although an earlier one failed. Waits for the
+    collectives that still run. Returns the error, or None.
 
-    A collective waits for the one before it, so after a failure all later ones fail alike, with the first error: their result would be worth nothing. Call this
-    when the cause has been dealt with, for example when there is a new mesh without the rank that was lost. Local: every rank calls it for itself.
+    A collective waits for the one before it, so after a failure all later ones fail with the first
+    error. Call this function when the cause is removed, for example when there is a new mesh
+    without the rank that was lost. Local: every rank calls it for itself.
     """
     failed: Optional[Exception] = None
     tokens = dispatch.runtime_tokens
@@ -90,11 +100,12 @@ def recover() -> Optional[Exception]:
 
 
 def last_words() -> None:
-    """An error that nobody waited for is one line when the process ends; JAX would print a traceback for each of its own tokens."""
+    """When the process ends, prints an error for which nobody waited as one line. JAX would print
+    a traceback for each of its tokens."""
     error = recover()
     if error is not None:
         print(f"devicemesh_jax: the last collectives of this process failed: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
 
 
-# After JAX's own, so before it when the process ends.
+# This is registered after JAX's own exit function, so it runs before that.
 atexit.register(last_words)

@@ -1,15 +1,18 @@
-"""The collectives as JAX primitives: one operand, one result, and how each is compiled, batched, differentiated and transposed.
+"""The collectives as JAX primitives with one operand and one result. This file says how each is
+compiled, batched, differentiated and transposed.
 
-They work on the first axis, which is the one along the mesh dimension: all_gather adds it, reduce_scatter takes it away. What users call is made of them in
-collectives.py.
+The primitives work on the first axis, which runs along the mesh dimension: all_gather adds it and
+reduce_scatter removes it. collectives.py builds the functions for users from them.
 
-A derivative is that of the sum of all ranks' results, as for jax.lax.psum: the cotangents of one value on several ranks are summed. So
+A derivative is the derivative of the sum of all ranks' results, as for jax.lax.psum: the
+cotangents of one value on several ranks are summed. So these are each other's transposes:
 
     all_reduce (sum, avg)  <->  itself                     all_to_all     <->  itself
     all_gather             <->  reduce_scatter             shift by k     <->  shift by -k
     reduce to a root       <->  broadcast from it
 
-Every parameter is the same on all ranks (names, sizes, operators; never a coordinate), so all ranks compile one and the same program.
+Every parameter is the same on all ranks (names, sizes and operators, but never a coordinate), so
+all ranks compile the same program.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ Batch = Callable[[Any, int], Tuple[Any, int]]
 
 
 def refuse_a_rerun(name: str) -> None:
-    """jax_debug_nans and jax_debug_infs call a program again, on this rank alone, while they handle the error that they found in its result."""
+    """Refuses to run again under jax_debug_nans and jax_debug_infs. When these find an error in a
+    result, they call the program again, on this rank alone."""
     if type(sys.exc_info()[1]).__name__ == "InternalFloatingPointError":
         raise FloatingPointError(
             f"JAX found nan or inf in the result of {name}, or of a jitted program with it, and calls it again without jit to find the place. {name} is not made a second "
@@ -47,7 +51,8 @@ def compiled(primitive: Primitive, params: Tuple[Tuple[str, Any], ...]) -> Any:
 
 
 def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
-    """The custom call of a handler: operands, then the token, in and out."""
+    """The lowering rule of a handler: a custom call whose operands and results end with the
+    token."""
     call = jax.ffi.ffi_lowering(
         f"devicemesh_{name}", has_side_effect=True, operand_output_aliases={1: 0} if zeros else {0: 0} if in_place else None)
 
@@ -57,7 +62,8 @@ def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
         (made,) = context.avals_out
         operands, avals = [operand], list(context.avals_in)
         if zeros:
-            # Where nothing comes, the result is what was there before.
+            # The handler writes into these zeros. They stay the result on a rank to which nothing
+            # is sent.
             operands.append(mlir.ir_constant(numpy.broadcast_to(numpy.zeros((), made.dtype), made.shape)))
             avals.append(made)
         whole = context.replace(avals_in=[*avals, abstract_token], avals_out=[made, abstract_token])
@@ -71,8 +77,10 @@ def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
 def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[..., Any], batch: Batch, zeros: bool = False, in_place: bool = False) -> Primitive:
     """A primitive for the handler devicemesh_<name>.
 
-    shape: the result's, from the operand's. batch: from a batched operand and its batch axis, the operand of one call for all of them and the batch
-    axis of its result. zeros: the handler does not write its result on every rank. in_place: the result takes the operand's memory (XLA copies an operand that is still needed).
+    shape: the result's, from the operand's. batch: from a batched operand and its batch axis, the
+    operand of one call for all of them and the batch axis of its result. zeros: the handler does
+    not write its result on every rank. in_place: the result takes the operand's memory (XLA copies
+    an operand that is still needed).
     """
     primitive = Primitive(f"devicemesh_{name}")
 
@@ -150,7 +158,7 @@ def transpose_reduce_scatter(cotangent: Any, params: Params) -> Any:
 
 
 def share(cotangent: Any, params: Params) -> Any:
-    """What one of the averaged ranks has in the result's cotangent."""
+    """The share of one rank in the cotangent of an averaged result."""
     return cotangent / params["size"] if params["op"] == AVG else cotangent
 
 

@@ -1,6 +1,8 @@
-"""What a program calls: collectives on arrays (or pytrees of them) along one dimension of a mesh.
+"""The functions that programs call: collectives on arrays, or pytrees of them, along one dimension
+of a mesh.
 
-All take part in the order that _order.py describes: the ranks of a mesh must call them in the same order, as in any program with communicators.
+_order.py keeps them in order. The ranks of a mesh must call them in the same order, as in any
+program with communicators.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "red
 
 
 def call(what: str, x: Any, mesh: MeshOrName, dim: Dim, body: Callable[..., Any]) -> Any:
-    """body(array, mesh=, dim=, size=) for every leaf of x, in their order."""
+    """Calls body(array, mesh=, dim=, size=) for every leaf of x, in the order of the leaves."""
     name, label, size = along(mesh, dim)
 
     def one(leaf: Any) -> Any:
@@ -38,7 +40,8 @@ def axis_of(name: str, axis: int, ndim: int) -> int:
 
 
 def split(name: str, array: Any, axis: int, size: int, tiled: bool) -> Any:
-    """The blocks for the ranks along a dimension as a first axis."""
+    """Splits an axis into blocks for the ranks along a dimension. The new first axis counts the
+    blocks."""
     length = array.shape[axis]
     if tiled:
         if length % size:
@@ -50,7 +53,8 @@ def split(name: str, array: Any, axis: int, size: int, tiled: bool) -> Any:
 
 
 def join(array: Any, axis: int, tiled: bool) -> Any:
-    """The first axis, of blocks from the ranks along a dimension, as a new axis or (tiled) in front of one there is."""
+    """Moves the first axis, which counts the ranks along a dimension, to a new axis, or (tiled)
+    joins the blocks along an existing axis."""
     array = jnp.moveaxis(array, 0, axis)
     if tiled:
         array = array.reshape(*array.shape[:axis], array.shape[axis] * array.shape[axis + 1], *array.shape[axis + 2 :])
@@ -58,19 +62,22 @@ def join(array: Any, axis: int, tiled: bool) -> Any:
 
 
 def all_reduce(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum") -> Any:
-    """Every rank's elements together: op is "sum", "avg", "prod", "max" or "min", or a devicemesh.ReduceOp ("sum" and "avg" can be differentiated). Any shape; as jax.lax.psum."""
+    """Reduces over all ranks, as jax.lax.psum. op is "sum", "avg", "prod", "max" or "min", or a
+    devicemesh.ReduceOp ("sum" and "avg" can be differentiated). x has any shape."""
     code = operator(op)
     return call("all_reduce", x, mesh, dim, lambda array, **where: primitives.all_reduce_p.bind(array, op=code, **where))
 
 
 def reduce(x: Any, mesh: MeshOrName, dim: Dim = None, root: int = 0, op: str = "sum") -> Any:
-    """As all_reduce, for the rank at coordinate root; the others get zeros."""
+    """Reduces as all_reduce does, but only the rank at coordinate root gets the result. The others
+    get zeros."""
     code = operator(op)
     return call("reduce", x, mesh, dim, lambda array, **where: primitives.reduce_p.bind(array, op=code, root=root_of(root, **where), **where))
 
 
 def broadcast(x: Any, mesh: MeshOrName, dim: Dim = None, root: int = 0) -> Any:
-    """What the rank at coordinate root has; the others give an array of the same shape and type."""
+    """Gives all ranks the array of the rank at coordinate root. The others pass an array of the
+    same shape and type."""
     return call("broadcast", x, mesh, dim, lambda array, **where: primitives.broadcast_p.bind(array, root=root_of(root, **where), **where))
 
 
@@ -82,7 +89,8 @@ def root_of(root: int, dim: str, size: int, **_: Any) -> int:
 
 
 def all_gather(x: Any, mesh: MeshOrName, dim: Dim = None, *, axis: int = 0, tiled: bool = False) -> Any:
-    """Every rank's array, in the order of their coordinates, along a new axis or (tiled) one after the other along that axis; as jax.lax.all_gather."""
+    """Every rank's array, in the order of their coordinates, along a new axis or (tiled) one after
+    the other along that axis; as jax.lax.all_gather."""
 
     def body(array: Any, **where: Any) -> Any:
         place = axis_of("axis", axis, array.ndim + (not tiled))
@@ -92,8 +100,9 @@ def all_gather(x: Any, mesh: MeshOrName, dim: Dim = None, *, axis: int = 0, tile
 
 
 def reduce_scatter(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum", *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
-    """Block i of all ranks' arrays reduced, on rank i; the axis is as long as the dimension and vanishes, or (tiled) a multiple and becomes shorter; as
-    jax.lax.psum_scatter."""
+    """Reduces block i of all ranks' arrays, and gives it to rank i, as jax.lax.psum_scatter. The
+    axis is as long as the dimension and is removed, or (tiled) its length is a multiple and
+    becomes shorter."""
     code = operator(op)
 
     def body(array: Any, **where: Any) -> Any:
@@ -105,7 +114,8 @@ def reduce_scatter(x: Any, mesh: MeshOrName, dim: Dim = None, op: str = "sum", *
 
 
 def all_to_all(x: Any, mesh: MeshOrName, dim: Dim = None, *, split_axis: int = 0, concat_axis: int = 0, tiled: bool = False) -> Any:
-    """Block i along split_axis goes to rank i; what comes from rank i is block i along concat_axis; as jax.lax.all_to_all."""
+    """Sends block i along split_axis to rank i. The block from rank i becomes block i along
+    concat_axis. As jax.lax.all_to_all."""
 
     def body(array: Any, **where: Any) -> Any:
         source, target = axis_of("split_axis", split_axis, array.ndim), axis_of("concat_axis", concat_axis, array.ndim)
@@ -116,14 +126,15 @@ def all_to_all(x: Any, mesh: MeshOrName, dim: Dim = None, *, split_axis: int = 0
 
 
 def shift(x: Any, mesh: MeshOrName, dim: Dim = None, offset: int = 1, *, wrap: bool = True) -> Any:
-    """What the rank offset steps before has: x goes to coordinate + offset, around the end or (wrap=False) not, and zeros come where nothing does.
+    """Sends x to the rank at coordinate + offset, and gives what the rank at coordinate - offset
+    sent. The coordinates wrap around, or (wrap=False) a rank to which nothing is sent gets zeros.
 
     A ring is offset=1; a pipeline's next stage is offset=1, wrap=False.
     """
     offset = integer("offset", offset)
 
     def body(array: Any, size: int, **where: Any) -> Any:
-        # Within a turn, so that programs which mean the same are the same.
+        # Offsets that mean the same shift become one number, so that such programs are equal.
         steps = offset % size if wrap else max(-size, min(size, offset))
         return primitives.shift_p.bind(array, offset=steps, wrap=int(bool(wrap)), size=size, **where)
 

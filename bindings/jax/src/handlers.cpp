@@ -1,11 +1,14 @@
-// XLA FFI handlers: one collective of libdevicemesh each, on the mesh that is registered under a name.
+// The XLA FFI handlers. Each runs one collective of libdevicemesh on the mesh that is registered
+// under a name.
 //
-// XLA gives a handler its buffers, the attributes of the call and, on cuda, the stream. The mesh comes from dm_lookup at every call, so that a
-// compiled program holds no handle, a name that is registered anew is seen, and a name that is gone is an error. The communicator stays inside the
-// library. Nothing of XLA is linked; built with the headers of jaxlib 0.7.2 one binary serves all later versions, because XLA refuses handlers
-// that are newer than itself and takes older ones.
+// XLA gives a handler its buffers, the attributes of the call and, on cuda, the stream. The mesh
+// comes from dm_lookup at every call, so that a compiled program holds no handle, a name that is
+// registered anew is seen, and a name that is gone is an error. The communicator stays inside the
+// library. Nothing of XLA is linked; built with the headers of jaxlib 0.7.2 one binary serves all
+// later versions, because XLA refuses handlers that are newer than itself and takes older ones.
 //
-// The token after the operands and after the results is what orders the calls: see devicemesh_jax/_order.py.
+// The token after the operands and after the results is what orders the calls: see
+// devicemesh_jax/_order.py.
 
 #include <dlfcn.h>
 
@@ -26,7 +29,8 @@ using Result = ffi::Result<ffi::AnyBuffer>;
 using Token = ffi::Token;
 using TokenOut = ffi::Result<ffi::Token>;
 
-// The functions of the copy of libdevicemesh that Python has loaded; another copy would know no mesh of it. Set once by devicemesh_jax_connect.
+// The functions of the copy of libdevicemesh that Python has loaded. Another copy would not know
+// its meshes. devicemesh_jax_connect sets them once.
 #define DEVICEMESH_FUNCTIONS(X)                                                                                       \
   X(dm_lookup) X(dm_free) X(dm_size) X(dm_describe) X(dm_get_local_rank) X(dm_last_error) X(dm_status_name)           \
   X(dm_all_reduce) X(dm_reduce) X(dm_broadcast) X(dm_all_gather) X(dm_reduce_scatter) X(dm_all_to_all) X(dm_send)     \
@@ -40,8 +44,9 @@ struct Library {
 
 Library library;
 
-// How many groups (mesh.group() in Python) are open in this process now. The package waits for all handlers before it opens one and before it ends one, so
-// a handler that sees a group belongs to a program that was called inside it.
+// How many groups (mesh.group() in Python) are open in this process now. The package waits for all
+// handlers before it opens one and before it ends one, so a handler that sees a group belongs to a
+// program that was called inside it.
 std::atomic<int> open_groups{0};
 
 ffi::ErrorCode code_of(dm_status status) {
@@ -61,7 +66,7 @@ ffi::ErrorCode code_of(dm_status status) {
   }
 }
 
-// The error of the last call of this thread.
+// The error of this thread's last failing call.
 ffi::Error error_of(dm_status status) {
   return ffi::Error(code_of(status), std::string(library.dm_status_name(status)) + ": " + library.dm_last_error());
 }
@@ -90,8 +95,8 @@ struct Handle {
   ~Handle() { library.dm_free(mesh); }
 };
 
-// The device type as dm_describe prints it: DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1)). Host memory given to NCCL, or device memory to
-// the host engine, would end the process.
+// The device type as dm_describe prints it: DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1)). Host
+// memory given to NCCL, or device memory to the host engine, would end the process.
 ffi::Error check_device(const dm_mesh *mesh, const std::string &name, std::string_view platform) {
   char text[512];
   std::string longer;
@@ -111,7 +116,7 @@ ffi::Error check_device(const dm_mesh *mesh, const std::string &name, std::strin
                     "mesh \"" + name + "\" is " + printed + ", but this computation runs on " + std::string(platform));
 }
 
-// Where XLA calls from: enough to ask for the stream, on the platform that has one.
+// The context of XLA's call. A handler asks it for the stream, on the platform that has streams.
 struct Origin {
   const XLA_FFI_Api *api;
   XLA_FFI_ExecutionContext *context;
@@ -127,12 +132,15 @@ struct xla::ffi::CtxDecoding<Origin> {
 
 namespace {
 
-// One call, checked: a mesh that is registered now, a dimension as long as when the call was traced, elements that the library knows.
+// One call with its checks: the mesh is registered now, the dimension is as long as when the call
+// was traced, and the library knows the element type.
 struct Call {
   Call(Origin origin, const ffi::Dictionary &attributes, const Operand &operand) : attributes(attributes) { error = prepare(origin, operand); }
 
-  // Runs the collective, unless something is wrong already. An operand without elements takes part too: on another rank it may have some, and the library
-  // compares them. Were the call left out on this rank, all later calls would meet the other ranks' calls of one before.
+  // Runs the collective, unless a check has failed. A rank whose operand has no elements takes
+  // part too, because other ranks may have elements, and the library compares the counts. If this
+  // rank left the call out, each of its later calls would be paired with an earlier call of the
+  // other ranks.
   template <typename Body>
   ffi::Error run(Body body) {
     if (error.success()) {
@@ -218,7 +226,7 @@ ffi::Error all_reduce(Origin origin, ffi::Dictionary attributes, Operand send, T
   });
 }
 
-// recv is the operand of zeros, and stays so on the ranks that are not the root.
+// recv begins as zeros, and stays zero on the ranks that are not the root.
 ffi::Error reduce(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&] {
@@ -255,7 +263,8 @@ ffi::Error all_to_all(Origin origin, ffi::Dictionary attributes, Operand send, T
   });
 }
 
-// To the rank offset steps along the dimension. recv is the operand of zeros, and stays so where nothing comes.
+// Sends to the rank that is offset steps further along the dimension. recv begins as zeros, and
+// stays zero on a rank to which nothing is sent.
 ffi::Error shift(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&]() -> dm_status {
@@ -275,7 +284,7 @@ ffi::Error shift(Origin origin, ffi::Dictionary attributes, Operand send, Operan
     if (status == DM_STATUS_OK && from >= 0 && from < size) {
       status = library.dm_recv(call.mesh, call.dim, recv->untyped_data(), call.count, call.dtype, static_cast<int32_t>(from), call.stream);
     }
-    // A group that was begun must end, whatever came of its operations; it reports what they did.
+    // A group that was begun must end, also when an operation failed. Its end reports the failure.
     const dm_status ended = library.dm_group_end(call.mesh);
     return status ? status : ended;
   });
@@ -283,7 +292,8 @@ ffi::Error shift(Origin origin, ffi::Dictionary attributes, Operand send, Operan
 
 }  // namespace
 
-// Takes the functions of the libdevicemesh that is loaded under this name. NULL when all is well, else what is wrong (static).
+// Takes the functions of the libdevicemesh that is loaded from this path. Returns NULL, or a
+// static string that says what is wrong.
 extern "C" __attribute__((visibility("default"))) const char *devicemesh_jax_connect(const char *path) {
   static std::string problem;
   void *loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL);

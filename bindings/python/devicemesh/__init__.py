@@ -5,11 +5,15 @@
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
     mesh.get_group("tp").all_reduce(gradients)
 
-The C library underneath, libdevicemesh, is documented in include/devicemesh.h of its repository; every function of it is reachable here.
+The C library underneath, libdevicemesh, is documented in include/devicemesh.h of its repository;
+this package reaches every function of it.
 
-Threads: everything may be called from several threads, but never let two of them call along one dimension without an order of their own. Calls that overlap get a
-MismatchError; results before that may be mixed. The end: a communicator ends by finalize or abort alone, not when a mesh is closed or dropped. Forks: a forked
-child must not use a mesh or world of its parent (the communicators are the parent's; multiprocessing's "spawn" is the way). It may ask a mesh where it is, and make its own once the parent has none.
+Threads: everything may be called from several threads, but never let two of them call along one
+dimension without an order of their own. Calls that overlap get a MismatchError, and results before
+that may be mixed. The end: only finalize and abort end a communicator, and closing or dropping a
+mesh does not. Forks: a forked child must not use a mesh or world of its parent, so use
+multiprocessing's "spawn". The child may ask a mesh where it is. It may make a mesh of its own if
+the parent had none when it forked.
 """
 
 from . import errors

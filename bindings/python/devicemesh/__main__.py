@@ -1,4 +1,5 @@
-"""``python -m devicemesh``: the tool devicemesh of the library, for example ``python -m devicemesh run -n 4 -- python train.py``."""
+"""``python -m devicemesh``: the tool devicemesh of the library, for example
+``python -m devicemesh run -n 4 -- python train.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def tool() -> Optional[str]:
-    """The tool: the wheel's own, the checkout's this file lies in, or one on the PATH."""
+    """The path of the tool: that of the wheel, that of the checkout with this file, or one on the
+    PATH."""
     for path in (HERE / "_native/devicemesh", HERE.parents[2] / "target/release/devicemesh"):
         if path.exists():
             return str(path)
@@ -24,7 +26,8 @@ def main() -> None:
     if program is None:
         sys.exit("devicemesh: the tool is neither in this package nor on the PATH")
     try:
-        # In the place of this process: signals and the exit code are the tool's.
+        # The tool takes the place of this process, so signals reach it and the exit code is its
+        # own.
         os.execv(program, ["devicemesh", *sys.argv[1:]])
     except OSError as error:
         sys.exit(f"devicemesh: {program}: {error.strerror}")

@@ -1,4 +1,4 @@
-"""The arguments of a mesh as C takes them."""
+"""Converts the arguments of a mesh for C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split(mesh_sizes: Sequence[int], names: Sequence[str], wishes: DimOptionsLik
 
 
 def as_many(shape: Sequence[int], numbers: Optional[Sequence[int]]) -> None:
-    """The library reads as many ranks as the shape has places."""
+    """Refuses a list of ranks that does not fill the shape, because C would read past its end."""
     count = 1
     for length in shape:
         count *= length
@@ -45,7 +45,7 @@ def as_many(shape: Sequence[int], numbers: Optional[Sequence[int]]) -> None:
 def init_options(
     world: Optional[World], numbers: Optional[Sequence[int]], ndim: int, names: Optional[Sequence[str]], timeout: Timeout, wishes: DimOptionsLike
 ) -> Tuple[Any, Any]:
-    """dm_init_options, and what its pointers point to."""
+    """Makes dm_init_options. Returns it with the objects to which its pointers point."""
     if world is not None and not isinstance(world, World):
         raise TypeError(f"world is a {type(world).__name__}, not a devicemesh.World")
     places = None if numbers is None else ranks("ranks", numbers)

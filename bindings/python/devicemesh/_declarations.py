@@ -1,6 +1,6 @@
-"""include/devicemesh.h in ctypes' words: structs, flags and the signature of every function.
+"""Declares include/devicemesh.h for ctypes: structs, flags and the signature of every function.
 
-tests/test_header.py holds this against the header, so a function that is added there is missed here.
+tests/test_header.py compares this file with the header, so it finds a function that is only there.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ RANKS = POINTER(c_int32)
 HANDLE_OUT = POINTER(c_void_p)
 MEMORY = c_void_p
 
-# A function's result and its arguments.
+# The result type and the argument types of each function.
 FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_status_name": (TEXT, [STATUS]),
     "dm_last_error": (TEXT, []),

@@ -1,12 +1,15 @@
 """Ctrl-C ends a call that is blocked in the library.
 
-Python runs signal handlers on the main thread between bytecodes, so not while that thread is inside a C function. But Python's own C handler writes the
-signal's number to the wakeup descriptor at once. For the time of a call on the main thread that descriptor is ours; a watching thread reads it, and ends the
-call that is blocked by aborting its mesh or world. The call returns, and Python raises KeyboardInterrupt as ever. No call moves to another thread, and
-what was there before (an event loop's descriptor) gets its bytes and is put back.
+Python runs signal handlers on the main thread between bytecodes, so not while that thread is
+inside a C function. But Python's own C handler writes the signal's number to the wakeup descriptor
+at once. During a call on the main thread that descriptor is this module's. A watching thread reads
+it, and ends the blocked call by aborting its mesh or world. The call returns, and Python raises
+KeyboardInterrupt as usual. No call moves to another thread. A descriptor that was set before (an
+event loop's) gets its bytes and is restored.
 
-A handler of the program's own may not want to raise (many only note that the job should stop after this step), so then the first signal leaves the call
-alone and a second one during the same call ends it. This holds for SIGINT and for SIGTERM, which has no handler of Python's.
+A handler of the program's own may not raise: many only note that the job should stop after this
+step. With such a handler the first signal leaves the call alone, and a second one during the call
+ends it. This holds for SIGINT and for SIGTERM, for which Python has no handler.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from typing import Any, Callable, Optional, Tuple, TypeVar
 
 from ._beside import after_outstanding, after_outstanding_success, before_call
 
-# The signals by which a program is asked to end. Others (SIGCHLD, SIGUSR1 ...) leave a blocked call alone.
+# The signals by which a program is asked to end. Others (SIGCHLD, SIGUSR1 ...) leave a blocked
+# call alone.
 ENDING = frozenset((int(signal.SIGINT), int(signal.SIGTERM)))
 # A call that ends by itself within this time of the signal leaves the mesh alive.
 GRACE = 0.1
@@ -31,13 +35,15 @@ End = Callable[[], Any]
 
 
 class Watch:
-    """The wakeup descriptor and the thread that reads it. One for the process, made by the first call that may block."""
+    """The wakeup descriptor and the thread that reads it. The process has one Watch, which the
+    first call that may block makes."""
 
     def __init__(self) -> None:
         self.reader, self.writer = socket.socketpair()
         self.writer.setblocking(False)
         self.descriptor = self.writer.fileno()
-        # What is blocked now on the main thread: a new tuple for each call, so that its identity tells calls apart.
+        # How to end the call that is blocked now on the main thread. Each call has a new tuple,
+        # whose identity tells calls apart.
         self.blocked: Optional[Tuple[End]] = None
         self.previous = -1
         threading.Thread(target=self.read, name="devicemesh Ctrl-C", daemon=True).start()
@@ -68,7 +74,8 @@ main_thread = threading.main_thread().ident
 
 
 def forget() -> None:
-    """After a fork: the watching thread did not come along, and the sockets are the parent's."""
+    """Forgets the watch in a forked child, which has no watching thread, and whose sockets are the
+    parent's."""
     global watch, main_thread
     if watch is not None:
         watch.reader.close()
@@ -80,17 +87,19 @@ os.register_at_fork(after_in_child=forget)
 
 
 def call(end: End, function: Callable[..., int], *arguments: Any) -> int:
-    """function(*arguments), a call of the library that may block; Ctrl-C ends it through end(). It starts when outstanding work of other packages is over."""
+    """Calls function(*arguments), a function of the library that may block. Ctrl-C ends it through
+    end(). The call starts when the outstanding work of other packages is over."""
     return blocked_in(end, after_outstanding, function, *arguments) if before_call else blocked_in(end, function, *arguments)
 
 
 def issue(end: End, function: Callable[..., int], *arguments: Any) -> int:
-    """As call, for what puts data on a communicator: an error of the outstanding work is raised, and the call is not made."""
+    """Does what call does, for a function that puts data on a communicator. If the outstanding
+    work has failed, its error is raised and the function is not called."""
     return blocked_in(end, after_outstanding_success, function, *arguments) if before_call else blocked_in(end, function, *arguments)
 
 
 def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
-    """function(*arguments); while it is blocked on the main thread, Ctrl-C calls end()."""
+    """Calls function(*arguments). While it is blocked on the main thread, Ctrl-C calls end()."""
     global watch
     if threading.get_ident() != main_thread:
         return function(*arguments)
@@ -101,7 +110,8 @@ def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
         previous = signal.set_wakeup_fd(here.descriptor, warn_on_full_buffer=False)
     except ValueError:  # a subinterpreter, where Python's signals do not come
         return function(*arguments)
-    # Ours already: Ctrl-C came between the two lines here, and what was there before is still to be put back.
+    # If the descriptor is this module's already, Ctrl-C came between the two lines here, and the
+    # earlier descriptor must still be restored.
     if previous != here.descriptor:
         here.previous = previous
     here.blocked = (end,)
@@ -113,9 +123,10 @@ def blocked_in(end: End, function: Callable[..., int], *arguments: Any) -> int:
 
 
 def apart(work: Callable[[], Result], end: End, undo: Callable[[Result], Any]) -> Result:
-    """work() on a thread of its own, for which the main thread waits in a way that Ctrl-C and every handler that raises end at once.
+    """Runs work() on a thread of its own. The main thread waits for it, and Ctrl-C or any handler
+    that raises ends the wait at once.
 
-    An abandoned one is told to end by end(), and what it still makes is undone.
+    When the wait is ended, end() tells work() to end, and undo() undoes what work() still makes.
     """
     if threading.get_ident() != main_thread:
         return work()

@@ -1,4 +1,5 @@
-"""Finds the C library, declares its functions, and turns what they answer into Python's values and exceptions."""
+"""Finds the C library, declares its functions, and turns what they answer into Python's values and
+exceptions."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from .errors import BY_STATUS, DeviceMeshError, InvalidArgumentError
 
 HERE = Path(__file__).resolve().parent
 SONAME = "libdevicemesh.so.0.1"
-# Below 1.0 a minor version may change the ABI, so this binding is for one of them.
+# Below 1.0 a minor version may change the ABI, so this package works with one minor version.
 VERSIONS = range(100, 200)
 BUFFER_TOO_SMALL = 5
 
 
 def candidates() -> Iterator[str]:
-    """Where the library may be, best first: what DM_LIBRARY names, the wheel's own, the checkout's this file lies in, the system's."""
+    """The places where the library may be, the best first: what DM_LIBRARY names, the wheel's
+    library, that of the checkout with this file, and the system's."""
     named = os.environ.get("DM_LIBRARY")
     if named:
         yield named
@@ -67,7 +69,8 @@ def status_name(status: int) -> str:
 
 
 def last_error() -> str:
-    """What this thread's last failing call said, or "" when none has failed; for calls made beside this package, through raw handles."""
+    """The message of this thread's last failing call, or "" when none has failed. It is for calls
+    that are made beside this package, through raw handles."""
     message: bytes = library.dm_last_error()
     return message.decode(errors="replace")
 
@@ -83,13 +86,14 @@ def exception(status: int) -> DeviceMeshError:
 
 
 def check(status: int) -> None:
-    """Raises what went wrong, if something did."""
+    """Raises the exception for a status that is not 0."""
     if status:
         raise exception(status)
 
 
 def is_bool(value: Any) -> bool:
-    """Whether value is a truth value: Python's, or numpy's or torch's of one element, which all pass for the integers 0 and 1."""
+    """Whether value is a truth value: Python's, or one element of numpy or torch. All of these
+    also pass for the integers 0 and 1."""
     return isinstance(value, bool) or (type(value) is not int and str(getattr(value, "dtype", "")) in ("bool", "torch.bool"))
 
 
@@ -101,7 +105,7 @@ def flag(what: str, value: Any) -> bool:
 
 
 def text(what: str, value: str) -> bytes:
-    """A string as C takes it."""
+    """A string for C."""
     if not isinstance(value, str):
         raise TypeError(f"{what} is a {type(value).__name__}, not a str")
     if "\0" in value:
@@ -122,21 +126,23 @@ def texts(what: str, values: Iterable[str]) -> Any:
 
 
 def in_order(what: str, values: Iterable[Any]) -> Iterable[Any]:
-    """Values whose order is the same in every process. That of a set is not."""
+    """Values whose order is the same in every process. A set is refused, because its order is
+    not."""
     if isinstance(values, (set, frozenset)):
         raise TypeError(f"{what} is a set, which has no order; pass a tuple or a list")
     return values
 
 
 def listing(what: str, values: Any) -> Iterable[Any]:
-    """As in_order, of what must be a sequence."""
+    """Does what in_order does, and refuses a value that cannot be iterated over."""
     if not hasattr(type(values), "__iter__"):
         raise TypeError(f"{what} is {values!r} (a {type(values).__name__}); a tuple or a list was expected")
     return in_order(what, values)
 
 
 def integer(what: str, value: Any) -> int:
-    """An integer of any type: Python's, numpy's, a tensor of one element. Truth values and fractions are refused."""
+    """An integer from an integer of any type: Python's, numpy's, or a tensor of one element. Truth
+    values and fractions are refused."""
     if not is_bool(value):
         try:
             return operator.index(value)
@@ -146,7 +152,7 @@ def integer(what: str, value: Any) -> int:
 
 
 def within(what: str, value: Any, low: int, high: int) -> int:
-    """An integer that fits its C type, which ctypes would cut to size without a word."""
+    """An integer that fits its C type. ctypes would cut a larger one without an error."""
     number = integer(what, value)
     if not low <= number <= high:
         raise InvalidArgumentError(f"{what} is {number}, not {low} to {high}")
@@ -174,7 +180,8 @@ def ranks(what: str, values: Iterable[Any]) -> Any:
 
 
 def milliseconds(timeout: Union[None, float, timedelta]) -> int:
-    """A timeout in seconds, or as PyTorch takes it; None is the default, which is 0 in C."""
+    """Milliseconds from a timeout in seconds or a timedelta, as in PyTorch. None is the default,
+    which is 0 in C."""
     if timeout is None:
         return 0
     if type(timeout).__name__ == "timedelta64":
@@ -190,7 +197,8 @@ def milliseconds(timeout: Union[None, float, timedelta]) -> int:
 
 
 def listed(element: Any, ask: Callable[[Any, int, Any], int], guess: int = 16) -> List[Any]:
-    """A list out of the library: ask(buffer, capacity, length_out), once more when it was longer than expected."""
+    """Gets a list from the library by ask(buffer, capacity, length_out). Asks again when the list
+    is longer than the buffer."""
     length = ctypes.c_size_t()
     while True:
         buffer = (element * guess)()
@@ -202,7 +210,7 @@ def listed(element: Any, ask: Callable[[Any, int, Any], int], guess: int = 16) -
 
 
 def string(ask: Callable[[Any, int, Any], int]) -> str:
-    """A string out of the library, likewise."""
+    """Gets a string from the library by ask(buffer, capacity, length_out)."""
     length, capacity = ctypes.c_size_t(), 256
     while True:
         buffer = ctypes.create_string_buffer(capacity)

@@ -1,4 +1,4 @@
-"""What can be asked of a mesh without talking to any other rank."""
+"""The questions about a mesh that need no other rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ DEVICE = re.compile(r"'([^']*)', stride=[^']*$")
 
 
 class MeshQueries:
-    """A handle of the library's and what it says of itself; DeviceMesh adds what makes meshes, moves data and ends them."""
+    """A mesh handle and the questions about it. DeviceMesh adds the methods that make and end
+    meshes and that move data."""
 
     def __init__(self, handle: int, world: Optional[World]) -> None:
         self._handle = handle
@@ -33,7 +34,7 @@ class MeshQueries:
         self._free: "weakref.finalize[Any, Any]" = weakref.finalize(self, library.dm_free, handle)
         self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_shape(handle, *out))))
         self._names: Tuple[str, ...] = tuple(library.dm_dim_name(handle, index).decode() for index in range(len(self._shape)))
-        # The text says two things that no other function does: the device type, and whether the names were given.
+        # No other function tells the device type, and whether the program gave the names.
         printed = repr(self)
         self._named = bool(self._shape) and not printed.startswith(f"DeviceMesh({self._shape!r}, '")
         found = DEVICE.search(printed)
@@ -92,13 +93,14 @@ class MeshQueries:
         return answer.value
 
     def get_local_rank(self, mesh_dim: Dim = None) -> int:
-        """This rank's coordinate along a dimension, which is its rank in that dimension's group. ``mesh_dim`` may be left out of a 1-D mesh."""
+        """This rank's coordinate along a dimension, which is its rank in that dimension's group.
+        ``mesh_dim`` may be left out of a 1-D mesh."""
         answer = ctypes.c_int32()
         check(library.dm_get_local_rank(self._handle, self._dim(mesh_dim), byref(answer)))
         return answer.value
 
     def get_coordinate(self) -> Optional[Tuple[int, ...]]:
-        """This rank's place, one number per dimension; None when it is not in the mesh."""
+        """This rank's coordinates, one per dimension. None when it is not in the mesh."""
         try:
             return tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_get_coordinate(self._handle, *out))))
         except NotMemberError:
@@ -110,7 +112,8 @@ class MeshQueries:
         return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_group_ranks(self._handle, dim, *out))))
 
     def replica_groups(self, mesh_dim: Dim = None) -> List[List[int]]:
-        """All groups along a dimension, as XLA wants them; every rank of the root mesh is in one."""
+        """All groups along a dimension, as XLA's replica groups. Every rank of the root mesh is in
+        one."""
         dim = self._dim(mesh_dim)
         flat = listed(ctypes.c_int64, lambda *out: int(library.dm_replica_groups(self._handle, dim, *out)))
         length = self.size(self._names[0] if mesh_dim is None else mesh_dim)
@@ -123,7 +126,9 @@ class MeshQueries:
         return answer.value
 
     def neighbor(self, mesh_dim: Dim, offset: int, *, wrap: bool = False) -> Optional[int]:
-        """The world rank offset steps along a dimension: 1 is the next stage of a pipeline, -1 the one before. Past the edge None, or around it."""
+        """The world rank offset steps along a dimension: 1 is the next stage of a pipeline, -1 the
+        one before. Past the end it is None, or with ``wrap`` the count continues from the other
+        end."""
         answer = ctypes.c_int32()
         check(library.dm_neighbor(self._handle, self._dim(mesh_dim), within("offset", offset, -(2**63), 2**63 - 1), flag("wrap", wrap), byref(answer)))
         return None if answer.value < 0 else answer.value
@@ -155,7 +160,7 @@ class MeshQueries:
             return "DeviceMesh(closed)"
 
     def _dim(self, mesh_dim: Dim) -> Optional[bytes]:
-        """A dimension as C takes it: a name. Indices may count from the end."""
+        """The name of a dimension, for C. Indices may count from the end."""
         if mesh_dim is None:
             return None
         if isinstance(mesh_dim, str):

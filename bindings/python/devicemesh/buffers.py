@@ -1,4 +1,5 @@
-"""The memory behind an array of any library, without copying: the buffer protocol, DLPack, __cuda_array_interface__, __array_interface__."""
+"""The memory behind an array of any library, without copying: the buffer protocol, DLPack,
+__cuda_array_interface__, __array_interface__."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ __all__ = ["Memory", "memory"]
 
 
 class PyBuffer(Structure):
-    """Py_buffer of the buffer protocol (PEP 3118), part of the stable ABI since Python 3.11 and unchanged since 3.0."""
+    """Py_buffer of the buffer protocol (PEP 3118), part of the stable ABI since Python 3.11 and
+    unchanged since 3.0."""
 
     _fields_ = [
         ("buf", c_void_p), ("obj", c_void_p), ("len", c_ssize_t), ("itemsize", c_ssize_t), ("readonly", c_int), ("ndim", c_int),
@@ -24,7 +26,8 @@ class PyBuffer(Structure):
 
 
 class DLTensor(Structure):
-    """DLTensor of dlpack.h; device and dtype are structs there, laid out as here."""
+    """DLTensor of dlpack.h. There device and dtype are structs, with the layout of the fields
+    here."""
 
     _fields_ = [
         ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8), ("bits", c_uint8),
@@ -47,7 +50,7 @@ DLPACK_TYPES = {
 KINDS = {
     ("i", 1): DType.INT8, ("u", 1): DType.UINT8, ("i", 4): DType.INT32, ("u", 4): DType.UINT32, ("i", 8): DType.INT64, ("u", 8): DType.UINT64,
     ("f", 2): DType.FLOAT16, ("f", 4): DType.FLOAT32, ("f", 8): DType.FLOAT64}
-# The struct module's letters; how wide one is, its buffer says.
+# The kinds of the struct module's letters. The width comes from the buffer.
 LETTERS = {**dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u"), **dict.fromkeys("efd", "f")}
 FORMATS = {(letter.encode(), size): kind for letter, of in LETTERS.items() for (is_of, size), kind in KINDS.items() if is_of == of}
 
@@ -66,7 +69,7 @@ _byref = ctypes.byref
 
 
 class Memory:
-    """Contiguous elements somewhere: an address that is good until release()."""
+    """Contiguous elements in memory. The address is valid until release()."""
 
     __slots__ = ("address", "count", "dtype", "readonly", "device", "copied", "kept", "view")
 
@@ -74,13 +77,14 @@ class Memory:
         self, address: int, count: int, dtype: int, readonly: bool, device: str, kept: Any = None, view: Any = None, copied: bool = False
     ) -> None:
         self.address, self.count, self.dtype, self.readonly, self.device = address, count, dtype, readonly, device
-        # Whether the producer made a copy to show, so that nobody would see what is written into it.
+        # Whether the producer gave a copy. Results that are written into a copy would be lost.
         self.copied = copied
-        # What must live as long: the object, or the capsule whose destructor calls the producer's deleter.
+        # The objects that keep the memory alive: the array, or the capsule whose destructor calls
+        # the producer's deleter.
         self.kept, self.view = kept, view
 
     def release(self) -> None:
-        """Gives the buffer back: its owner may move or resize it from here on."""
+        """Gives the buffer back. Its owner may move or resize it from then on."""
         view, self.view, self.kept = self.view, None, None
         if view is not None:
             _release_buffer(_byref(view))
@@ -99,14 +103,15 @@ class Memory:
 
 
 def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
-    """The memory of array; what names it in errors."""
+    """The memory of array. ``what`` names the array in errors."""
     if id(type(array)) not in _lossless:
         _refuse_lossy(type(array), what)
     if _is_buffer(array):
         try:
             return _from_buffer(array, what)
         except (ValueError, BufferError) as error:
-            # Some have elements that the protocol cannot say (bfloat16 of numpy and jax), or lie on a device (jax): there may be another way.
+            # The buffer protocol cannot describe some elements (bfloat16 of numpy and jax) and
+            # device memory (jax). Another protocol may.
             if isinstance(error, InvalidArgumentError):
                 raise
             if hasattr(array, "__array_interface__"):
@@ -123,7 +128,8 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         + ("; its to_numpy() gives an array that has" if hasattr(array, "to_numpy") else ""))
 
 
-# The types, by id, of arrays that say no more than their memory; each is looked at once. They are kept alive, so that no other type gets the id.
+# The types, by id, of arrays that are nothing more than their memory. Each type is examined once.
+# The types are kept alive, so that no other type gets the id.
 _lossless: Dict[int, type] = {}
 LOSSES = {
     ("numpy.ma", "MaskedArray"): "a masked array, whose mask would be lost: pass array.filled(value), or array.data if the masked elements count too",
@@ -161,7 +167,8 @@ def _from_buffer(array: Any, what: str) -> Memory:
 
 
 def _odd_format(letter: Optional[bytes], itemsize: int, what: str) -> DType:
-    """A format that says more than one letter, or that we do not take."""
+    """The type of a format that has more than one letter. Refuses a format that is not
+    supported."""
     text = (letter or b"B").decode()
     if text[:1] in (">", "!") and itemsize > 1:
         raise TypeError(f"{what} has big-endian elements (format {text!r}); this machine is little-endian")
@@ -172,7 +179,8 @@ def _odd_format(letter: Optional[bytes], itemsize: int, what: str) -> DType:
 
 
 def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]], unit: int) -> int:
-    """Checks that elements lie row-major without gaps; strides are in the same unit as unit is one element's. Their number."""
+    """Checks that elements lie row-major without gaps; ``strides`` count in a unit of which one
+    element has ``unit``. Returns the number of elements."""
     count, expected = 1, unit
     packed = True
     if strides is not None:
@@ -190,7 +198,8 @@ def _contiguous(what: str, shape: Sequence[int], strides: Optional[Sequence[int]
 
 def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     immutable = _of_jax(array, what)
-    # torch's views may say "times -1" or "conjugate" by a bit of the tensor. It does not lie in the memory, and DLPack has no word for it.
+    # A view of torch may be negated or conjugated by a bit of the tensor. The memory does not show
+    # that bit, and DLPack cannot express it.
     for bit, name in (("is_neg", "negative"), ("is_conj", "conjugate")):
         if callable(getattr(array, bit, None)) and getattr(array, bit)():
             raise InvalidArgumentError(
@@ -202,7 +211,8 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
     device = DLPACK_DEVICES.get(int(device_type))
     if device is None:
         raise InvalidArgumentError(f"{what} lies on DLPack device type {int(device_type)}; cpu and cuda are supported")
-    # On a device the producer lets this stream wait for its own work; 1 is DLPack's word for the default stream.
+    # On a device the producer lets this stream wait for its own work; 1 is DLPack's number of the
+    # default stream.
     options = {} if device == HOST else {"stream": stream or 1}
     try:
         try:
@@ -211,7 +221,8 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
             capsule = array.__dlpack__(**options)
     except (RuntimeError, ValueError, TypeError, BufferError) as error:
         raise InvalidArgumentError(f"{what}: its __dlpack__ says: {error}") from error
-    # The capsule stays unused in DLPack's sense: its own destructor calls the deleter when we let go of it.
+    # The capsule is not renamed to "used_dltensor", so its own destructor calls the deleter when
+    # it is dropped.
     readonly = copied = False
     if _capsule_is(capsule, b"dltensor_versioned"):
         managed = DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
@@ -234,7 +245,8 @@ def _from_dlpack(array: Any, what: str, stream: int) -> Memory:
 
 
 def _of_jax(array: Any, what: str) -> bool:
-    """Whether it is an array of JAX: these never change, so XLA lets others share their memory, but their DLPack capsule does not say so."""
+    """Whether this is an array of JAX. Such arrays never change and others may share their memory,
+    but their DLPack capsule does not say that they are read-only."""
     jax = sys.modules.get("jax")
     if jax is None or not isinstance(array, getattr(jax, "Array", ())):
         return False
@@ -252,7 +264,7 @@ def _name(array: Any, code: Tuple[int, int]) -> str:
 def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -> Memory:
     interface = array.__cuda_array_interface__ if device == CUDA else array.__array_interface__
     described: str = interface["typestr"]
-    # What follows the size is a unit of time, which no kind of ours has.
+    # A unit of time may follow the size. No supported type has one.
     order, letter, size = described[0], described[1], int(described[2:]) if described[2:].isdigit() else 0
     name = str(getattr(array, "dtype", ""))
     kind = DType.BFLOAT16 if name == "bfloat16" and size == 2 else KINDS.get((letter, size))
@@ -270,14 +282,16 @@ def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -
 
 
 def changed(array: Any) -> None:
-    """Tells torch's autograd that the elements of a tensor change, so that a backward pass that needs the old ones fails instead of using the new ones."""
+    """Tells torch's autograd that the elements of a tensor change, so that a backward pass that
+    needs the old ones fails instead of using the new ones."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor) and hasattr(torch.autograd.graph, "increment_version"):
         torch.autograd.graph.increment_version(array)
 
 
 def stream_handle(stream: Any) -> int:
-    """A cudaStream_t: of an integer, torch.cuda.Stream, cupy's Stream or an object with __cuda_stream__; None is the default stream."""
+    """A cudaStream_t from an integer, torch.cuda.Stream, cupy's Stream or an object with
+    __cuda_stream__. None is the default stream."""
     if stream is None:
         return 0
     protocol = getattr(stream, "__cuda_stream__", None)

@@ -1,4 +1,5 @@
-"""The communicator of one dimension: who is in it, and its collectives. mesh.py adds the mesh that it belongs to."""
+"""The communicator of one dimension: who is in it, and its collectives. mesh.py adds the mesh that
+it belongs to."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ from .group import Queued, operation, opened
 
 __all__ = ["Collectives"]
 
-# Also torch's and mpi4py's operators, which this package does not import.
+# Any includes the operators of torch and mpi4py, which this package does not import.
 Op = Union[ReduceOp, str, int, Any]
 
 
 class Collectives:
     """This rank's group along one dimension of a mesh: ``mesh.get_group("tp")``.
 
-    Buffers are anything with the buffer protocol (bytearray, array, numpy), DLPack (torch, jax, cupy) or __cuda_array_interface__, contiguous, used in
-    place without copying: host memory on a cpu mesh, device memory on a cuda mesh. On cpu a collective returns when the result is there; on cuda when the
-    work is enqueued on ``stream`` (an integer, torch.cuda.Stream ..., None for the default stream), and the buffers must stay until it has run.
+    Buffers are anything with the buffer protocol (bytearray, array, numpy), DLPack (torch, jax,
+    cupy) or __cuda_array_interface__, contiguous, used in place without copying: host memory on a
+    cpu mesh, device memory on a cuda mesh. On cpu a collective returns when the result is there.
+    On cuda it returns when the work is enqueued on ``stream`` (an integer, torch.cuda.Stream ...,
+    None for the default stream), and the buffers must stay until it has run.
 
     The interpreter lock is released while a call blocks, and Ctrl-C ends it (and the mesh with it).
     """
@@ -65,7 +68,8 @@ class Collectives:
 
     @property
     def handle(self) -> int:
-        """The raw ncclComm_t, for calls through ``mesh.get_proc``. Valid until the mesh is finalized or aborted; never destroy it."""
+        """The raw ncclComm_t, for calls through ``mesh.get_proc``. Valid until the mesh is
+        finalized or aborted; never destroy it."""
         comm = ctypes.c_void_p()
         check(interrupt.call(self._end, library.dm_get_comm, self._handle, self._dim, ctypes.byref(comm)))
         return comm.value or 0
@@ -76,7 +80,8 @@ class Collectives:
 
     @operation
     def all_reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, stream: Any = None) -> None:
-        """Reduces over all ranks; every rank gets the result in ``out``, or in place when there is none."""
+        """Reduces over all ranks. Every rank gets the result in ``out``, or in ``buffer`` when
+        ``out`` is None."""
         op = reduction(op)
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
@@ -85,13 +90,15 @@ class Collectives:
 
     @operation
     def reduce(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, root: int = 0, stream: Any = None) -> None:
-        """Reduces over all ranks to rank root of the group, into its ``out`` or in place; the other ranks' ``out`` is not used."""
+        """Reduces over all ranks. Rank root of the group gets the result, in ``out`` or in place.
+        The ``out`` of the other ranks is not used."""
         op, root = reduction(op), self._member("root", root)
         if root != self._rank:
             on = stream_handle(stream)
             send = self._one(buffer, False, on)
             if out is not None:
-                # It is not used here. But reduce(buffer, 1), as PyTorch says "to rank 1", must fail on every rank alike.
+                # This rank does not use out. But reduce(buffer, 1), which in PyTorch means "to
+                # rank 1", must fail on every rank.
                 memory(out, "out", on).release()
             self._run(library.dm_reduce, send, None, send.address, None, send.count, send.dtype, op, root, on)
             return
@@ -102,8 +109,8 @@ class Collectives:
 
     @operation
     def broadcast(self, buffer: Any, out: Any = None, *, root: int = 0, stream: Any = None) -> None:
-        """Copies the buffer of rank root of the group to all ranks: into ``out``, or in place. ``buffer`` may be None where ``out`` is given and
-        this rank is not the root."""
+        """Copies the buffer of rank root of the group to all ranks: into ``out``, or in place.
+        ``buffer`` may be None where ``out`` is given and this rank is not the root."""
         root, on = self._member("root", root), stream_handle(stream)
         if root == self._rank:
             send, receive, on = self._two(buffer, out, stream, readonly_in_place=True)
@@ -115,7 +122,8 @@ class Collectives:
 
     @operation
     def all_gather(self, buffer: Any, out: Any, *, stream: Any = None) -> None:
-        """Gathers every rank's buffer in ``out``, in rank order. ``buffer`` None: it is this rank's block of ``out`` already."""
+        """Gathers every rank's buffer in ``out``, in rank order. When ``buffer`` is None, this
+        rank's data is already in its block of ``out``."""
         if buffer is None:
             receive = self._one(out, True, stream_handle(stream), "out")
             count = self._share(receive, "out")
@@ -128,7 +136,8 @@ class Collectives:
 
     @operation
     def reduce_scatter(self, buffer: Any, out: Any = None, op: Op = ReduceOp.SUM, *, stream: Any = None) -> None:
-        """Reduces over all ranks and leaves block i on rank i, in ``out``, or in its place in ``buffer`` when there is none."""
+        """Reduces over all ranks and leaves block i on rank i: in ``out``, or in block i of
+        ``buffer`` when ``out`` is None."""
         op = reduction(op)
         if out is None:
             on = stream_handle(stream)
@@ -143,7 +152,8 @@ class Collectives:
 
     @operation
     def all_to_all(self, buffer: Any, out: Any, *, stream: Any = None) -> None:
-        """Sends block i of ``buffer`` to rank i, and receives block i of ``out`` from rank i. On cpu they may be the same, on cuda they must lie apart."""
+        """Sends block i of ``buffer`` to rank i, and receives block i of ``out`` from rank i. On
+        cpu they may be the same, on cuda they must lie apart."""
         send, receive, on = self._two(buffer, out, stream)
         self._same_count(send, receive)
         count = self._share(send, "buffer", receive)
@@ -152,20 +162,21 @@ class Collectives:
 
     @operation
     def send(self, buffer: Any, peer: int, *, stream: Any = None) -> None:
-        """Sends to rank peer of the group, which receives. Sends and receives of one exchange belong in ``with mesh.group():``."""
+        """Sends to rank peer of the group. That rank must receive. Put the sends and receives of
+        one exchange into ``with mesh.group():``."""
         peer, on = self._member("peer", peer), stream_handle(stream)
         source = self._one(buffer, False, on)
         self._run(library.dm_send, source, None, source.address, source.count, source.dtype, peer, on)
 
     @operation
     def recv(self, buffer: Any, peer: int, *, stream: Any = None) -> None:
-        """Receives from rank peer of the group, which sends as many elements."""
+        """Receives from rank peer of the group. That rank must send as many elements."""
         peer, on = self._member("peer", peer), stream_handle(stream)
         target = self._one(buffer, True, on)
         self._run(library.dm_recv, target, None, target.address, target.count, target.dtype, peer, on)
 
     def _run(self, function: Any, one: Memory, two: Optional[Memory], *arguments: Any) -> None:
-        """The call, in a group its place in line. Its buffers are kept until it is over."""
+        """Makes the call, or queues it inside a group. Its buffers are kept until it is over."""
         kept = (one,) if two is None or two is one else (one, two)
         if opened.groups:
             opened.groups[-1].add(Queued(self, partial(function, self._handle, self._dim, *arguments), kept))
@@ -232,7 +243,8 @@ class Collectives:
         return whole.count // self.size
 
     def _apart(self, call: str, send: Memory, receive: Memory, off: Optional[int]) -> None:
-        """In a group: refuses buffers that overlap, unless they are exactly in place (off is 0), before anything of the group is under way.
+        """In a group: refuses buffers that overlap, unless they are exactly in place (off is 0),
+        before anything of the group is under way.
 
         Outside a group the library does so.
         """
@@ -250,7 +262,8 @@ class Collectives:
 
 
 def adopted_handle(group: Any, device_type: str) -> int:
-    """The ncclComm_t of what from_group takes: an address, a Communicator, or PyTorch's ProcessGroup with an NCCL backend."""
+    """The ncclComm_t of what from_group takes: an address, a Communicator, or PyTorch's
+    ProcessGroup with an NCCL backend."""
     if isinstance(group, Collectives):
         return group.handle
     if isinstance(group, int) and not is_bool(group):

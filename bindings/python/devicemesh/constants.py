@@ -1,4 +1,4 @@
-"""The numbers of devicemesh.h that callers meet: element types and reductions."""
+"""The numbers of devicemesh.h that programs use: element types and reduction operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DType", "ReduceOp"]
 
 
 class DType(IntEnum):
-    """The type of a buffer's elements; the values of ncclDataType_t."""
+    """The type of a buffer's elements. The values are those of ncclDataType_t."""
 
     INT8 = 0
     UINT8 = 1
@@ -32,10 +32,11 @@ class DType(IntEnum):
 
 
 class ReduceOp(IntEnum):
-    """A reduction; the values of ncclRedOp_t.
+    """A reduction operator. The values are those of ncclRedOp_t.
 
-    Wherever one is asked for, these will do as well: its name in any case ("sum"), its number as an int, torch.distributed's ReduceOp and mpi4py's operators. Those
-    are taken by their names, because their numbers mean other reductions. What is not among the five is refused.
+    An operator can also be given as its name in any case ("sum"), its number as an int, or an
+    operator of torch.distributed or mpi4py. Operators of those libraries are known by their names,
+    because their numbers mean other operators. Any operator that is not among the five is refused.
     """
 
     SUM = 0
@@ -54,7 +55,7 @@ EXPECTED = f"one of {', '.join(name.lower() for name in ReduceOp.__members__)} (
 
 
 def reduction(op: Any) -> int:
-    """The number of a reduction, which is given as one, by its name, or as an operator of torch or mpi4py."""
+    """The ReduceOp for a ReduceOp, a number, a name, or an operator of torch or mpi4py."""
     if type(op) is ReduceOp:
         return op.value
     name = op if isinstance(op, str) else _name_of(op)
@@ -69,15 +70,18 @@ def reduction(op: Any) -> int:
 
 
 def _name_of(op: Any) -> Optional[str]:
-    """What another library calls its operator. None for an object without a name; numbers are never asked for, as they mean something else there."""
+    """The name that another library gives its operator, or None. The operator's number is never
+    used, because it means another operator there."""
     if type(op) is int:
         return None
     kind = type(op)
     if kind.__module__.partition(".")[0] == "mpi4py":
-        # Its operators are compared, because older releases give them no name. What is passed has been imported already.
+        # mpi4py's operators are compared one by one, because older releases give them no name. A
+        # program that passes one has imported mpi4py already.
         operators = sys.modules.get("mpi4py.MPI")
         return next((name for name in ("SUM", "PROD", "MAX", "MIN") if operators is not None and op == getattr(operators, name, None)), None)
-    # torch's dist.ReduceOp.AVG is a member of an enumeration; dist.ReduceOp(...) holds one in its attribute op.
+    # torch's dist.ReduceOp.AVG is a member of an enumeration; dist.ReduceOp(...) holds one in its
+    # attribute op.
     for member in (op, getattr(op, "op", None)):
         name = getattr(member, "name", None)
         if isinstance(name, str):

@@ -1,4 +1,4 @@
-"""The mesh that is current in this thread: ``with mesh:``."""
+"""The current mesh of this thread, which ``with mesh:`` sets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""One exception class per status of the C library, each also the built-in class that a Python programmer would catch.
+"""One exception class per status of the C library, each also the built-in class that a Python
+programmer would catch.
 
-Every one carries the library's message, its status and the codes of the layers below.
+Each exception has the library's message, its status and the codes of the layers below.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ __all__ = [
 
 
 class DeviceMeshError(RuntimeError):
-    """What a call of the library failed with; its subclasses say in which way.
+    """The failure of a call of the library. The subclasses say in which way it failed.
 
-    ``status`` is the DM_STATUS_ number of the class. ``ccl_result`` (ncclResult_t), ``device_error`` (CUresult) and ``os_error`` (errno) are the codes of
-    the layers below, 0 where those were not involved.
+    ``status`` is the DM_STATUS_ number of the class. ``ccl_result`` (ncclResult_t),
+    ``device_error`` (CUresult) and ``os_error`` (errno) are the codes of the layers below, 0 where
+    those were not involved.
     """
 
     status: int = 0
@@ -44,7 +46,7 @@ class InvalidHandleError(DeviceMeshError):
 
 
 class NotFoundError(DeviceMeshError, KeyError):
-    """No dimension, symbol or registered mesh of that name."""
+    """No dimension, symbol or registered mesh has that name."""
 
     status = 3
 
@@ -62,7 +64,8 @@ class BufferTooSmallError(DeviceMeshError):
 
 
 class MismatchError(DeviceMeshError):
-    """Ranks disagree about a collective call, or two threads of this rank are in operations along one dimension at once. The message says who asked for what."""
+    """Ranks disagree about a collective call, or two threads of this rank are in operations along
+    one dimension at once. The message says who asked for what."""
 
     status = 6
 
@@ -74,7 +77,7 @@ class MeshTimeoutError(DeviceMeshError, TimeoutError):
 
 
 class StoreError(DeviceMeshError):
-    """The rendezvous store is unreachable, broke the protocol or refused us."""
+    """The rendezvous store is unreachable, broke the protocol or refused this rank."""
 
     status = 8
 
@@ -92,13 +95,14 @@ class DeviceError(DeviceMeshError):
 
 
 class LibraryError(DeviceMeshError):
-    """No usable communicator library; the message lists what was tried."""
+    """There is no usable communicator library. The message lists what was tried."""
 
     status = 11
 
 
 class UnsupportedError(DeviceMeshError, NotImplementedError):
-    """Not available for this device type, world or library version; the message says what to do instead."""
+    """The call is not available for this device type, world or library version. The message says
+    what to do instead."""
 
     status = 12
 
@@ -116,7 +120,7 @@ class PeerLostError(DeviceMeshError):
 
 
 class InternalError(DeviceMeshError):
-    """A bug in the library (a caught panic)."""
+    """The library has a bug (a caught panic)."""
 
     status = 15
 

@@ -1,4 +1,4 @@
-"""Groups: operations that run together, all of them or none."""
+"""Groups of operations. All operations of a group run together, or none runs."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ opened = Open()
 
 
 class Member(Protocol):
-    """A communicator, as far as a group needs it."""
+    """The part of a communicator that a group needs."""
 
     _mesh: MeshQueries
 
     @property
     def handle(self) -> int:
-        """The raw communicator, which is made by this where the mesh is lazy."""
+        """The raw communicator. On a lazy mesh this makes it."""
 
 
 class Queued:
-    """An operation of a group: its communicator, the call that issues it, and the memory that it uses."""
+    """An operation of a group: its communicator, the call that issues it, and the memory that it
+    uses."""
 
     __slots__ = ("of", "issue", "kept")
 
@@ -52,10 +53,13 @@ class Queued:
 
 
 class Group:
-    """``with mesh.group():`` runs the operations of its body together, so that no order of sends and receives blocks.
+    """``with mesh.group():`` runs the operations of its body together, so that no order of sends
+    and receives blocks.
 
-    They run when the outermost group of the thread ends; their arguments are checked at once. When the body raises, or one of its operations was refused, none
-    of them runs: no exchange is half done, and the exception comes out. The other ranks, if they did not raise, wait for this one until their deadline.
+    Arguments are checked at once. The operations run when the outermost group of the thread ends.
+    When the body raises, or an operation was refused, no operation runs and the exception is
+    raised. So no exchange is half done. The other ranks then wait for this one until their
+    deadline, unless they raised too.
     """
 
     def __init__(self, mesh: MeshQueries) -> None:
@@ -67,11 +71,12 @@ class Group:
     def __enter__(self) -> "Group":
         if self._handle:
             raise RuntimeError("this group is open already; call mesh.group() again for one within it")
-        # A handle of its own, so that the group can be ended when the mesh was closed in the body.
+        # The group has a handle of its own, so it can end although the body has closed the mesh.
         handle = ctypes.c_void_p()
         check(library.dm_clone(self._mesh._handle, ctypes.byref(handle)))
         own = handle.value or 0
-        # Begun in the library too, for calls beside this package (through raw communicators) that belong to the group.
+        # The library's group begins too, for calls through raw communicators that belong to the
+        # group.
         try:
             check(interrupt.issue(partial(library.dm_abort, own), library.dm_group_start, own))
         except BaseException:
@@ -95,7 +100,8 @@ class Group:
                 queue = []
             elif failure is None:
                 failure = self._issue(queue)
-            # Also when nothing of ours is in it: the library's group was begun.
+            # The library's group was begun, so it must end, also when this package has put nothing
+            # into it.
             status = interrupt.call(partial(library.dm_abort, self._handle), library.dm_group_end, self._handle)
             if failure is None:
                 check(status)
@@ -109,7 +115,7 @@ class Group:
             raise failure
 
     def add(self, operation: Queued) -> None:
-        """Puts an operation in line."""
+        """Queues an operation."""
         try:
             operation.of.handle  # makes the communicator of a lazy mesh, as the operation itself would have done
         except BaseException:
@@ -118,25 +124,28 @@ class Group:
         self._queue.append(operation)
 
     def refuse(self, error: Exception) -> None:
-        """Notes that an operation was refused; the others will not run without it."""
+        """Notes that an operation was refused. The others will not run then."""
         self._refused = self._refused or error
 
     def _issue(self, queue: Sequence[Queued]) -> Optional[BaseException]:
-        """Hands the operations to the library, whose group collects them. What went wrong."""
+        """Passes the operations to the library, whose group collects them. Returns the error, or
+        None."""
         try:
             for operation in queue:
                 check(operation.issue())
         except Exception as error:
             return error
         except BaseException as error:
-            # Ctrl-C between two of them. The mesh ends, as it does when Ctrl-C ends a call, so that no peer takes a part for the whole.
+            # Ctrl-C came between two operations. The mesh ends, as it does when Ctrl-C ends a
+            # call, so that no peer takes half of the group for all of it.
             library.dm_abort(self._handle)
             return error
         return None
 
 
 def operation(method: Method) -> Method:
-    """An operation of a Communicator: one that is refused inside a group fails the group."""
+    """Decorates an operation of a Communicator. If the operation is refused inside a group, the
+    group fails."""
 
     @functools.wraps(method)
     def noting(*arguments: Any, **named: Any) -> None:
@@ -153,7 +162,7 @@ def operation(method: Method) -> Method:
 
 
 def closed(queue: Sequence[Queued]) -> Optional[Exception]:
-    """What is wrong when a mesh of these operations was closed in the body."""
+    """The error for a group whose body has closed the mesh of an operation, or None."""
     for each in queue:
         if not each.of._mesh._free.alive:
             return InvalidHandleError(f"{each.of!r}: its mesh was closed before the group ended, so none of the group's operations ran")
@@ -161,7 +170,7 @@ def closed(queue: Sequence[Queued]) -> Optional[Exception]:
 
 
 def release(queue: Sequence[Queued]) -> None:
-    """Lets go of the operations' memory."""
+    """Releases the memory of the operations."""
     for each in queue:
         for memory in each.kept:
             memory.release()

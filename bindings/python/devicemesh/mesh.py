@@ -1,4 +1,4 @@
-"""DeviceMesh: PyTorch's, over the C library."""
+"""DeviceMesh, with the interface of PyTorch's DeviceMesh, over the C library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .world import World, abort_default_worlds
 
 __all__ = ["Communicator", "DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
 
-# Every mesh of this process, by handle, for those that are unpickled.
+# The meshes of this process by handle. Unpickling looks for an equal mesh here.
 alive: "weakref.WeakValueDictionary[int, DeviceMesh]" = weakref.WeakValueDictionary()
 
 
@@ -46,25 +46,30 @@ class Communicator(Collectives):
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh whose dimension this is."""
+        """The mesh to which this dimension belongs."""
         return self._mesh
 
 
 class DeviceMesh(MeshQueries):
-    """One rank's view of an n-dimensional array of ranks, with a communicator for every dimension: PyTorch's DeviceMesh.
+    """One rank's view of an n-dimensional array of ranks, with a communicator for every dimension:
+    PyTorch's DeviceMesh.
 
-    Collective over the world, also for ranks outside a mesh that is smaller than it. Before any communicator is made the ranks agree that they all asked
-    for the same; who asked for something else is named in a MismatchError.
+    Collective over the world: ranks outside a smaller mesh call it too. Before any communicator is
+    made, the ranks compare their calls. If the calls differ, all ranks get a MismatchError, which
+    says which rank asked for what.
 
     Args:
         device_type: "cuda" or "cpu"; None is the world's, or what this machine has.
         mesh: world ranks, nested in lists or as an array: ``[[0, 1], [2, 3]]``.
-        mesh_dim_names: a name per dimension. Without names they are dim_0, dim_1 ... where one is asked for.
+        mesh_dim_names: a name per dimension. Without names they are dim_0, dim_1 ... where one is
+            asked for.
         world: None is the process's default world, joined from the launcher's environment.
         lazy: make a dimension's communicator at its first use.
-        timeout: how long each collective call of the mesh may take, in seconds or as a timedelta; None is as long as the world's. It bounds this call too, with the
-            join of the default world in it.
-        dim_options: wishes for the communicators, a DimOptions per dimension or a dict of them by name or index.
+        timeout: how long each collective call of the mesh may take, in seconds or as a timedelta;
+            None is as long as the world's. It bounds this call too, with the join of the default
+            world in it.
+        dim_options: wishes for the communicators, a DimOptions per dimension or a dict of them by
+            name or index.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class DeviceMesh(MeshQueries):
         number = handle.value or 0
         super().__init__(number, world)
         self._end = partial(library.dm_abort, number)
-        # What from_group was given, which must outlive the mesh.
+        # The groups that from_group was given. They must outlive the mesh.
         self._adopted_groups: List[Any] = []
         self._groups: Dict[str, Communicator] = {}
         alive[number] = self
@@ -106,7 +111,7 @@ class DeviceMesh(MeshQueries):
             changed(self)
 
     def _view(self, function: Any, *arguments: Any) -> "DeviceMesh":
-        """A mesh that function(arguments, mesh_out) makes of this one."""
+        """The mesh that function(arguments, mesh_out) makes from this one."""
         handle = ctypes.c_void_p()
         check(interrupt.call(self._end, function, *arguments, byref(handle)))
         return _adopted(handle, self._world)
@@ -114,7 +119,8 @@ class DeviceMesh(MeshQueries):
     # --- groups ---
 
     def get_group(self, mesh_dim: Dim = None) -> Communicator:
-        """The communicator of this rank's group along a dimension, by name (of a flattened one too) or index; of the only one of a 1-D mesh."""
+        """The communicator of this rank's group along a dimension, by its name (also a flattened
+        one's) or index. The argument may be left out of a 1-D mesh."""
         dim = self._dim(mesh_dim)
         if dim is None:
             self.get_local_rank()  # says what is wrong when there is not one dimension
@@ -129,11 +135,13 @@ class DeviceMesh(MeshQueries):
         return [self.get_group(name) for name in self._names]
 
     def group(self) -> Group:
-        """``with mesh.group():`` runs the operations of its body together, so that no order of sends and receives blocks."""
+        """``with mesh.group():`` runs the operations of its body together, so that no order of
+        sends and receives blocks."""
         return Group(self)
 
     def get_proc(self, symbol: str) -> int:
-        """The address of the function of that name ("ncclAllReduce") in the library that made the communicators."""
+        """The address of the function of that name ("ncclAllReduce") in the library that made the
+        communicators."""
         answer = ctypes.c_void_p()
         check(library.dm_get_proc(self._handle, as_text("symbol", symbol), byref(answer)))
         return answer.value or 0
@@ -141,7 +149,8 @@ class DeviceMesh(MeshQueries):
     # --- views ---
 
     def __getitem__(self, mesh_dim_names: Union[str, Tuple[str, ...]]) -> "DeviceMesh":
-        """A view of the named dimensions, in the order given: ``mesh["dp"]``, ``mesh["dp", "cp"]``. Local; it shares the communicators."""
+        """A view of the named dimensions, in the order given: ``mesh["dp"]``,
+        ``mesh["dp", "cp"]``. Local; it shares the communicators."""
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if names == self._names and self._free.alive:
             return self
@@ -149,25 +158,29 @@ class DeviceMesh(MeshQueries):
         return self._view(library.dm_slice, self._handle, array, len(array))
 
     def flatten(self, mesh_dim_name: Optional[str] = None, *, options: Optional[DimOptions] = None) -> "DeviceMesh":
-        """One dimension out of all of this view's. Collective over the root mesh. The name defaults to the dimensions' names joined with "_"."""
+        """Makes one dimension out of all dimensions of this view. Collective over the root mesh.
+        The name defaults to the dimensions' names joined with "_"."""
         struct = None if options is None else byref(options.struct())
         return self._view(library.dm_flatten, self._handle, optional_text("mesh_dim_name", mesh_dim_name), struct)
 
     def unflatten(
         self, dim: Union[int, str], mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None
     ) -> "DeviceMesh":
-        """The view with one dimension replaced by several, whose sizes multiply to its size. Collective over the root mesh."""
+        """The view with one dimension replaced by several, whose sizes multiply to its size.
+        Collective over the root mesh."""
         lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
         return self._view(library.dm_unflatten, self._handle, self._dim(dim), lengths, array, len(lengths), wishes)
 
     def reshape(self, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None) -> "DeviceMesh":
-        """All ranks of this view under another shape. Collective over the root mesh. A name that exists already must mean the same groups."""
+        """All ranks of this view under another shape. Collective over the root mesh. A name that
+        exists already must mean the same groups."""
         lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
         return self._view(library.dm_reshape, self._handle, lengths, array, len(lengths), wishes)
 
     def slice_range(self, dim: Dim, indices: Union[range, slice]) -> "DeviceMesh":
-        """The view with a dimension restricted to some of its indices: ``mesh.slice_range("pp", range(2, 4))``. Collective over the root mesh, also for
-        the ranks at other indices, whose handle raises NotMemberError where membership matters."""
+        """The view with a dimension restricted to some of its indices:
+        ``mesh.slice_range("pp", range(2, 4))``. Collective over the root mesh, also for the ranks
+        at other indices, whose handle raises NotMemberError where membership matters."""
         if isinstance(indices, slice):
             indices = range(self.size(self._names[0] if dim is None else dim))[indices]
         if not isinstance(indices, range):
@@ -177,10 +190,12 @@ class DeviceMesh(MeshQueries):
         return self._view(library.dm_slice_range, self._handle, self._dim(dim), indices.start if len(indices) else 0, len(indices), indices.step)
 
     def shrink(self, mesh_dim: Dim, lost_ranks: Sequence[int]) -> "DeviceMesh":
-        """The mesh without those indices along a dimension that hold a lost rank, for going on after a rank has died: whole replicas go. Ends this mesh.
+        """The mesh without the indices along a dimension that hold a lost rank, so that a job can
+        go on after a rank has died. Whole replicas leave the mesh. This mesh ends.
 
-        Collective over the ranks that are not lost, also those whose replica goes; they get a mesh that they are not in. When it fails because another rank died
-        meanwhile, call it again on the same mesh.
+        Collective over the ranks that are not lost. A rank whose replica leaves also makes the
+        call, and gets a mesh that it is not in. When the call fails because another rank died
+        meanwhile, make it again on this mesh.
         """
         lost, handle = ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
         # The mesh ends at once, so only the world can end the call.
@@ -190,7 +205,8 @@ class DeviceMesh(MeshQueries):
 
     @staticmethod
     def concatenate(meshes: Sequence["DeviceMesh"]) -> "DeviceMesh":
-        """Views of one root mesh side by side: a view with the dimensions of all of them, in order. Local."""
+        """Views of one root mesh side by side: a view with the dimensions of all of them, in
+        order. Local."""
         for mesh in listing("meshes", meshes):
             if not isinstance(mesh, DeviceMesh):
                 raise TypeError(f"meshes has a {type(mesh).__name__}, not a DeviceMesh")
@@ -200,22 +216,24 @@ class DeviceMesh(MeshQueries):
         return _adopted(handle, meshes[0]._world)
 
     def root(self) -> "DeviceMesh":
-        """The mesh that this is a view of."""
+        """The mesh of which this is a view."""
         return self._view(library.dm_root, self._handle)
 
     def submesh_count(self, mesh_dim_names: Union[str, Sequence[str]]) -> int:
-        """How many parallel copies of the named dimensions there are over the ranks of the root mesh."""
+        """How many parallel copies of the named dimensions there are over the ranks of the root
+        mesh."""
         array, answer = texts("mesh_dim_names", as_tuple(mesh_dim_names)), ctypes.c_size_t()
         check(library.dm_submesh_count(self._handle, array, len(array), byref(answer)))
         return answer.value
 
     def submeshes(self, mesh_dim_names: Union[str, Sequence[str]]) -> List["DeviceMesh"]:
-        """All of them, ordered by their first rank's place; the one that holds this rank equals mesh[names]."""
+        """All parallel copies of the named dimensions, ordered by the position of their first
+        rank. The copy that holds this rank equals mesh[names]."""
         array = texts("mesh_dim_names", as_tuple(mesh_dim_names))
         count = self.submesh_count(mesh_dim_names)
         return [self._view(library.dm_submesh, self._handle, array, len(array), index) for index in range(count)]
 
-    # PyTorch's names for these.
+    # PyTorch's names of these methods.
     _flatten = flatten
     _unflatten = unflatten
     _concatenate = concatenate
@@ -232,11 +250,14 @@ class DeviceMesh(MeshQueries):
         world: Optional[World] = None,
         own: bool = False,
     ) -> "DeviceMesh":
-        """A mesh over communicators that exist already: one group, or a list with one per dimension. Local.
+        """A mesh over communicators that exist already: one group, or a list with one per
+        dimension. Local.
 
-        A group is a Communicator, the address of an ncclComm_t, or a torch ProcessGroup whose backend is NCCL. ``mesh`` has the ranks (their shape for several
-        groups); a single Communicator or ProcessGroup knows its own. They stay the caller's and must outlive the mesh, unless ``own``. Without a world only
-        local calls and collectives on the mesh work, and its ranks are 0 .. n-1.
+        A group is a Communicator, the address of an ncclComm_t, or a torch ProcessGroup whose
+        backend is NCCL. ``mesh`` has the ranks, and for several groups their shape. A single
+        Communicator or ProcessGroup knows its ranks. Without ``own`` the groups stay the caller's
+        and must outlive the mesh. Without a world only local calls and collectives on the mesh
+        work, and its ranks are 0 .. n-1.
         """
         groups = list(group) if isinstance(group, (list, tuple)) else [group]
         if mesh is not None:
@@ -275,34 +296,41 @@ class DeviceMesh(MeshQueries):
         stack.meshes.pop()
 
     def check(self, mesh_dim: Dim = None) -> None:
-        """Raises the asynchronous error of a dimension's communicator, if it has one. Does not wait."""
+        """Raises the asynchronous error of a dimension's communicator, if it has one. Does not
+        wait."""
         check(library.dm_check(self._handle, self._dim(mesh_dim)))
 
     def abort(self) -> None:
-        """Ends the root mesh on this rank at once: wakes every call that is blocked in any of its views. Local, from any thread."""
+        """Ends the root mesh on this rank at once, and wakes every call that is blocked in any of
+        its views. Local, from any thread."""
         check(library.dm_abort(self._handle))
         _has_ended()
 
     def finalize(self) -> None:
-        """Waits for outstanding work and destroys the communicators of the root mesh. Collective over it; every view raises AbortedError from then on."""
+        """Waits for outstanding work and destroys the communicators of the root mesh. Collective
+        over the root mesh. From then on every view raises AbortedError."""
         check(interrupt.call(self._end, library.dm_finalize, self._handle))
         _has_ended()
 
     def close(self) -> None:
-        """Frees the handle; communicators and other views live on. Done by itself when nothing refers to the mesh any more."""
+        """Frees the handle. Communicators and other views live on. The garbage collector does this
+        when nothing refers to the mesh any more."""
         self._free()
 
     def register(self, name: str) -> None:
-        """Keeps the view under a name for lookup() anywhere in this process, other languages included."""
+        """Keeps the view under a name for lookup() anywhere in this process, other languages
+        included."""
         check(library.dm_register(self._handle, as_text("name", name)))
 
     def serialize(self) -> str:
-        """The view as one line of JSON, from which deserialize() makes it again: in a checkpoint, in another job, in another language."""
+        """The view as one line of JSON, from which deserialize() makes it again: in a checkpoint,
+        in another job, in another language."""
         return string(lambda *out: int(library.dm_serialize(self._handle, *out)))
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        # A pickle has the text. Where this process has that view already, unpickling gives it, without communication, as PyTorch's finds its groups by
-        # name; elsewhere it is deserialize() in the default world, which is collective.
+        # A pickle holds the mesh's text. If this process has that view already, unpickling gives
+        # it without communication, as PyTorch finds its groups by name. Otherwise unpickling calls
+        # deserialize() in the default world, which is collective.
         return _unpickled, (self.serialize(),)
 
     def __copy__(self) -> "DeviceMesh":
@@ -328,8 +356,8 @@ def init_device_mesh(
         >>> mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
         >>> mesh.get_group("tp").all_reduce(gradients)
 
-    Ranks lie row-major: the last dimension is the fastest. ``ranks`` puts others than 0 .. n-1 there, flat, a RankPlan's for example. The rest is as in
-    DeviceMesh.
+    Ranks lie row-major: the last dimension is the fastest. ``ranks`` is a flat list of world ranks
+    instead of 0 .. n-1, for example a RankPlan's. The other arguments are those of DeviceMesh.
     """
     made = DeviceMesh.__new__(DeviceMesh)
     made._init(device_type, tuple(listing("mesh_shape", mesh_shape)), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
@@ -339,8 +367,9 @@ def init_device_mesh(
 def deserialize(
     text: str, *, world: Optional[World] = None, lazy: bool = False, timeout: Timeout = None, dim_options: DimOptionsLike = None
 ) -> DeviceMesh:
-    """The mesh that a text of DeviceMesh.serialize says, as a root mesh. Collective over the world, on init_device_mesh's terms: every rank passes a text
-    of the same mesh, or makes that call of init_device_mesh."""
+    """Makes a root mesh from a text of DeviceMesh.serialize. Collective over the world, as
+    init_device_mesh is: every rank passes a text of one mesh, or calls init_device_mesh for that
+    mesh."""
     ndim, names = 0, None
     if dim_options is not None:
         try:
@@ -379,7 +408,7 @@ def unregister(name: str) -> None:
 
 
 def _world_end(world: Optional[World]) -> interrupt.End:
-    """What ends a call that waits for the whole world."""
+    """The function that ends a call that waits for the whole world."""
     return abort_default_worlds if world is None else world._end
 
 

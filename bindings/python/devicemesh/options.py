@@ -1,4 +1,4 @@
-"""Wishes for the communicators of a mesh."""
+"""Options for the communicators of a mesh."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ __all__ = ["DimOptions"]
 
 @dataclass(frozen=True)
 class DimOptions:
-    """Wishes for one dimension's communicator.
+    """Options for one dimension's communicator.
 
     Attributes:
         own_comm: never share the communicator with a dimension over the same ranks.
         comm_name: its name in the library's logs; None is "mesh_" and the dimension's name.
-        nccl_config: the address of an ncclConfig_t, 0 for none; copied by the call. The fields other than names must be the same on every rank.
+        nccl_config: the address of an ncclConfig_t, 0 for none; copied by the call. The fields
+            other than names must be the same on every rank.
     """
 
     own_comm: bool = False
@@ -28,7 +29,7 @@ class DimOptions:
     nccl_config: int = 0
 
     def struct(self) -> Any:
-        """As C takes it."""
+        """The C struct of these options."""
         return declarations.DimOptions(
             struct_size=ctypes.sizeof(declarations.DimOptions), flags=declarations.DIM_OWN_COMM if flag("own_comm", self.own_comm) else 0,
             nccl_config=within("nccl_config", self.nccl_config, 0, 2**64 - 1) or None, comm_name=optional_text("comm_name", self.comm_name))
@@ -38,7 +39,8 @@ DimOptionsLike = Union[None, Sequence[DimOptions], Mapping[Union[int, str], DimO
 
 
 def dim_options(options: DimOptionsLike, ndim: int, names: Optional[Sequence[str]]) -> Any:
-    """A C array with an element per dimension, of a list or of a dict by index or name; None when there are no wishes."""
+    """A C array with an element per dimension, from a list or from a dict by index or name. None
+    when there are no options."""
     if options is None:
         return None
     if isinstance(options, Mapping):

@@ -1,4 +1,4 @@
-"""Which ranks go where in a mesh, by where they are in the machine."""
+"""Places ranks in a mesh by their locations in the machine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ __all__ = ["RankPlan", "plan_ranks"]
 
 @dataclass(frozen=True)
 class RankPlan:
-    """A rank array, row-major in the mesh's shape, for ``init_device_mesh(ranks=plan.ranks)``, and what each dimension crosses.
+    """A rank array, row-major in the mesh's shape, for ``init_device_mesh(ranks=plan.ranks)``, and
+    what each dimension crosses.
 
-    ``report`` has "cost", "identity_cost", "even", "domains" and "dimensions"; include/devicemesh.h says what they count.
+    ``report`` has "cost", "identity_cost", "even", "domains" and "dimensions";
+    include/devicemesh.h says what they count.
     """
 
     ranks: Tuple[int, ...]
@@ -25,7 +27,8 @@ class RankPlan:
 
 
 def plan_ranks(locations: Sequence[str], shape: Sequence[int], traffic: Optional[Sequence[int]] = None) -> RankPlan:
-    """Ranks for a mesh of that shape such that the dimensions that talk most stay inside the closest domains. Local, the same on every rank.
+    """Ranks for a mesh of that shape. The dimensions with the most traffic stay inside the closest
+    domains. Local. Equal arguments give equal plans on every rank.
 
     Args:
         locations: each world rank's path, far to near: "rack1/host3/nvl0".

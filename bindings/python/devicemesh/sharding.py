@@ -1,4 +1,4 @@
-"""Which block of a tensor a rank holds: PyTorch's placements and their arithmetic."""
+"""Computes which block of a tensor a rank holds, from PyTorch's placements."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["Placement", "Replicate", "Shard", "local_shard"]
 
 @dataclass(frozen=True)
 class Replicate:
-    """Every rank along the mesh dimension holds the same."""
+    """Every rank along the mesh dimension holds the same block."""
 
 
 @dataclass(frozen=True)
 class Shard:
     """The mesh dimension splits dimension ``dim`` of the tensor.
 
-    Among the mesh dimensions that shard one tensor dimension, a lower ``order`` splits first, equal ones in the order of the mesh; all 0 is PyTorch's.
+    Among the mesh dimensions that shard one tensor dimension, a lower ``order`` splits first,
+    equal ones in the order of the mesh; all 0 is PyTorch's.
     """
 
     dim: int
@@ -33,7 +34,7 @@ Placement = Union[Replicate, Shard]
 
 
 class MeshHandle(Protocol):
-    """A mesh, as far as this module needs it."""
+    """The part of a mesh that this module needs."""
 
     _handle: int
 
@@ -45,9 +46,11 @@ class MeshHandle(Protocol):
 def local_shard(
     mesh: MeshHandle, tensor_shape: Sequence[int], placements: Sequence[Placement], rank: Optional[int] = None
 ) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    """The shape and the offsets of one rank's block of a tensor, as PyTorch's DTensor answers. Local.
+    """The shape and the offsets of one rank's block of a tensor, as PyTorch's DTensor answers.
+    Local.
 
-    ``placements`` has one element per dimension of the mesh; ``rank`` is a world rank, this process's by default. On a mesh (fsdp=2, tp=4) rank 6 has
+    ``placements`` has one element per dimension of the mesh; ``rank`` is a world rank, this
+    process's by default. On a mesh (fsdp=2, tp=4) rank 6 has
 
         >>> local_shard(mesh, (16, 8), (Shard(0), Shard(0)))               # fsdp first
         ((2, 8), (12, 0))
@@ -70,7 +73,8 @@ def _struct(placement: Placement, ndim: int) -> declarations.Placement:
     if isinstance(placement, Replicate):
         return declarations.Placement(declarations.REPLICATE, 0, 0)
     if isinstance(placement, Shard):
-        # From the end, as Python counts; what is still negative the library refuses.
+        # A negative dimension counts from the end, as in Python. The library refuses one that is
+        # still negative.
         dim = int32("Shard.dim", placement.dim)
         return declarations.Placement(declarations.SHARD, dim + ndim if -ndim <= dim < 0 else dim, int32("Shard.order", placement.order))
     raise TypeError(f"a placement is a {type(placement).__name__}, not Replicate() or Shard(dim)")

@@ -15,10 +15,12 @@ __all__ = ["Store", "TorchStore"]
 class Store(Protocol):
     """What a key-value service must do. Keys are short printable ASCII, values at most 8 MiB.
 
-    The methods are called from threads of the library, and from several at once. An exception ends the call that needed the store with StoreError.
+    The methods are called from threads of the library, and from several at once. An exception ends
+    the call that needed the store with StoreError.
 
-    A store may also have ``remove(key: str) -> None``, which removes a key and takes no offence where there is none. Without it, what the library has stored
-    stays there: some kilobytes for each collective call.
+    A store may also have ``remove(key: str) -> None``, which removes a key. A key that does not
+    exist is no error. Without this method the library's keys stay: some kilobytes for each
+    collective call.
     """
 
     def set(self, key: str, value: bytes) -> None:
@@ -28,11 +30,13 @@ class Store(Protocol):
         """The value of key, waiting up to timeout seconds for it; None when it did not come."""
 
     def add(self, key: str, amount: int) -> int:
-        """Adds amount to the integer under key (0 when there is none), atomically over all ranks; the sum."""
+        """Adds amount to the integer under key (0 when there is none), atomically over all ranks;
+        the sum."""
 
 
 class TorchStore:
-    """A torch.distributed.Store (TCPStore, PrefixStore ...) as ours: ``World(store=TorchStore(store), ...)``."""
+    """Makes a Store from a torch.distributed.Store (TCPStore, PrefixStore ...):
+    ``World(store=TorchStore(store), ...)``."""
 
     def __init__(self, store: Any, prefix: str = "devicemesh/") -> None:
         self._store, self._prefix = store, prefix
@@ -44,7 +48,8 @@ class TorchStore:
         try:
             self._store.wait([self._prefix + key], timedelta(seconds=timeout))
         except Exception as error:
-            # PyTorch says so with DistStoreError, a RuntimeError; anything else is a store that is gone.
+            # PyTorch reports a missing key by DistStoreError, a RuntimeError. Any other error
+            # means that the store has gone.
             if "timeout" in str(error).lower():
                 return None
             raise
@@ -106,7 +111,7 @@ class Callbacks:
         return 0
 
     def _remove(self, _: Any, key: bytes) -> int:
-        # A key that stays does no harm, so a failure is none of the call.
+        # A key that stays does no harm, so a failure here does not fail the call.
         try:
             remove = getattr(self.store, "remove", None)
             if remove is not None:

@@ -20,17 +20,22 @@ __all__ = ["World", "abort_default_worlds"]
 class World:
     """This process's rank, the store where the ranks meet, the device and the communicator library.
 
-    ``init_device_mesh`` joins the default world by itself, from the launcher's environment; make a World for anything else: explicit ranks, several
-    devices in one process, a store of your own, or ``offline=True``: layout and planning for any rank of any world, on one machine.
+    ``init_device_mesh`` joins the default world by itself, from the launcher's environment; make a
+    World for anything else: explicit ranks, several devices in one process, a store of your own,
+    or ``offline=True``: layout and planning for any rank of any world, on one machine.
 
-    Collective over the world, but for an offline one. Without ``world_size`` everything comes from the launcher (torchrun, mpirun, srun, devicemesh run ...).
+    Collective over the world, except for an offline one. Without ``world_size`` everything comes
+    from the launcher (torchrun, mpirun, srun, devicemesh run ...).
 
     Args:
         device_type: "cuda" or "cpu"; None is what this machine has.
-        world_size, rank: this process's place, instead of the launcher's word; local_rank then is its device's index in the host.
+        world_size, rank: this process's place, instead of the launcher's word; local_rank then is
+            its device's index in the host.
         init_method: "env://", "tcp://host:port" (rank 0 serves) or "file:///path".
-        timeout: every wait of the library ends by then; seconds or a timedelta. None is ten minutes.
-        ccl_library: a communicator library with NCCL's C API, by path or SONAME; "python" is the NCCL wheel of the active environment.
+        timeout: every wait of the library ends by then; seconds or a timedelta. None is ten
+            minutes.
+        ccl_library: a communicator library with NCCL's C API, by path or SONAME; "python" is the
+            NCCL wheel of the active environment.
         store: where the ranks meet, instead of init_method; TorchStore makes one of PyTorch's.
         offline: no rendezvous and no communicators.
     """
@@ -62,7 +67,7 @@ class World:
         if callbacks is not None:
             options.store = ctypes.pointer(callbacks.struct)
         device = optional_text("device_type", device_type)
-        # A token by which the joining can be ended from the main thread while another one is blocked in it.
+        # With this token the main thread can end the joining while another thread is blocked in it.
         joining = ctypes.c_void_p()
         if hasattr(options, "joining_out"):
             options.joining_out = ctypes.pointer(joining)
@@ -90,7 +95,7 @@ class World:
             if callbacks is not None and callbacks.failure is not None:
                 raise error from callbacks.failure
             raise
-        # At the interpreter's exit no store in Python may be asked any more.
+        # At the interpreter's exit the library must not call a store in Python any more.
         free = library.dm_world_free if callbacks is None else _abort_and_free
         self._free = weakref.finalize(self, free, self._handle)
         self._end = partial(library.dm_world_abort, self._handle)
@@ -110,22 +115,26 @@ class World:
         return answer.value
 
     def barrier(self, timeout: Union[None, float, timedelta] = None) -> None:
-        """Returns when every rank of the world has called it. Collective; it says nothing of work on devices."""
+        """Returns when every rank of the world has called it. Collective. It does not wait for
+        work on devices."""
         check(interrupt.call(self._end, library.dm_world_barrier, self._handle, milliseconds(timeout)))
 
     def locations(self, location: Optional[str] = None) -> List[str]:
-        """Where every rank is, as plan_ranks wants it. Collective; ``location`` is this rank's, far to near ("rack1/host3/nvl0"), None its host's name."""
+        """The locations of all ranks, in rank order, for plan_ranks. Collective. ``location`` is
+        this rank's own, from far to near ("rack1/host3/nvl0"). None means its host's name."""
         paths = declarations.NAMES()
         check(interrupt.call(
             self._end, library.dm_world_locations, self._handle, optional_text("location", location), ctypes.byref(paths)))
         return [(paths[rank] or b"").decode() for rank in range(self.size)]
 
     def abort(self) -> None:
-        """Ends this rank's part in the world at once: wakes every blocked call of it and aborts its meshes. Local, from any thread."""
+        """Ends this rank's part in the world at once: wakes every blocked call of the world and
+        aborts its meshes. Local, from any thread."""
         check(library.dm_world_abort(self._handle))
 
     def close(self) -> None:
-        """Frees the handle; meshes keep what they need of the world. Done by itself when nothing refers to the World any more."""
+        """Frees the handle. Meshes keep what they need of the world. The garbage collector does
+        this when nothing refers to the World any more."""
         self._free()
 
     def __enter__(self) -> "World":
@@ -147,5 +156,6 @@ def _abort_and_free(handle: int) -> None:
 
 
 def abort_default_worlds() -> None:
-    """Ends the worlds that init_device_mesh joins by itself, also while one is being joined. A later init_device_mesh joins anew."""
+    """Ends the worlds that init_device_mesh joins by itself, also while one is being joined. A
+    later init_device_mesh joins anew."""
     check(library.dm_world_abort(None))

@@ -1,7 +1,9 @@
-/* Ranks of tests/test_fork.py. One has a child that sleeps on while the test kills the rank; the others say what they get, and when.
+/* A rank of tests/test_fork.py. One rank has a child that sleeps while the test kills the rank.
+ * The others print which error they get, and when.
  *
- * forks HOW VICTIM: HOW is how the victim makes its child: fork, daemon (twice, in a session of its own), blocked (fork while another thread is in a call), system
- * (and so exec), or none: no child, and all ranks end in good order. */
+ * forks HOW VICTIM: HOW is how the victim makes its child: fork, daemon (twice, in a session of
+ * its own), blocked (fork while another thread is in a call), system (and so exec), or none: no
+ * child, and all ranks end in good order. */
 #define _GNU_SOURCE
 #include "../check.h"
 
@@ -20,7 +22,7 @@ static void say(const char *what, long number)
 
 static void sleep_on(void)
 {
-  alarm(120); /* whatever becomes of the test */
+  alarm(120); /* ends the process if the test does not */
   for (;;) pause();
 }
 
@@ -35,7 +37,7 @@ static void *blocked(void *unused)
 static void make_child(const char *how)
 {
   if (strcmp(how, "system") == 0) {
-    /* The shell ends; what it started has no parent. */
+    /* The shell ends, so the process that it started has lost its parent. */
     if (system("sleep 120 >/dev/null 2>&1 </dev/null & echo child $!") != 0) exit(1);
     return;
   }
@@ -43,7 +45,7 @@ static void make_child(const char *how)
     pthread_t thread;
     struct timespec moment = {0, 100000000};
     if (pthread_create(&thread, NULL, blocked, NULL) != 0) exit(1);
-    nanosleep(&moment, NULL); /* most likely inside by then; it does not matter much */
+    nanosleep(&moment, NULL); /* most likely the thread is in its call by then */
   }
   int told[2];
   char byte = 0;

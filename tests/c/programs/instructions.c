@@ -1,6 +1,7 @@
-/* Calls each of the quick functions N times and then 2 N times, for tests/instructions.py to count the processor's instructions: under
- * `valgrind --tool=callgrind --dump-before=mark` there is one dump from each mark() to the next. Prints "name N dump" a line: the counts are in
- * dump and dump + 2 (one-based). */
+/* Calls each of the quick functions N times and then 2 N times, for tests/instructions.py to count
+ * the processor's instructions: under `valgrind --tool=callgrind --dump-before=mark` there is one
+ * dump from each mark() to the next. Prints "name N dump" a line: the counts are in dump and dump
+ * + 2 (one-based). */
 #include "../check.h"
 
 enum { kMost = 512, kRanks = 1 << 20 };
@@ -27,7 +28,7 @@ static void init_as(const int32_t *ranks, dm_mesh **out)
   REQUIRE(dm_init("cpu", shape, 4, names, &options, out));
 }
 
-/* What is counted, and what is made before it and freed after it. */
+/* The calls that are counted, and what is made before them and freed after them. */
 static void get_comm(int i) { ncclComm_t comm; (void)i; REQUIRE(dm_get_comm(alone, "cp", &comm)); }
 static void get_local_rank(int i) { int32_t rank; (void)i; REQUIRE(dm_get_local_rank(mesh, "cp", &rank)); }
 static void get_coordinate(int i) { size_t at[4], length; (void)i; REQUIRE(dm_get_coordinate(mesh, at, 4, &length)); }
@@ -40,7 +41,7 @@ static void flatten(int i) { REQUIRE(dm_flatten(fresh[i], NULL, NULL, &given[i])
 static void unflatten(int i) { REQUIRE(dm_unflatten(flat, "dp_cp", sizes, parts, 2, NULL, &given[i])); }
 static void free_one(int i) { dm_free(given[i]); given[i] = NULL; }
 
-/* The name is new to each root, as it is in a program. */
+/* Each root gets the name for the first time, as in a program. */
 static void fresh_pair(int i)
 {
   dm_mesh *root = NULL;
@@ -57,14 +58,15 @@ static void clean(int calls)
     dm_free(fresh[i]);
     given[i] = fresh[i] = NULL;
   }
-  /* Lookups reclaim what was freed, a little at a time: until nothing is left of it for those that are counted. */
+  /* A lookup also reclaims a little of what was freed. These lookups reclaim all of it, so the
+   * counted ones do not. */
   for (int i = 0; i < 40000; ++i) REQUIRE(dm_rank(mesh, &rank));
 }
 
 static void count(const char *name, int calls, void (*prepare)(int), void (*call)(int))
 {
   int first = 0;
-  for (int times = 0; times <= 2; ++times) { /* the most calls also before, so that nothing happens for the first time */
+  for (int times = 0; times <= 2; ++times) { /* round 0 is not counted; it makes as many calls as round 2 */
     const int now = times == 1 ? calls : 2 * calls;
     for (int i = 0; prepare != NULL && i < now; ++i) prepare(i);
     mark();

@@ -1,7 +1,10 @@
-/* Ranks of tests/test_limits.py: takes something from itself, then joins, makes a mesh and adds up; prints the first failure's status and message, or DM_STATUS_OK.
+/* A rank of tests/test_limits.py. It sets a limit on itself, then joins, makes a mesh and sums. It
+ * prints the status and message of the first failure, or DM_STATUS_OK.
  *
- * limits STAGE KIND VALUE: STAGE is when: join (before dm_world_init) or mesh (before dm_init). KIND is what: files (VALUE more descriptors can be opened),
- * threads (RLIMIT_NPROC is VALUE), memory (VALUE MiB more of address space), dumpable (others of its user may not look into it), or nothing. */
+ * limits STAGE KIND VALUE: STAGE is when: join (before dm_world_init) or mesh (before dm_init).
+ * KIND is the limit: files (VALUE more descriptors can be opened), threads (RLIMIT_NPROC is VALUE),
+ * memory (VALUE MiB more of address space), dumpable (others of its user may not look into it), or
+ * nothing. */
 #define _GNU_SOURCE
 #include "../check.h"
 

@@ -1,9 +1,13 @@
-/* One rank that lives long: tests/test_lives.py starts it with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+/* One rank that lives long: tests/test_lives.py starts it with RANK, WORLD_SIZE, MASTER_ADDR and
+ * MASTER_PORT.
  *   lives rejoin N        joins and frees the world N times
- *   lives barriers N      N barriers; rank 0 says "done" and reads a line before all leave
- *   lives meshes N        N meshes, each made, flattened twice and finalized, in one world, as "barriers" afterwards
- *   lives late            rank 0 does not come at first: dm_init of the others ends in time, and works when all come
- *   lives aborted         rank 0 gives up its first dm_init by dm_world_abort(NULL); the second one of all ranks works */
+ *   lives barriers N      makes N barriers; rank 0 says "done" and reads a line before all leave
+ *   lives meshes N        makes, flattens twice and finalizes N meshes in one world, and then ends
+ *                         as "barriers" does
+ *   lives late            rank 0 does not come at first: dm_init of the others ends in time, and
+ *                         works when all ranks come
+ *   lives aborted         rank 0 ends its first dm_init by dm_world_abort(NULL); the second
+ *                         dm_init of all ranks works */
 #include "../check.h"
 
 #include <pthread.h>
@@ -99,7 +103,7 @@ static dm_status init(int64_t timeout_ms, dm_mesh **mesh)
   return dm_init("cpu", shape, 1, NULL, &options, mesh);
 }
 
-/* All ranks come to this one, in the end. */
+/* In the end all ranks make this call. */
 static void works(void)
 {
   dm_mesh *mesh = NULL;
@@ -120,11 +124,11 @@ static void late(void)
       const dm_status status = init(700, &mesh);
       const double took = seconds_now() - began;
       CHECK(status == DM_STATUS_STORE || status == DM_STATUS_TIMEOUT);
-      CHECK(took > 0.5 && took < 30); /* the default would be ten minutes */
+      CHECK(took > 0.5 && took < 30); /* the default timeout is ten minutes */
     }
   }
   say("late");
-  listen_for_a_line(); /* now all come */
+  listen_for_a_line(); /* from now on all ranks make the call */
   works();
 }
 
@@ -142,7 +146,7 @@ static void aborted(void)
     dm_status status = DM_STATUS_OK;
     const double began = seconds_now();
     if (pthread_create(&thread, NULL, blocked_init, &status) != 0) exit(1);
-    /* One that comes before the join begins ends nothing, so it is repeated. */
+    /* An abort before the join begins ends nothing, so the abort is repeated. */
     do {
       OK(dm_world_abort(NULL));
       usleep(20000);

@@ -1,10 +1,14 @@
-/* One rank that does what its standard input says, a word a line, so that tests/test_hosts.py decides what happens in the middle of which call:
- * "join", "barrier", "hurry" (a barrier within 300 ms) and "init" (a mesh over all ranks whose communicators are made later: agreement and
- * nothing else). Before each call it prints "begin", after it the status, the milliseconds it took and the message. Ends with its input.
+/* One rank that makes the calls that its standard input names, one word a line. So
+ * tests/test_hosts.py decides what happens in the middle of which call. The words are "join",
+ * "barrier", "hurry" (a barrier within 300 ms) and "init" (a lazy mesh over all ranks, which needs
+ * an agreement and no communicators). Before each call it prints "begin". After the call it prints
+ * the status, the milliseconds that the call took, and the message. It ends with its input.
  *
- *   meet DEVICE METHOD RANK SIZE TIMEOUT_MS LIBRARY     METHOD env://: rank, size and address from the environment
+ *   meet DEVICE METHOD RANK SIZE TIMEOUT_MS LIBRARY
  *
- * Device type cpu is refused across hosts; cuda with the host engine as its library needs no device until it makes communicators. */
+ * With METHOD env:// the environment gives rank, size and address. Device type cpu is refused
+ * across hosts. cuda with the host engine as its library needs no device until it makes
+ * communicators. */
 #include "../check.h"
 
 static double began;

@@ -1,13 +1,18 @@
-/* Everything that ranks do together, over and over: joins a world, then rounds of meshes, communicators, collectives, messages, barriers and finalizing.
- * tests/test_lost_ranks.py ends one of its ranks somewhere on the way and reads what the others say:
+/* Makes every kind of call that ranks make together, in a loop: joins a world, then makes rounds
+ * of meshes, communicators, collectives, messages, barriers and finalizing.
+ * tests/test_lost_ranks.py ends one of the ranks and reads what the others print:
  *
- *   phase <name> <seconds>              before each phase, and before each call of it that may last for its whole timeout (CLOCK_MONOTONIC)
- *   error <status> <seconds> <message>  the first error; then the rank aborts and frees what it has, and ends with code 3
- *   done <seconds>                      all rounds went through: code 0
+ *   phase <name> <seconds>              before each phase, and before each of its calls that may
+ *                                       last for the whole timeout (CLOCK_MONOTONIC)
+ *   error <status> <seconds> <message>  the first error; the rank then aborts and frees what it
+ *                                       has, and ends with code 3
+ *   done <seconds>                      all rounds succeeded; the rank ends with code 0
  *   dying <how> <seconds>               the rank itself is about to end
  *
- * DM_ROUNDS rounds (0 or unset: without end), DM_TIMEOUT_MS for every call, DM_INIT for the init_method, DM_DIE=<rank>:<phase>:<how>[:<delay in us>] with how one of exit, kill, stop:
- * without a delay before the first call of that phase, with one from another thread, in the middle of whatever runs then. */
+ * DM_ROUNDS is the number of rounds (0 or unset: without end), DM_TIMEOUT_MS the timeout of every
+ * call, and DM_INIT the init_method. DM_DIE=<rank>:<phase>:<how>[:<delay in us>] ends a rank, where
+ * how is exit, kill or stop. Without a delay the rank ends before the first call of that phase.
+ * With a delay another thread ends it, in the middle of whatever runs then. */
 #include "../check.h"
 
 #include <pthread.h>
@@ -43,7 +48,7 @@ static void phase(const char *name)
 {
   dprintf(1, "phase %s %.6f\n", name, seconds_now());
   if (death.rank != rank || strcmp(death.phase, name) != 0) return;
-  death.rank = -1; /* once */
+  death.rank = -1; /* the death happens once */
   pthread_t thread;
   if (death.delay_us < 0) die();
   else if (pthread_create(&thread, NULL, die_later, NULL) != 0) exit(1);
@@ -68,7 +73,7 @@ static void must(dm_status status)
   exit(3);
 }
 
-/* A collective that says OK has the right result, whoever died meanwhile. */
+/* A collective that returns DM_STATUS_OK has the right result, also when a rank died meanwhile. */
 static void right(const char *what, size_t at, float got, float expected)
 {
   if (got == expected) return;
@@ -129,7 +134,7 @@ static void collectives(const dm_mesh *mesh, const char *dim, size_t count)
   must(dm_send(mesh, dim, send_buffer, count, DM_FLOAT32, (local + 1) % n, NULL));
   must(dm_group_end(mesh));
   right("dm_recv", last, recv_buffer[last], value((local + n - 1) % n, last));
-  /* One after another, down the line. */
+  /* Each rank receives before it sends, so the message passes from rank to rank. */
   if (local > 0) must(dm_recv(mesh, dim, recv_buffer, count, DM_FLOAT32, local - 1, NULL));
   if (local < n - 1) must(dm_send(mesh, dim, send_buffer, count, DM_FLOAT32, local + 1, NULL));
 }
@@ -174,13 +179,13 @@ static void one_round(void)
   phase("barrier");
   must(dm_world_barrier(world, timeout_ms));
 
-  phase("second"); /* the ranks the other way round, with communicators of its own */
+  phase("second"); /* a mesh with the ranks in reverse, which has communicators of its own */
   int32_t backwards[8];
   for (int32_t at = 0; at < ranks; ++at) backwards[at] = ranks - 1 - at;
   options.ranks = backwards;
   must(dm_init("cpu", flat_shape, 1, line, &options, &meshes[2]));
   all_reduce(meshes[2], NULL, kSmall);
-  phase("part"); /* one rank is outside */
+  phase("part"); /* a mesh without one of the ranks */
   const size_t fewer[] = {(size_t)ranks - 1};
   must(dm_init("cpu", fewer, 1, line, &options, &meshes[3]));
   if (rank > 0) all_reduce(meshes[3], NULL, kSmall);

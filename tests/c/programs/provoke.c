@@ -1,4 +1,5 @@
-/* Provokes one error and prints its status and its message: tests/test_errors_page.py compares them with docs/errors.md.
+/* Provokes one error and prints its status and its message: tests/test_errors_page.py compares
+ * them with docs/errors.md.
  *
  *     provoke CASE        on as many ranks as the case needs (0: no launcher); rank 0 prints. */
 #include <devicemesh.h>
@@ -103,7 +104,7 @@ static dm_status forked(void)
   options.world_size = 1;
   EXPECT(dm_world_init("cpu", &options, &init.world));
   EXPECT(dm_init("cpu", shape, 2, NAMES, &init, &mesh));
-  /* The parent prints nothing and outlives the child, which goes on from here. */
+  /* The child goes on from here. The parent prints nothing and waits for the child. */
   const pid_t child = fork();
   if (child > 0) _exit(waitpid(child, NULL, 0) != child);
   return dm_finalize(mesh);
@@ -192,7 +193,7 @@ static dm_status never_came(void)
 {
   join(0);
   if (rank != 3) return dm_world_barrier(world, 500);
-  sleep(3); /* there, and busy with something else */
+  sleep(3); /* this rank is alive, but does not make the call */
   return dm_world_barrier(world, 500);
 }
 
@@ -203,7 +204,7 @@ static dm_status other_counts(void)
   return dm_all_reduce(row(4), NULL, buffer, buffer, rank == 3 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL);
 }
 
-/* dp has ranks 0 and 2: what the engine numbers 0 and 1. */
+/* dp has ranks 0 and 2, which are ranks 0 and 1 in the communicator. */
 static dm_mesh *square(void)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
@@ -237,7 +238,7 @@ static dm_status late_along_dp(void)
   join(30000);
   options.world = world, options.timeout_ms = 500;
   EXPECT(dm_init("cpu", (size_t[]){2, 2}, 2, NAMES, &options, &mesh));
-  if (rank == 2) return sleep(2) ? DM_STATUS_OK : DM_STATUS_OK; /* there, and busy with something else */
+  if (rank == 2) return sleep(2) ? DM_STATUS_OK : DM_STATUS_OK; /* this rank is alive, but does not make the call */
   return rank == 0 ? dm_all_reduce(mesh, "dp", buffer, buffer, 2, DM_FLOAT32, DM_SUM, NULL) : DM_STATUS_OK;
 }
 
@@ -280,7 +281,7 @@ int main(int argc, char **argv)
       const dm_status status = cases[at].provoke();
       if (rank == 0) printf("%s: %s\n", dm_status_name(status), status == DM_STATUS_OK ? "" : dm_last_error());
       fflush(stdout);
-      _exit(0); /* what the case left open goes with the process */
+      _exit(0); /* the end of the process frees what the case left open */
     }
   fprintf(stderr, "usage: provoke CASE\n");
   return 2;

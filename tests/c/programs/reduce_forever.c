@@ -1,5 +1,5 @@
-/* All-reduces of 32 MiB one after another until one fails; then prints the status, the time (CLOCK_MONOTONIC) and the message. tests/test_lost_ranks.py kills
- * ranks of it. */
+/* All-reduces of 32 MiB one after another until one fails; then prints the status, the time
+ * (CLOCK_MONOTONIC) and the message. tests/test_lost_ranks.py kills ranks of it. */
 #include "../check.h"
 
 int main(void)

@@ -1,5 +1,6 @@
-/* Prints what every rank of a (2, 2, 2) mesh computes; tests/test_same_results.py starts it under the tool, under plain environment variables, and with
- * --threads PORT as eight threads of one process, and compares. */
+/* Prints what every rank of a (2, 2, 2) mesh computes; tests/test_same_results.py starts it under
+ * the tool, under plain environment variables, and with --threads PORT as eight threads of one
+ * process, and compares. */
 #include "../check.h"
 
 #include <pthread.h>

@@ -1,11 +1,14 @@
-/* Ranks that end at random moments, and others that go on without them: a mesh, a range of it, collectives, until somebody is lost; then dm_shrink until it goes through,
- * while further ranks are lost. tests/test_lost_ranks.py reads what they say:
+/* Some ranks end at random moments, and the others go on without them. They make a mesh, a range
+ * of it and collectives until a rank is lost. Then they call dm_shrink until it succeeds, while
+ * further ranks are lost. tests/test_lost_ranks.py reads what they print:
  *
  *   out <rank>             went with a replica of a lost rank
- *   done <rank> <ranks>    all deaths are over, and the mesh of those that are left joins the ranks that it says
+ *   done <rank> <ranks>    all deaths are over, and the mesh of the survivors joins the ranks that
+ *                          it says
  *   wrong <rank> <what>    anything else
  *
- * DM_SEED makes the plan, the same on all ranks; DM_LOST names the file in which those who are about to end say so. */
+ * All ranks derive one plan from DM_SEED. DM_LOST names the file in which a rank notes that it is
+ * about to end. */
 #include "../check.h"
 
 #include <fcntl.h>
@@ -33,7 +36,7 @@ static void wrong(const char *what)
   _exit(1);
 }
 
-/* Those who have said that they end, in the order in which they did. */
+/* The ranks that have noted that they end, in the order of the notes. */
 static int lost(int32_t *ranks)
 {
   int32_t all[kMost];
@@ -61,7 +64,8 @@ static void *abort_later(void *after)
   return NULL;
 }
 
-/* Whether all deaths are over, for all ranks of the mesh alike; communicators join whom they should. */
+/* Whether all deaths are over. All ranks of the mesh get one answer. Also checks which ranks the
+ * communicators join. */
 static dm_status look(const dm_mesh *mesh, int *over)
 {
   int32_t gone[kMost], value = lost(gone) == deaths;
@@ -81,7 +85,7 @@ static dm_status look(const dm_mesh *mesh, int *over)
   return DM_STATUS_OK;
 }
 
-/* A range, which ranks are lost in the middle of as well. */
+/* Makes a range. Ranks may be lost in the middle of this too. */
 static dm_status range(const dm_mesh *mesh, unsigned long turn)
 {
   dm_mesh *some = NULL, *flat = NULL;
@@ -100,7 +104,7 @@ static dm_status range(const dm_mesh *mesh, unsigned long turn)
   return status;
 }
 
-/* The mesh without those who are lost by now; NULL where this rank goes with them. */
+/* The mesh without the ranks that are lost by now. NULL where this rank's replica goes too. */
 static dm_mesh *without_lost(dm_mesh *mesh)
 {
   dm_mesh *left = NULL;
@@ -117,7 +121,7 @@ static dm_mesh *without_lost(dm_mesh *mesh)
           if (all[other] == ranks[rank]) gone[count++] = all[other], is_gone = 1;
       replicas += !is_gone;
     }
-    if (replicas == 0) return NULL; /* nothing is left */
+    if (replicas == 0) return NULL; /* no replica is left */
     if (count > 0) {
       const dm_status status = dm_shrink(mesh, "dp", gone, count, &left);
       if (status == DM_STATUS_OK) {
@@ -171,7 +175,8 @@ int main(void)
     if (over) break;
     if (status == DM_STATUS_OK && turn % 2 == 1) status = range(mesh, chance(&state));
     if (status == DM_STATUS_OK) continue;
-    /* The making of a lazy mesh's communicator may wait for a rank that is in dm_shrink: a mismatch. */
+    /* A rank that makes a lazy mesh's communicator may wait for a rank that is in dm_shrink. Both
+     * then get a mismatch. */
     const int is_end = status == DM_STATUS_PEER_LOST || status == DM_STATUS_ABORTED || (options.flags != 0 && status == DM_STATUS_MISMATCH);
     if (!is_end) wrong("a call on the mesh");
     mesh = without_lost(mesh);
@@ -180,7 +185,7 @@ int main(void)
       int32_t all[kMost];
       while (lost(all) < deaths) usleep(1000);
       for (int at = 0; at < deaths; ++at)
-        while (all[at] == me) pause(); /* it is about to end */
+        while (all[at] == me) pause(); /* this rank is about to end */
       printf("out %d\n", me);
       fflush(stdout);
       _exit(0);

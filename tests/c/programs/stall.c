@@ -1,4 +1,5 @@
-/* A communicator library that is libhostccl, but for a rank that stops (SIGSTOP) or fails in the middle of making or ending a communicator. */
+/* A communicator library that is libhostccl, but for a rank that stops (SIGSTOP) or fails in the
+ * middle of making or ending a communicator. */
 #include <hostccl.h>
 
 #include <dlfcn.h>
@@ -8,7 +9,8 @@
 static const char *at = "";
 static int let_through, stop;
 
-/* From now on, `function` lets so many calls through; the next one stops this process before it goes on, or fails at once. */
+/* From now on `function` lets this many calls through. The next call stops this process first, or
+ * fails at once. */
 void stall_at(const char *function, int calls, int stops);
 
 void stall_at(const char *function, int calls, int stops)

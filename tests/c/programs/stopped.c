@@ -1,5 +1,7 @@
-/* One rank of four, one of which stops (SIGSTOP) in the middle of a collective call; see tests/test_lost_ranks.py. Arguments: what happens, which rank
- * stops. The others have an error that names it by their deadline, and nothing is left of what they made. */
+/* One rank of four, of which one stops (SIGSTOP) in the middle of a collective call
+ * (tests/test_lost_ranks.py). The arguments are the case and the rank that stops. By their
+ * deadline the other ranks have an error that names the stopped rank, and nothing is left of what
+ * they made. */
 #include "blocked.h"
 
 #include <dirent.h>
@@ -16,7 +18,7 @@ static dm_mesh *mesh;
 static int32_t rank, victim, pids[kRanks];
 static void (*stall_at)(const char *function, int calls, int stops);
 
-/* Descriptors and mappings of communicators in this process. */
+/* How many descriptors and mappings of communicators this process has. */
 static void count_left(int *descriptors, int *mappings)
 {
   char path[512], target[256], line[1024];
@@ -50,7 +52,7 @@ static dm_status flatten(void *none)
 static dm_status unflatten(void *none)
 {
   (void)none;
-  /* Other groups than those of dp and tp, so that there is something to split. */
+  /* These groups differ from those of dp and tp, so a new communicator must be split. */
   const size_t sizes[] = {2, 2};
   const char *names[] = {"x", "y"};
   dm_mesh *line = NULL, *view = NULL;
@@ -87,7 +89,8 @@ static dm_status barrier(void *none)
   return dm_world_barrier(world, options.timeout_ms);
 }
 
-/* What is done, what has to be there before, and where the victim stops: in that call of a function of the library, or, "", before it calls. */
+/* Each case: the call that the ranks make, what they make before it, and where the victim stops.
+ * The place is a call of a library function, or "" for a stop before the victim makes the call. */
 static const struct {
   const char *name;
   dm_status (*call)(void *);
@@ -119,7 +122,7 @@ static int kind_of(const char *name)
   exit(2);
 }
 
-/* The others go on when the victim has stopped: its state is T. */
+/* The others go on when the victim has stopped (its state in /proc is T). */
 static void wait_until_stopped(void)
 {
   char path[64], line[256];
@@ -145,12 +148,12 @@ static bool names_victim(const char *message)
     snprintf(text, sizeof text, "rank %d %s", victim, ways[way]);
     if (strstr(message, text) != NULL) return true;
   }
-  /* The engine tells its rank in the communicator beside it. */
+  /* The host engine's message also has the victim's rank in the communicator. */
   snprintf(text, sizeof text, "rank %d (rank ", victim);
   return strstr(message, text) != NULL && strstr(message, "did not come") != NULL;
 }
 
-/* The call with its victim; the others are back by the deadline. */
+/* Makes the call in which the victim stops. On the others it must return by the deadline. */
 static void stop_one(int kind)
 {
   const double seconds = 1e-3 * (double)options.timeout_ms;
@@ -159,7 +162,7 @@ static void stop_one(int kind)
   if (rank == victim) {
     if (kinds[kind].at[0] == '\0') raise(SIGSTOP);
     else stall_at(kinds[kind].at, kinds[kind].calls, 1);
-    const dm_status status = kinds[kind].call(NULL); /* its peers have gone on; it learns so */
+    const dm_status status = kinds[kind].call(NULL); /* its peers have given up, and the error says so */
     CHECK(status == DM_STATUS_TIMEOUT || status == DM_STATUS_PEER_LOST);
   } else if (needs_it) {
     if (kinds[kind].at[0] == '\0') wait_until_stopped();
@@ -172,13 +175,14 @@ static void stop_one(int kind)
     CHECK(took < 1.1 * seconds + 0.25);
     wait_until_stopped();
   }
-  if (rank == (victim ^ 1)) { /* one that needs it in every kind */
-    pause_ms(options.timeout_ms / 2); /* all are late by then */
+  if (rank == (victim ^ 1)) { /* this rank needs the victim in every case */
+    pause_ms(options.timeout_ms / 2); /* all ranks are late by then */
     kill(pids[victim], SIGCONT);
   }
 }
 
-/* dm_abort and dm_world_abort while a communicator is being made: one rank is in it, one does not come, the others learn who left. */
+/* dm_abort and dm_world_abort while a communicator is being made. The victim stops inside the
+ * call, another rank waits in it and aborts, and the remaining ranks get PEER_LOST. */
 static void abort_in_the_middle(bool of_world)
 {
   const int aborter = (victim + 1) % kRanks;
@@ -223,7 +227,7 @@ int main(int count, char **arguments)
   options.timeout_ms = 1000;
   count_left(&descriptors, &mappings);
   if (strcmp(arguments[1], "leaks") == 0) {
-    /* A rank that cannot take part, again and again, at every place. */
+    /* One rank cannot take part, at every place in turn. */
     static const struct { const char *at; int calls; } places[] = {
         {"ncclCommInitRankConfig", 0}, {"ncclCommSplit", 0}, {"ncclCommSplit", 1}, {"ncclGetUniqueId", 0}};
     for (int round = 0; round < 50; ++round) {
@@ -234,7 +238,8 @@ int main(int count, char **arguments)
       FAILS(DM_STATUS_CCL, text, init(NULL));
     }
   } else if (strcmp(arguments[1], "unmade") == 0) {
-    /* An eager mesh makes what a lazy one has planned, but a rank fails at its second communicator: the lazy mesh is as before on all ranks. */
+    /* An eager mesh makes the communicators that a lazy mesh has planned, and one rank fails at
+     * its second communicator. The lazy mesh is unchanged on all ranks. */
     dm_mesh *lazy = NULL;
     options.flags = DM_INIT_LAZY;
     REQUIRE(init(NULL));
@@ -265,8 +270,9 @@ int main(int count, char **arguments)
     else stop_one(kind);
     if (mesh != NULL) OK(dm_abort(mesh));
   }
-  /* What worked in the background lets go a moment after it has said that it is done. A rank that made an id and then gave it up at its own deadline keeps
-   * that id's descriptor until it makes the next id, so that later ranks read the reason. */
+  /* A background thread frees its memory a moment after it has reported that it is done. A rank that
+   * made an id and then gave it up at its own deadline keeps that id's descriptor until it makes the
+   * next id, so that later ranks read the reason. */
   int given_up = 0;
   const double patience = seconds_now() + 5;
   do {

@@ -1,4 +1,5 @@
-// The C++17 file of a program of several standards, with and without exceptions; tests/test_cpp_header.py builds it.
+// The C++17 file of a program of several standards, with and without exceptions;
+// tests/test_cpp_header.py builds it.
 #include "parts.hpp"
 
 #include <cstdio>

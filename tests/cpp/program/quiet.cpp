@@ -7,6 +7,6 @@ const char *quiet_name(dm_mesh *handle, std::size_t index)
   dm::nothrow::Mesh mesh(handle);
   const dm::Result<std::string> name = mesh.dim_name(index);
   text = name ? *name : name.error().what();
-  static_cast<void>(mesh.release());  // it was only lent
+  static_cast<void>(mesh.release());  // the caller owns the handle
   return text.c_str();
 }

@@ -1,4 +1,5 @@
-/* Planted: tells the library that 4 bytes are 64. The library writes past them, so the report shows that the library itself is instrumented. */
+/* Planted: tells the library that 4 bytes are 64. The library writes past them, so the report
+ * shows that the library itself is instrumented. */
 #include <devicemesh.h>
 #include <stdio.h>
 #include <stdlib.h>

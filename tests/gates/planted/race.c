@@ -1,4 +1,5 @@
-/* Planted: two threads have the library write their rank to one place, and only the start of each round orders them. */
+/* Planted: two threads have the library write their rank to one place, and only the start of each
+ * round orders them. */
 #include <devicemesh.h>
 #include <pthread.h>
 #include <stdio.h>

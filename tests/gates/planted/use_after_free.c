@@ -1,4 +1,5 @@
-/* Planted: the library stores one number into memory that has been freed; no function of the C library, which a sanitizer replaces anyway, takes part. */
+/* Planted: the library stores one number into memory that has been freed; no function of the C
+ * library, which a sanitizer replaces anyway, takes part. */
 #include <devicemesh.h>
 #include <stdio.h>
 #include <stdlib.h>

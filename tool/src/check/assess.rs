@@ -79,7 +79,8 @@ pub fn assess(subject: &Subject<'_>, notes: &[Notes]) -> Report {
             },
             ranks_per_core,
         );
-        // A flattened dimension runs along others, so that its groups cross theirs everywhere.
+        // Only dimensions of the mesh count here. The groups of a flattened dimension contain
+        // groups of other dimensions, so they would cross everywhere.
         if index + options.flatten.len() < subject.dimensions.len() {
             lines.push(slow.values().map(|slow| slow.ranks.clone()).collect::<Vec<_>>());
         }

@@ -13,10 +13,11 @@ use super::verify::Bench;
 
 /// About how long a batch takes at most, in seconds. A batch of one call may take longer.
 const BATCH: f64 = 0.05;
-/// The bytes of one copy, and the copies of a batch. A batch takes some milliseconds at least, so
-/// that each batch of a rank that stands still now and then has such a pause in it.
+/// The bytes of one copy, and the number of copies in a batch. A batch takes several milliseconds,
+/// so that on a rank with frequent short pauses each batch contains a pause.
 const COPIES_OF_HOST: (usize, usize) = (4 << 20, 150);
-/// Those numbers on a GPU. A copy is larger than the GPU's caches.
+/// The bytes of one copy and the number of copies in a batch, on a GPU. A copy is larger than the
+/// GPU's caches.
 const COPIES_OF_DEVICE: (usize, usize) = (64 << 20, 40);
 
 /// What is measured, and how often.
@@ -105,7 +106,7 @@ fn batch(bench: &Bench<'_>, call: &Call, iterations: u32) -> Result<f64> {
 }
 
 /// The seconds that this rank takes for a copy in its own memory, by batch, while all ranks copy.
-/// No other rank and no network has a part in it. This is called inside a step.
+/// A copy uses no network and no memory of another rank. This is called inside a step.
 pub fn copy(
     memory: &Memory,
     (send, recv): (&Buffer, &Buffer),
@@ -129,8 +130,8 @@ pub fn copies(on_device: bool) -> (usize, usize) {
     if on_device { COPIES_OF_DEVICE } else { COPIES_OF_HOST }
 }
 
-/// How many ranks of this host share one of its cores. Above 1 their times are those of the
-/// scheduler. 0 on devices, which ranks do not share.
+/// How many ranks of this host share one of its cores. Above 1 the measured times also contain
+/// waits for a core. 0 on devices, which ranks do not share.
 pub fn ranks_per_core(team: &Team, memory: &Memory) -> f64 {
     let here = team.hosts.iter().filter(|host| *host == team.host()).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

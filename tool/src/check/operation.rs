@@ -30,9 +30,9 @@ const OPERATORS: [(&str, Operator); 5] = [
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     pub collective: Collective,
-    /// The operator's index in [`OPERATORS`]. It counts for collectives that reduce.
+    /// The operator's index in [`OPERATORS`]. Only collectives that reduce use it.
     pub operator: usize,
-    /// The root's position in the group. It counts for collectives that have one.
+    /// The root's position in the group. Only collectives with a root use it.
     pub root: usize,
     /// Whether both buffers are one.
     pub in_place: bool,
@@ -82,7 +82,8 @@ impl Collective {
         !matches!(self, Collective::AllToAll | Collective::SendRecv)
     }
 
-    /// How many times its count the send and the receive buffer hold in a group of `size` ranks.
+    /// The lengths of the send and the receive buffer in a group of `size` ranks, as multiples of
+    /// the call's count.
     pub fn blocks(self, size: usize) -> (usize, usize) {
         Call::plain(self, 0).collective().blocks(size)
     }

@@ -7,7 +7,7 @@
 //! the floor a small disturbance would count in a short batch: the resolution of the clock, an
 //! interrupt, and on a host with more ranks than cores the time slices for which a rank waits.
 
-/// The difference per call in seconds that never counts. Calls of few bytes differ by as much
+/// A difference per call, in seconds, that never counts as slow. Small calls differ by this much
 /// between groups that are placed alike.
 const FLOOR: f64 = 20e-6;
 /// A time slice of the scheduler on a busy host, in seconds. On Linux it is 3 to 4 ms with several

@@ -13,12 +13,12 @@ use devicemesh::wait::Wait;
 
 use super::progress::Progress;
 
-/// How much longer than a collective a wait in the store takes. The collective fails first then,
-/// and its error names the rank that was missed.
+/// How much longer a wait in the store may take than a collective. So the collective fails first,
+/// and its error names the missing rank.
 const LATER: Duration = Duration::from_secs(5);
-/// How long before the end of the time the waits end, so that there is time to report.
+/// How long before `--timeout` the waits end, so that there is time to report.
 const BEFORE: Duration = Duration::from_millis(1500);
-/// How often a working rank asks whether another one has failed.
+/// How often a rank that measures asks whether another rank has failed.
 const ASK: Duration = Duration::from_secs(1);
 
 /// The time for the whole check. When it has passed, a thread ends the process, because the process
@@ -69,7 +69,7 @@ impl Clock {
 
 /// The ranks of the check.
 pub struct Team {
-    domain: Arc<World>,
+    world: Arc<World>,
     /// The host of each rank.
     pub hosts: Vec<String>,
     pub clock: Clock,
@@ -78,30 +78,30 @@ pub struct Team {
 
 impl Team {
     /// Learns the hosts of all ranks. **Collective over the world.**
-    pub fn new(domain: Arc<World>, clock: Clock, progress: Progress) -> Result<Team> {
-        let hosts = domain.locations(None)?;
+    pub fn new(world: Arc<World>, clock: Clock, progress: Progress) -> Result<Team> {
+        let hosts = world.locations(None)?;
         let hosts = hosts.iter().map(|host| printable(host).into_owned()).collect();
-        Ok(Team { domain, hosts, clock, progress })
+        Ok(Team { world, hosts, clock, progress })
     }
 
-    pub fn domain(&self) -> &Arc<World> {
-        &self.domain
+    pub fn world(&self) -> &Arc<World> {
+        &self.world
     }
 
     pub fn rank(&self) -> usize {
-        self.domain.rank()
+        self.world.rank()
     }
 
     pub fn size(&self) -> usize {
-        self.domain.size()
+        self.world.size()
     }
 
     pub fn host(&self) -> &str {
         self.hosts.get(self.rank()).map_or("", String::as_str)
     }
 
-    /// Makes a step, which every rank makes. When a rank fails in it, every rank gets the first
-    /// failure, with the rank and host that had it. **Collective over the world.**
+    /// Makes a step together with all other ranks. When a rank fails in it, every rank gets the
+    /// first failure, with the failed rank and its host. **Collective over the world.**
     pub fn step<T>(&self, what: &str, work: impl FnOnce(&Exchange<'_>) -> Result<T>) -> Result<T> {
         self.step_in_detail(what, "", work)
     }
@@ -116,7 +116,7 @@ impl Team {
         self.clock.note(what);
         self.progress.step(what);
         let wait = self.wait();
-        let round = self.domain.rendezvous().scope()?.agree_in_detail(what, detail, &wait)?;
+        let round = self.world.rendezvous().scope()?.agree_in_detail(what, detail, &wait)?;
         let exchange = Exchange { team: self, round: &round, wait: &wait, asked: Cell::new(Instant::now()) };
         // The verdict of the step names the rank that failed.
         let outcome = work(&exchange).map_err(|error| error.within(&format!("on {}", self.host())));
@@ -171,8 +171,8 @@ impl Exchange<'_> {
         }
     }
 
-    /// Fails where another rank has failed by now. This is for work that would not notice it by
-    /// itself. It asks the store once a second at most.
+    /// Fails if another rank has failed by now. This is for work that would not notice the
+    /// failure. It asks the store once a second at most.
     pub fn alive(&self) -> Result<()> {
         if self.asked.get().elapsed() < ASK {
             return Ok(());

@@ -14,7 +14,7 @@ use super::values::{Expected, Kind, Member};
 /// The counts that are verified: one element, odd counts, and one above 2^16. In large groups they
 /// are smaller, so that all ranks together have at most [`MOST`] elements.
 const COUNTS: [usize; 5] = [1, 3, 17, 1021, 65_537];
-/// The most elements of all ranks of a group together.
+/// The maximum number of elements of all ranks of a group together.
 const MOST: usize = 1 << 20;
 /// The largest count at which several ranks are the root in turn.
 const SMALL: usize = 17;
@@ -24,7 +24,7 @@ const ROOTS: usize = 8;
 const POISON: u8 = 0xa5;
 /// How many bytes after the result must keep that value.
 const GUARD: usize = 64;
-/// The most wrong results that a rank reports for each collective.
+/// The maximum number of wrong results that a rank reports for each collective.
 const TOLD: usize = 2;
 
 /// A call whose result is wrong.

@@ -31,7 +31,7 @@ pub struct Route {
     /// Whether standard error always passes through the tool, so that a report on any node can
     /// quote it.
     pub keep_stderr: bool,
-    /// Whether the ranks before the lines are coloured.
+    /// When the rank prefixes of the lines are coloured.
     pub color: When,
 }
 
@@ -111,7 +111,7 @@ impl Output {
         let file = match self.route.log(rank) {
             Some(path) => {
                 let append = |path: &PathBuf| File::options().create(true).append(true).open(path);
-                // A file that stands there is another job's, so it is emptied.
+                // A file that exists is from an earlier job, so it is emptied.
                 let file = File::create(&path).and_then(|_| append(&path));
                 Some(file.map_err(|error| io::Error::other(format!("cannot write {}: {error}", path.display())))?)
             }

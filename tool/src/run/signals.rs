@@ -17,8 +17,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Catches the signals. Those that whoever started the tool has it ignore, as nohup does with
-    /// SIGHUP, stay ignored, here and in the ranks.
+    /// Catches the signals. A signal that the tool's parent has set to be ignored, as nohup does
+    /// with SIGHUP, stays ignored in the tool and in the ranks.
     pub fn catch() -> Result<Signals, Failure> {
         let ignored = ignored();
         let caught = CAUGHT.iter().filter(|signal| **signal == SIGCHLD || ignored & (1 << (**signal - 1)) == 0);

@@ -9,7 +9,7 @@ use super::view::Ranks;
 pub const CELL: (i32, i32) = (38, 28);
 /// The room of a block around its cells.
 const PADDING: i32 = 8;
-/// That room where the boxes of hosts lie in it.
+/// The room of a block around its cells when it also holds the boxes of hosts.
 const HOST_PADDING: i32 = 14;
 /// The gap between two cells.
 const GAP: i32 = 5;
@@ -57,7 +57,7 @@ pub struct Label {
     pub y: i32,
     /// Which part of the text lies there, as SVG calls it: "middle" or "end".
     pub anchor: &'static str,
-    /// Whether it is the title of a block.
+    /// Whether the label is the title of a block.
     pub title: bool,
     pub text: String,
 }

@@ -58,7 +58,7 @@ pub struct View {
     pub root: Option<Ranks>,
     /// The dimensions of the view, then the flattened ones that it holds.
     pub axes: Vec<Axis>,
-    /// How many such views of the root there are side by side.
+    /// The number of parallel views like this one in the root mesh.
     parallel: usize,
     /// The rank whose view it is.
     pub rank: i32,

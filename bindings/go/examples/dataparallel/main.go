@@ -1,4 +1,5 @@
-// Data-parallel training in Go: every rank fits the same line to its own part of the data, and the gradients are averaged over the ranks. Start it with
+// Data-parallel training in Go: every rank fits the same line to its own part of the data, and the
+// gradients are averaged over the ranks. Start it with
 //
 //	devicemesh run -n 4 -- go run ./examples/dataparallel
 package main
@@ -16,7 +17,7 @@ import (
 )
 
 const (
-	samples = 1000 // Of each rank.
+	samples = 1000 // The number of samples of each rank.
 	steps   = 400
 	rate    = 0.3
 )
@@ -51,14 +52,14 @@ func train(ctx context.Context) error {
 		return err
 	}
 
-	// y = 3x - 1, which no rank sees alone: rank r has the x in its own part of -1 .. 1.
+	// The data is y = 3x - 1. Rank r has the values of x in its own part of -1 .. 1.
 	random := rand.New(rand.NewPCG(1, uint64(rank)))
 	xs, ys := make([]float64, samples), make([]float64, samples)
 	for i := range xs {
 		xs[i] = -1 + 2*(float64(rank)+random.Float64())/float64(size)
 		ys[i] = 3*xs[i] - 1 + 0.01*random.NormFloat64()
 	}
-	// Rank 0's start is everybody's.
+	// All ranks start with rank 0's weights.
 	weights := []float64{random.Float64(), random.Float64()}
 	if err := devicemesh.Broadcast(ctx, mesh, "dp", weights, 0); err != nil {
 		return err

@@ -66,6 +66,28 @@ fn a_wait_in_a_ring_is_found() {
 }
 
 #[test]
+fn the_verdicts_of_other_sets_stay_when_the_rank_that_wrote_them_goes_on() {
+    let sets: [(&[i32], &str); 3] = [(&[0, 1], "a"), (&[1, 2], "b"), (&[2, 0], "c")];
+    // Each rank calls first in its own set, and all of them learn of the ring. Then ranks 0 and 1
+    // agree on a call of set a, and rank 1 calls in set b before rank 2 has read that verdict.
+    let stay = ranks(3, |me, world| {
+        let (members, name) = sets[me];
+        let mine = set(&world, name, members, me);
+        assert_eq!(mine.agree("first()", &soon()).map(drop).unwrap_err().status(), Status::Mismatch);
+        if me < 2 {
+            let a = if me == 0 { mine } else { set(&world, "a", &[0, 1], me) };
+            // Rank 1 was not in the first call of set a.
+            let _ = (me == 1).then(|| a.agree("first()", &soon()).map(drop));
+            a.agree("second()", &soon()).unwrap();
+        }
+        world.agree("both are through", &soon()).unwrap();
+        let keys = ["a", "b", "c"].map(|name| format!("test/{name}/0/verdict"));
+        world.membership.store.present(&keys[1..], &soon()).unwrap()
+    });
+    assert_eq!(stay, vec![vec![true, true]; 3]);
+}
+
+#[test]
 fn calls_of_different_sets_in_different_orders_are_a_mismatch_and_not_a_wait() {
     // In the set {3, 1}, rank 1 calls first in the set and rank 3 first in the world.
     let began = Instant::now();

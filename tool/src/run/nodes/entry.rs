@@ -129,6 +129,6 @@ pub fn name(store: &TcpStore, nodes: u32, arrival: u32, timeout: Duration) -> St
             let index = arrival as usize - 1;
             format!("node {} ({})", numbers(&entries)[index], entries[index].host)
         }
-        None => format!("the {arrival}. node that came"),
+        None => format!("node number {arrival} to come"),
     }
 }

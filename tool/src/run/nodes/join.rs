@@ -16,16 +16,16 @@ use crate::run::assignment::Assignment;
 use crate::run::cause::Cause;
 use crate::run::rendezvous::Rendezvous;
 
-/// How long a node that could serve the store itself tries to connect before it looks whether its
-/// port is free by now.
+/// How long a node that could serve the store itself tries to connect. After that it checks
+/// whether its port is free now.
 const TRY: Duration = Duration::from_secs(1);
 /// How long the tool that serves the store may take to mark it as served.
 const MARKED: Duration = Duration::from_secs(10);
 /// The pause before a node looks again whether the server of a job that is over has gone.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Meets the other nodes. An error of any node ends the job for all, unless that node is one too
-/// many.
+/// Meets the other nodes. An error of any node ends the job for all nodes, except an error of a
+/// node that came when the job was complete.
 pub fn join(shared: &Shared, rendezvous: &Rendezvous) -> Result<Assignment, Cause> {
     let refused = |error: Error| Cause::Refused { message: error.message().to_owned() };
     let wait = shared.wait(rendezvous.timeout);
@@ -59,8 +59,8 @@ fn reach(rendezvous: &Rendezvous, wait: &Wait) -> Result<Reached, Error> {
         wait.look_around()?;
         let server = match may_serve.then(|| Server::at(host, *port, secret.clone())) {
             Some(Ok(server)) => Some(server),
-            // The host that is named must be node 0's. If the port is in use, another node 0 may
-            // serve there, or the job before this one: the store there tells.
+            // The named host must be node 0's. If the port is in use, another node 0 or the job
+            // before this one may serve a store there. The content of that store shows which.
             Some(Err(error)) if *node == Some(0) && !in_use(&error) => return Err(error),
             _ => None,
         };

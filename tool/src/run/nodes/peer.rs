@@ -1,4 +1,5 @@
-//! Reading what other nodes have written into the store. They may be anybody.
+//! Reads what other nodes have written into the store. The values are not trusted, because anybody
+//! may have written them.
 
 use devicemesh::printable::printable;
 use serde::de::DeserializeOwned;
@@ -33,7 +34,8 @@ fn clean(value: &mut Value) {
     }
 }
 
-/// Reads the cause for which the job ends. A text that is none is a cause of its own.
+/// Reads the cause for which the job ends. An unreadable text also ends the job, with a cause that
+/// quotes it.
 pub fn read_cause(text: &[u8]) -> Cause {
     from_a_peer(text).unwrap_or_else(|error| Cause::Refused {
         message: format!("{OVER} in the store holds {:?}: {error}", String::from_utf8_lossy(text)),

@@ -26,7 +26,7 @@ pub enum News {
     Joined(Assignment),
     /// The job is over on every node for this cause.
     Over(Cause),
-    /// No other node needs the store any more that this node serves.
+    /// This node serves the store, and no other node needs it any more.
     StoreUnused,
 }
 
@@ -68,7 +68,7 @@ impl Shared {
 
     /// Makes the bell silent until there is more news.
     pub fn clear_bell(&self) {
-        // Where nothing has rung, the read fails, and that is well.
+        // The read fails if the bell has not rung. That is no error.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
     }
 
@@ -97,7 +97,8 @@ impl Shared {
         self.reached.get().is_some_and(|reached| reached.server.is_some())
     }
 
-    /// Writes the cause for which the job ends, unless one stands. Returns the one that stands.
+    /// Writes the cause for which the job ends, unless another node has written one. Returns the
+    /// cause in the store.
     pub fn end(&self, cause: Cause) -> Cause {
         let Some(reached) = self.reached.get() else { return cause };
         let Ok(text) = serde_json::to_vec(&cause) else { return cause };
@@ -107,15 +108,15 @@ impl Shared {
     /// Notes that the ranks of this node have ended well.
     pub fn finished(&self) {
         let (Some(reached), Some(arrival)) = (self.reached.get(), self.arrival.get()) else { return };
-        // Where this cannot be told, the waiting thread finds the store out of reach.
+        // If this write fails, the waiting thread finds that the store is out of reach.
         let told = reached.store.set(&keys::finished(*arrival), b"1", &Wait::after(TELL));
         if told.is_ok() {
             self.end_if_all_have_finished();
         }
     }
 
-    /// Ends the job well when every node has finished. The last node to finish does this. Where
-    /// that node went at once, a node that sees it go does.
+    /// Ends the job with success when every node has finished. The last node to finish does this.
+    /// If that node exits too early, a node that notices its exit does.
     pub fn end_if_all_have_finished(&self) {
         let Some(Reached { store, .. }) = self.reached.get() else { return };
         let keys: Vec<String> = (1..=self.nodes).map(keys::finished).collect();

@@ -61,7 +61,7 @@ fn tool_has_gone(shared: &Shared, store: &TcpStore, arrival: &[u8]) {
     match store.try_get(&keys::finished(arrival), &Wait::after(TELL)) {
         Ok(Some(_)) => shared.end_if_all_have_finished(),
         Ok(None) => drop(shared.end(Cause::Gone { node: name(store, shared.nodes, arrival, TELL) })),
-        // The store has gone too, which the next wait finds.
+        // The store has gone too. The next wait finds that.
         Err(_) => {}
     }
 }
