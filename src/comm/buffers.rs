@@ -344,6 +344,7 @@ impl View {
         send: BufferAt<'_>,
         recv: BufferAt<'_>,
     ) -> Result<()> {
+        self.check_index(index)?;
         let name = collective.name();
         let (library, place) = (self.library()?, &send.buffer.place);
         let (device_type, stream) = match &**place {

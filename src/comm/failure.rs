@@ -18,6 +18,8 @@ struct Failure {
     status: Status,
     /// The `ncclResult_t` of the call that failed.
     ccl_result: i32,
+    /// The ranks of the world that the failure is about ([`Error::ranks`]).
+    ranks: Vec<i32>,
     /// Which call failed and why. This text continues a message after "failed earlier".
     how: String,
 }
@@ -35,18 +37,19 @@ impl FirstFailure {
             Some((_, how)) => how.to_owned(),
             None => format!(": {}", error.message()),
         };
-        let _ = self.0.set(Failure { status: error.status(), ccl_result: error.ccl_result(), how });
+        let ranks = error.ranks().to_vec();
+        let _ = self.0.set(Failure { status: error.status(), ccl_result: error.ccl_result(), ranks, how });
     }
 
     /// The error of a call that comes after the failure. It says which call failed, and what to do.
     /// `label` names the communicator.
     pub(super) fn later_error(&self, label: impl FnOnce() -> String) -> Option<Error> {
-        let Failure { status, ccl_result, how } = self.0.get()?;
+        let Failure { status, ccl_result, ranks, how } = self.0.get()?;
         let message = format!(
             "the communicator of {} {FAILED_EARLIER}{how}; it is of no further use, make the mesh anew (dm_init)",
             label()
         );
-        Some(Error::new(*status, message).with_ccl_result(*ccl_result))
+        Some(Error::new(*status, message).with_ccl_result(*ccl_result).with_ranks(ranks))
     }
 }
 

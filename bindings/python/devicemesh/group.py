@@ -12,7 +12,7 @@ from . import _interrupt as interrupt
 from ._beside import group_changes
 from ._library import check, library
 from ._queries import MeshQueries
-from .errors import InvalidHandleError
+from .errors import InvalidArgumentError, InvalidHandleError
 
 if TYPE_CHECKING:
     from .buffers import Memory
@@ -94,6 +94,9 @@ class Group:
         opened.groups.pop()
         queue, self._queue = self._queue, []
         failure = raised or self._refused or closed(queue)
+        if queue and isinstance(raised, GeneratorExit):
+            # Python swallows GeneratorExit, and then nobody would hear that operations were dropped.
+            failure = RuntimeError(f"a generator was closed inside a group, so its {len(queue)} operations did not run: leave the group before the yield")
         try:
             if failure is None and opened.groups:
                 opened.groups[-1]._queue += queue
@@ -159,6 +162,15 @@ def operation(method: Method) -> Method:
             raise
 
     return cast(Method, noting)
+
+
+def outside_groups(call: str) -> None:
+    """Raises where this thread has operations queued in an open group, because the call would not
+    wait for them."""
+    queued = sum(len(group._queue) for group in opened.groups)
+    if queued:
+        operations = "1 operation is" if queued == 1 else f"{queued} operations are"
+        raise InvalidArgumentError(f"{call}: this thread has not left a `with mesh.group():`; {operations} queued in it and not done: leave the group first")
 
 
 def closed(queue: Sequence[Queued]) -> Optional[Exception]:

@@ -309,6 +309,7 @@ class DeviceMesh(MeshQueries):
     def finalize(self) -> None:
         """Waits for outstanding work and destroys the communicators of the root mesh. Collective
         over the root mesh. From then on every view raises AbortedError."""
+        outside_groups("finalize")
         check(interrupt.call(self._end, library.dm_finalize, self._handle))
         _has_ended()
 

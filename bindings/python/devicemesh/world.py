@@ -117,11 +117,13 @@ class World:
     def barrier(self, timeout: Union[None, float, timedelta] = None) -> None:
         """Returns when every rank of the world has called it. Collective. It does not wait for
         work on devices."""
+        outside_groups("barrier")
         check(interrupt.call(self._end, library.dm_world_barrier, self._handle, milliseconds(timeout)))
 
     def locations(self, location: Optional[str] = None) -> List[str]:
         """The locations of all ranks, in rank order, for plan_ranks. Collective. ``location`` is
         this rank's own, from far to near ("rack1/host3/nvl0"). None means its host's name."""
+        outside_groups("locations")
         paths = declarations.NAMES()
         check(interrupt.call(
             self._end, library.dm_world_locations, self._handle, optional_text("location", location), ctypes.byref(paths)))
