@@ -27,14 +27,11 @@ pub(crate) trait Operation {
     /// Describes the call with its values, for messages.
     fn describe(&self) -> String;
 
-    /// Gives the operation's turn away, for the next operation of its lane. So other threads' calls
-    /// of the same name stay outside until the lane has ended.
-    fn take_pass(&mut self) -> Option<Pass> {
+    /// Returns the operation's turn, which goes to the next operation of its lane when this one is
+    /// done. So other threads' calls of the same name stay outside until the lane has ended.
+    fn pass(&mut self) -> Option<&mut Pass> {
         None
     }
-
-    /// Takes over the turn of the operation before it in its lane.
-    fn give_pass(&mut self, _pass: Pass) {}
 
     /// Ends the operation's turn when the operation is done. Fails when the result may belong to
     /// another call.

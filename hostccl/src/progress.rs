@@ -43,10 +43,13 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
             while let Some(operation) = lane.front_mut() {
                 let mut polled = operation.poll();
                 if polled == Ok(Poll::Done) {
-                    let pass = if lane.len() > 1 { lane[0].take_pass() } else { None };
-                    match (pass, lane.get_mut(1)) {
-                        (Some(pass), Some(next)) => next.give_pass(pass),
-                        _ => polled = lane[0].end().map(|()| Poll::Done),
+                    let mut first_two = lane.iter_mut();
+                    let passes =
+                        first_two.next().and_then(|it| it.pass()).zip(first_two.next().and_then(|it| it.pass()));
+                    match passes {
+                        // The next operation has not begun, so its pass holds nothing.
+                        Some((pass, next)) => std::mem::swap(pass, next),
+                        None => polled = lane[0].end().map(|()| Poll::Done),
                     }
                 }
                 let operation = &lane[0];

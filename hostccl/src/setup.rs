@@ -10,6 +10,7 @@ use crate::handle::{self, Handle};
 use crate::join::Join;
 use crate::operation::Operation;
 use crate::poll::Poll;
+use crate::turn::Pass;
 use crate::types::*;
 
 /// How long ranks wait for each other to make a communicator, where nothing else says so.
@@ -132,6 +133,8 @@ pub(crate) struct ChildInit {
     handle: Arc<Handle>,
     /// Where the new handle's token is written at the end.
     out: Out,
+    /// Whether the parent's handle counts the call, because it ends in the background.
+    counted: bool,
     /// Whether the handles have the outcome.
     done: bool,
 }
@@ -150,7 +153,7 @@ impl ChildInit {
     ) -> ChildInit {
         let out = Out(out);
         out.write(std::ptr::null_mut());
-        ChildInit { operation, parent_handle, parent, handle, out, done: false }
+        ChildInit { operation, parent_handle, parent, handle, out, counted: false, done: false }
     }
 
     /// Whether the caller waits for the end of the call. As in NCCL, a call on a non-blocking
@@ -160,7 +163,8 @@ impl ChildInit {
     }
 
     /// Marks the parent's handle as in progress, for a call that ends in the background.
-    pub(crate) fn begin(&self) {
+    pub(crate) fn begin(&mut self) {
+        self.counted = true;
         self.parent_handle.begin();
     }
 
@@ -176,7 +180,7 @@ impl ChildInit {
 
     fn finish(&mut self, outcome: Result<()>) {
         self.done = true;
-        if !self.blocking() {
+        if self.counted {
             self.parent_handle.finish(outcome);
         }
     }
@@ -203,6 +207,10 @@ impl Operation for ChildInit {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         self.operation.comm()
+    }
+
+    fn pass(&mut self) -> Option<&mut Pass> {
+        self.operation.pass()
     }
 
     /// Returns the parent's timeout, because nobody has the child's handle yet.
