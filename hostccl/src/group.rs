@@ -51,6 +51,11 @@ impl Drop for Group {
         if self.depth == 0 {
             return;
         }
+        for task in &mut self.tasks {
+            if let Task::Init(init) = task {
+                init.forget_place();
+            }
+        }
         let describe = |task: &Task| match task {
             Task::Collective(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
             Task::Message(message) => Some((Arc::clone(message.communicator()), message.describe())),

@@ -18,8 +18,13 @@ pub(crate) trait Operation {
     /// that the operation is blocked.
     fn comm(&self) -> Option<&Arc<Comm>>;
 
-    /// How long the operation may wait without progress, where neither the communicator nor
-    /// `HOSTCCL_TIMEOUT_MS` says so.
+    /// How long the operation may wait without progress, where its handle says so and the
+    /// communicator does not have the time yet. It goes before `HOSTCCL_TIMEOUT_MS`.
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    /// How long the operation may wait without progress, where nothing else says so.
     fn default_timeout(&self) -> Option<Duration> {
         None
     }

@@ -15,9 +15,9 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
             Poll::Done => operation.end().map(|()| true),
             Poll::Blocked { seen, blocker } => {
                 let comm = operation.comm().expect("a blocked operation has a communicator");
-                let default_timeout = operation.default_timeout();
+                let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
                 let call = &|| operation.describe();
-                wait.until_any_may_continue(&[BlockedCall { comm, seen, blocker, default_timeout, call }])
+                wait.until_any_may_continue(&[BlockedCall { comm, seen, blocker, timeout, default_timeout, call }])
                     .map(|()| false)
             }
         });
@@ -83,8 +83,8 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
             .zip(&calls)
             .filter_map(|((lane, &(seen, blocker)), call)| {
                 let operation = lane.front()?;
-                let default_timeout = operation.default_timeout();
-                Some(BlockedCall { comm: operation.comm()?, seen, blocker, default_timeout, call })
+                let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
+                Some(BlockedCall { comm: operation.comm()?, seen, blocker, timeout, default_timeout, call })
             })
             .collect();
         // A failure that is found while waiting is the communicator's. Its lanes end here.

@@ -38,8 +38,9 @@ pub(crate) struct Init {
     handle: Arc<Handle>,
     /// The handle's token, which the caller has already.
     token: ncclComm_t,
-    /// Where the token is. It is replaced by NULL when a blocking call fails.
-    out: Out,
+    /// Where the token is. It is replaced by NULL when a blocking call fails. `None` when the place
+    /// may be gone.
+    out: Option<Out>,
     /// Whether the handle has the outcome. From then on, another call may be in progress on the
     /// handle.
     done: bool,
@@ -57,12 +58,18 @@ impl Init {
         let token = handle::insert(handle.clone())?;
         let out = Out(out);
         out.write(token);
-        Ok(Init { join, handle, token, out, done: false })
+        Ok(Init { join, handle, token, out: Some(out), done: false })
     }
 
     /// Whether the caller waits for the end of the call.
     pub(crate) fn blocking(&self) -> bool {
         self.handle.config.blocking
+    }
+
+    /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group, so
+    /// the place may be gone.
+    pub(crate) fn forget_place(&mut self) {
+        self.out = None;
     }
 }
 
@@ -83,8 +90,13 @@ impl Operation for Init {
         self.join.comm()
     }
 
+    /// Returns the handle's timeout, which the communicator gets when it is made.
+    fn timeout(&self) -> Option<Duration> {
+        self.handle.timeout()
+    }
+
     fn default_timeout(&self) -> Option<Duration> {
-        self.handle.timeout().or(Some(DEFAULT_TIMEOUT))
+        Some(DEFAULT_TIMEOUT)
     }
 
     fn describe(&self) -> String {
@@ -101,7 +113,9 @@ impl Drop for Init {
         // handle.
         if self.blocking() && self.handle.comm().is_none() {
             let _ = handle::remove(self.token);
-            self.out.write(std::ptr::null_mut());
+            if let Some(out) = &self.out {
+                out.write(std::ptr::null_mut());
+            }
         }
     }
 }
@@ -214,8 +228,12 @@ impl Operation for ChildInit {
     }
 
     /// Returns the parent's timeout, because nobody has the child's handle yet.
+    fn timeout(&self) -> Option<Duration> {
+        self.parent_handle.timeout()
+    }
+
     fn default_timeout(&self) -> Option<Duration> {
-        self.parent_handle.timeout().or(Some(DEFAULT_TIMEOUT))
+        Some(DEFAULT_TIMEOUT)
     }
 
     fn describe(&self) -> String {

@@ -244,3 +244,25 @@ fn a_non_blocking_split_of_a_group_that_does_not_run_leaves_the_parent_as_it_was
         threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), [0, 1]));
     });
 }
+
+#[test]
+fn an_init_in_a_group_that_a_thread_leaves_open_does_not_touch_the_callers_place_later() {
+    let mut comm = Comm(null_mut());
+    let id = common::unique_id();
+    std::thread::scope(|scope| {
+        let comm = &mut comm;
+        let thread = scope.spawn(move || {
+            let comm = comm;
+            // SAFETY: there is a place for the communicator.
+            unsafe {
+                ok(ncclGroupStart());
+                ok(ncclCommInitRank(&raw mut comm.0, 2, id, 0));
+            }
+        });
+        thread.join().unwrap();
+    });
+    assert!(!comm.is_null(), "the end of the thread wrote to the place, which might be gone");
+    let mut size = 0;
+    // SAFETY: there is a place for the answer.
+    assert_eq!(unsafe { ncclCommCount(*comm, &raw mut size) }, ncclInvalidArgument, "the token is dead");
+}
