@@ -71,15 +71,26 @@ mod tests {
     }
 
     fn read(raw: &ncclConfig_t) -> Result<Config> {
-        // SAFETY: the structure is whole. The size 120 breaks the contract: the copy then reads
-        // beyond the structure.
+        // SAFETY: the structure is whole, and a size that is larger is refused before the copy.
         unsafe { Config::read(raw, &Config::default()) }
+    }
+
+    /// The structure of a later release, which has more fields.
+    #[repr(C)]
+    struct Longer {
+        /// The fields that this release knows.
+        known: ncclConfig_t,
+        /// The fields that it does not know.
+        rest: [u64; 8],
     }
 
     #[test]
     fn fields_that_the_callers_header_lacks_are_not_read() {
         assert_eq!(read(&raw(56, 22_707)).unwrap(), Config { blocking: false, name: Some("tp".into()) });
-        assert_eq!(read(&raw(120, 23_200)).unwrap().name.as_deref(), Some("tp"));
+        let longer = Longer { known: raw(size_of::<Longer>(), 23_200), rest: [7; 8] };
+        // SAFETY: the structure has as many bytes as it says.
+        let later = unsafe { Config::read((&raw const longer).cast(), &Config::default()) };
+        assert_eq!(later.unwrap().name.as_deref(), Some("tp"));
         assert_eq!(read(&raw(40, 21_700)).unwrap(), Config { blocking: false, name: None });
         assert_eq!(read(&raw(56, 22_600)).unwrap().name, None);
     }

@@ -51,6 +51,11 @@ impl Drop for Group {
         if self.depth == 0 {
             return;
         }
+        for task in &mut self.tasks {
+            if let Task::Init(init) = task {
+                init.forget_place();
+            }
+        }
         let describe = |task: &Task| match task {
             Task::Collective(collective) => Some((Arc::clone(collective.comm()?), collective.describe())),
             Task::Message(message) => Some((Arc::clone(message.communicator()), message.describe())),
@@ -136,16 +141,27 @@ pub(crate) fn submit_collective(make: impl FnOnce() -> Result<Collective>) -> Re
     progress::run(&mut collective).map(|()| ncclSuccess)
 }
 
-/// Performs calls: those that do not block in a thread in the background, the others here.
+/// Performs calls: those that do not block in a thread in the background, the others here. A split
+/// that shares its lane with a collective is performed here, because two threads may not be in one
+/// lane.
 fn perform(tasks: Vec<Task>) -> Result<ncclResult_t> {
-    let (background, tasks): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| match task {
-        Task::Init(init) => !init.blocking(),
-        Task::Child(child) => !child.blocking(),
-        Task::Collective(_) | Task::Message(_) => false,
-    });
+    let lane_of = |task: &Task| match task {
+        Task::Child(child) => child.name().map(|name| (Arc::as_ptr(child.parent()).addr(), name.tag)),
+        Task::Collective(call) => call.comm().map(|comm| (Arc::as_ptr(comm).addr(), call.name().tag)),
+        Task::Init(_) | Task::Message(_) => None,
+    };
+    let here = |task: &Task| match task {
+        Task::Init(init) => init.blocking(),
+        Task::Child(child) => child.blocking(),
+        Task::Collective(_) | Task::Message(_) => true,
+    };
+    let needed = tasks.len() > 1 && !tasks.iter().all(here);
+    let lanes_here: Vec<_> = tasks.iter().filter(|task| needed && here(task)).filter_map(lane_of).collect();
+    let (tasks, mut background): (Vec<Task>, Vec<Task>) =
+        tasks.into_iter().partition(|task| here(task) || lane_of(task).is_some_and(|lane| lanes_here.contains(&lane)));
     let in_progress = !background.is_empty();
     if in_progress {
-        for task in &background {
+        for task in &mut background {
             if let Task::Child(child) = task {
                 child.begin();
             }

@@ -4,7 +4,7 @@
 //! stale or made-up token is refused, because it is looked up and never followed.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -39,8 +39,9 @@ pub(crate) struct Handle {
     /// Whether `error` has an error. It is read without the lock.
     failed: AtomicBool,
     /// How long the making of the communicator may wait without progress, in milliseconds; 0 where
-    /// it is not set. The communicator gets the value when it is made.
-    timeout_millis: AtomicU64,
+    /// it is not set. The communicator gets the value when it is made. The lock is held until the
+    /// communicator has the value, so that it does not get an earlier one after a later one.
+    timeout_millis: Mutex<u64>,
     /// The error of the first call that failed in the background.
     error: Mutex<Option<Error>>,
     /// Notified when a call in the background ends. It goes with the lock of `error`.
@@ -68,7 +69,7 @@ impl Handle {
             comm: OnceLock::new(),
             in_progress: AtomicU32::new(1),
             failed: AtomicBool::new(false),
-            timeout_millis: AtomicU64::new(0),
+            timeout_millis: Mutex::new(0),
             error: Mutex::new(None),
             finished: Condvar::new(),
             operators: Operators::default(),
@@ -123,7 +124,8 @@ impl Handle {
     /// made.
     pub(crate) fn set_timeout(&self, millis: u64) -> Result<()> {
         self.check()?;
-        self.timeout_millis.store(millis, Ordering::Relaxed);
+        let mut timeout_millis = lock(&self.timeout_millis);
+        *timeout_millis = millis;
         if let Some(comm) = self.comm.get() {
             comm.set_timeout(millis);
         }
@@ -140,7 +142,7 @@ impl Handle {
 
     /// Returns how long waits may last without progress, where `set_timeout` has set it.
     pub(crate) fn timeout(&self) -> Option<Duration> {
-        timeout::from_millis(self.timeout_millis.load(Ordering::Relaxed))
+        timeout::from_millis(*lock(&self.timeout_millis))
     }
 
     /// Counts a call that begins in the background.
@@ -151,7 +153,8 @@ impl Handle {
     /// Ends the call that makes the communicator, with its outcome.
     pub(crate) fn set_comm(&self, joined: Result<Arc<Comm>>) {
         let outcome = joined.map(|comm| {
-            comm.set_timeout(self.timeout_millis.load(Ordering::Relaxed));
+            let timeout_millis = lock(&self.timeout_millis);
+            comm.set_timeout(*timeout_millis);
             let _ = self.comm.set(comm);
         });
         self.finish(outcome);
@@ -297,6 +300,9 @@ fn unknown(token: ncclComm_t) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::labels::{GlobalRanks, Labels};
+    use crate::process::ProcessId;
+    use crate::segment::{self, Segment};
 
     fn handle() -> Arc<Handle> {
         Arc::new(Handle::new(0, 1, 0, Config::default()))
@@ -312,6 +318,26 @@ mod tests {
         assert_eq!(remove(first).unwrap_err().code(), ncclInvalidArgument);
         assert_ne!(first, second);
         remove(second).unwrap();
+    }
+
+    #[test]
+    fn a_time_that_is_set_while_the_communicator_is_made_holds() {
+        for _ in 0..200 {
+            let fd = segment::create([5; 16]).unwrap();
+            let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default() };
+            let segment = Segment::map(&fd, 1, 0).unwrap();
+            let comm = Arc::new(Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current()));
+            let (handle, both) = (handle(), std::sync::Barrier::new(2));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    both.wait();
+                    handle.set_timeout(7).unwrap();
+                });
+                both.wait();
+                handle.set_comm(Ok(comm));
+            });
+            assert_eq!(handle.comm().unwrap().timeout(), Some(Duration::from_millis(7)));
+        }
     }
 
     #[test]

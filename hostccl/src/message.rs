@@ -325,13 +325,8 @@ impl Operation for Message {
         describe(&self.comm, self.side, self.count, self.dtype, self.peer)
     }
 
-    fn take_pass(&mut self) -> Option<Pass> {
-        let fresh = Pass::new(self.place(), *self.pass.name());
-        Some(std::mem::replace(&mut self.pass, fresh))
-    }
-
-    fn give_pass(&mut self, pass: Pass) {
-        self.pass = pass;
+    fn pass(&mut self) -> Option<&mut Pass> {
+        Some(&mut self.pass)
     }
 
     fn end(&mut self) -> Result<()> {

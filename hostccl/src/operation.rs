@@ -18,8 +18,13 @@ pub(crate) trait Operation {
     /// that the operation is blocked.
     fn comm(&self) -> Option<&Arc<Comm>>;
 
-    /// How long the operation may wait without progress, where neither the communicator nor
-    /// `HOSTCCL_TIMEOUT_MS` says so.
+    /// How long the operation may wait without progress, where its handle says so and the
+    /// communicator does not have the time yet. It goes before `HOSTCCL_TIMEOUT_MS`.
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    /// How long the operation may wait without progress, where nothing else says so.
     fn default_timeout(&self) -> Option<Duration> {
         None
     }
@@ -27,14 +32,11 @@ pub(crate) trait Operation {
     /// Describes the call with its values, for messages.
     fn describe(&self) -> String;
 
-    /// Gives the operation's turn away, for the next operation of its lane. So other threads' calls
-    /// of the same name stay outside until the lane has ended.
-    fn take_pass(&mut self) -> Option<Pass> {
+    /// Returns the operation's turn, which goes to the next operation of its lane when this one is
+    /// done. So other threads' calls of the same name stay outside until the lane has ended.
+    fn pass(&mut self) -> Option<&mut Pass> {
         None
     }
-
-    /// Takes over the turn of the operation before it in its lane.
-    fn give_pass(&mut self, _pass: Pass) {}
 
     /// Ends the operation's turn when the operation is done. Fails when the result may belong to
     /// another call.

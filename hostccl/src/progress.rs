@@ -15,9 +15,9 @@ pub(crate) fn run(operation: &mut dyn Operation) -> Result<()> {
             Poll::Done => operation.end().map(|()| true),
             Poll::Blocked { seen, blocker } => {
                 let comm = operation.comm().expect("a blocked operation has a communicator");
-                let default_timeout = operation.default_timeout();
+                let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
                 let call = &|| operation.describe();
-                wait.until_any_may_continue(&[BlockedCall { comm, seen, blocker, default_timeout, call }])
+                wait.until_any_may_continue(&[BlockedCall { comm, seen, blocker, timeout, default_timeout, call }])
                     .map(|()| false)
             }
         });
@@ -43,10 +43,13 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
             while let Some(operation) = lane.front_mut() {
                 let mut polled = operation.poll();
                 if polled == Ok(Poll::Done) {
-                    let pass = if lane.len() > 1 { lane[0].take_pass() } else { None };
-                    match (pass, lane.get_mut(1)) {
-                        (Some(pass), Some(next)) => next.give_pass(pass),
-                        _ => polled = lane[0].end().map(|()| Poll::Done),
+                    let mut first_two = lane.iter_mut();
+                    let passes =
+                        first_two.next().and_then(|it| it.pass()).zip(first_two.next().and_then(|it| it.pass()));
+                    match passes {
+                        // The next operation has not begun, so its pass holds nothing.
+                        Some((pass, next)) => std::mem::swap(pass, next),
+                        None => polled = lane[0].end().map(|()| Poll::Done),
                     }
                 }
                 let operation = &lane[0];
@@ -80,8 +83,8 @@ pub(crate) fn run_all(lanes: &mut Vec<Lane<'_>>) -> Result<()> {
             .zip(&calls)
             .filter_map(|((lane, &(seen, blocker)), call)| {
                 let operation = lane.front()?;
-                let default_timeout = operation.default_timeout();
-                Some(BlockedCall { comm: operation.comm()?, seen, blocker, default_timeout, call })
+                let (timeout, default_timeout) = (operation.timeout(), operation.default_timeout());
+                Some(BlockedCall { comm: operation.comm()?, seen, blocker, timeout, default_timeout, call })
             })
             .collect();
         // A failure that is found while waiting is the communicator's. Its lanes end here.

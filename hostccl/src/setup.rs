@@ -10,6 +10,7 @@ use crate::handle::{self, Handle};
 use crate::join::Join;
 use crate::operation::Operation;
 use crate::poll::Poll;
+use crate::turn::Pass;
 use crate::types::*;
 
 /// How long ranks wait for each other to make a communicator, where nothing else says so.
@@ -37,8 +38,9 @@ pub(crate) struct Init {
     handle: Arc<Handle>,
     /// The handle's token, which the caller has already.
     token: ncclComm_t,
-    /// Where the token is. It is replaced by NULL when a blocking call fails.
-    out: Out,
+    /// Where the token is. It is replaced by NULL when a blocking call fails. `None` when the place
+    /// may be gone.
+    out: Option<Out>,
     /// Whether the handle has the outcome. From then on, another call may be in progress on the
     /// handle.
     done: bool,
@@ -56,12 +58,18 @@ impl Init {
         let token = handle::insert(handle.clone())?;
         let out = Out(out);
         out.write(token);
-        Ok(Init { join, handle, token, out, done: false })
+        Ok(Init { join, handle, token, out: Some(out), done: false })
     }
 
     /// Whether the caller waits for the end of the call.
     pub(crate) fn blocking(&self) -> bool {
         self.handle.config.blocking
+    }
+
+    /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group, so
+    /// the place may be gone.
+    pub(crate) fn forget_place(&mut self) {
+        self.out = None;
     }
 }
 
@@ -82,8 +90,13 @@ impl Operation for Init {
         self.join.comm()
     }
 
+    /// Returns the handle's timeout, which the communicator gets when it is made.
+    fn timeout(&self) -> Option<Duration> {
+        self.handle.timeout()
+    }
+
     fn default_timeout(&self) -> Option<Duration> {
-        self.handle.timeout().or(Some(DEFAULT_TIMEOUT))
+        Some(DEFAULT_TIMEOUT)
     }
 
     fn describe(&self) -> String {
@@ -100,7 +113,9 @@ impl Drop for Init {
         // handle.
         if self.blocking() && self.handle.comm().is_none() {
             let _ = handle::remove(self.token);
-            self.out.write(std::ptr::null_mut());
+            if let Some(out) = &self.out {
+                out.write(std::ptr::null_mut());
+            }
         }
     }
 }
@@ -132,6 +147,8 @@ pub(crate) struct ChildInit {
     handle: Arc<Handle>,
     /// Where the new handle's token is written at the end.
     out: Out,
+    /// Whether the parent's handle counts the call, because it ends in the background.
+    counted: bool,
     /// Whether the handles have the outcome.
     done: bool,
 }
@@ -150,7 +167,7 @@ impl ChildInit {
     ) -> ChildInit {
         let out = Out(out);
         out.write(std::ptr::null_mut());
-        ChildInit { operation, parent_handle, parent, handle, out, done: false }
+        ChildInit { operation, parent_handle, parent, handle, out, counted: false, done: false }
     }
 
     /// Whether the caller waits for the end of the call. As in NCCL, a call on a non-blocking
@@ -160,7 +177,8 @@ impl ChildInit {
     }
 
     /// Marks the parent's handle as in progress, for a call that ends in the background.
-    pub(crate) fn begin(&self) {
+    pub(crate) fn begin(&mut self) {
+        self.counted = true;
         self.parent_handle.begin();
     }
 
@@ -176,7 +194,7 @@ impl ChildInit {
 
     fn finish(&mut self, outcome: Result<()>) {
         self.done = true;
-        if !self.blocking() {
+        if self.counted {
             self.parent_handle.finish(outcome);
         }
     }
@@ -205,9 +223,17 @@ impl Operation for ChildInit {
         self.operation.comm()
     }
 
+    fn pass(&mut self) -> Option<&mut Pass> {
+        self.operation.pass()
+    }
+
     /// Returns the parent's timeout, because nobody has the child's handle yet.
+    fn timeout(&self) -> Option<Duration> {
+        self.parent_handle.timeout()
+    }
+
     fn default_timeout(&self) -> Option<Duration> {
-        self.parent_handle.timeout().or(Some(DEFAULT_TIMEOUT))
+        Some(DEFAULT_TIMEOUT)
     }
 
     fn describe(&self) -> String {

@@ -77,12 +77,7 @@ impl Shrink {
         let token = random_token()?;
         let fd = segment::create(token)?;
         let offer = self.offer_of(self.parent.rank);
-        offer.fd.store(fd.as_raw_fd(), Ordering::Relaxed);
-        offer.digest.store(self.digest, Ordering::Relaxed);
-        for (word, bytes) in offer.token.iter().zip(token.chunks_exact(8)) {
-            word.store(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")), Ordering::Relaxed);
-        }
-        offer.number.set(offer.number.value().wrapping_add(1));
+        offer.write(self.digest, fd.as_raw_fd(), token);
         let source = self.source(self.parent.rank, fd.as_raw_fd(), token)?;
         self.segment = Some(Private::of(fd));
         Ok(source)
@@ -93,19 +88,11 @@ impl Shrink {
     /// The first member makes its next segment when all members have taken this one. Between the
     /// two it may make segments for other sets of ranks.
     fn find_segment(&self, first: usize) -> Result<Option<Source>> {
-        let offer = self.offer_of(first);
-        let number = offer.number.value();
-        if number == self.parent.segment_taken(first).load(Ordering::Relaxed)
-            || offer.digest.load(Ordering::Relaxed) != self.digest
-        {
-            return Ok(None);
-        }
-        let mut token = [0; 16];
-        for (word, bytes) in offer.token.iter().zip(token.chunks_exact_mut(8)) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-        }
-        self.parent.segment_taken(first).store(number, Ordering::Relaxed);
-        self.source(first, offer.fd.load(Ordering::Relaxed), token).map(Some)
+        let taken = self.parent.segment_taken(first);
+        let offered = self.offer_of(first).read(taken.load(Ordering::Relaxed), self.digest);
+        let Some((number, fd, token)) = offered else { return Ok(None) };
+        taken.store(number, Ordering::Relaxed);
+        self.source(first, fd, token).map(Some)
     }
 
     /// Fails when a member that has not joined the new communicator has left the parent or died.

@@ -21,6 +21,7 @@ use crate::poll::{Blocker, Poll};
 use crate::process::ProcessId;
 use crate::segment::{self, SLOTS};
 use crate::setup::ChildOperation;
+use crate::turn::Pass;
 use crate::types::*;
 
 /// The arguments that each rank of the parent posts for the others.
@@ -268,6 +269,10 @@ impl Operation for Split {
 
     fn comm(&self) -> Option<&Arc<Comm>> {
         self.join.as_ref().and_then(Operation::comm).or(Some(&self.parent))
+    }
+
+    fn pass(&mut self) -> Option<&mut Pass> {
+        Some(&mut self.admission.pass)
     }
 
     fn describe(&self) -> String {

@@ -25,6 +25,8 @@ pub(crate) struct BlockedCall<'a> {
     pub(crate) seen: u32,
     /// The reason why the call is blocked.
     pub(crate) blocker: Blocker,
+    /// How long the call may wait without progress, where its handle says so.
+    pub(crate) timeout: Option<Duration>,
     /// How long the call may wait without progress, where nothing else says so.
     pub(crate) default_timeout: Option<Duration>,
     /// Describes the call, for messages.
@@ -77,7 +79,9 @@ impl Wait {
         if self.comm_timeout.is_none() && timed().next().is_some() {
             self.comm_timeout = Some(timed().filter_map(|call| call.comm.timeout()).min());
         }
-        let set = self.comm_timeout.flatten().or_else(timeout::from_environment);
+        // The time of a handle may change while the communicator is made.
+        let of_handles = timed().filter_map(|call| call.timeout);
+        let set = of_handles.chain(self.comm_timeout.flatten()).min().or_else(timeout::from_environment);
         let timeout = set.or_else(|| timed().filter_map(|call| call.default_timeout).min());
         let timeout = timeout.filter(|_| timed().next().is_some());
         let joining = calls.iter().any(|call| call.blocker == Blocker::Arrivals);

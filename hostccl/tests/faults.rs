@@ -137,6 +137,22 @@ fn lost_rank(comm: ncclComm_t) -> c_int {
     lost
 }
 
+/// Joins a communicator whose other rank never comes, and sets its time while it is made.
+fn join_alone() {
+    // SAFETY: all bytes of a configuration may be zero, and the fields that count are set below.
+    let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
+    (config.size, config.magic, config.version) = (size_of::<ncclConfig_t>(), NCCL_CONFIG_MAGIC, 22_707);
+    config.splitShare = NCCL_CONFIG_UNDEF_INT;
+    let (mut comm, mut state, id) = (null_mut(), ncclInProgress, unique_id());
+    // SAFETY: there are places for the communicator and the answer, and the configuration is whole.
+    unsafe {
+        assert_eq!(ncclCommInitRankConfig(&raw mut comm, 2, id, 0, &raw mut config), ncclInProgress);
+        assert_eq!(hostcclCommSetTimeout(comm, 200), ncclSuccess);
+        assert_eq!(hostcclCommWait(comm, 30_000, &raw mut state), ncclSuccess);
+    }
+    say(&format!("{state} {}", last_error()));
+}
+
 /// Plays one rank of a scene. It is no test by itself.
 #[test]
 #[ignore = "started by the other tests as a rank"]
@@ -146,6 +162,9 @@ fn child() {
         let id: String = unique_id().internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
         say(&id);
         return drop(listen());
+    }
+    if play == "timeout 600000" {
+        return join_alone();
     }
     let number = |name: &str| env::var(name).unwrap().parse::<c_int>().unwrap();
     let (rank, size) = (number("HOSTCCL_FAULT_RANK"), number("HOSTCCL_FAULT_SIZE"));
@@ -456,4 +475,11 @@ fn a_timeout_in_the_environment_that_is_no_time_is_refused_where_a_communicator_
         assert!(said.starts_with(&format!("init {ncclInvalidArgument} ncclCommInitRank: ")), "{said}");
         assert!(said.contains(&format!("HOSTCCL_TIMEOUT_MS is \"{value}\"")), "{said}");
     }
+}
+
+#[test]
+fn the_time_of_a_communicator_in_the_making_goes_before_the_environment() {
+    let said = Rank::start("timeout 600000", 0, 2, &unique_id()).hear();
+    assert!(said.starts_with(&format!("{ncclTimeout} ")), "{said}");
+    assert!(said.contains("did not come within 200 ms"), "{said}");
 }

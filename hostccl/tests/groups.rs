@@ -6,7 +6,7 @@ mod common;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use common::{Comm, group, ok, ranks};
+use common::{Comm, gather, group, last_error, ok, ranks, sum};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -142,4 +142,127 @@ fn one_thread_drives_all_ranks() {
     let parts = parts.map(Comm);
     let places: Vec<_> = parts.iter().map(|part| (part.size(), part.rank())).collect();
     assert_eq!(places, [(3, 2), (2, 1), (3, 1), (2, 0), (3, 0)]);
+}
+
+/// Returns a configuration that sets only whether calls block.
+fn blocking(blocking: c_int) -> ncclConfig_t {
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: NCCL_CONFIG_MAGIC,
+        version: 22_707,
+        blocking,
+        cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+        minCTAs: NCCL_CONFIG_UNDEF_INT,
+        maxCTAs: NCCL_CONFIG_UNDEF_INT,
+        netName: std::ptr::null(),
+        splitShare: NCCL_CONFIG_UNDEF_INT,
+        trafficClass: NCCL_CONFIG_UNDEF_INT,
+        commName: std::ptr::null(),
+    }
+}
+
+/// Returns the state of the communicator when nothing is in progress on it any more.
+fn state_of(comm: &Comm) -> ncclResult_t {
+    let mut state = -1;
+    // SAFETY: the communicator is live, and there is a place for the answer.
+    ok(unsafe { hostcclCommWait(**comm, 20_000, &raw mut state) });
+    state
+}
+
+#[test]
+fn a_collective_and_a_split_of_one_communicator_share_a_group() {
+    for blocks in [1, 0] {
+        ranks(2, |comm, rank| {
+            let (mut config, mut part) = (blocking(blocks), null_mut());
+            let (mut before, mut after) = ([rank as i64 + 1; 3], [rank as i64 + 10; 3]);
+            // SAFETY: the places outlive the group and the split, because the test waits for both.
+            unsafe {
+                let (first, second) = (before.as_mut_ptr().cast(), after.as_mut_ptr().cast());
+                ok(ncclGroupStart());
+                ok(ncclAllReduce(first, first, 3, I64, SUM, **comm, null_mut()));
+                ok(ncclCommSplit(**comm, 0, -(rank as c_int), &raw mut part, &raw mut config));
+                ok(ncclAllReduce(second, second, 3, I64, SUM, **comm, null_mut()));
+                let ended = ncclGroupEnd();
+                assert!([ncclSuccess, ncclInProgress].contains(&ended), "{ended}: {}", last_error());
+            }
+            assert_eq!(state_of(comm), ncclSuccess, "{}", last_error());
+            assert_eq!((before, after), ([3; 3], [21; 3]));
+            assert_eq!(gather(&Comm(part), rank as i64), [1, 0]);
+            assert_eq!(sum(comm, 1), 2);
+        });
+    }
+}
+
+#[test]
+fn a_non_blocking_split_of_a_group_that_does_not_run_leaves_the_parent_as_it_was() {
+    let start_and_split = |comm: ncclComm_t, part: &mut ncclComm_t| {
+        let mut config = blocking(0);
+        // SAFETY: the place outlives the call, because the group fails.
+        unsafe {
+            ok(ncclGroupStart());
+            ok(ncclCommSplit(comm, 0, 0, part, &raw mut config));
+            let (mut config, mut list) = (blocking(0), [1]);
+            ok(ncclCommShrink(comm, list.as_mut_ptr(), 1, part, &raw mut config, NCCL_SHRINK_DEFAULT));
+        }
+    };
+    let comms = Comm::init_all(2);
+    let comm = &comms[0];
+    let mut part = null_mut();
+    for way in ["a wrong call", "hostcclGroupFail", "the end of the thread"] {
+        // SAFETY: the wrong call is refused before it touches the buffers.
+        match way {
+            "a wrong call" => unsafe {
+                start_and_split(**comm, &mut part);
+                assert_ne!(ncclAllReduce(null_mut(), null_mut(), 4, F32, SUM, **comm, null_mut()), ncclSuccess);
+                assert_eq!(ncclGroupEnd(), ncclInvalidArgument);
+            },
+            "hostcclGroupFail" => unsafe {
+                start_and_split(**comm, &mut part);
+                ok(hostcclGroupFail(c"not now".as_ptr()));
+                assert_ne!(ncclGroupEnd(), ncclSuccess);
+            },
+            _ => {
+                let mut lost = Comm(null_mut());
+                let place = &mut lost;
+                std::thread::scope(|scope| {
+                    let thread = scope.spawn(move || {
+                        let place = place;
+                        start_and_split(**comm, &mut place.0);
+                    });
+                    thread.join().unwrap();
+                });
+            }
+        }
+        assert_eq!(state_of(comm), ncclSuccess, "after {way}: {}", last_error());
+        assert!(part.is_null());
+    }
+    std::thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| {
+            let comm = &comms[rank];
+            scope.spawn(move || gather(&comm.split(0, 0).unwrap(), rank as i64))
+        });
+        threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), [0, 1]));
+    });
+}
+
+#[test]
+fn an_init_in_a_group_that_a_thread_leaves_open_does_not_touch_the_callers_place_later() {
+    let mut comm = Comm(null_mut());
+    let id = common::unique_id();
+    std::thread::scope(|scope| {
+        let comm = &mut comm;
+        let thread = scope.spawn(move || {
+            let comm = comm;
+            // SAFETY: there is a place for the communicator.
+            unsafe {
+                ok(ncclGroupStart());
+                ok(ncclCommInitRank(&raw mut comm.0, 2, id, 0));
+            }
+        });
+        thread.join().unwrap();
+    });
+    assert!(!comm.is_null(), "the end of the thread wrote to the place, which might be gone");
+    let mut size = 0;
+    // SAFETY: there is a place for the answer.
+    assert_eq!(unsafe { ncclCommCount(*comm, &raw mut size) }, ncclInvalidArgument, "the token is dead");
 }

@@ -10,7 +10,6 @@ use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::Result;
 use crate::operation::Operation;
-use crate::places::Place;
 use crate::poll::Poll;
 use crate::turn::Pass;
 
@@ -91,13 +90,8 @@ impl Operation for Collective {
         format!("{} on {}", self.descriptor.signature, self.work.comm.own_label())
     }
 
-    fn take_pass(&mut self) -> Option<Pass> {
-        let fresh = Pass::new(Place::Collectives, self.descriptor.name);
-        Some(std::mem::replace(&mut self.admission.pass, fresh))
-    }
-
-    fn give_pass(&mut self, pass: Pass) {
-        self.admission.pass = pass;
+    fn pass(&mut self) -> Option<&mut Pass> {
+        Some(&mut self.admission.pass)
     }
 
     fn end(&mut self) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The parts of a segment to which several ranks write. They are made of atomics only.
 
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::call_name::{NAME_BYTES, Name};
 use crate::error::Error;
@@ -109,15 +109,50 @@ pub(crate) struct Seat {
 /// A new segment, which the rank of this seat holds open for the ranks that shrink the communicator
 /// with it.
 #[repr(C)]
+#[derive(Default)]
 pub(crate) struct Offer {
     /// The segment's descriptor in the rank's process.
-    pub(crate) fd: AtomicI32,
+    fd: AtomicI32,
     /// The checksum of the set of excluded ranks; 0 when the rank holds the segment open no longer.
     pub(crate) digest: AtomicU64,
     /// The segment's token.
-    pub(crate) token: [AtomicU64; 2],
-    /// How many such segments this rank has made. It is set last.
+    token: [AtomicU64; 2],
+    /// Twice the number of such segments that this rank has made. It is odd while the rank writes
+    /// the next offer.
     pub(crate) number: Event,
+}
+
+impl Offer {
+    /// Offers a segment. Only the rank of this seat calls this.
+    pub(crate) fn write(&self, digest: u64, fd: i32, token: [u8; 16]) {
+        let number = self.number.value();
+        self.number.store(number.wrapping_add(1));
+        // A reader that sees any of the values below sees the odd number, too.
+        fence(Ordering::Release);
+        self.fd.store(fd, Ordering::Relaxed);
+        self.digest.store(digest, Ordering::Relaxed);
+        for (word, bytes) in self.token.iter().zip(token.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")), Ordering::Relaxed);
+        }
+        self.number.set(number.wrapping_add(2));
+    }
+
+    /// Returns the number, descriptor and token of the offered segment. Returns `None` where the
+    /// offer has the number `taken`, is for another set of ranks, or changes at this moment.
+    pub(crate) fn read(&self, taken: u32, digest: u64) -> Option<(u32, i32, [u8; 16])> {
+        let number = self.number.value();
+        if number == taken || number % 2 == 1 || self.digest.load(Ordering::Relaxed) != digest {
+            return None;
+        }
+        let mut token = [0; 16];
+        for (word, bytes) in self.token.iter().zip(token.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        // The values above belong together unless the number has changed meanwhile.
+        fence(Ordering::Acquire);
+        (self.number.value() == number && self.digest.load(Ordering::Relaxed) == digest).then_some((number, fd, token))
+    }
 }
 
 /// The state of the messages from one rank to another. The counters are in bytes and wrap.
@@ -268,5 +303,32 @@ impl Header {
         self.barrier.wake();
         self.wants.wake();
         self.verdict.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_that_changes_while_it_is_read_is_not_taken() {
+        const OFFERS: i32 = 300_000;
+        let offer = Offer::default();
+        std::thread::scope(|scope| {
+            // Two of three offers are for the set of ranks that the reader looks for.
+            scope.spawn(|| (1..=OFFERS).for_each(|fd| offer.write((fd % 3).min(1) as u64, fd, [fd as u8; 16])));
+            let mut last = 0;
+            while last != OFFERS - 1 {
+                if let Some((number, fd, token)) = offer.read(0, 1) {
+                    assert_eq!((number, token), (2 * fd as u32, [fd as u8; 16]), "offer {fd}");
+                    assert!(fd >= last && fd % 3 != 0, "offer {fd} after {last}");
+                    last = fd;
+                }
+                if offer.number.value() == 2 * OFFERS as u32 {
+                    break;
+                }
+            }
+        });
+        assert_eq!(offer.read(2 * OFFERS as u32, 0), None, "the offer is taken");
     }
 }
