@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple, TypeVar, cast
 
 from . import _interrupt as interrupt
 from ._beside import group_changes
 from ._library import check, library
+from ._open_groups import opened
 from ._queries import MeshQueries
-from .errors import InvalidArgumentError, InvalidHandleError
+from .errors import InvalidHandleError
 
 if TYPE_CHECKING:
     from .buffers import Memory
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Group"]
 
 Method = TypeVar("Method", bound=Callable[..., None])
-
-
-class Open(threading.local):
-    """The groups that this thread has open, the outermost first."""
-
-    def __init__(self) -> None:
-        self.groups: List["Group"] = []
-
-
-opened = Open()
 
 
 class Member(Protocol):
@@ -96,7 +86,7 @@ class Group:
         failure = raised or self._refused or closed(queue)
         if queue and isinstance(raised, GeneratorExit):
             # Python swallows GeneratorExit, and then nobody would hear that operations were dropped.
-            failure = RuntimeError(f"a generator was closed inside a group, so its {len(queue)} operations did not run: leave the group before the yield")
+            failure = RuntimeError(f"a generator was closed inside a group, so the operations queued in it ({len(queue)}) did not run: leave the group before the yield")
         try:
             if failure is None and opened.groups:
                 opened.groups[-1]._queue += queue
@@ -162,15 +152,6 @@ def operation(method: Method) -> Method:
             raise
 
     return cast(Method, noting)
-
-
-def outside_groups(call: str) -> None:
-    """Raises where this thread has operations queued in an open group, because the call would not
-    wait for them."""
-    queued = sum(len(group._queue) for group in opened.groups)
-    if queued:
-        operations = "1 operation is" if queued == 1 else f"{queued} operations are"
-        raise InvalidArgumentError(f"{call}: this thread has not left a `with mesh.group():`; {operations} queued in it and not done: leave the group first")
 
 
 def closed(queue: Sequence[Queued]) -> Optional[Exception]:

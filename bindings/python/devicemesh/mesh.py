@@ -16,6 +16,7 @@ from ._arguments import Timeout, as_many, as_tuple, init_options, labels, nested
 from ._beside import mesh_changes
 from ._library import check, flag, library, listing, optional_text, ranks, sizes, string, texts
 from ._library import text as as_text
+from ._open_groups import outside_groups
 from ._queries import Dim, MeshQueries
 from .communicator import Collectives, adopted_handle
 from .errors import DeviceMeshError, InvalidArgumentError

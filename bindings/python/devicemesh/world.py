@@ -11,6 +11,7 @@ from typing import Any, List, Optional, Tuple, Union
 from . import _declarations as declarations
 from . import _interrupt as interrupt
 from ._library import check, flag, int32, library, milliseconds, optional_text
+from ._open_groups import outside_groups
 from .errors import InvalidArgumentError
 from .stores import Callbacks, Store
 

@@ -37,6 +37,25 @@ class Groups(unittest.TestCase):
         self.group.all_reduce(total)
         self.assertEqual(total[0], SIZE)
 
+    def test_finalize_inside_a_group_is_refused(self):
+        with self.assertRaises(Mistake), self.mesh.group():
+            self.group.all_reduce(self.mine)
+            with self.assertRaisesRegex(InvalidArgumentError, "1 operation is queued"):
+                self.mesh.finalize()
+            raise Mistake
+        self.exchange()
+
+    def test_a_generator_that_is_closed_inside_a_group_drops_no_operation_silently(self):
+        def steps():
+            with self.mesh.group():
+                yield
+        running = steps()
+        next(running)
+        self.group.all_reduce(self.mine)
+        with self.assertRaisesRegex(RuntimeError, "queued in it .1. did not run"):
+            running.close()
+        self.exchange()
+
     def test_an_exception_after_the_first_operation(self):
         with self.assertRaises(Mistake):
             with self.mesh.group():
