@@ -9,11 +9,12 @@ from typing import Any, Optional, Tuple, Union
 
 from . import _interrupt as interrupt
 from ._library import check, int32, is_bool, library, listed, within
+from ._open_groups import opened
 from ._queries import MeshQueries
 from .buffers import Memory, changed, memory, stream_handle
 from .constants import DType, ReduceOp, reduction
 from .errors import InvalidArgumentError, UnsupportedError
-from .group import Queued, operation, opened
+from .group import Queued, operation
 
 __all__ = ["Collectives"]
 
