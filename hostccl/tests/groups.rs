@@ -209,13 +209,14 @@ fn a_non_blocking_split_of_a_group_that_does_not_run_leaves_the_parent_as_it_was
     let comm = &comms[0];
     let mut part = null_mut();
     for way in ["a wrong call", "hostcclGroupFail", "the end of the thread"] {
-        // SAFETY: the wrong call is refused before it touches the buffers.
         match way {
+            // SAFETY: the wrong call is refused before it touches the buffers.
             "a wrong call" => unsafe {
                 start_and_split(**comm, &mut part);
                 assert_ne!(ncclAllReduce(null_mut(), null_mut(), 4, F32, SUM, **comm, null_mut()), ncclSuccess);
                 assert_eq!(ncclGroupEnd(), ncclInvalidArgument);
             },
+            // SAFETY: the text is a C string.
             "hostcclGroupFail" => unsafe {
                 start_and_split(**comm, &mut part);
                 ok(hostcclGroupFail(c"not now".as_ptr()));
