@@ -12,7 +12,7 @@ use crate::comm::Comm;
 use crate::error::Result;
 use crate::places::Place;
 use crate::poll::{Blocker, Poll};
-use crate::turn::Pass;
+use crate::turn::{self, Pass};
 
 /// The state of a collective before its first step with the other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +94,7 @@ impl Admission {
         let verdict = header.verdict.value();
         if verdict != step {
             if comm.rank != 0 {
+                turn::answer(comm);
                 return Some(Poll::Blocked { seen: verdict, blocker: Blocker::Decision(posted) });
             }
             let seen = header.wants.value();
@@ -110,9 +111,10 @@ impl Admission {
     }
 }
 
-/// Returns a tag under which every rank has a call, or `None`.
+/// Returns a tag under which every rank has a call, or `None`. Rank 0 asks, and knows all its own
+/// calls. Another rank may have more calls than cells. It then shows those that rank 0 shows.
 fn wanted_by_all(comm: &Comm) -> Option<u64> {
     let tags = |rank: usize| comm.segment.seat(rank).wanted.iter().map(|cell| cell.load(Ordering::SeqCst));
     let all_want = |tag: &u64| (1..comm.nranks).all(|rank| tags(rank).any(|other| other == *tag));
-    tags(0).filter(|tag| *tag != 0).find(all_want)
+    turn::collectives(comm).into_iter().find(all_want)
 }

@@ -66,8 +66,8 @@ impl Init {
         self.handle.config.blocking
     }
 
-    /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group, so
-    /// the place may be gone.
+    /// Leaves the caller's place alone from now on. The caller's thread has ended inside a group,
+    /// so the place may be gone.
     pub(crate) fn forget_place(&mut self) {
         self.out = None;
     }

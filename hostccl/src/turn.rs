@@ -204,6 +204,44 @@ impl Pass {
     }
 }
 
+/// Returns the tags of this rank's collectives, in the order in which they began.
+pub(crate) fn collectives(comm: &Comm) -> Vec<u64> {
+    let place = Place::Collectives.index(comm.nranks);
+    comm.places.lock().list.iter().filter(|entry| entry.place == place).map(|entry| entry.tag).collect()
+}
+
+/// Shows those of this rank's collectives that rank 0 shows. Without this, a rank that has more
+/// calls than cells might never show the one for which all other ranks wait.
+///
+/// Rank 0 has as many cells as this rank. So there is a cell for each of its tags.
+#[cold]
+pub(crate) fn answer(comm: &Comm) {
+    let (mine, place) = (comm.segment.seat(comm.rank), Place::Collectives.index(comm.nranks));
+    let mut entries = comm.places.lock();
+    let list = &mut entries.list;
+    if list.iter().all(|entry| entry.place != place || entry.cell.is_some()) {
+        return;
+    }
+    let asked: Vec<u64> =
+        comm.segment.seat(0).wanted.iter().map(|cell| cell.load(Ordering::SeqCst)).filter(|tag| *tag != 0).collect();
+    // Finds a shown entry that rank 0 does not show, or a hidden one that rank 0 shows.
+    let find = |list: &[Entry], shown: bool| {
+        let fits = |entry: &Entry| entry.cell.is_some() == shown && asked.contains(&entry.tag) != shown;
+        list.iter().position(|entry| entry.place == place && fits(entry))
+    };
+    let mut told = false;
+    while let (Some(spare), Some(hidden)) = (find(list, true), find(list, false)) {
+        let Some(cell) = list[spare].cell.take() else { break };
+        list[hidden].cell = Some(cell);
+        mine.wanted[cell].store(list[hidden].tag, Ordering::SeqCst);
+        told = true;
+    }
+    if told {
+        comm.segment.header().wants.count();
+        comm.segment.header().wants.wake();
+    }
+}
+
 /// Writes the tags of this rank's collectives to its cells, as far as there is room.
 fn publish(comm: &Comm, entries: &mut Entries) {
     let seat = comm.segment.seat(comm.rank);

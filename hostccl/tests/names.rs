@@ -526,3 +526,38 @@ fn buffers_that_overlap_otherwise_than_in_place_are_refused() {
         }
     });
 }
+
+#[test]
+fn one_rank_may_wait_under_more_names_than_it_can_show() {
+    // One rank has a thread for each name. The other one calls under these names one by one, and
+    // begins with the name that the first rank shows last.
+    const NAMES: usize = 40;
+    for many in [0, 1] {
+        let waiting = AtomicUsize::new(0);
+        let waiting = &waiting;
+        ranks(2, |comm, rank| {
+            // SAFETY: the communicator is live.
+            ok(unsafe { hostcclCommSetTimeout(**comm, 10_000) });
+            if rank == many {
+                std::thread::scope(|scope| {
+                    for under in 0..NAMES {
+                        while waiting.load(Ordering::SeqCst) != under {
+                            std::thread::yield_now();
+                        }
+                        scope.spawn(move || {
+                            waiting.fetch_add(1, Ordering::SeqCst);
+                            call_and_check(comm, under, under, 0, 10);
+                        });
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                });
+                return;
+            }
+            while waiting.load(Ordering::SeqCst) < NAMES {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            (0..NAMES).rev().for_each(|under| call_and_check(comm, under, under, 0, 10));
+        });
+    }
+}
