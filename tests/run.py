@@ -24,6 +24,7 @@ each case of pytest.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -178,6 +179,10 @@ def main():
     parser.add_argument("--list", action="store_true", help="name the tests and stop")
     options = parser.parse_args()
     os.chdir(ROOT)
+    # A shell starts background jobs with these signals ignored. The tests send them to programs, and
+    # programs inherit what is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     SCRATCH.mkdir(parents=True, exist_ok=True)
     shm_before = set(os.listdir("/dev/shm"))
     runner = Runner(options)
