@@ -55,8 +55,8 @@ fn builder(name: &str) -> Builder {
     Builder::new().name(name.to_owned())
 }
 
-/// Starts a thread that handles no signals but [`FAULTS`]. `name` begins with "dm-" and has at most
-/// 15 bytes.
+/// Starts a thread that handles no signals but its own faults. `name` begins with "dm-" and has at
+/// most 15 bytes.
 ///
 /// A new thread inherits the mask of the thread that starts it. So the signals are blocked before
 /// the thread exists, and no handler can run on it in between. A thread or a process that `work`
