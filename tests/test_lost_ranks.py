@@ -108,7 +108,7 @@ def test_under_the_tool(phases, victim, phase, how, code, said, timeout_ms, most
     """The tool says who failed first. It ends the job when the others have had their error,
     which names the lost rank; nobody outlives the tool."""
     mark = f"tool-{os.getpid()}-{time.monotonic_ns()}"
-    variables = environment(**{MARK: mark, "DM_TIMEOUT_MS": timeout_ms, "DM_DIE": f"{victim}:{phase}:{how}:300"})
+    variables = environment(**{MARK: mark, "DM_TIMEOUT_MS": timeout_ms, "DM_DIE": f"{victim}:{phase}:{how}:300", "DM_STAY_MS": 300})
     began = time.monotonic()
     ended = launch(4, phases, options=("--prefix", "--grace-period", "1"), env=variables, code=code, timeout=60)
     took = time.monotonic() - began
