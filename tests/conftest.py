@@ -17,7 +17,7 @@ import pytest
 
 from support.paths import ROOT, SCRATCH
 from support.ports import Ports
-from support.processes import LAUNCHER, MARK, gone, marked
+from support.processes import COLOURS, LAUNCHER, MARK, gone, marked
 from support.programs import Programs
 from support.ranks import Ranks
 
@@ -38,7 +38,7 @@ def is_worker():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    for name in [name for name in os.environ if LAUNCHER.match(name)]:
+    for name in [name for name in os.environ if LAUNCHER.match(name) or COLOURS.match(name)]:
         del os.environ[name]
     if not is_worker():
         os.environ[SESSION] = str(new_session())

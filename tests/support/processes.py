@@ -12,6 +12,9 @@ from .paths import ROOT, TOOL
 # Variables by which launchers tell a process its rank. conftest.py removes them from the session.
 LAUNCHER = re.compile(
     r"^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_|GROUP_RANK|TORCHELASTIC_|OMPI_|PMI|PALS_|SLURM_|JOB_COMPLETION_INDEX|MPI_LOCAL)")
+# Variables that decide about colours (crate anstream; under CI a terminal gets colours even with
+# TERM=dumb). conftest.py removes them from the session.
+COLOURS = re.compile(r"^(CI|NO_COLOR|CLICOLOR|CLICOLOR_FORCE)$")
 # The variable whose value tells which test started a process. All its descendants inherit it.
 MARK = "LIBDEVICEMESH_TESTED_BY"
 

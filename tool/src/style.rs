@@ -29,7 +29,7 @@ pub struct Style {
 
 impl Style {
     /// The style for `stream`. `When::Auto` means colour on a terminal, unless the environment asks
-    /// for none (NO_COLOR, TERM=dumb).
+    /// for none (NO_COLOR, or TERM=dumb outside CI).
     pub fn new(when: When, stream: &impl RawStream) -> Style {
         let colour = match when {
             When::Always => true,

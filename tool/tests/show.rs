@@ -11,7 +11,11 @@ use serde_json::{Value, json};
 
 fn tool(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
-    command.arg("show").args(arguments.split(' ')).env_remove("NO_COLOR").env("TERM", "xterm").stdin(Stdio::null());
+    // What the tests were started with must not decide about colours.
+    for name in ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+        command.env_remove(name);
+    }
+    command.arg("show").args(arguments.split(' ')).env("TERM", "xterm").stdin(Stdio::null());
     command
 }
 
