@@ -55,19 +55,7 @@ mod tests {
     use crate::types::*;
 
     fn raw(size: usize, version: u32) -> ncclConfig_t {
-        ncclConfig_t {
-            size,
-            magic: NCCL_CONFIG_MAGIC,
-            version,
-            blocking: 0,
-            cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
-            minCTAs: NCCL_CONFIG_UNDEF_INT,
-            maxCTAs: NCCL_CONFIG_UNDEF_INT,
-            netName: std::ptr::null(),
-            splitShare: NCCL_CONFIG_UNDEF_INT,
-            trafficClass: NCCL_CONFIG_UNDEF_INT,
-            commName: c"tp".as_ptr(),
-        }
+        ncclConfig_t { size, version, blocking: 0, commName: c"tp".as_ptr(), ..NCCL_CONFIG_INITIALIZER }
     }
 
     fn read(raw: &ncclConfig_t) -> Result<Config> {

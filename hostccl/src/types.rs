@@ -73,6 +73,8 @@ pub const NCCL_SHRINK_DEFAULT: c_int = 0;
 /// The flag of `ncclCommShrink` that ends the calls under way on the parent. The parent may have
 /// failed.
 pub const NCCL_SHRINK_ABORT: c_int = 1;
+/// The version of NCCL whose API this one follows.
+pub const NCCL_VERSION: c_int = 22_707;
 /// The value of an integer field of [`ncclConfig_t`] that the caller did not set.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// The magic number of [`ncclConfig_t`].
@@ -106,6 +108,21 @@ pub struct ncclConfig_t {
     /// The communicator's name in messages.
     pub commName: *const c_char,
 }
+
+/// The configuration in which nothing is set, as NVIDIA's header has it for callers to start from.
+pub const NCCL_CONFIG_INITIALIZER: ncclConfig_t = ncclConfig_t {
+    size: size_of::<ncclConfig_t>(),
+    magic: NCCL_CONFIG_MAGIC,
+    version: NCCL_VERSION as u32,
+    blocking: NCCL_CONFIG_UNDEF_INT,
+    cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
+    minCTAs: NCCL_CONFIG_UNDEF_INT,
+    maxCTAs: NCCL_CONFIG_UNDEF_INT,
+    netName: std::ptr::null(),
+    splitShare: NCCL_CONFIG_UNDEF_INT,
+    trafficClass: NCCL_CONFIG_UNDEF_INT,
+    commName: std::ptr::null(),
+};
 
 /// An element type.
 #[repr(i32)]

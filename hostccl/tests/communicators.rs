@@ -4,32 +4,16 @@
 mod common;
 
 use std::ffi::{c_int, c_void};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 use std::time::Instant;
 
-use common::{Comm, DEADLINE, gather, group, last_error, ok, ranks, sum, unique_id};
+use common::{Comm, DEADLINE, config, gather, group, last_error, ok, ranks, sum, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
 const I64: c_int = DataType::Int64 as c_int;
 const F32: c_int = DataType::Float32 as c_int;
 const SUM: c_int = ReduceOp::Sum as c_int;
-
-fn config() -> ncclConfig_t {
-    ncclConfig_t {
-        size: size_of::<ncclConfig_t>(),
-        magic: NCCL_CONFIG_MAGIC,
-        version: 22_707,
-        blocking: NCCL_CONFIG_UNDEF_INT,
-        cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
-        minCTAs: NCCL_CONFIG_UNDEF_INT,
-        maxCTAs: NCCL_CONFIG_UNDEF_INT,
-        netName: null(),
-        splitShare: NCCL_CONFIG_UNDEF_INT,
-        trafficClass: NCCL_CONFIG_UNDEF_INT,
-        commName: null(),
-    }
-}
 
 #[test]
 fn a_split_groups_by_color_and_orders_by_key() {
@@ -180,7 +164,7 @@ fn communicators_can_be_made_without_blocking() {
         let threads: Vec<_> = (0..3)
             .map(|rank| {
                 scope.spawn(move || {
-                    let mut config = ncclConfig_t { blocking: 0, commName: c"pipeline".as_ptr(), ..config() };
+                    let mut config = ncclConfig_t { commName: c"pipeline".as_ptr(), ..config(0) };
                     let mut comm = null_mut();
                     // SAFETY: there is a place for the communicator, and the configuration is
                     // whole.
@@ -285,7 +269,7 @@ fn a_split_may_follow_a_non_blocking_init_at_once() {
         std::thread::scope(|scope| {
             for rank in 0..4 {
                 scope.spawn(move || {
-                    let mut config = ncclConfig_t { blocking: 0, ..config() };
+                    let mut config = config(0);
                     let (mut comm, mut part) = (null_mut(), null_mut());
                     // SAFETY: the places and the configuration outlive the calls, because the test
                     // waits for their end.
@@ -305,7 +289,7 @@ fn a_split_may_follow_a_non_blocking_init_at_once() {
 
 #[test]
 fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
-    let mut config = ncclConfig_t { blocking: 0, ..config() };
+    let mut config = config(0);
     let (mut comm, mut state, mut lost) = (null_mut(), ncclInProgress, -1);
     let started = Instant::now();
     // SAFETY: the communicator is live, and there are places for the answers.
@@ -328,7 +312,7 @@ fn a_communicator_in_the_making_has_a_timeout_too_and_names_who_is_missing() {
 fn waiting_for_what_is_in_progress_ends_when_it_has_ended_or_the_time_is_up() {
     let (id, over) = (unique_id(), std::sync::Barrier::new(2));
     let join = |rank| {
-        let mut config = ncclConfig_t { blocking: 0, ..config() };
+        let mut config = config(0);
         let mut comm = null_mut();
         // SAFETY: there is a place for the communicator.
         unsafe { assert_eq!(ncclCommInitRankConfig(&raw mut comm, 2, id, rank, &raw mut config), ncclInProgress) };

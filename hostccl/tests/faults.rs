@@ -4,14 +4,17 @@
 //! The ranks are child processes: this test program, started again with its ignored test `child`.
 //! `HOSTCCL_FAULT` names the scene that they play.
 
+mod common;
+
 use std::env;
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
+use common::{config, from_hex, hex_of, init, last_error, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -31,13 +34,12 @@ struct Rank {
 
 impl Rank {
     fn start(play: &str, rank: usize, size: usize, id: &ncclUniqueId) -> Rank {
-        let hex: String = id.internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
             .env("HOSTCCL_FAULT", play)
             .env("HOSTCCL_FAULT_RANK", rank.to_string())
             .env("HOSTCCL_FAULT_SIZE", size.to_string())
-            .env("HOSTCCL_FAULT_ID", hex)
+            .env("HOSTCCL_FAULT_ID", hex_of(id))
             .env(
                 "HOSTCCL_TIMEOUT_MS",
                 play.strip_prefix("timeout ").unwrap_or(if play == "late" { "300" } else { "0" }),
@@ -73,29 +75,9 @@ impl Drop for Rank {
     }
 }
 
-fn unique_id() -> ncclUniqueId {
-    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    // SAFETY: there is a place for the id.
-    assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, ncclSuccess);
-    id
-}
-
-fn from_hex(hex: &str) -> ncclUniqueId {
-    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    for (byte, at) in id.internal.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(&hex[at..at + 2], 16).unwrap() as _;
-    }
-    id
-}
-
 fn start_all(play: &str, size: usize) -> Vec<Rank> {
     let id = unique_id();
     (0..size).map(|rank| Rank::start(play, rank, size, &id)).collect()
-}
-
-fn last_error() -> String {
-    // SAFETY: NULL is allowed, and the string lives until the next failing call.
-    unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
 }
 
 fn say(line: &str) {
@@ -123,13 +105,6 @@ fn all_reduce(comm: ncclComm_t, data: &mut [f32]) -> ncclResult_t {
     }
 }
 
-fn init(size: c_int, id: ncclUniqueId, rank: c_int) -> (ncclResult_t, ncclComm_t) {
-    let mut comm = null_mut();
-    // SAFETY: there is a place for the communicator.
-    let result = unsafe { ncclCommInitRank(&raw mut comm, size, id, rank) };
-    (result, comm)
-}
-
 fn lost_rank(comm: ncclComm_t) -> c_int {
     let mut lost = -2;
     // SAFETY: there is a place for the answer.
@@ -139,10 +114,7 @@ fn lost_rank(comm: ncclComm_t) -> c_int {
 
 /// Joins a communicator whose other rank never comes, and sets its time while it is made.
 fn join_alone() {
-    // SAFETY: all bytes of a configuration may be zero, and the fields that count are set below.
-    let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
-    (config.size, config.magic, config.version) = (size_of::<ncclConfig_t>(), NCCL_CONFIG_MAGIC, 22_707);
-    config.splitShare = NCCL_CONFIG_UNDEF_INT;
+    let mut config = config(0);
     let (mut comm, mut state, id) = (null_mut(), ncclInProgress, unique_id());
     // SAFETY: there are places for the communicator and the answer, and the configuration is whole.
     unsafe {
@@ -398,19 +370,7 @@ fn abort_wakes_a_blocked_call_of_the_same_process() {
 #[test]
 fn abort_ends_an_init_that_waits_for_ranks_that_never_come() {
     let id = unique_id();
-    let mut config = ncclConfig_t {
-        size: size_of::<ncclConfig_t>(),
-        magic: NCCL_CONFIG_MAGIC,
-        version: 22_707,
-        blocking: 0,
-        cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
-        minCTAs: NCCL_CONFIG_UNDEF_INT,
-        maxCTAs: NCCL_CONFIG_UNDEF_INT,
-        netName: std::ptr::null(),
-        splitShare: NCCL_CONFIG_UNDEF_INT,
-        trafficClass: NCCL_CONFIG_UNDEF_INT,
-        commName: std::ptr::null(),
-    };
+    let mut config = config(0);
     let mut comm = null_mut();
     // SAFETY: the communicator is live, and there are places for the answers.
     unsafe {

@@ -6,7 +6,7 @@ mod common;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use common::{Comm, gather, group, last_error, ok, ranks, sum};
+use common::{Comm, config, gather, group, last_error, ok, ranks, sum};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -144,23 +144,6 @@ fn one_thread_drives_all_ranks() {
     assert_eq!(places, [(3, 2), (2, 1), (3, 1), (2, 0), (3, 0)]);
 }
 
-/// Returns a configuration that sets only whether calls block.
-fn blocking(blocking: c_int) -> ncclConfig_t {
-    ncclConfig_t {
-        size: size_of::<ncclConfig_t>(),
-        magic: NCCL_CONFIG_MAGIC,
-        version: 22_707,
-        blocking,
-        cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
-        minCTAs: NCCL_CONFIG_UNDEF_INT,
-        maxCTAs: NCCL_CONFIG_UNDEF_INT,
-        netName: std::ptr::null(),
-        splitShare: NCCL_CONFIG_UNDEF_INT,
-        trafficClass: NCCL_CONFIG_UNDEF_INT,
-        commName: std::ptr::null(),
-    }
-}
-
 /// Returns the state of the communicator when nothing is in progress on it any more.
 fn state_of(comm: &Comm) -> ncclResult_t {
     let mut state = -1;
@@ -173,7 +156,7 @@ fn state_of(comm: &Comm) -> ncclResult_t {
 fn a_collective_and_a_split_of_one_communicator_share_a_group() {
     for blocks in [1, 0] {
         ranks(2, |comm, rank| {
-            let (mut config, mut part) = (blocking(blocks), null_mut());
+            let (mut config, mut part) = (config(blocks), null_mut());
             let (mut before, mut after) = ([rank as i64 + 1; 3], [rank as i64 + 10; 3]);
             // SAFETY: the places outlive the group and the split, because the test waits for both.
             unsafe {
@@ -196,12 +179,12 @@ fn a_collective_and_a_split_of_one_communicator_share_a_group() {
 #[test]
 fn a_non_blocking_split_of_a_group_that_does_not_run_leaves_the_parent_as_it_was() {
     let start_and_split = |comm: ncclComm_t, part: &mut ncclComm_t| {
-        let mut config = blocking(0);
+        let mut config = config(0);
         // SAFETY: the place outlives the call, because the group fails.
         unsafe {
             ok(ncclGroupStart());
             ok(ncclCommSplit(comm, 0, 0, part, &raw mut config));
-            let (mut config, mut list) = (blocking(0), [1]);
+            let mut list = [1];
             ok(ncclCommShrink(comm, list.as_mut_ptr(), 1, part, &raw mut config, NCCL_SHRINK_DEFAULT));
         }
     };

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 
-use common::{last_error, ranks, unique_id};
+use common::{config, last_error, ranks, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
@@ -85,19 +85,7 @@ fn child() {
         }
         Ok("thread without memory") => {
             let id = unique_id();
-            let mut config = ncclConfig_t {
-                size: size_of::<ncclConfig_t>(),
-                magic: NCCL_CONFIG_MAGIC,
-                version: 22_707,
-                blocking: 0,
-                cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
-                minCTAs: NCCL_CONFIG_UNDEF_INT,
-                maxCTAs: NCCL_CONFIG_UNDEF_INT,
-                netName: std::ptr::null(),
-                splitShare: NCCL_CONFIG_UNDEF_INT,
-                trafficClass: NCCL_CONFIG_UNDEF_INT,
-                commName: std::ptr::null(),
-            };
+            let mut config = config(0);
             limit(libc::RLIMIT_AS, address_space() + (1 << 20));
             let mut comm = null_mut();
             // SAFETY: there is a place for the communicator, and the configuration is whole.

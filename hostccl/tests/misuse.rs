@@ -1,55 +1,29 @@
 //! Calls that do not fit together get an error with the values on every rank, and never hang.
 
-use std::ffi::{CStr, c_int};
+mod common;
+
+use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use common::{config, init, last_error, ok, unique_id};
 use hostccl::types::*;
 use hostccl::*;
 
 const F32: c_int = DataType::Float32 as c_int;
 const SUM: c_int = ReduceOp::Sum as c_int;
 
-fn last_error() -> String {
-    // SAFETY: NULL is allowed; the string lives until the next failing call.
-    unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
-}
-
-fn unique_id() -> ncclUniqueId {
-    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    // SAFETY: there is a place for the id.
-    assert_eq!(unsafe { ncclGetUniqueId(&raw mut id) }, ncclSuccess);
-    id
-}
-
-fn init(size: c_int, id: ncclUniqueId, rank: c_int) -> (ncclResult_t, ncclComm_t) {
-    let mut comm = null_mut();
-    // SAFETY: there is a place for the communicator.
-    let result = unsafe { ncclCommInitRank(&raw mut comm, size, id, rank) };
-    (result, comm)
-}
-
-/// Runs every rank on a thread of its own and returns what they return.
+/// Runs every rank on a thread of its own and returns what they return. No rank destroys its
+/// communicator before all ranks are done, and every destroy succeeds.
 fn ranks<T: Send>(size: c_int, body: impl Fn(c_int, ncclComm_t) -> T + Sync) -> Vec<T> {
-    let id = unique_id();
     let done = Barrier::new(size as usize);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..size)
-            .map(|rank| {
-                let (body, done) = (&body, &done);
-                scope.spawn(move || {
-                    let (result, comm) = init(size, id, rank);
-                    assert_eq!(result, ncclSuccess, "{}", last_error());
-                    let answer = body(rank, comm);
-                    done.wait();
-                    // SAFETY: the communicator is live.
-                    assert_eq!(unsafe { ncclCommDestroy(comm) }, ncclSuccess);
-                    answer
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    common::ranks(size as usize, |comm, rank| {
+        let answer = body(rank as c_int, **comm);
+        done.wait();
+        // SAFETY: the communicator is live.
+        ok(unsafe { ncclCommDestroy(**comm) });
+        answer
     })
 }
 
@@ -209,19 +183,7 @@ fn a_bad_call_fails_its_group_and_leaves_no_group_behind() {
 #[test]
 fn a_non_blocking_split_is_done_when_the_parent_says_so() {
     ranks(4, |rank, comm| {
-        let mut config = ncclConfig_t {
-            size: size_of::<ncclConfig_t>(),
-            magic: NCCL_CONFIG_MAGIC,
-            version: 22_707,
-            blocking: 0,
-            cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
-            minCTAs: NCCL_CONFIG_UNDEF_INT,
-            maxCTAs: NCCL_CONFIG_UNDEF_INT,
-            netName: std::ptr::null(),
-            splitShare: NCCL_CONFIG_UNDEF_INT,
-            trafficClass: NCCL_CONFIG_UNDEF_INT,
-            commName: std::ptr::null(),
-        };
+        let mut config = config(0);
         let mut part = null_mut();
         // SAFETY: the places outlive the call, because the test waits for its end.
         unsafe {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::call::Case;
-use common::{DEADLINE, ranks_of, unique_id};
+use common::{DEADLINE, from_hex, hex_of, ranks_of, unique_id};
 use hostccl::types::*;
 
 /// The processes of a test. They are killed and waited for when the test ends in any way.
@@ -27,7 +27,7 @@ impl Drop for Children {
 
 /// Starts `processes` of `threads` ranks each, and waits until all have done their checks.
 fn check(processes: usize, threads: usize) {
-    let hex: String = unique_id().internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+    let hex = hex_of(&unique_id());
     let start = |process: usize| {
         Command::new(env::current_exe().unwrap())
             .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
@@ -76,12 +76,8 @@ fn child() {
     let Ok(hex) = env::var("HOSTCCL_TEST_ID") else { return };
     let number = |name: &str| env::var(name).unwrap().parse::<usize>().unwrap();
     let (size, first) = (number("HOSTCCL_TEST_SIZE"), number("HOSTCCL_TEST_FIRST"));
-    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    for (byte, at) in id.internal.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(&hex[at..at + 2], 16).unwrap() as _;
-    }
     let cases = cases(size);
-    ranks_of(id, size, first..first + number("HOSTCCL_TEST_THREADS"), |comm, rank| {
+    ranks_of(from_hex(&hex), size, first..first + number("HOSTCCL_TEST_THREADS"), |comm, rank| {
         assert_eq!((comm.size(), comm.rank()), (size, rank));
         cases.iter().for_each(|case| case.run(comm, rank));
     });

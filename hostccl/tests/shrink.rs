@@ -169,7 +169,7 @@ fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
         for rank in 0..3 {
             let all_made = &all_made;
             scope.spawn(move || {
-                let mut config = non_blocking();
+                let mut config = config(0);
                 let mut comm = null_mut();
                 // SAFETY: there is a place for the communicator, and the configuration is whole.
                 unsafe { ncclCommInitRankConfig(&raw mut comm, 3, id, rank, &raw mut config) };
@@ -203,22 +203,6 @@ fn a_child_of_a_non_blocking_parent_comes_in_the_background() {
             });
         }
     });
-}
-
-fn non_blocking() -> ncclConfig_t {
-    ncclConfig_t {
-        size: size_of::<ncclConfig_t>(),
-        magic: NCCL_CONFIG_MAGIC,
-        version: 22_707,
-        blocking: 0,
-        cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
-        minCTAs: NCCL_CONFIG_UNDEF_INT,
-        maxCTAs: NCCL_CONFIG_UNDEF_INT,
-        netName: std::ptr::null(),
-        splitShare: NCCL_CONFIG_UNDEF_INT,
-        trafficClass: NCCL_CONFIG_UNDEF_INT,
-        commName: std::ptr::null(),
-    }
 }
 
 /// Waits until the communicator is made.

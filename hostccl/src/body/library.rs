@@ -12,13 +12,10 @@ use crate::handle;
 use crate::operators::{self, PreMulSum, Scalar};
 use crate::types::*;
 
-/// The version of NCCL whose API this one follows.
-const VERSION: c_int = 22_707;
-
 pub(crate) unsafe fn ncclGetVersion(version: *mut c_int) -> Result<ncclResult_t> {
     check_out("version", version)?;
     // SAFETY: not NULL, and valid by the caller's contract.
-    unsafe { version.write(VERSION) };
+    unsafe { version.write(NCCL_VERSION) };
     Ok(ncclSuccess)
 }
 

@@ -221,13 +221,19 @@ impl Case {
         call(send.at(0), recv.at(0));
         recv.check(&expected, &self.context("all-gather", rank, ""));
         send.check(input, &self.context("input of all-gather", rank, ""));
-        let at = self.bytes(rank * self.count);
-        let mut start = vec![UNSET; expected.len()];
-        start[at..at + input.len()].copy_from_slice(input);
-        let mut both = self.buffer(&start);
-        let (mine, whole) = (both.at(at), both.at(0));
+        let mut both = self.own_part(rank);
+        let (mine, whole) = (both.at(self.bytes(rank * self.count)), both.at(0));
         call(mine, whole);
         both.check(&expected, &self.context("all-gather in place", rank, ""));
+    }
+
+    /// Returns a buffer with a part for every rank, in which only the part of `rank` is set.
+    fn own_part(&self, rank: usize) -> Buffer {
+        let input = self.part(&self.inputs[rank], 0);
+        let at = self.bytes(rank * self.count);
+        let mut start = vec![UNSET; self.bytes(self.ranks() * self.count)];
+        start[at..at + input.len()].copy_from_slice(input);
+        self.buffer(&start)
     }
 
     fn all_to_all(&self, comm: &Comm, rank: usize) {
@@ -275,11 +281,8 @@ impl Case {
         send.check(input, &context("input of gather"));
         if rank == root {
             recv.check(&expected, &context("gather"));
-            let at = self.bytes(rank * self.count);
-            let mut start = vec![UNSET; expected.len()];
-            start[at..at + input.len()].copy_from_slice(input);
-            let mut both = self.buffer(&start);
-            let (mine, whole) = (both.at(at), both.at(0));
+            let mut both = self.own_part(rank);
+            let (mine, whole) = (both.at(self.bytes(rank * self.count)), both.at(0));
             call(mine, whole);
             both.check(&expected, &context("gather in place"));
         } else {

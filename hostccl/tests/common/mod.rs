@@ -96,11 +96,38 @@ pub fn last_error() -> String {
     unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_str().unwrap().to_owned()
 }
 
+/// Returns a configuration that sets only whether calls block.
+pub fn config(blocking: c_int) -> ncclConfig_t {
+    ncclConfig_t { blocking, ..NCCL_CONFIG_INITIALIZER }
+}
+
 pub fn unique_id() -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
     // SAFETY: there is a place for the id.
     ok(unsafe { ncclGetUniqueId(&raw mut id) });
     id
+}
+
+/// Returns the id as text, for the environment of a rank in another process.
+pub fn hex_of(id: &ncclUniqueId) -> String {
+    id.internal.iter().map(|byte| format!("{:02x}", *byte as u8)).collect()
+}
+
+/// Returns the id of this text.
+pub fn from_hex(hex: &str) -> ncclUniqueId {
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    for (byte, at) in id.internal.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&hex[at..at + 2], 16).unwrap() as _;
+    }
+    id
+}
+
+/// Joins as one rank. Returns the result of the call and the communicator, NULL where it failed.
+pub fn init(size: c_int, id: ncclUniqueId, rank: c_int) -> (ncclResult_t, ncclComm_t) {
+    let mut comm = null_mut();
+    // SAFETY: there is a place for the communicator.
+    let result = unsafe { ncclCommInitRank(&raw mut comm, size, id, rank) };
+    (result, comm)
 }
 
 /// Runs `body` as ranks 0..size of a new communicator, each on a thread of its own. Returns the
