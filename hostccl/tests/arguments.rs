@@ -11,6 +11,7 @@ use hostccl::types::*;
 use hostccl::*;
 
 const F32: c_int = DataType::Float32 as c_int;
+const I64: c_int = DataType::Int64 as c_int;
 const SUM: c_int = ReduceOp::Sum as c_int;
 
 /// Expects that code and a one-line message that begins with the function and holds `words`.
@@ -264,4 +265,42 @@ fn every_result_has_its_sentence() {
         assert!(!all[..i].contains(text), "{text}");
     }
     assert!(!sentence(-1).is_empty() && !sentence(1000).is_empty());
+}
+
+#[test]
+fn buffers_that_overlap_otherwise_than_in_place_are_refused() {
+    ranks(3, |comm, rank| {
+        const N: usize = 20_000;
+        let mut memory = vec![1_i64; 4 * N * 3];
+        let base = memory.as_mut_ptr();
+        // SAFETY: all offsets are inside the vector.
+        let at = |element: usize| unsafe { base.add(element) };
+        let (root, stream) = (rank as c_int, null_mut());
+        let (a, b) = (at(0).cast::<std::ffi::c_void>(), at(7).cast::<std::ffi::c_void>());
+        let own = at(rank * N).cast::<std::ffi::c_void>();
+        // SAFETY: all buffers are inside the vector.
+        let refused = unsafe {
+            [
+                ncclAllReduce(a, b, N, I64, SUM, **comm, stream),
+                ncclReduce(a, b, N, I64, SUM, root, **comm, stream),
+                ncclBroadcast(a, b, N, I64, root, **comm, stream),
+                ncclAllGather(b, a, N, I64, **comm, stream),
+                ncclGather(b, a, N, I64, root, **comm, stream),
+                ncclReduceScatter(a, b, N, I64, SUM, **comm, stream),
+                ncclScatter(a, b, N, I64, root, **comm, stream),
+                ncclAlltoAll(a, b, N, I64, **comm, stream),
+            ]
+        };
+        assert_eq!(refused, [ncclInvalidArgument; 8]);
+        assert!(last_error().contains("overlap, but not as in place"), "{}", last_error());
+        // SAFETY: as above. The buffers are exactly in place, so no call is refused.
+        unsafe {
+            ok(ncclAllReduce(a, a, N, I64, SUM, **comm, stream));
+            ok(ncclAllGather(own, a, N, I64, **comm, stream));
+            ok(ncclReduceScatter(a, own, N, I64, SUM, **comm, stream));
+            ok(ncclAlltoAll(a, a, N, I64, **comm, stream));
+            ok(ncclGather(own, a, N, I64, 0, **comm, stream));
+            ok(ncclScatter(a, own, N, I64, 0, **comm, stream));
+        }
+    });
 }

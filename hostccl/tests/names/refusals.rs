@@ -1,0 +1,125 @@
+//! Calls that cannot be paired fail on all ranks, with both sides in the message.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::common::{Comm, last_error, ok, ranks};
+use crate::named::{I64, all_reduce, name};
+use hostccl::types::*;
+use hostccl::*;
+
+/// Runs `body` on two ranks and returns their errors, each a code and its text.
+fn errors_of(body: impl Fn(&Comm, usize) -> ncclResult_t + Sync) -> Vec<(ncclResult_t, String)> {
+    ranks(2, |comm, rank| {
+        // SAFETY: the communicator is live.
+        ok(unsafe { hostcclCommSetTimeout(**comm, 700) });
+        let code = body(comm, rank);
+        (code, if code == ncclSuccess { String::new() } else { last_error() })
+    })
+}
+
+#[test]
+fn ranks_that_stay_with_different_names_hear_of_both() {
+    for (code, message) in errors_of(all_reduce) {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        let expected = "rank 0 is in ncclAllReduce(4 x int64, sum) along dim0, rank 1 in ncclAllReduce(4 x int64, sum) along dim1, which share one communicator";
+        assert!(message.contains(expected) && message.contains("DM_DIM_OWN_COMM"), "{message}");
+    }
+}
+
+#[test]
+fn a_message_under_another_name_is_told_to_both_sides() {
+    let errors = errors_of(|comm, rank| {
+        let mut data = [0_i64; 4];
+        let at = data.as_mut_ptr().cast();
+        match rank {
+            0 => called!(0, ncclSend(at, 4, I64, 1, **comm, null_mut())),
+            _ => called!(1, ncclRecv(at, 4, I64, 0, **comm, null_mut())),
+        }
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        let expected =
+            "rank 0 sends to rank 1 along dim0, where rank 1 receives along dim1, which share one communicator";
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn two_threads_under_one_name_are_refused_on_all_ranks() {
+    // Rank 1 calls only when rank 0 has two threads in the call, so that neither of them can be
+    // done before.
+    let inside = AtomicUsize::new(0);
+    let errors = errors_of(|comm, rank| {
+        if rank == 1 {
+            while inside.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            return all_reduce(comm, 0);
+        }
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| all_reduce(comm, 0));
+            let mine = all_reduce(comm, 0);
+            assert_eq!((mine, other.join().unwrap()), (ncclInvalidUsage, ncclInvalidUsage));
+            inside.store(1, Ordering::SeqCst);
+            mine
+        })
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage);
+        assert!(message.contains("two threads of rank 0 call along dim0 at the same time"), "{message}");
+    }
+}
+
+#[test]
+fn both_sides_that_send_first_are_told_to_use_a_group() {
+    let errors = errors_of(|comm, rank| {
+        let data = [0_i64; 4];
+        called!(0, ncclSend(data.as_ptr().cast(), 4, I64, 1 - rank as c_int, **comm, null_mut()))
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        assert!(message.contains("both send to each other and neither receives"), "{message}");
+        assert!(message.contains("group"), "{message}");
+    }
+}
+
+#[test]
+fn messages_compare_their_types_not_only_their_bytes() {
+    let errors = errors_of(|comm, rank| {
+        let mut data = [0_i64; 4];
+        let at = data.as_mut_ptr().cast();
+        match rank {
+            0 => called!(0, ncclSend(at, 2, DataType::Float64 as c_int, 1, **comm, null_mut())),
+            _ => called!(0, ncclRecv(at, 4, DataType::Float32 as c_int, 0, **comm, null_mut())),
+        }
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        assert!(message.contains("rank 0 sends 2 x float64 where rank 1 receives 4 x float32"), "{message}");
+    }
+}
+
+#[test]
+fn a_thread_that_ends_inside_a_group_fails_its_communicators() {
+    let errors = errors_of(|comm, rank| {
+        if rank == 0 {
+            // The group begins on a thread that ends. Joining the thread waits until it has dropped
+            // its group.
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    // SAFETY: the call has no arguments.
+                    ok(unsafe { ncclGroupStart() });
+                    ok(all_reduce(comm, 0));
+                });
+                thread.join().unwrap();
+            });
+        }
+        all_reduce(comm, 0)
+    });
+    for (code, message) in errors {
+        assert_eq!(code, ncclInvalidUsage, "{message}");
+        assert!(message.contains("ended inside a group, with 1 operations queued"), "{message}");
+    }
+}
