@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use devicemesh::error::{Error, Result, Status};
@@ -180,17 +181,20 @@ fn set_once_has_one_winner_that_everybody_sees() {
     }
 }
 
+/// Starts a thread that sets the key to "here" a little later.
+fn set_later(store: &Arc<dyn Store>, key: &'static str) -> JoinHandle<()> {
+    let store = Arc::clone(store);
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(60));
+        store.set(key, b"here", &soon()).unwrap();
+    })
+}
+
 #[test]
 fn get_waits_for_the_key_until_its_deadline() {
     for subject in subjects() {
         let store = Arc::clone(&subject.store);
-        let setter = std::thread::spawn({
-            let store = Arc::clone(&store);
-            move || {
-                std::thread::sleep(Duration::from_millis(60));
-                store.set("later", b"here", &soon()).unwrap();
-            }
-        });
+        let setter = set_later(&store, "later");
         assert_eq!(store.get("later", &soon()).unwrap(), b"here", "{}", store.name());
         setter.join().unwrap();
 
@@ -206,13 +210,7 @@ fn get_waits_for_the_key_until_its_deadline() {
 fn get_any_waits_for_whichever_comes_first() {
     for subject in subjects() {
         let store = Arc::clone(&subject.store);
-        let setter = std::thread::spawn({
-            let store = Arc::clone(&store);
-            move || {
-                std::thread::sleep(Duration::from_millis(60));
-                store.set("third", b"here", &soon()).unwrap();
-            }
-        });
+        let setter = set_later(&store, "third");
         let found = store.get_any(&["first", "second", "third"], &soon()).unwrap();
         assert_eq!(found, (2, b"here".to_vec()), "{}", store.name());
         setter.join().unwrap();

@@ -6,9 +6,8 @@
 #include "library_threads.h"
 
 #include "blocked.h"
+#include "free_port.h"
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
 #include <sys/time.h>
 
 static dm_mesh *doomed;
@@ -27,19 +26,6 @@ static void interrupt_every(suseconds_t microseconds)
   memset(&every, 0, sizeof every);
   every.it_value.tv_usec = every.it_interval.tv_usec = microseconds;
   setitimer(ITIMER_REAL, &every, NULL);
-}
-
-static int free_port(void)
-{
-  struct sockaddr_in address;
-  socklen_t length = sizeof address;
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  memset(&address, 0, sizeof address);
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || getsockname(fd, (struct sockaddr *)&address, &length) != 0) exit(1);
-  close(fd);
-  return ntohs(address.sin_port);
 }
 
 static dm_status flatten(void *none)

@@ -2,28 +2,13 @@
  * processes, file://, and the caller's own store. Several worlds follow each other and exist at
  * one time. */
 #include "check.h"
+#include "free_port.h"
 
-#include <arpa/inet.h>
 #include <pthread.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum { kRanks = 4 };
-
-/* A port that was free a moment ago. */
-static int free_port(void)
-{
-  struct sockaddr_in address;
-  socklen_t length = sizeof address;
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  memset(&address, 0, sizeof address);
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || getsockname(fd, (struct sockaddr *)&address, &length) != 0) exit(1);
-  close(fd);
-  return ntohs(address.sin_port);
-}
 
 /* ---- a store of the caller's: a table in this process ---- */
 
