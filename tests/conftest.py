@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from support.machine import forget_machine
 from support.paths import ROOT, SCRATCH
 from support.ports import Ports
-from support.processes import COLOURS, LAUNCHER, MARK, gone, marked
+from support.processes import MARK, gone, marked
 from support.programs import Programs
 from support.ranks import Ranks
 
@@ -38,8 +39,7 @@ def is_worker():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    for name in [name for name in os.environ if LAUNCHER.match(name) or COLOURS.match(name)]:
-        del os.environ[name]
+    forget_machine()
     if not is_worker():
         os.environ[SESSION] = str(new_session())
         os.environ.setdefault("DM_SEED", str(random.randrange(1, 1 << 31)))

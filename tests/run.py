@@ -34,8 +34,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from parts import headers, programs, rust
-from parts.base import CC, CXX, RELEASE, ROOT, SCRATCH, TARGET, Failure, Skip, run
+from parts.base import CC, CXX, LIBRARY, ROOT, SCRATCH, TARGET, Failure, Skip, run
 from parts.python import pytest_python
+from support.machine import forget_machine
 
 # What pytest selects by the marks of the Python tests, for each level of the runner.
 MARKS = {"quick": "not long", "rest": "long", "all": ""}
@@ -115,7 +116,7 @@ def both(first, second):
 
 def python_tests(runner, command, what, marks, *arguments):
     """Runs the Python tests that these marks select, and counts their cases."""
-    environment = {**os.environ, "DM_LIB_DIR": str(RELEASE), "CC": CC, "CXX": CXX}
+    environment = {**os.environ, "DM_LIB_DIR": str(LIBRARY), "CC": CC, "CXX": CXX}
     print(f"---- tests/test_*.py, {what}", flush=True)
     report = SCRATCH / f"pytest-{os.getpid()}.xml"
     # pytest runs in the runner's process group, so that Ctrl-C reaches it.
@@ -179,6 +180,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="name the tests and stop")
     options = parser.parse_args()
     os.chdir(ROOT)
+    forget_machine()
     # A shell starts background jobs with these signals ignored. The tests send them to programs, and
     # programs inherit what is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)

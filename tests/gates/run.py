@@ -15,6 +15,7 @@ import fuzz
 import memcheck
 import sanitized
 from harness import ROOT, Failure, Skip
+from support.machine import forget_machine
 
 GATES = {
     "asan": (sanitized.address, "the library, the tool, tests/c and tests/cpp under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer"),
@@ -34,6 +35,7 @@ def main():
     if unknown:
         parser.error(f"no gate {', '.join(sorted(unknown))}; there are {', '.join(GATES)}")
     os.chdir(ROOT)
+    forget_machine()
     os.environ["SECONDS_EACH"] = str(options.seconds)
     counts = {"ok  ": 0, "FAIL": 0, "skip": 0}
     for name in options.gate or GATES:

@@ -7,7 +7,7 @@ import shutil
 
 from support.pinned import cuda_headers, nccl_wheel
 
-from .base import CC, CXX, RELEASE, ROOT, SCRATCH, STRICT, Failure, Skip, comments, run
+from .base import CC, CXX, LIBRARY, ROOT, SCRATCH, STRICT, Failure, Skip, comments, run
 from .programs import PEDANTIC
 
 SYSTEM = {"libc.so.6", "libgcc_s.so.1", "libm.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
@@ -19,17 +19,17 @@ def header_functions():
 
 
 def exports():
-    output = run(["nm", "-D", "--defined-only", RELEASE / "libdevicemesh.so"])
+    output = run(["nm", "-D", "--defined-only", LIBRARY / "libdevicemesh.so"])
     exported = {line.split()[-1] for line in output.splitlines() if line.strip()}
     declared = header_functions()
     if exported != declared:
         raise Failure(f"only exported: {sorted(exported - declared)}; only declared: {sorted(declared - exported)}")
-    dynamic = run(["readelf", "-d", RELEASE / "libdevicemesh.so"])
+    dynamic = run(["readelf", "-d", LIBRARY / "libdevicemesh.so"])
     version = re.search(r'^version = "(\d+)\.(\d+)', (ROOT / "Cargo.toml").read_text(), re.M)
     soname = f"libdevicemesh.so.{version.group(1)}.{version.group(2)}"
     if f"[{soname}]" not in dynamic:
         raise Failure(f"the SONAME is not {soname}:\n{dynamic}")
-    if not (RELEASE / soname).exists():
+    if not (LIBRARY / soname).exists():
         raise Failure(f"target/release/{soname} is missing")
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
     if not needed <= SYSTEM:

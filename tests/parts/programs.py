@@ -4,12 +4,12 @@ it asks for."""
 import re
 import threading
 
-from .base import CC, CXX, LINK, RELEASE, ROOT, SCRATCH, STRICT, TOOL, Failure, comments, run
+from .base import CC, CXX, LIBRARY, LINK, ROOT, SCRATCH, STRICT, TOOL, Failure, comments, run
 
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # More warnings than users of devicemesh.hpp are likely to ask for.
 PEDANTIC = ["-Wshadow", "-Wconversion", "-Wsign-conversion"]
-STATIC = [str(RELEASE / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
+STATIC = [str(LIBRARY / "libdevicemesh.a"), *(ROOT / "packaging/native-static-libs.txt").read_text().split()]
 
 
 class Program:

@@ -1,7 +1,6 @@
 """Running commands to their end, and finding the processes that a test has left."""
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -9,17 +8,15 @@ from pathlib import Path
 
 from .paths import ROOT, TOOL
 
-# Variables by which launchers tell a process its rank. conftest.py removes them from the session.
-LAUNCHER = re.compile(
-    r"^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_|GROUP_RANK|TORCHELASTIC_|OMPI_|PMI|PALS_|SLURM_|JOB_COMPLETION_INDEX|MPI_LOCAL)")
-# Variables that decide about colours (crate anstream; under CI a terminal gets colours even with
-# TERM=dumb). conftest.py removes them from the session.
-COLOURS = re.compile(r"^(CI|NO_COLOR|CLICOLOR|CLICOLOR_FORCE)$")
 # The variable whose value tells which test started a process. All its descendants inherit it.
 MARK = "LIBDEVICEMESH_TESTED_BY"
 
 
-class Late(AssertionError):
+class Failed(AssertionError):
+    """A command failed, or what it wrote is not what was expected."""
+
+
+class Late(Failed):
     """A command was not done in time."""
 
 
@@ -37,7 +34,7 @@ def environment(without=(), **variables):
 def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=False):
     """Runs a command to its end and gives what it wrote (stdout, stderr, returncode).
 
-    Fails with everything that the command wrote when the exit code is not `code` (None: any will
+    Raises Failed with everything that the command wrote when the exit code is not `code` (None: any will
     do), or when the command is not done after `timeout` seconds. It and its children are ended
     then. `env` replaces the variables; `merged` puts stderr into stdout."""
     command = words(command)
@@ -54,8 +51,8 @@ def run(*command, code=0, timeout=120, cwd=ROOT, env=None, input=None, merged=Fa
     except BaseException:
         end_group(process)
         raise
-    assert code is None or process.returncode == code, (
-        f"{shown}\n{out}{err or ''}\nexit code {process.returncode}, expected {code}")
+    if code is not None and process.returncode != code:
+        raise Failed(f"{shown}\n{out}{err or ''}\nexit code {process.returncode}, expected {code}")
     return subprocess.CompletedProcess(command, process.returncode, out, err or "")
 
 
