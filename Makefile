@@ -70,6 +70,8 @@ test-nccl:
 	$(PYTHON) tests/nccl_wheels.py --fetch
 	$(PYTHON) tests/run.py -k tests/test_nccl
 
+# Fetches real launchers and PyTorch, runs tests/interop and writes the table of docs/interop.md.
+# `make test-all` runs these tests too, with what the machine has.
 interop:
 	$(PYTHON) tests/interop/run.py $(ARGS)
 

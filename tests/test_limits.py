@@ -41,13 +41,14 @@ class Place:
         started = []
         try:
             for number, (before, arguments, user) in enumerate(ranks):
-                variables = environment(RANK=number, WORLD_SIZE=len(ranks), LOCAL_RANK=number, MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-                                        LD_LIBRARY_PATH=self.library)
+                variables = environment(RANK=number, WORLD_SIZE=len(ranks), LOCAL_RANK=number, MASTER_ADDR="127.0.0.1",
+                                        MASTER_PORT=port, LD_LIBRARY_PATH=self.library)
                 as_user = {} if user is None else {"user": user, "group": user, "extra_groups": []}
                 command = [*before, self.program, *arguments.split()]
                 try:
-                    started.append(subprocess.Popen(command, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                                    stderr=subprocess.STDOUT, text=True, **as_user))
+                    started.append(subprocess.Popen(
+                        command, env=variables, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT, text=True, **as_user))
                 except PermissionError:
                     pytest.skip(f"user {user} may not reach {self.program}")
             said = [rank.communicate(timeout=90)[0].strip() for rank in started]

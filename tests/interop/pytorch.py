@@ -12,13 +12,14 @@ PINNED = ["torch==2.15.0", "numpy"]
 
 
 @functools.lru_cache(None)
-def interpreter():
-    """Its path, or None where it cannot be had."""
+def interpreter(fetch=True):
+    """Its path, or None where it cannot be had, or is not there and must not be fetched."""
     python = Path(os.environ.get("DM_INTEROP_PYTHON", ENVIRONMENT / "bin/python"))
-    if not python.exists() and python.is_relative_to(ENVIRONMENT):
+    if fetch and not python.exists() and ENVIRONMENT in python.parents:
         made = subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], capture_output=True)
         if made.returncode == 0:
             subprocess.run([python, "-m", "pip", "install", "--quiet", *PINNED], capture_output=True, timeout=3600)
-    if not python.exists() or subprocess.run([python, "-c", "import torch.distributed"], capture_output=True).returncode != 0:
+    if not python.exists():
         return None
-    return python
+    imported = subprocess.run([python, "-c", "import torch.distributed"], capture_output=True)
+    return python if imported.returncode == 0 else None

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import time
 
+from support.ports import Ports
+
 PROGRAMS = ["munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo"]
 CONFIGURATION = """\
 ClusterName=interop
@@ -35,40 +37,29 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [held.getsockname()[1] for held in sockets]
-    for held in sockets:
-        held.close()
-    return ports
-
-
 class Slurm:
     """Its nodes are node001 and node002. A program finds those names through `resolving`."""
 
     def __init__(self, folder):
-        self.folder, self.processes, self.started = folder, [], False
+        self.folder, self.processes = folder, []
+        # The ports of slurmctld and of the two slurmd, which nobody else gets before `stop`.
+        self.ports = Ports()
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
         self.nodes = ["node001", "node002"]
         self.resolving = ["env", "LD_PRELOAD=libnss_wrapper.so", f"NSS_WRAPPER_HOSTS={folder}/hosts"]
 
     def start(self):
-        if self.started:
-            return
-        if self.processes:
-            raise RuntimeError("no Slurm, as said above")
-        shutil.rmtree(self.folder, ignore_errors=True)
-        (self.folder / "state").mkdir(parents=True)
+        (self.folder / "state").mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        ports = free_ports(3)
-        configuration = CONFIGURATION.format(ports=ports, folder=self.folder, host=socket.gethostname())
+        configuration = CONFIGURATION.format(ports=[self.ports.free() for _ in range(3)], folder=self.folder, host=socket.gethostname())
         (self.folder / "slurm.conf").write_text(configuration)
         (self.folder / "hosts").write_text("127.0.0.1 node001\n127.0.0.2 node002\n")
         # --force: the folder belongs to whoever has the checkout, which munge would not trust.
-        self.daemon("munged", "--foreground", "--force", *(f"--{name}={self.folder}/munge.{name.split('-')[0]}"
-                                                           for name in ("socket", "key-file", "pid-file", "seed-file")))
+        kinds = ("socket", "key-file", "pid-file", "seed-file")
+        files = [f"--{name}={self.folder}/munge.{name.split('-')[0]}" for name in kinds]
+        self.daemon("munged", "--foreground", "--force", *files)
         self.wait_for("munge's socket", (self.folder / "munge.socket").exists)
         self.daemon("slurmctld", "-D", "-c")
         for node in self.nodes:
@@ -76,12 +67,12 @@ class Slurm:
                 (self.folder / f"{kind}.{node}").mkdir()
             self.daemon("slurmd", "-D", "-N", node)
         self.wait_for("both nodes to be idle", self.idle)
-        self.started = True
 
     def daemon(self, name, *arguments):
         with open(self.folder / f"{name}.{len(self.processes)}.out", "wb") as output:
             self.processes.append(subprocess.Popen(
-                [shutil.which(name), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **self.environment}))
+                [shutil.which(name), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env={**os.environ, **self.environment}))
 
     def wait_for(self, what, condition):
         until = time.monotonic() + 40
@@ -93,7 +84,8 @@ class Slurm:
             time.sleep(0.1)
 
     def idle(self):
-        done = subprocess.run(["sinfo", "-h", "-N", "-o", "%N %t"], capture_output=True, text=True, timeout=20, env={**os.environ, **self.environment})
+        done = subprocess.run(["sinfo", "-h", "-N", "-o", "%N %t"], capture_output=True, text=True, timeout=20,
+                              env={**os.environ, **self.environment})
         return sorted(done.stdout.split("\n")[:-1]) == sorted(f"{node} idle" for node in self.nodes)
 
     def stop(self):
@@ -105,3 +97,4 @@ class Slurm:
                 process.kill()
                 process.wait()
         self.processes = []
+        self.ports.close()

@@ -1,0 +1,78 @@
+"""The library under Open MPI and MPICH.
+
+The first line of each test's documentation is its row in docs/interop.md (table.py)."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from launchers import MPICH, OPEN_MPI, ROOT_MAY, fine, needs
+from support.processes import environment, run
+
+pytestmark = [pytest.mark.long, pytest.mark.alone]
+
+
+@pytest.fixture(params=[OPEN_MPI, MPICH], ids=str)
+def launcher(request):
+    needs(request.param.command[0])
+    return request.param
+
+
+@pytest.fixture
+def mpi(tmp_path):
+    """Runs a launcher to its end and gives what it and its ranks wrote."""
+    def to_its_end(launcher, *arguments, code=0):
+        # Open MPI leaves its folder in TMPDIR.
+        variables = environment(**ROOT_MAY, TMPDIR=tmp_path)
+        return run(*launcher.command, *arguments, env=variables, timeout=60, code=code, merged=True).stdout
+    return to_its_end
+
+
+@pytest.fixture
+def mesh(programs):
+    return programs.c("tests/interop/mesh.c", name="interop-mesh")
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    """A program that takes the arguments of ssh and runs the command on this machine."""
+    path = tmp_path / "not_ssh"
+    path.write_text('#!/bin/sh\nwhile case "$1" in -*) ;; *) false ;; esac; do shift; done\nshift\nexec sh -c "$*"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_mpi_with_nothing_set(launcher, mpi, mesh):
+    """{launcher}, 4 ranks, nothing set"""
+    fine(mpi(launcher, "-n", 4, mesh, 2, 2), 4)
+
+
+def test_mpi_under_a_shell(launcher, mpi, mesh):
+    """{launcher}, 4 ranks, each under a shell"""
+    fine(mpi(launcher, "-n", 4, "sh", "-c", f"{mesh} 2 2; exit $?"), 4)
+
+
+def test_mpi_collectives(launcher, mpi, programs):
+    """{launcher}, tests/c/collectives.c on 4 ranks"""
+    mpi(launcher, "-n", 4, programs.c("tests/c/collectives.c"))
+
+
+def test_mpi_on_two_hosts(launcher, mpi, mesh, ssh, record_property):
+    """{launcher}, two hosts, nothing set"""
+    output = mpi(launcher, *launcher.two_hosts(ssh), mesh, 1, 2, code=None)
+    assert "no address to meet at" in output and "MASTER_ADDR" in output and "mesh fine" not in output, output
+    record_property("note", "refused at once, says what to set")
+
+
+def test_mpi_on_two_hosts_with_an_address(launcher, mpi, mesh, ssh, free_port):
+    """{launcher}, two hosts, MASTER_ADDR and MASTER_PORT exported by it"""
+    address = launcher.exported(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    fine(mpi(launcher, *address, *launcher.two_hosts(ssh), mesh, 1, 2), 2)
+
+
+def test_mpi_jobs_at_once(mpi, mesh):
+    """three Open MPI and three MPICH jobs of 2 ranks at once"""
+    needs(OPEN_MPI.command[0], MPICH.command[0])
+    with ThreadPoolExecutor(6) as pool:
+        for output in pool.map(lambda launcher: mpi(launcher, "-n", 2, mesh, 1, 2), 3 * [OPEN_MPI, MPICH]):
+            fine(output, 2)
