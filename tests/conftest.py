@@ -30,7 +30,8 @@ PATIENCE = 10.0
 
 def pytest_addoption(parser):
     parser.addoption("--name", action="append", default=[], metavar="TEXT", help="only tests whose name contains this")
-    parser.addoption("--random-deaths", type=int, default=4, metavar="N", help="how many random cases of test_lost_ranks.py (tests/soak.py)")
+    parser.addoption("--random-deaths", type=int, default=4, metavar="N",
+                     help="how many random cases of test_lost_ranks.py (tests/soak.py)")
 
 
 def is_worker():

@@ -34,7 +34,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from parts import headers, programs, rust
-from parts.base import CC, CXX, LIBRARY, ROOT, SCRATCH, TARGET, Failure, Skip, run
+from parts.base import CC, CXX, LIBRARY, ROOT, SCRATCH, TARGET, Failure, Skip
 from parts.python import pytest_python
 from support.machine import forget_machine
 

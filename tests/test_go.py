@@ -6,7 +6,6 @@ it (75 MB, fetched once). Nothing else is downloaded: the package needs only Go'
 """
 
 import fcntl
-import os
 import re
 import shutil
 import subprocess

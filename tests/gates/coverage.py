@@ -8,12 +8,11 @@ ranks that are killed, because they write no counters. target/coverage/html show
 import json
 import shutil
 
-from harness import CC, CXX, HOST, ROOT, STRICT, SYSROOT, TARGET, Failure, component, programs, run
+from harness import COMPILERS, HOST, ROOT, SYSROOT, TARGET, Failure, builder, component, launcher, programs, run
 from parts.python import pytest_python
 
 FOLDER = TARGET / "coverage"
 TOOLS = SYSROOT / "lib/rustlib" / HOST / "bin"
-COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
 # Files that are not ours, and files that are tests.
 OUTSIDE = r"/registry/|/rustc/|/rustlib/|/tests/|/tests\.rs$|/benches/|/examples/|build\.rs$"
 TESTS = ["tests/test_nccl.py", "tests/test_mesh_page.py", "tests/test_show_pictures.py"]
@@ -50,14 +49,9 @@ def gate():
     cargo("test", "--workspace", "--quiet", "--no-fail-fast")
     library = FOLDER / "build/debug"
 
-    def build(compiler, source, program):
-        return [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", source, "-x", "none", f"-L{library}", "-ldevicemesh", f"-Wl,-rpath,{library}",
-                "-pthread", "-o", program]
-
     def start(program, count):
-        launcher = [library / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
-        return [*launcher, program], {**environment(), "DM_TMP": str(FOLDER / "programs")}
-    programs(FOLDER / "programs", COMPILERS, build, start, 10)
+        return [*launcher(library, count), program], {**environment(), "DM_TMP": str(FOLDER / "programs")}
+    programs(FOLDER / "programs", COMPILERS, builder(library), start, 10)
     run([pytest_python(), "-m", "pytest", "-q", *TESTS], env={**environment(), "DM_LIB_DIR": str(library)}, timeout=1800)
     # Programs that tests start with an empty environment write into the current folder.
     for stray in [path for place in (ROOT, ROOT / "hostccl", ROOT / "hostccl/capi") for path in place.glob("default_*.profraw")]:
@@ -67,7 +61,8 @@ def gate():
 
 def figures(objects):
     merged = FOLDER / "merged.profdata"
-    run([TOOLS / "llvm-profdata", "merge", "--sparse", "--failure-mode=all", *(FOLDER / "raw").glob("*.profraw"), "-o", merged], timeout=600)
+    counters = (FOLDER / "raw").glob("*.profraw")
+    run([TOOLS / "llvm-profdata", "merge", "--sparse", "--failure-mode=all", *counters, "-o", merged], timeout=600)
     named = [objects[0], *(f"--object={path}" for path in objects[1:])]
     shared = [f"--instr-profile={merged}", f"--ignore-filename-regex={OUTSIDE}", *named]
     exported = run([TOOLS / "llvm-cov", "export", "--summary-only", *shared], timeout=600)
@@ -78,8 +73,8 @@ def figures(objects):
     for percent, name in table[:10]:
         print(f"     {percent:5.1f} % {name.removeprefix(str(ROOT) + '/')}", flush=True)
     part = totals["totals"]
-    line = (f"coverage: lines {part['lines']['percent']:.1f} % of {part['lines']['count']:,}, functions {part['functions']['percent']:.1f} %, "
-            f"regions {part['regions']['percent']:.1f} %")
+    line = (f"coverage: lines {part['lines']['percent']:.1f} % of {part['lines']['count']:,}, "
+            f"functions {part['functions']['percent']:.1f} %, regions {part['regions']['percent']:.1f} %")
     if part["lines"]["percent"] < LEAST:
         raise Failure(f"{line}; at least {LEAST} % of the lines are expected")
     return line

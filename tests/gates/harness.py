@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from parts.base import CC, CXX, ROOT, STRICT, TARGET, Failure, Skip, comments, run  # noqa: E402,F401
 
 PLANTED = ROOT / "tests/gates/planted"
+# How a program of each language is compiled.
+COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
 HOST = next(line.split()[1] for line in subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout.splitlines()
             if line.startswith("host:"))
 SYSROOT = Path(subprocess.run(["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True).stdout.strip())
@@ -35,7 +37,21 @@ def fails_with(command, expected, env=None):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     missing = [text for text in expected if text not in done.stdout]
     if done.returncode == 0 or missing:
-        raise Failure(f"$ {' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}; a planted defect must be reported, with {missing or expected}")
+        raise Failure(f"$ {' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}; "
+                      f"a planted defect must be reported, with {missing or expected}")
+
+
+def builder(library):
+    """A function that gives the command which builds a program with the library of this folder."""
+    def build(compiler, source, program):
+        link = [f"-L{library}", "-ldevicemesh", f"-Wl,-rpath,{library}", "-pthread"]
+        return [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", source, "-x", "none", *link, "-o", program]
+    return build
+
+
+def launcher(library, count):
+    """The words that start what follows on that many ranks: none for 0 ranks."""
+    return [library / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
 
 
 def programs(folder, compilers, build, start, slow, only=None):

@@ -6,20 +6,14 @@ blocks to which no pointer is left."""
 import re
 import shutil
 
-from harness import CC, CXX, PLANTED, ROOT, STRICT, TARGET, Failure, Skip, fails_with, programs, run
+from harness import COMPILERS, PLANTED, ROOT, TARGET, Failure, Skip, builder, fails_with, launcher, programs, run
 
 FOLDER = TARGET / "memcheck"
 RELEASE = TARGET / "release"
 # Only blocks to which no pointer is left are errors. The library keeps some blocks (worlds,
 # counters) until the process ends, and those stay reachable.
-VALGRIND = ["valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite",
-            "--num-callers=30", f"--suppressions={ROOT}/tests/gates/memcheck.supp"]
-COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17"]}
-
-
-def build(compiler, source, program):
-    return [*compiler, "-O1", "-g", *STRICT, "-Iinclude", "-Itests/c", source, "-x", "none", f"-L{RELEASE}", "-ldevicemesh", f"-Wl,-rpath,{RELEASE}",
-            "-pthread", "-o", program]
+VALGRIND = ["valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", "--show-leak-kinds=definite",
+            "--errors-for-leak-kinds=definite", "--num-callers=30", f"--suppressions={ROOT}/tests/gates/memcheck.supp"]
 
 
 def wanted(source, count):
@@ -32,7 +26,7 @@ def gate():
     if not shutil.which("valgrind"):
         raise Skip("no valgrind here (Debian: apt-get install valgrind)")
     run(["cargo", "build", "--release", "--quiet"], timeout=1800)
-    folder = FOLDER / "planted"
+    folder, build = FOLDER / "planted", builder(RELEASE)
     folder.mkdir(parents=True, exist_ok=True)
     for name, words in {"use_after_free": ["Invalid write of size 4", ": dm_rank ("], "leak": ["definitely lost"]}.items():
         run(build(COMPILERS[".c"], PLANTED / f"{name}.c", folder / name))
@@ -40,8 +34,7 @@ def gate():
 
     def start(program, count):
         # valgrind runs the ranks. The tool that starts them runs without it.
-        launcher = [RELEASE / "devicemesh", "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
-        return [*launcher, *VALGRIND, program], {"DM_TMP": str(FOLDER / "programs")}
+        return [*launcher(RELEASE, count), *VALGRIND, program], {"DM_TMP": str(FOLDER / "programs")}
     try:
         return f"{programs(FOLDER / 'programs', COMPILERS, build, start, 50, wanted)} runs"
     except Failure as failure:

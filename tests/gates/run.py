@@ -18,7 +18,8 @@ from harness import ROOT, Failure, Skip
 from support.machine import forget_machine
 
 GATES = {
-    "asan": (sanitized.address, "the library, the tool, tests/c and tests/cpp under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer"),
+    "asan": (sanitized.address,
+             "the library, the tool, tests/c and tests/cpp under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer"),
     "valgrind": (memcheck.gate, "tests/c under valgrind's memcheck, with leaks as errors"),
     "tsan": (sanitized.thread, "the library, tests/c, tests/cpp and the store's tests under ThreadSanitizer, with an instrumented std"),
     "coverage": (coverage.gate, "lines that tests/c, tests/cpp and the Rust tests run, as one figure"),

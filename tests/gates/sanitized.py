@@ -9,14 +9,14 @@ RUSTC_BOOTSTRAP=1 lets the stable compiler take it, for these builds alone. Thre
 see how the locks and channels of Rust's standard library work. So std is built too, from rustup's
 rust-src, and no report needs to be suppressed."""
 
-import os
-
-from harness import CC, CXX, HOST, PLANTED, STRICT, SYSROOT, TARGET, component, fails_with, programs, run
+from harness import CXX, HOST, PLANTED, STRICT, SYSROOT, TARGET, component, fails_with, launcher, programs, run
+from harness import COMPILERS as PLAIN
 
 SANITIZERS = {"asan": "address", "tsan": "thread"}
 FOLDER = {kind: TARGET / kind for kind in SANITIZERS}
 OPTIONS = {
-    "asan": {"ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    "asan": {"ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:abort_on_error=0",
+             "UBSAN_OPTIONS": "print_stacktrace=1"},
     "tsan": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:history_size=7"},
 }
 FLAGS = {"asan": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], "tsan": ["-fsanitize=thread"]}
@@ -31,7 +31,8 @@ def cargo(kind, command, *arguments, timeout=1800):
         flags.append("-Cdebug-assertions=yes")
     environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join(flags), "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", **OPTIONS[kind]}
     std = ["-Zbuild-std"] if kind == "tsan" else []
-    return run(["cargo", command, "--release", *std, "--target", HOST, "--target-dir", FOLDER[kind], *arguments], env=environment, timeout=timeout)
+    places = ["--target", HOST, "--target-dir", FOLDER[kind]]
+    return run(["cargo", command, "--release", *std, *places, *arguments], env=environment, timeout=timeout)
 
 
 def build(kind):
@@ -46,8 +47,10 @@ def linker(kind, library):
 
     def command(compiler, source, program):
         objects = f"{program}.o"
-        run([compiler[0], *FLAGS[kind], *compiler[1:], "-O1", "-g", "-fno-omit-frame-pointer", *STRICT, "-Iinclude", "-Itests/c", "-c", source, "-o", objects])
-        return [CXX, objects, f"-L{library}", "-ldevicemesh", f"-Wl,-rpath,{library}", "-rdynamic", "-Wl,--whole-archive", runtime, "-Wl,--no-whole-archive",
+        flags = [*FLAGS[kind], *compiler[1:], "-O1", "-g", "-fno-omit-frame-pointer", *STRICT]
+        run([compiler[0], *flags, "-Iinclude", "-Itests/c", "-c", source, "-o", objects])
+        whole = ["-rdynamic", "-Wl,--whole-archive", runtime, "-Wl,--no-whole-archive"]
+        return [CXX, objects, f"-L{library}", "-ldevicemesh", f"-Wl,-rpath,{library}", *whole,
                 "-lpthread", "-ldl", "-lm", "-lrt", "-o", program]
     return command
 
@@ -55,7 +58,7 @@ def linker(kind, library):
 # rustc's runtime lacks the part of UndefinedBehaviorSanitizer that knows C++'s classes. The
 # sanitized cases of tests/parts/programs.py have that part, because they use the compiler's own
 # runtime.
-COMPILERS = {".c": [CC, "-std=c11", "-D_GNU_SOURCE"], ".cpp": [CXX, "-std=c++17", "-fno-sanitize=vptr"]}
+COMPILERS = {**PLAIN, ".cpp": [*PLAIN[".cpp"], "-fno-sanitize=vptr"]}
 
 
 def proved(kind, library, expected):
@@ -71,11 +74,8 @@ def proved(kind, library, expected):
 
 
 def on_everything(kind, library, slow):
-    tool = library / "devicemesh"
-
     def start(program, count):
-        launcher = [tool, "run", "-n", count, "--prefix", "--grace-period", "60", "--"] if count else []
-        return [*launcher, program], {**OPTIONS[kind], "DM_TMP": str(FOLDER[kind] / "programs")}
+        return [*launcher(library, count), program], {**OPTIONS[kind], "DM_TMP": str(FOLDER[kind] / "programs")}
     return programs(FOLDER[kind] / "programs", COMPILERS, linker(kind, library), start, slow)
 
 

@@ -79,7 +79,8 @@ refuses(ValueError, "require", lambda: tp.all_reduce(torch.zeros(3, requires_gra
 refuses(TypeError, "complex64", lambda: tp.all_reduce(torch.zeros(3, dtype=torch.complex64)))
 refuses(TypeError, "bool", lambda: tp.all_reduce(torch.zeros(3, dtype=torch.bool)))
 refuses(ValueError, "float32", lambda: tp.all_reduce(torch.zeros(3), torch.zeros(3, dtype=torch.int32)))
-refuses(devicemesh.UnsupportedError, "no NCCL communicator", lambda: devicemesh.DeviceMesh.from_group(their_3d.get_group("tp"), "cpu", [0, 1]))
+gloo = their_3d.get_group("tp")
+refuses(devicemesh.UnsupportedError, "no NCCL communicator", lambda: devicemesh.DeviceMesh.from_group(gloo, "cpu", [0, 1]))
 gathered = torch.zeros(2, 3, dtype=torch.bfloat16)
 tp.all_gather(torch.full((3,), RANK, dtype=torch.bfloat16), gathered)
 assert gathered.tolist() == [[rank] * 3 for rank in tp.ranks]

@@ -24,6 +24,7 @@ def pytest_python():
             except Failure:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise Skip("venv does not work here (Debian: apt-get install python3-venv)") from None
-            run([folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", "tests/requirements.txt"], timeout=600)
+            pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            run([*pip, "-r", "tests/requirements.txt"], timeout=600)
             complete.write_text(wanted)
     return folder / "bin/python"

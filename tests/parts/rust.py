@@ -58,5 +58,6 @@ def add(runner):
     programs = Programs()
     for source in sources():
         runner.add(f"rust {source}", programs.case(source))
-    runner.add("rust documentation", lambda: passed(run(["cargo", "test", "--workspace", "--features", "cudarc", "--doc"], timeout=BUILD_DEADLINE)))
+    documentation = ["cargo", "test", "--workspace", "--features", "cudarc", "--doc"]
+    runner.add("rust documentation", lambda: passed(run(documentation, timeout=BUILD_DEADLINE)))
     return programs.build

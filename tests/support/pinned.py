@@ -50,9 +50,9 @@ def wheels(pins, wanted):
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            platforms = ("manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_18_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
-            command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:", *(f"--platform={platform}" for platform in platforms),
-                       "--dest", str(folder), *pins]
+            kinds = ("manylinux1", "manylinux2014", "manylinux_2_18", "manylinux_2_27", "manylinux_2_28")
+            command = [*pip(), "download", "--quiet", "--no-deps", "--only-binary=:all:",
+                       *(f"--platform={kind}_x86_64" for kind in kinds), "--dest", str(folder), *pins]
             for attempt in (1, 2, 3):
                 fetched = subprocess.run(command, capture_output=True, text=True, timeout=900)
                 if fetched.returncode == 0:
