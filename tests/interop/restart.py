@@ -1,7 +1,7 @@
-"""libdevicemesh alone on four ranks, the mesh (2, 2). The first attempt ends when the mesh
-stands: rank 1 leaves with an error and the others wait, so an agent that has lost no rank
-restarts its own without counting it in TORCHELASTIC_RESTART_COUNT. DM_MARKER: a file that says
-whether there was an attempt before."""
+"""Four ranks make the mesh (2, 2) without PyTorch. In the first attempt rank 1 then exits with an
+error, and the others wait until their agent ends them. An agent that has lost no rank restarts its
+own ranks without counting that in TORCHELASTIC_RESTART_COUNT. The file that DM_MARKER names exists
+after the first attempt."""
 
 import os
 import time

@@ -1,5 +1,5 @@
-"""Each of four ranks runs PyTorch (gloo) and libdevicemesh in one process: the same mesh (2, 2),
-the same sums over both dimensions."""
+"""Each of four ranks runs PyTorch (gloo) and libdevicemesh in one process. Both make the mesh (2,
+2), and both must compute equal sums over its dimensions."""
 
 import os
 

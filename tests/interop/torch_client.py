@@ -1,5 +1,5 @@
-"""Every operation that torch.distributed.TCPStore and PrefixStore can send, against the store
-that MASTER_ADDR and MASTER_PORT name."""
+"""Sends every operation of torch.distributed.TCPStore and PrefixStore to the store that
+MASTER_ADDR and MASTER_PORT name, and checks the answers."""
 
 import datetime
 import os

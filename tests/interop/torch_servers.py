@@ -1,5 +1,5 @@
-"""PyTorch's TCPStore servers, one per argument (libuv or legacy), on ports that the kernel
-chose: prints the ports, then serves until its input ends."""
+"""Starts a TCPStore server of PyTorch's for each argument (libuv or legacy), on ports that the
+kernel chose. It prints the ports, and serves until its input ends."""
 
 import sys
 

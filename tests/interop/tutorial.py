@@ -1,6 +1,6 @@
-"""The programs of PyTorch's DeviceMesh tutorial, each of eight ranks with PyTorch (gloo) and the
-Python package beside it: the same groups, the same ranks, the same results of an all-reduce over
-each dimension. All meet in one store."""
+"""Each of eight ranks runs the programs of PyTorch's DeviceMesh tutorial with PyTorch (gloo) and
+with the Python package. Both must have equal groups and ranks, and an all-reduce over each
+dimension must give equal results. All ranks meet in one store."""
 
 import pickle
 

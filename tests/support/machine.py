@@ -19,12 +19,13 @@ OUTPUT = r"CI|NO_COLOR|FORCE_COLOR|CLICOLOR|CLICOLOR_FORCE|PY_COLORS|PYTHON_COLO
 LIBRARIES = (
     r"DM_.*|HOSTCCL_.*|NCCL_.*|RCCL_.*|CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|OMP_.*|JAX_.*"
     r"|XLA_.*|VIRTUAL_ENV|CONDA_PREFIX")
-# Variables that make Python, Rust, git, make and the C compiler behave in another way. The tests
-# look for what cargo builds below target/, and a git hook sets GIT_DIR.
+# Variables that make Python, pip, Rust, git, make, cmake, Go and the C compiler behave in another
+# way. The tests look for what cargo builds below target/, and a git hook sets GIT_DIR.
 TOOLS = (
     r"PYTHON.*|RUST_BACKTRACE|RUST_LIB_BACKTRACE|RUST_LOG|RUST_TEST_.*|CARGO_TARGET_DIR|CARGO_BUILD_TARGET"
     r"|CARGO_BUILD_TARGET_DIR|GIT_.*|MAKEFLAGS|MFLAGS|MAKELEVEL|MAKEOVERRIDES|DESTDIR|PREFIX|LIBDIR|INCLUDEDIR|BINDIR"
-    r"|DATADIR|MANDIR|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS")
+    r"|DATADIR|MANDIR|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|CMAKE_.*|GOROOT|GOBIN|GOOS|GOARCH|GOEXPERIMENT|GO111MODULE|CGO_.*"
+    r"|PIP_(USER|TARGET|PREFIX|ROOT|REQUIRE_VIRTUALENV|NO_BINARY)")
 CHANGES = re.compile(f"{LAUNCHER}|{OUTPUT}|{LIBRARIES}|{TOOLS}")
 # What tells the tests something, and PYTHONPYCACHEPREFIX, which says where Python may write.
 WANTED = re.compile(
