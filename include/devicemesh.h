@@ -1645,6 +1645,8 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
  * A dm_plan_options without a machine: world_size, locations, shape and ndim are to be filled in.
  */
 #define DM_PLAN_OPTIONS_INIT { sizeof(dm_plan_options), 0, 0, NULL, NULL, 0, NULL }
+/* ---- flags and placements ---- */
+
 /**
  * A dm_placement: every rank along the mesh dimension holds the same.
  */
