@@ -92,7 +92,7 @@ fn drive(port: u16, ranks: std::ops::Range<usize>, world: usize, run: &str) {
     lap("connect");
 
     let key = |name: &str| format!("/bench/{run}/{name}").into_bytes();
-    let call = format!("dm_world_init(device_type=cuda, world_size={world}, version=0.1.0)\n");
+    let call = format!("dm_world_init(device_type=cuda, world_size={world}, version=0.2.0)\n");
     // Arrive, and read what rank 0 was asked.
     let first = key("here/0");
     let arrive = |rank: &Rank| {

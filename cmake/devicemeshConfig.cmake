@@ -1,4 +1,4 @@
-# find_package(devicemesh [0.1] [REQUIRED] [COMPONENTS shared static hostccl nccl])
+# find_package(devicemesh [0.2] [REQUIRED] [COMPONENTS shared static hostccl nccl])
 #
 #   devicemesh::devicemesh  libdevicemesh.so        component shared
 #   devicemesh::static      libdevicemesh.a         component static

@@ -31,9 +31,9 @@ int main(void)
   CHECK(dm_world_size(world, &ranks));
 
   const char *names[2] = {"dp", "tp"};
-  size_t shape[2];
+  int32_t shape[2];
   shape[1] = ranks % 2 == 0 ? 2 : 1;
-  shape[0] = (size_t)ranks / shape[1];
+  shape[0] = ranks / shape[1];
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.world = world;
 
@@ -48,7 +48,7 @@ int main(void)
   CHECK(dm_all_reduce(mesh, "dp", &mine, &over_dp, 1, DM_FLOAT32, DM_SUM, NULL));
   printf("rank %d at (dp=%d, tp=%d): sum over tp %g, over dp %g\n", rank, dp_rank, tp_rank, over_tp, over_dp);
 
-  CHECK(dm_finalize(mesh));
+  CHECK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   dm_world_free(world);
   return 0;

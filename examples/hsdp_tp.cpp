@@ -82,7 +82,7 @@ struct Dimension {
   int rank, size;
 
   Dimension(const dm::Mesh &mesh, const char *name)
-      : comm(mesh.comm(name)), rank(mesh.local_rank(name)), size(static_cast<int>(mesh.size(name)))
+      : comm(mesh.comm(name)), rank(mesh.local_rank(name)), size(mesh.size(name))
   {
   }
 };
@@ -274,16 +274,16 @@ Result train(const dm::Mesh &mesh, const Digits &digits, bool talk)
 // The group of every rank along every dimension, from the mesh alone: no communication.
 void print_groups(const dm::Mesh &mesh)
 {
-  for (std::size_t rank = 0; rank < mesh.size(); ++rank) {
-    std::printf("rank %zu:", rank);
+  for (std::int32_t rank = 0; rank < mesh.size(); ++rank) {
+    std::printf("rank %d:", rank);
     for (const std::string &name : mesh.dim_names()) {
       const std::size_t size = mesh.size(name);
-      const std::vector<std::int64_t> groups = mesh.replica_groups(name);
+      const std::vector<std::int32_t> groups = mesh.replica_groups(name);
       for (std::size_t first = 0; first < groups.size(); first += size)
         for (std::size_t at = first; at < first + size; ++at)
-          if (groups[at] == static_cast<std::int64_t>(rank)) {
+          if (groups[at] == rank) {
             std::printf("  %s {", name.c_str());
-            for (std::size_t member = first; member < first + size; ++member) std::printf("%s%" PRId64, member > first ? ", " : "", groups[member]);
+            for (std::size_t member = first; member < first + size; ++member) std::printf("%s%d", member > first ? ", " : "", groups[member]);
             std::printf("}");
           }
     }

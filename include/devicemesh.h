@@ -9,6 +9,10 @@
  *                 DM_STATUS_MISMATCH or DM_STATUS_TIMEOUT on all of them, naming the ranks.
  *   out           outputs come last and are written only on success; queries into a buffer always write *len_out.
  *   borrowed      stays owned by the library; the named owner bounds its life.
+ *   world rank    a process's number in the world, 0 to its size - 1.
+ *   rank along    a process's number in its group along a dimension, 0 to the dimension's size - 1: its coordinate there and its rank in
+ *   dim           the dimension's communicator. Arguments that hold one are named dim_rank, peer or root. Ranks, and sizes that count
+ *                 ranks, are int32_t; counts of elements, bytes and array elements are size_t.
  *
  * Threads: every function may be called from several threads at once, on the same handle. A handle is a token (slot and generation), not an
  * address: one that is stale, freed twice or made up gives DM_STATUS_INVALID_HANDLE, never undefined behaviour. A process with several
@@ -69,6 +73,12 @@
  * Placement: the mesh dimension splits a dimension of the tensor.
  */
 #define DM_SHARD 1
+
+/**
+ * Placement: every rank along the mesh dimension holds a part of a sum (or of another reduction)
+ * that is still to be made. Each part has the whole shape.
+ */
+#define DM_PARTIAL 2
 
 /* ---- types ---- */
 
@@ -237,6 +247,10 @@ typedef struct dm_dim_options {
    */
   uint32_t flags;
   /**
+   * Must be 0.
+   */
+  uint32_t reserved;
+  /**
    * NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config
    * does not share its communicator. The fields other than names must be the same on every rank.
    */
@@ -259,6 +273,10 @@ typedef struct dm_init_options {
    * DM_INIT_ flags.
    */
   uint32_t flags;
+  /**
+   * Must be 0.
+   */
+  uint32_t reserved;
   /**
    * NULL: the process's default world of that device type, joined from the environment at first
    * use.
@@ -287,11 +305,38 @@ typedef struct dm_init_options {
 typedef struct ncclComm *ncclComm_t;
 
 /**
+ * Options of a collective call that gives a mesh new dimensions, or ends it. Initialise with
+ * DM_CALL_OPTIONS_INIT.
+ */
+typedef struct dm_call_options {
+  /**
+   * sizeof(dm_call_options), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * There are no flags yet: 0.
+   */
+  uint32_t flags;
+  /**
+   * Must be 0.
+   */
+  uint32_t reserved;
+  /**
+   * How long the call may take, in milliseconds. 0: as long as the mesh's calls.
+   */
+  int64_t timeout_ms;
+  /**
+   * NULL, or one element for each dimension that the call makes.
+   */
+  const struct dm_dim_options *dim_options;
+} dm_call_options;
+
+/**
  * How one mesh dimension splits a tensor; dm_local_shard takes one for each dimension.
  */
 typedef struct dm_placement {
   /**
-   * DM_REPLICATE or DM_SHARD.
+   * DM_REPLICATE, DM_SHARD or DM_PARTIAL.
    */
   int32_t kind;
   /**
@@ -303,7 +348,45 @@ typedef struct dm_placement {
    * ones in the order of the mesh. All zero is PyTorch's order, from left to right.
    */
   int32_t order;
+  /**
+   * Must be 0. An initialiser that ends before it, as in `{DM_SHARD, 0, 1}`, makes it 0.
+   */
+  uint32_t reserved[5];
 } dm_placement;
+
+/**
+ * What dm_plan_ranks plans. Initialise with DM_PLAN_OPTIONS_INIT.
+ */
+typedef struct dm_plan_options {
+  /**
+   * sizeof(dm_plan_options), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * There are no flags yet: 0.
+   */
+  uint32_t flags;
+  /**
+   * The number of ranks in the world, and of paths in locations.
+   */
+  int32_t world_size;
+  /**
+   * The path of each world rank, from far to near: "rack1/host3/nvl0".
+   */
+  const char *const *locations;
+  /**
+   * The size of each dimension of the mesh. The product is at most world_size.
+   */
+  const int32_t *shape;
+  /**
+   * The number of dimensions.
+   */
+  size_t ndim;
+  /**
+   * NULL, or a weight for each dimension: how much a rank exchanges along it.
+   */
+  const uint32_t *traffic;
+} dm_plan_options;
 
 /**
  * The type of a buffer's elements: the values of ncclDataType_t.
@@ -512,7 +595,7 @@ const char *dm_last_error(void);
 dm_status dm_last_error_info(struct dm_error_info *info_out);
 
 /**
- * The version of the loaded library: 10000 * major + 100 * minor + patch, so 100 is 0.1.0.
+ * The version of the loaded library: 10000 * major + 100 * minor + patch, so 200 is 0.2.0.
  *
  * Local.
  */
@@ -597,12 +680,21 @@ dm_status dm_world_locations(const struct dm_world *world, const char *location,
  * call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
  * used any more; handles are still to be freed. Other ranks that wait for this one get
  * DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
- * dm_world_options.joining_out ends the dm_world_init that wrote it. world NULL: the default
- * worlds, those that dm_init joins by itself, also while one is being joined. A dm_init that
- * begins after that joins the default world anew, so the ranks can meet again once all of them
- * have aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+ * dm_world_options.joining_out ends the dm_world_init that wrote it. dm_default_world_abort does
+ * this for the worlds that dm_init joins by itself. Errors: DM_STATUS_INVALID_HANDLE,
+ * DM_STATUS_CCL.
  */
 dm_status dm_world_abort(const struct dm_world *world);
+
+/**
+ * Ends this rank's part in the default worlds, those that dm_init joins by itself, as
+ * dm_world_abort does. It ends one that is being joined, too.
+ *
+ * Local, from any thread; takes no lock that a blocked call holds. A dm_init that begins after
+ * that joins the default world anew, so the ranks can meet again once all of them have aborted
+ * theirs. Without a default world it does nothing. Errors: DM_STATUS_CCL.
+ */
+dm_status dm_default_world_abort(void);
 
 /**
  * Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any
@@ -618,7 +710,7 @@ void dm_world_free(struct dm_world *world);
  * Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
  *
  * ```c
- * dm_init("cuda", (size_t[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
+ * dm_init("cuda", (int[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
  * dm_get_comm(mesh, "shard", &comm);
  * ```
  *
@@ -640,7 +732,7 @@ void dm_world_free(struct dm_world *world);
  * call fails on any rank, it fails on all ranks and leaves nothing behind.
  */
 dm_status dm_init(const char *device_type,
-                  const size_t *shape,
+                  const int32_t *shape,
                   size_t ndim,
                   const char *const *dim_names,
                   const struct dm_init_options *options,
@@ -654,14 +746,15 @@ dm_status dm_init(const char *device_type,
  * as the dimension, and this process's rank in it is its coordinate (checked). The communicators
  * belong to the library that the world, DM_CCL_LIBRARY or the device type names. The
  * communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort, unless
- * options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks
+ * options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
+ * nothing is made here. options->world NULL: the mesh joins no world, its ranks
  * are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL, DM_STATUS_LIBRARY.
  */
 dm_status dm_from_comms(const char *device_type,
-                        const size_t *shape,
+                        const int32_t *shape,
                         size_t ndim,
                         const char *const *dim_names,
                         const ncclComm_t *comms,
@@ -752,8 +845,8 @@ dm_status dm_slice(const struct dm_mesh *mesh,
  *
  * Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
  * dimensions under the same name give the communicator that exists, without communication; under
- * another name they share it unless options says DM_DIM_OWN_COMM. options NULL: the defaults. The
- * caller frees the handle with dm_free.
+ * another name they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the
+ * defaults; its dim_options has one element. The caller frees the handle with dm_free.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's),
  * DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
@@ -761,7 +854,7 @@ dm_status dm_slice(const struct dm_mesh *mesh,
  */
 dm_status dm_flatten(const struct dm_mesh *mesh,
                      const char *name,
-                     const struct dm_dim_options *options,
+                     const struct dm_call_options *options,
                      struct dm_mesh **mesh_out);
 
 /**
@@ -769,18 +862,18 @@ dm_status dm_flatten(const struct dm_mesh *mesh,
  * with a communicator.
  *
  * Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
- * not be those of the view's other dimensions. options is NULL or has n elements, one per new
- * dimension. The caller frees the handle with dm_free.
+ * not be those of the view's other dimensions. options NULL: the defaults; its dim_options has n
+ * elements, one per new dimension. The caller frees the handle with dm_free.
  *
  * Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and
  * those of dm_flatten.
  */
 dm_status dm_unflatten(const struct dm_mesh *mesh,
                        const char *dim,
-                       const size_t *sizes,
+                       const int32_t *sizes,
                        const char *const *names,
                        size_t n,
-                       const struct dm_dim_options *options,
+                       const struct dm_call_options *options,
                        struct dm_mesh **mesh_out);
 
 /**
@@ -794,20 +887,21 @@ dm_status dm_unflatten(const struct dm_mesh *mesh,
  * dp=2, cp=2, tp=2) of 16 ranks:
  *
  * ```c
- * dm_reshape(dense, (size_t[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
+ * dm_reshape(dense, (int[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
  * ```
  *
- * Here pp is checked to be the same stages, and etp shares the communicator of tp. options is NULL
- * or has n elements, one per new dimension. The caller frees the handle with dm_free.
+ * Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
+ * the defaults; its dim_options has n elements, one per new dimension. The caller frees the handle
+ * with dm_free.
  *
  * Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with
  * both layouts), and those of dm_flatten.
  */
 dm_status dm_reshape(const struct dm_mesh *mesh,
-                     const size_t *sizes,
+                     const int32_t *sizes,
                      const char *const *names,
                      size_t n,
-                     const struct dm_dim_options *options,
+                     const struct dm_call_options *options,
                      struct dm_mesh **mesh_out);
 
 /**
@@ -820,8 +914,9 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
  * The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
  * dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
  * are for those ranks alone. The other dimensions keep their communicators. The result ends with
- * the root mesh, which dm_root gives. A range of all indices is the view itself. The caller frees
- * the handle with dm_free.
+ * the root mesh, which dm_root gives. A range of all indices is the view itself. options NULL: the
+ * defaults; its dim_options has one element, for what is left of dim. The caller frees the handle
+ * with dm_free.
  *
  * On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
  * over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the
@@ -832,9 +927,10 @@ dm_status dm_reshape(const struct dm_mesh *mesh,
  */
 dm_status dm_slice_range(const struct dm_mesh *mesh,
                          const char *dim,
-                         size_t start,
-                         size_t len,
-                         size_t step,
+                         int32_t start,
+                         int32_t len,
+                         int32_t step,
+                         const struct dm_call_options *options,
                          struct dm_mesh **mesh_out);
 
 /**
@@ -865,7 +961,7 @@ dm_status dm_root(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
 dm_status dm_submesh_count(const struct dm_mesh *mesh,
                            const char *const *dim_names,
                            size_t num_names,
-                           size_t *count_out);
+                           int32_t *count_out);
 
 /**
  * One of the parallel copies of the named dimensions over the ranks of the root mesh, by index;
@@ -880,7 +976,7 @@ dm_status dm_submesh_count(const struct dm_mesh *mesh,
 dm_status dm_submesh(const struct dm_mesh *mesh,
                      const char *const *dim_names,
                      size_t num_names,
-                     size_t index,
+                     int32_t index,
                      struct dm_mesh **mesh_out);
 
 /**
@@ -923,14 +1019,14 @@ const char *dm_dim_name(const struct dm_mesh *mesh, size_t index);
  * Local. *len_out is the number of dimensions, always written for a valid handle. Errors:
  * DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_shape(const struct dm_mesh *mesh, size_t *sizes, size_t capacity, size_t *len_out);
+dm_status dm_shape(const struct dm_mesh *mesh, int32_t *sizes, size_t capacity, size_t *len_out);
 
 /**
  * The size of a dimension in ranks; dim NULL: the number of ranks of the whole view.
  *
  * Local. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_size(const struct dm_mesh *mesh, const char *dim, size_t *size_out);
+dm_status dm_size(const struct dm_mesh *mesh, const char *dim, int32_t *size_out);
 
 /**
  * This process's rank in the world, whether or not it is in the mesh.
@@ -940,8 +1036,8 @@ dm_status dm_size(const struct dm_mesh *mesh, const char *dim, size_t *size_out)
 dm_status dm_rank(const struct dm_mesh *mesh, int32_t *rank_out);
 
 /**
- * This rank's coordinate along a dimension, which is also its rank in that dimension's
- * communicator.
+ * This process's rank along a dimension: its coordinate along it, and its rank in that
+ * dimension's communicator. PyTorch calls it the local rank.
  *
  * Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several
@@ -955,7 +1051,19 @@ dm_status dm_get_local_rank(const struct dm_mesh *mesh, const char *dim, int32_t
  * Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER,
  * DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_get_coordinate(const struct dm_mesh *mesh, size_t *coordinate, size_t capacity, size_t *len_out);
+dm_status dm_get_coordinate(const struct dm_mesh *mesh, int32_t *coordinate, size_t capacity, size_t *len_out);
+
+/**
+ * The coordinate in the view of any of its ranks, by world rank: one number per dimension.
+ *
+ * Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER (the rank is not in
+ * this view), DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_coordinate_of(const struct dm_mesh *mesh,
+                           int32_t world_rank,
+                           int32_t *coordinate,
+                           size_t capacity,
+                           size_t *len_out);
 
 /**
  * The world ranks of the view, row-major in its shape.
@@ -986,7 +1094,7 @@ dm_status dm_group_ranks(const struct dm_mesh *mesh, const char *dim, int32_t *r
  */
 dm_status dm_replica_groups(const struct dm_mesh *mesh,
                             const char *dim,
-                            int64_t *ranks,
+                            int32_t *ranks,
                             size_t capacity,
                             size_t *len_out);
 
@@ -1017,25 +1125,38 @@ dm_status dm_describe(const struct dm_mesh *mesh, char *text, size_t capacity, s
 /* ---- other ranks along a dimension ---- */
 
 /**
- * The world rank of member local_rank of this rank's group along dim: of rank local_rank in
- * dm_get_comm's communicator.
+ * The world rank of the rank that is dim_rank along dim, in this rank's group along it.
  *
- * Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, rank 6 gets 4
- * for member 0 of tp and 2 for member 0 of dp. Errors: DM_STATUS_INVALID_ARGUMENT (local_rank is
- * negative or not below the dimension's size), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
- * DM_STATUS_INVALID_HANDLE.
+ * Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, world rank 6
+ * gets 4 for dim_rank 0 of tp and 2 for dim_rank 0 of dp. dm_translate_world_rank is the way back.
+ * Errors: DM_STATUS_INVALID_ARGUMENT (dim_rank is negative or not below the dimension's size),
+ * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
  */
-dm_status dm_translate_rank(const struct dm_mesh *mesh, const char *dim, int32_t local_rank, int32_t *world_rank_out);
+dm_status dm_translate_rank(const struct dm_mesh *mesh, const char *dim, int32_t dim_rank, int32_t *world_rank_out);
 
 /**
- * The world rank that lies offset steps along dim from this rank: 1 is the next stage of a
- * pipeline, -1 the one before.
+ * The rank along dim of a world rank in this rank's group along it: the number that dm_send,
+ * dm_recv and root arguments take.
  *
- * Local. Past the edge: -1, or with wrap the rank at (coordinate + offset) modulo the dimension's
- * size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND,
- * DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ * Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, world rank 6
+ * gets 0 for world rank 4 along tp, and DM_STATUS_NOT_MEMBER for world rank 3, which lies in the
+ * other group along tp. Errors: DM_STATUS_NOT_MEMBER (also of this rank), DM_STATUS_NOT_FOUND,
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
  */
-dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int64_t offset, bool wrap, int32_t *world_rank_out);
+dm_status dm_translate_world_rank(const struct dm_mesh *mesh,
+                                  const char *dim,
+                                  int32_t world_rank,
+                                  int32_t *dim_rank_out);
+
+/**
+ * The rank along dim that lies offset steps from this rank: 1 is the next stage of a pipeline, -1
+ * the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of it.
+ *
+ * Local. Past the edge: -1, or with wrap the rank at (this rank along dim + offset) modulo the
+ * dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
+ * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_neighbor(const struct dm_mesh *mesh, const char *dim, int32_t offset, bool wrap, int32_t *dim_rank_out);
 
 /* ---- what a rank holds ---- */
 
@@ -1081,7 +1202,7 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  * A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the
  * closest domains of the machine.
  *
- * Local, no communication; the same on every rank that asks with the same arguments. locations
+ * Local, no communication; the same on every rank that asks with the same options. locations
  * has world_size paths, of each world rank, far to near: "rack1/host3/nvl0" (dm_world_locations
  * gathers them). Level 0 is the racks here, level 2 the NVLink domains; there are at most 32
  * levels. A name counts within the domain around it: host3 of rack1 is not host3 of rack2. Ranks
@@ -1124,11 +1245,7 @@ dm_status dm_local_shard(const struct dm_mesh *mesh,
  * "rack1//nvl0"; a size of 0; n larger than world_size), DM_STATUS_BUFFER_TOO_SMALL (the report;
  * *len_out says how long it is, ranks_out is not written).
  */
-dm_status dm_plan_ranks(const char *const *locations,
-                        size_t world_size,
-                        const size_t *shape,
-                        size_t ndim,
-                        const uint32_t *traffic,
+dm_status dm_plan_ranks(const struct dm_plan_options *options,
                         int32_t *ranks_out,
                         char *report,
                         size_t capacity,
@@ -1417,7 +1534,8 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * that no other root mesh of this world shares. Every view of this root answers DM_STATUS_ABORTED
  * from then on; handles are still to be freed.
  *
- * Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and
+ * Collective over the root mesh; on a rank outside it, local. options NULL: the mesh's timeout;
+ * its dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
  * DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
  * dm_abort ends it; when a rank did not get through the call, the mesh has ended here),
  * DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
@@ -1427,7 +1545,7 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * failure. When a rank waits in a collective of the host engine for a rank that has called
  * dm_finalize, both get DM_STATUS_MISMATCH after about a second.
  */
-dm_status dm_finalize(const struct dm_mesh *mesh);
+dm_status dm_finalize(const struct dm_mesh *mesh, const struct dm_call_options *options);
 
 /**
  * The mesh without those indices along dim that hold a lost rank, for going on after a rank has
@@ -1444,8 +1562,10 @@ dm_status dm_finalize(const struct dm_mesh *mesh);
  * therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
  * but not after dm_finalize. Only dm_world_abort ends the call early. When it fails (another rank
  * died meanwhile, ranks named different lost ones), call it again on the same handle. The result
- * is a root mesh of its own; its dimensions have the names of this one's and no dm_dim_options,
- * and share no communicator with meshes made before. The caller frees the handle with dm_free.
+ * is a root mesh of its own; its dimensions have the names of this one's, and share no
+ * communicator with meshes made before. options NULL: the defaults and the mesh's timeout; its
+ * dim_options has one element for each dimension of the mesh. The caller frees the handle with
+ * dm_free.
  *
  * A rank that is named as lost need not have died: it calls dm_abort. Ranks that name different
  * lost ranks get DM_STATUS_MISMATCH if they wait for each other. Two sets of ranks that name each
@@ -1462,18 +1582,26 @@ dm_status dm_shrink(const struct dm_mesh *mesh,
                     const char *dim,
                     const int32_t *lost_ranks,
                     size_t num_lost,
+                    const struct dm_call_options *options,
                     struct dm_mesh **mesh_out);
 
 /* ---- meshes by name ---- */
 
 /**
  * Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of
- * that name. mesh NULL removes the name.
+ * that name. dm_unregister removes it.
  *
  * Local. The registry holds the view by itself: the handle may be freed. Errors:
  * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is NULL or empty).
  */
 dm_status dm_register(const struct dm_mesh *mesh, const char *name);
+
+/**
+ * Forgets the view that was registered under that name.
+ *
+ * Local. Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_unregister(const char *name);
 
 /**
  * A new handle of the view that was registered under that name. The caller frees it with dm_free.
@@ -1504,10 +1632,32 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_dim_options in which everything is the default.
  */
-#define DM_DIM_OPTIONS_INIT { sizeof(dm_dim_options), 0, NULL, NULL }
+#define DM_DIM_OPTIONS_INIT { sizeof(dm_dim_options), 0, 0, NULL, NULL }
 /**
  * A dm_init_options in which everything is the default.
  */
-#define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, NULL, NULL, NULL, 0 }
+#define DM_INIT_OPTIONS_INIT { sizeof(dm_init_options), 0, 0, NULL, NULL, NULL, 0 }
+/**
+ * A dm_call_options in which everything is the default.
+ */
+#define DM_CALL_OPTIONS_INIT { sizeof(dm_call_options), 0, 0, 0, NULL }
+/**
+ * A dm_plan_options without a machine: world_size, locations, shape and ndim are to be filled in.
+ */
+#define DM_PLAN_OPTIONS_INIT { sizeof(dm_plan_options), 0, 0, NULL, NULL, 0, NULL }
+/* ---- flags and placements ---- */
+
+/**
+ * A dm_placement: every rank along the mesh dimension holds the same.
+ */
+#define DM_PLACEMENT_REPLICATE { DM_REPLICATE, 0, 0, { 0, 0, 0, 0, 0 } }
+/**
+ * A dm_placement: the mesh dimension splits tensor_dim, before those of higher order.
+ */
+#define DM_PLACEMENT_SHARD(tensor_dim, order) { DM_SHARD, (tensor_dim), (order), { 0, 0, 0, 0, 0 } }
+/**
+ * A dm_placement: every rank along the mesh dimension holds a part of a sum.
+ */
+#define DM_PLACEMENT_PARTIAL { DM_PARTIAL, 0, 0, { 0, 0, 0, 0, 0 } }
 
 #endif /* DEVICEMESH_H */

@@ -493,14 +493,15 @@ struct Dim {
   /// The dimension's name.
   std::string name;
   /// How many ranks lie along it.
-  std::size_t size;
+  std::int64_t size;
   /// Wishes for its communicator.
   DimOptions options;
 
   /// {"tp", 8}, or {"tp", 8, options}; the size is of any type of integers.
   template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
   Dim(const Text &dim_name, Integer dim_size, DimOptions dim_options = {})
-      : name(dim_name.string()), size(static_cast<std::size_t>(dim_size)), options(std::move(dim_options))
+      : name(dim_name.string()), size(dim_size > 0 && static_cast<std::uint64_t>(dim_size) > INT64_MAX ? INT64_MAX : static_cast<std::int64_t>(dim_size)),
+        options(std::move(dim_options))
   {
   }
 };
@@ -515,13 +516,13 @@ public:
   /// A list that was made at run time.
   Dims(const std::vector<Dim> &dims) { copy(dims.data(), dims.size()); }
   /// Sizes and as many names; without names the dimensions are dim_0, dim_1 and so on.
-  Dims(Span<const std::size_t> shape, const Texts &names = {}) : sizes_(shape.begin(), shape.end()), options_(shape.size())
+  Dims(Span<const std::int32_t> shape, const Texts &names = {}) : sizes_(shape.begin(), shape.end()), options_(shape.size())
   {
     for (std::size_t at = 0; at < names.size(); ++at) names_.emplace_back(names.data()[at]);
     point();
   }
   /// {2, 4}
-  Dims(std::initializer_list<std::size_t> shape) : Dims(Span<const std::size_t>(shape)) {}
+  Dims(std::initializer_list<std::int32_t> shape) : Dims(Span<const std::int32_t>(shape)) {}
 
   Dims(const Dims &) = delete;
   Dims &operator=(const Dims &) = delete;
@@ -529,15 +530,29 @@ public:
   /// The number of dimensions.
   [[nodiscard]] std::size_t size() const noexcept { return sizes_.size(); }
   /// Their sizes.
-  [[nodiscard]] const std::size_t *sizes() const noexcept { return sizes_.data(); }
+  [[nodiscard]] const std::int32_t *sizes() const noexcept { return sizes_.data(); }
   /// Their names; NULL when they have none.
   [[nodiscard]] const char *const *names() const noexcept { return pointers_.empty() ? nullptr : pointers_.data(); }
-  /// Their options.
-  [[nodiscard]] const dm_dim_options *options() const noexcept { return c_options_.data(); }
+  /// Their options; NULL when all are the defaults.
+  [[nodiscard]] const dm_dim_options *options() const noexcept
+  {
+    for (const dm_dim_options &one : c_options_)
+      if (one.flags != 0 || one.nccl_config != nullptr || one.comm_name != nullptr) return c_options_.data();
+    return nullptr;
+  }
+  /// Options for the call that makes them. They borrow from this object.
+  [[nodiscard]] dm_call_options call(std::chrono::milliseconds timeout) const noexcept
+  {
+    dm_call_options options = DM_CALL_OPTIONS_INIT;
+    options.timeout_ms = timeout.count();
+    options.dim_options = this->options();
+    return options;
+  }
 
-  /// An error that C cannot see: another number of names than of sizes. Empty when there is none.
+  /// An error that C cannot see: another number of names than of sizes, or a size that is no std::int32_t. Empty when there is none.
   [[nodiscard]] std::string problem() const
   {
+    if (!too_large_.empty()) return too_large_;
     if (names_.empty() || names_.size() == sizes_.size()) return {};
     return std::to_string(names_.size()) + " names for " + std::to_string(sizes_.size()) + " sizes";
   }
@@ -546,7 +561,9 @@ private:
   void copy(const Dim *dims, std::size_t count)
   {
     for (const Dim *dim = dims; dim != dims + count; ++dim) {
-      sizes_.push_back(dim->size);
+      if (dim->size < INT32_MIN || dim->size > INT32_MAX)
+        too_large_ = "the size of dimension " + dim->name + " is " + std::to_string(dim->size) + ", which is no number of ranks";
+      sizes_.push_back(static_cast<std::int32_t>(dim->size));
       names_.push_back(Text(dim->name).string());
       options_.push_back(dim->options);
     }
@@ -559,7 +576,8 @@ private:
     for (const DimOptions &options : options_) c_options_.push_back(options.capi());
   }
 
-  std::vector<std::size_t> sizes_;
+  std::vector<std::int32_t> sizes_;
+  std::string too_large_;
   std::vector<std::string> names_;
   std::vector<DimOptions> options_;
   std::vector<const char *> pointers_;
@@ -570,10 +588,13 @@ private:
 using Placement = dm_placement;
 
 /// Every rank along the mesh dimension holds the same.
-[[nodiscard]] constexpr Placement replicate() noexcept { return {DM_REPLICATE, 0, 0}; }
+[[nodiscard]] constexpr Placement replicate() noexcept { return {DM_REPLICATE, 0, 0, {}}; }
+
+/// Every rank along the mesh dimension holds a part of a sum that is still to be made, of the whole shape.
+[[nodiscard]] constexpr Placement partial() noexcept { return {DM_PARTIAL, 0, 0, {}}; }
 
 /// The mesh dimension splits this dimension of the tensor. Where several do, those of lower order split first.
-[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept { return {DM_SHARD, tensor_dim, order}; }
+[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept { return {DM_SHARD, tensor_dim, order, {}}; }
 
 // ---- the world ----
 
@@ -629,12 +650,15 @@ public:
   /// The process's default world.
   WorldRef(dm_world *world = nullptr) noexcept : world_(world) {}
   /// This one.
-  template <class Style> WorldRef(const BasicWorld<Style> &world) noexcept : world_(world.capi()) {}
+  template <class Style> WorldRef(const BasicWorld<Style> &world) noexcept : world_(world.capi()), gone_(world.capi() == nullptr) {}
   /// The C handle.
   [[nodiscard]] dm_world *capi() const noexcept { return world_; }
+  /// Whether it was made from a World that is empty or was moved from, which names no world.
+  [[nodiscard]] bool gone() const noexcept { return gone_; }
 
 private:
   dm_world *world_;
+  bool gone_ = false;
 };
 
 /// A mesh as an argument: borrowed, for the call. Made from a Mesh or a C handle.
@@ -777,13 +801,11 @@ public:
   /// Ends this rank's part in the world, at once, and wakes its blocked calls. Local, from any thread. See dm_world_abort.
   Returns<void> abort() const
   {
-    // NULL would mean the default worlds.
-    if (!world_) return Calls::template fail<void>(Status::invalid_handle, "this World is empty or was moved from");
     return Calls::done(dm_world_abort(capi()));
   }
 
-  /// Aborts the default worlds, which init() of a mesh joins by itself. See dm_world_abort.
-  static Returns<void> abort_default() { return Calls::done(dm_world_abort(nullptr)); }
+  /// Aborts the default worlds, which init() of a mesh joins by itself. See dm_default_world_abort.
+  static Returns<void> abort_default() { return Calls::done(dm_default_world_abort()); }
 
   /// The C handle, borrowed; NULL of an empty one.
   [[nodiscard]] dm_world *capi() const noexcept { return world_.get(); }
@@ -1031,9 +1053,9 @@ private:
   // The library would refuse these when the operation is issued. In a group that is too late for the operations before it.
   static std::string wrong(const dm_mesh *mesh, const Text &dim, const Operands &operands)
   {
-    std::size_t ranks = 0;
+    std::int32_t ranks = 0;
     dm_size(mesh, dim.c_str(), &ranks);
-    if (operands.member != nullptr && (operands.rank < 0 || static_cast<std::size_t>(operands.rank) >= ranks))
+    if (operands.member != nullptr && (operands.rank < 0 || operands.rank >= ranks))
       return std::string(operands.member) + " is " + std::to_string(operands.rank) + ", but dimension " + dim.string() + " has ranks 0 to " +
              std::to_string(ranks - 1);
     if (operands.op < DM_SUM || operands.op > DM_AVG) return "op is " + std::to_string(operands.op) + ", not one of 0 to 4";
@@ -1146,6 +1168,7 @@ public:
   /// dimensions, in their order; missing ones are the defaults, and there is nothing for more to apply to. See dm_deserialize.
   [[nodiscard]] static Returns<BasicMesh> deserialize(const Text &text, const InitOptions &options = {}, Span<const DimOptions> dim_options = {})
   {
+    if (options.world.gone()) return no_world();
     dm_init_options wishes = options.capi();
     std::vector<dm_dim_options> dims;
     if (!dim_options.empty() && text.c_str() != nullptr) {
@@ -1192,34 +1215,44 @@ public:
     return view([&](dm_mesh **mesh) { return dm_slice(capi(), dims.data(), dims.size(), mesh); });
   }
 
-  /// One dimension out of all of this view's, with a communicator. Collective over the root mesh. name nullptr joins their names with "_". See
-  /// dm_flatten.
-  [[nodiscard]] Returns<BasicMesh> flatten(const Text &name = {}, const DimOptions &options = {}) const
+  /// One dimension out of all of this view's, with a communicator. Collective over the root mesh. name nullptr joins their names with "_".
+  /// timeout 0: the mesh's. See dm_flatten.
+  [[nodiscard]] Returns<BasicMesh> flatten(const Text &name = {}, const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
-    const dm_dim_options wishes = options.capi();
+    const dm_dim_options dim = options.capi();
+    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
+    wishes.timeout_ms = timeout.count();
+    wishes.dim_options = &dim;
     return view([&](dm_mesh **mesh) { return dm_flatten(capi(), name.c_str(), &wishes, mesh); });
   }
 
   /// The view with dim replaced by these, whose sizes multiply to its size, each with a communicator. Collective over the root mesh. See
   /// dm_unflatten.
-  [[nodiscard]] Returns<BasicMesh> unflatten(const Text &dim, const Dims &dims) const
+  [[nodiscard]] Returns<BasicMesh> unflatten(const Text &dim, const Dims &dims, std::chrono::milliseconds timeout = {}) const
   {
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
-    return view([&](dm_mesh **mesh) { return dm_unflatten(capi(), dim.c_str(), dims.sizes(), dims.names(), dims.size(), dims.options(), mesh); });
+    const dm_call_options wishes = dims.call(timeout);
+    return view([&](dm_mesh **mesh) { return dm_unflatten(capi(), dim.c_str(), dims.sizes(), dims.names(), dims.size(), &wishes, mesh); });
   }
 
   /// All ranks of this view under another shape: a second factorisation, each dimension with a communicator. Collective over the root mesh.
   /// See dm_reshape.
-  [[nodiscard]] Returns<BasicMesh> reshape(const Dims &dims) const
+  [[nodiscard]] Returns<BasicMesh> reshape(const Dims &dims, std::chrono::milliseconds timeout = {}) const
   {
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
-    return view([&](dm_mesh **mesh) { return dm_reshape(capi(), dims.sizes(), dims.names(), dims.size(), dims.options(), mesh); });
+    const dm_call_options wishes = dims.call(timeout);
+    return view([&](dm_mesh **mesh) { return dm_reshape(capi(), dims.sizes(), dims.names(), dims.size(), &wishes, mesh); });
   }
 
   /// The view with dim restricted to its indices start, start + step ... (len of them). Collective over the root mesh. See dm_slice_range.
-  [[nodiscard]] Returns<BasicMesh> slice_range(const Text &dim, std::size_t start, std::size_t len, std::size_t step = 1) const
+  [[nodiscard]] Returns<BasicMesh> slice_range(const Text &dim, std::int32_t start, std::int32_t len, std::int32_t step = 1,
+                                                const DimOptions &options = {}, std::chrono::milliseconds timeout = {}) const
   {
-    return view([&](dm_mesh **mesh) { return dm_slice_range(capi(), dim.c_str(), start, len, step, mesh); });
+    const dm_dim_options left = options.capi();
+    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
+    wishes.timeout_ms = timeout.count();
+    wishes.dim_options = &left;
+    return view([&](dm_mesh **mesh) { return dm_slice_range(capi(), dim.c_str(), start, len, step, &wishes, mesh); });
   }
 
   /// Views of one root mesh side by side, concatenate({a, b}): a view with the dimensions of all of them. Local. See dm_concatenate.
@@ -1245,15 +1278,15 @@ public:
   }
 
   /// How many parallel copies of these dimensions there are over the ranks of the root mesh. Local. See dm_submesh_count.
-  [[nodiscard]] Returns<std::size_t> submesh_count(const Texts &dims) const
+  [[nodiscard]] Returns<std::int32_t> submesh_count(const Texts &dims) const
   {
-    std::size_t count = 0;
+    std::int32_t count = 0;
     const dm_status status = dm_submesh_count(capi(), dims.data(), dims.size(), &count);
     return Calls::give(status, count);
   }
 
   /// One of these copies, by index. Local. See dm_submesh.
-  [[nodiscard]] Returns<BasicMesh> submesh(const Texts &dims, std::size_t index) const
+  [[nodiscard]] Returns<BasicMesh> submesh(const Texts &dims, std::int32_t index) const
   {
     return view([&](dm_mesh **mesh) { return dm_submesh(capi(), dims.data(), dims.size(), index, mesh); });
   }
@@ -1292,16 +1325,16 @@ public:
   }
 
   /// The sizes of the dimensions. Local. See dm_shape.
-  [[nodiscard]] Returns<std::vector<std::size_t>> shape() const
+  [[nodiscard]] Returns<std::vector<std::int32_t>> shape() const
   {
-    return Calls::template list<std::size_t>(
-        [&](std::size_t *sizes, std::size_t capacity, std::size_t *length) { return dm_shape(capi(), sizes, capacity, length); });
+    return Calls::template list<std::int32_t>(
+        [&](std::int32_t *sizes, std::size_t capacity, std::size_t *length) { return dm_shape(capi(), sizes, capacity, length); });
   }
 
   /// The size of a dimension in ranks; of nullptr the number of ranks of the view. Local. See dm_size.
-  [[nodiscard]] Returns<std::size_t> size(const Text &dim = {}) const
+  [[nodiscard]] Returns<std::int32_t> size(const Text &dim = {}) const
   {
-    std::size_t size = 0;
+    std::int32_t size = 0;
     const dm_status status = dm_size(capi(), dim.c_str(), &size);
     return Calls::give(status, size);
   }
@@ -1323,10 +1356,18 @@ public:
   }
 
   /// This rank's coordinate, one number per dimension. Local. See dm_get_coordinate.
-  [[nodiscard]] Returns<std::vector<std::size_t>> coordinate() const
+  [[nodiscard]] Returns<std::vector<std::int32_t>> coordinate() const
   {
-    return Calls::template list<std::size_t>([&](std::size_t *coordinate, std::size_t capacity, std::size_t *length) {
+    return Calls::template list<std::int32_t>([&](std::int32_t *coordinate, std::size_t capacity, std::size_t *length) {
       return dm_get_coordinate(capi(), coordinate, capacity, length);
+    });
+  }
+
+  /// The coordinate of a world rank that is in the view, one number per dimension. Local. See dm_coordinate_of.
+  [[nodiscard]] Returns<std::vector<std::int32_t>> coordinate_of(std::int32_t world_rank) const
+  {
+    return Calls::template list<std::int32_t>([&](std::int32_t *coordinate, std::size_t capacity, std::size_t *length) {
+      return dm_coordinate_of(capi(), world_rank, coordinate, capacity, length);
     });
   }
 
@@ -1346,9 +1387,9 @@ public:
   }
 
   /// All groups along a dimension, as XLA wants them: shape [groups, size(dim)], row-major. Local. See dm_replica_groups.
-  [[nodiscard]] Returns<std::vector<std::int64_t>> replica_groups(const Text &dim = {}) const
+  [[nodiscard]] Returns<std::vector<std::int32_t>> replica_groups(const Text &dim = {}) const
   {
-    return Calls::template list<std::int64_t>([&](std::int64_t *ranks, std::size_t capacity, std::size_t *length) {
+    return Calls::template list<std::int32_t>([&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) {
       return dm_replica_groups(capi(), dim.c_str(), ranks, capacity, length);
     });
   }
@@ -1381,16 +1422,25 @@ public:
     return Calls::text([&](char *text, std::size_t capacity, std::size_t *length) { return dm_serialize(capi(), text, capacity, length); });
   }
 
-  /// The world rank of member local_rank of this rank's group along dim. Local. See dm_translate_rank.
-  [[nodiscard]] Returns<std::int32_t> translate_rank(const Text &dim, std::int32_t local_rank) const
+  /// The world rank of the rank that is dim_rank along dim, in this rank's group. Local. See dm_translate_rank.
+  [[nodiscard]] Returns<std::int32_t> translate_rank(const Text &dim, std::int32_t dim_rank) const
   {
     std::int32_t rank = 0;
-    const dm_status status = dm_translate_rank(capi(), dim.c_str(), local_rank, &rank);
+    const dm_status status = dm_translate_rank(capi(), dim.c_str(), dim_rank, &rank);
     return Calls::give(status, rank);
   }
 
-  /// The world rank offset steps along dim from this one; nothing past the edge, unless wrap goes round. Local. See dm_neighbor.
-  [[nodiscard]] Returns<std::optional<std::int32_t>> neighbor(const Text &dim, std::int64_t offset, bool wrap = false) const
+  /// The rank along dim of a world rank in this rank's group, for send(), recv() and roots. Local. See dm_translate_world_rank.
+  [[nodiscard]] Returns<std::int32_t> translate_world_rank(const Text &dim, std::int32_t world_rank) const
+  {
+    std::int32_t rank = 0;
+    const dm_status status = dm_translate_world_rank(capi(), dim.c_str(), world_rank, &rank);
+    return Calls::give(status, rank);
+  }
+
+  /// The rank along dim that lies offset steps from this one, for send() and recv(); nothing past the edge, unless wrap goes round. Local.
+  /// See dm_neighbor.
+  [[nodiscard]] Returns<std::optional<std::int32_t>> neighbor(const Text &dim, std::int32_t offset, bool wrap = false) const
   {
     std::int32_t rank = -1;
     const dm_status status = dm_neighbor(capi(), dim.c_str(), offset, wrap, &rank);
@@ -1440,26 +1490,28 @@ public:
   /// Ends the root mesh on this rank, at once, and wakes every call that is blocked in it. Local, from any thread. See dm_abort.
   Returns<void> abort() const { return Calls::done(dm_abort(capi())); }
 
-  /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over it. See dm_finalize.
-  Returns<void> finalize() const { return Calls::done(dm_finalize(capi())); }
+  /// Waits for outstanding work and destroys the communicators of the root mesh. Collective over it. timeout 0: the mesh's. See dm_finalize.
+  Returns<void> finalize(std::chrono::milliseconds timeout = {}) const
+  {
+    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
+    wishes.timeout_ms = timeout.count();
+    return Calls::done(dm_finalize(capi(), &wishes));
+  }
 
   /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died: mesh.shrink("dp", {5}). Collective over the
   /// ranks that are not lost; ends the root mesh, whatever comes of it. See dm_shrink.
-  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks) const
+  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks, std::chrono::milliseconds timeout = {}) const
   {
-    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks.data(), lost_ranks.size(), mesh); });
+    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
+    wishes.timeout_ms = timeout.count();
+    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks.data(), lost_ranks.size(), &wishes, mesh); });
   }
 
   /// Keeps this view under a name, for lookup(). Local. See dm_register.
-  Returns<void> register_as(const Text &name) const
-  {
-    // NULL would mean to remove the name.
-    if (!mesh_) return Calls::template fail<void>(Status::invalid_handle, "this Mesh is empty or was moved from");
-    return Calls::done(dm_register(capi(), name.c_str()));
-  }
+  Returns<void> register_as(const Text &name) const { return Calls::done(dm_register(capi(), name.c_str())); }
 
-  /// Removes a name that register_as() gave. Local. See dm_register.
-  static Returns<void> unregister(const Text &name) { return Calls::done(dm_register(nullptr, name.c_str())); }
+  /// Removes a name that register_as() gave. Local. See dm_unregister.
+  static Returns<void> unregister(const Text &name) { return Calls::done(dm_unregister(name.c_str())); }
 
   // ---- collectives ----
   //
@@ -1756,7 +1808,7 @@ private:
     std::int32_t rank = 0;
     if (detail::Collected::innermost() == nullptr || dm_get_local_rank(capi(), dim.c_str(), &rank) != DM_STATUS_OK) return here;
     here.rank = static_cast<std::size_t>(rank);
-    if (dm_size(capi(), dim.c_str(), &here.ranks) != DM_STATUS_OK) here.ranks = 1;
+    if (group_size(dim, &here.ranks) != DM_STATUS_OK) here.ranks = 1;
     return here;
   }
 
@@ -1771,21 +1823,28 @@ private:
   // A root mesh: the options as C has them, and what C cannot check for want of lengths.
   template <class Make> static Returns<BasicMesh> make(const Dims &dims, const InitOptions &options, Make make)
   {
+    if (options.world.gone()) return no_world();
     if (const std::string problem = dims.problem(); !problem.empty()) return invalid<BasicMesh>(problem);
     if (!options.ranks.empty() && !holds(options.ranks.size(), dims))
       return invalid<BasicMesh>("options.ranks has " + std::to_string(options.ranks.size()) + " ranks, not as many as the shape says");
     dm_init_options wishes = options.capi();
-    wishes.dim_options = dims.size() > 0 ? dims.options() : nullptr;
+    wishes.dim_options = dims.options();
     return view([&](dm_mesh **mesh) { return make(wishes, mesh); });
+  }
+
+  // The default world is no stand-in for a world that was moved elsewhere.
+  static Returns<BasicMesh> no_world()
+  {
+    return Calls::template fail<BasicMesh>(Status::invalid_handle, "options.world is a World that is empty or was moved from");
   }
 
   // Whether the sizes multiply to count, which is not 0; without multiplying, which could overflow.
   static bool holds(std::size_t count, const Dims &dims) noexcept
   {
     for (std::size_t at = 0; at < dims.size(); ++at) {
-      const std::size_t size = dims.sizes()[at];
-      if (size == 0 || count % size != 0) return false;
-      count /= size;
+      const std::int32_t size = dims.sizes()[at];
+      if (size <= 0 || count % static_cast<std::size_t>(size) != 0) return false;
+      count /= static_cast<std::size_t>(size);
     }
     return count == 1;
   }
@@ -1794,8 +1853,11 @@ private:
   dm_status group_size(const Text &dim, std::size_t *size) const noexcept
   {
     std::int32_t rank = 0;
-    const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank);
-    return status == DM_STATUS_OK ? dm_size(capi(), dim.c_str(), size) : status;
+    std::int32_t ranks = 0;
+    dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank);
+    if (status == DM_STATUS_OK) status = dm_size(capi(), dim.c_str(), &ranks);
+    if (status == DM_STATUS_OK) *size = static_cast<std::size_t>(ranks);
+    return status;
   }
 
   static Returns<void> sizes(const char *call, const char *which, std::size_t size, std::size_t other)
@@ -1815,7 +1877,7 @@ private:
 namespace detail {
 
 template <class Style>
-typename Style::template Returns<Plan> plan_ranks(const Texts &locations, Span<const std::size_t> shape, Span<const std::uint32_t> traffic)
+typename Style::template Returns<Plan> plan_ranks(const Texts &locations, Span<const std::int32_t> shape, Span<const std::uint32_t> traffic)
 {
   using Calls = detail::Calls<Style>;
   if (!traffic.empty() && traffic.size() != shape.size())
@@ -1823,13 +1885,18 @@ typename Style::template Returns<Plan> plan_ranks(const Texts &locations, Span<c
                                       std::to_string(traffic.size()) + " weights of traffic for " + std::to_string(shape.size()) + " dimensions");
   // A plan has at most as many ranks as there are locations; a larger shape is refused.
   Plan plan{std::vector<std::int32_t>(locations.size() + 1), {}};
+  dm_plan_options wishes = DM_PLAN_OPTIONS_INIT;
+  wishes.world_size = locations.size() > INT32_MAX ? -1 : static_cast<std::int32_t>(locations.size());
+  wishes.locations = locations.data();
+  wishes.shape = shape.data();
+  wishes.ndim = shape.size();
+  wishes.traffic = traffic.empty() ? nullptr : traffic.data();
   const dm_status status = Calls::fill(plan.report, 2048, [&](char *report, std::size_t capacity, std::size_t *length) {
-    return dm_plan_ranks(locations.data(), locations.size(), shape.data(), shape.size(), traffic.empty() ? nullptr : traffic.data(),
-                         plan.ranks.data(), report, capacity, length);
+    return dm_plan_ranks(&wishes, plan.ranks.data(), report, capacity, length);
   });
   if (status == DM_STATUS_OK) {
     std::size_t ranks = 1;
-    for (const std::size_t size : shape) ranks *= size;
+    for (const std::int32_t size : shape) ranks *= static_cast<std::size_t>(size);
     plan.ranks.resize(ranks);
     plan.report.pop_back();  // the NUL
   }
@@ -1856,7 +1923,7 @@ using Mesh = BasicMesh<detail::Throws>;
 
 /// Ranks for InitOptions::ranks that keep the dimensions that talk most inside the closest domains of the machine. locations has a path of each
 /// world rank, "rack1/host3/nvl0"; traffic a weight of each dimension, or nothing. Local. See dm_plan_ranks.
-[[nodiscard]] inline Plan plan_ranks(const Texts &locations, Span<const std::size_t> shape, Span<const std::uint32_t> traffic = {})
+[[nodiscard]] inline Plan plan_ranks(const Texts &locations, Span<const std::int32_t> shape, Span<const std::uint32_t> traffic = {})
 {
   return detail::plan_ranks<detail::Throws>(locations, shape, traffic);
 }
@@ -1883,7 +1950,7 @@ using Mesh = BasicMesh<detail::Gives>;
 [[nodiscard]] inline Result<Mesh> init(const Dims &dims, const InitOptions &options = {}) { return Mesh::init({}, dims, options); }
 
 /// dm::plan_ranks, with a Result in place of an exception.
-[[nodiscard]] inline Result<Plan> plan_ranks(const Texts &locations, Span<const std::size_t> shape, Span<const std::uint32_t> traffic = {})
+[[nodiscard]] inline Result<Plan> plan_ranks(const Texts &locations, Span<const std::int32_t> shape, Span<const std::uint32_t> traffic = {})
 {
   return detail::plan_ranks<detail::Gives>(locations, shape, traffic);
 }

@@ -89,7 +89,7 @@ fn same(mesh: &Mesh, view: &View, root: &Root, world_size: usize) -> Result<(), 
     }
     let mine = root.position.filter(|_| root.is_member(view));
     for (index, axis) in view.axes.iter().enumerate() {
-        let groups: Vec<i64> = axis.groups.iter().flat_map(|group| root.ranks_of(group)).map(i64::from).collect();
+        let groups: Vec<i32> = axis.groups.iter().flat_map(|group| root.ranks_of(group)).collect();
         prop_assert_eq!(mesh.replica_groups(index), groups);
         let group = mine.map(|position| root.ranks_of(axis.group(position)));
         let place = mine.map(|position| axis.coordinate(position));
@@ -108,9 +108,10 @@ fn same(mesh: &Mesh, view: &View, root: &Root, world_size: usize) -> Result<(), 
             };
             let along = place as i64 + step;
             let past = usize::try_from(along).ok().and_then(|along| group.get(along).copied());
-            prop_assert_eq!(mesh.neighbor(index, step, false).unwrap(), past);
+            prop_assert_eq!(mesh.neighbor(index, step, false).unwrap().map(|at| group[at]), past);
             let around = group[along.rem_euclid(group.len() as i64) as usize];
-            prop_assert_eq!(mesh.neighbor(index, step, true).unwrap(), Some(around));
+            prop_assert_eq!(mesh.neighbor(index, step, true).unwrap().map(|at| group[at]), Some(around));
+            prop_assert_eq!(mesh.dim_rank(index, around).unwrap(), along.rem_euclid(group.len() as i64) as usize);
         }
     }
     prop_assert_eq!(

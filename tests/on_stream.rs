@@ -77,7 +77,7 @@ fn collectives_over_device_memory() {
             assert_eq!(stream.clone_dtoh(&exchanged).unwrap(), [rank as i64, 10 + rank as i64]);
 
             // Under the name of a flattened dimension.
-            mesh.flatten(Some("all"), Default::default()).unwrap();
+            mesh.flatten(Some("all"), &Default::default()).unwrap();
             on_stream.all_reduce("all", &mut copied, Operator::Sum).unwrap();
             assert_eq!(values(&stream, &copied), [2.0; 3]);
             mesh.root_comms().finalize().unwrap();

@@ -71,7 +71,7 @@ fn collectives_over_slices() {
         assert_eq!(exchanged, along_shard.map(|peer| (peer * 10 + rank % 2) as i32));
 
         // A flattened dimension, under its name, from the view that it was made of.
-        mesh.flatten(Some("all"), Default::default()).unwrap();
+        mesh.flatten(Some("all"), &Default::default()).unwrap();
         let mut everybody = [1u64];
         mesh.all_reduce("all", &mut everybody, Operator::Sum).unwrap();
         assert_eq!(everybody, [4]);
@@ -271,7 +271,7 @@ fn what_is_dropped_forgotten_or_panics_leaves_the_rest_whole() {
             let mut value = [rank + 1].map(|value| value as u32);
             mesh.all_reduce(dim, &mut value, Operator::Sum).map(|()| value[0])
         };
-        let flat = mesh.flatten(Some("flat"), Default::default()).unwrap();
+        let flat = mesh.flatten(Some("flat"), &Default::default()).unwrap();
         let again = mesh.root().unwrap();
         drop(flat);
         std::mem::forget(mesh.slice(&["replicate"]).unwrap());

@@ -213,7 +213,7 @@ int ncclAllGather(const void *send, void *recv, size_t count, int type, void *co
 @pytest.fixture
 def faulty(tmp_path):
     """The engine behind a library that gives wrong data on one rank."""
-    real = tmp_path / "libhostccl.so.0.1"
+    real = tmp_path / "libhostccl.so.0.2"
     real.symlink_to(LIBRARY / "libhostccl.so")  # under its SONAME
     processes.run(CC, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed", real, f"-Wl,-rpath,{tmp_path}", "-ldl",
                   "-o", tmp_path / "libfaulty.so", input=FAULTY)

@@ -92,11 +92,11 @@ static dm_mesh *start(const dm_init_options *options, int ranks, bool apart)
   dm_mesh *line = NULL, *mesh = NULL, *pair = NULL, *flat = NULL;
   const char *const names[] = {"dp", "cp", "tp"};
   start_shape(ranks, sizes);
-  const size_t shape[] = {(size_t)sizes[0], (size_t)sizes[1], (size_t)sizes[2]};
+  const int32_t shape[] = {sizes[0], sizes[1], sizes[2]};
   if (apart) {
     CHECK(dm_world_barrier(options->world, 0));
     mark("agreement");
-    CHECK(dm_init("cpu", &(size_t){(size_t)ranks}, 1, NULL, options, &line));
+    CHECK(dm_init("cpu", &ranks, 1, NULL, options, &line));
     mark("agreement and root");
   }
   CHECK(dm_init("cpu", shape, 3, names, options, &mesh));
@@ -131,7 +131,7 @@ int main(int argc, char **argv)
   options.world = world;
   if (marks.executed)
     mesh = start(&options, size, strcmp(argv[1], "phases") == 0);
-  CHECK(dm_init("cpu", &(size_t){(size_t)size}, 1, NULL, &options, &line));
+  CHECK(dm_init("cpu", &size, 1, NULL, &options, &line));
   CHECK(dm_get_comm(line, NULL, &comm));
   find_functions(line);
   int code = 0;
@@ -140,9 +140,9 @@ int main(int argc, char **argv)
   else
     code = measure(&library, argc, argv);
   /* All figures are measured, so the result does not matter: another rank may have gone already. */
-  dm_finalize(line);
+  dm_finalize(line, NULL);
   if (mesh)
-    dm_finalize(mesh);
+    dm_finalize(mesh, NULL);
   dm_free(line);
   dm_free(mesh);
   dm_world_free(world);

@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::size_t kTokens = 8;  // of a rank; also the most that it sends to one expert
 
-std::int64_t token(std::size_t rank, std::size_t i) { return static_cast<std::int64_t>(100 * rank + i * i + 1); }
-std::size_t expert_of(std::int64_t token, std::size_t experts) { return static_cast<std::size_t>(token * 7 % 11) % experts; }
+std::int64_t token(std::size_t rank, std::size_t i) { return 100 * rank + i * i + 1; }
+std::size_t expert_of(std::int64_t token, std::size_t experts) { return token * 7 % 11 % experts; }
 
 }  // namespace
 
@@ -26,8 +26,7 @@ try {
   const dm::Mesh dense = dm::init("cpu", {{"dp", 4}, {"tp", 2}});
   const dm::Mesh sparse = dense.reshape({{"edp", 2}, {"ep", 4}});  // the same eight ranks, with communicators of their own
 
-  const std::size_t experts = sparse.size("ep"), me = static_cast<std::size_t>(dense.rank());
-  const std::size_t expert = static_cast<std::size_t>(sparse.local_rank("ep"));
+  const std::size_t experts = sparse.size("ep"), me = dense.rank(), expert = sparse.local_rank("ep");
 
   // Tokens by expert, a block of kTokens for each, and where each one went.
   std::vector<std::int64_t> out(experts * kTokens), in(experts * kTokens);
@@ -35,7 +34,7 @@ try {
   std::vector<std::size_t> place(kTokens);
   for (std::size_t i = 0; i < kTokens; ++i) {
     const std::size_t to = expert_of(token(me, i), experts);
-    place[i] = to * kTokens + static_cast<std::size_t>(sent[to]++);
+    place[i] = to * kTokens + sent[to]++;
     out[place[i]] = token(me, i);
   }
   sparse.all_to_all("ep", sent, received);  // how many there are in each block
@@ -44,15 +43,15 @@ try {
   // This rank's expert, for the tokens of all ranks of its ep group.
   std::int64_t work[1] = {0};
   for (std::size_t from = 0; from < experts; ++from)
-    for (std::size_t i = 0; i < static_cast<std::size_t>(received[from]); ++i) {
-      in[from * kTokens + i] *= static_cast<std::int64_t>(expert + 1);
+    for (std::int32_t i = 0; i < received[from]; ++i) {
+      in[from * kTokens + i] *= expert + 1;
       work[0] += 1;
     }
   sparse.all_to_all("ep", in, out);  // and back: the blocks are where they were
 
   std::int32_t wrong[1] = {0};
   for (std::size_t i = 0; i < kTokens; ++i)
-    wrong[0] += out[place[i]] != token(me, i) * static_cast<std::int64_t>(expert_of(token(me, i), experts) + 1);
+    wrong[0] += out[place[i]] != token(me, i) * std::int64_t(expert_of(token(me, i), experts) + 1);
 
   // Along edp: the copies of one expert, whose gradients a program sums. Along ep: all experts.
   sparse.all_reduce("edp", work);
@@ -61,7 +60,7 @@ try {
   dense.flatten().all_reduce(nullptr, wrong);
 
   std::vector<std::int64_t> expected(experts);
-  for (std::size_t rank = 0; rank < dense.size(); ++rank)
+  for (std::int32_t rank = 0; rank < dense.size(); ++rank)
     for (std::size_t i = 0; i < kTokens; ++i) expected[expert_of(token(rank, i), experts)] += 1;
   const bool good = wrong[0] == 0 && load == expected;
 

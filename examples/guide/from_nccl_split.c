@@ -61,7 +61,7 @@ int main(void)
 
   /* Only to have the library's functions, and something to bring the id to all ranks with: MPI or
    * a store of your own, in such a program. */
-  CHECK(dm_init("cpu", (size_t[]){RANKS}, 1, (const char *[]){"all"}, NULL, &all));
+  CHECK(dm_init("cpu", (int[]){RANKS}, 1, (const char *[]){"all"}, NULL, &all));
   CHECK(dm_rank(all, &rank));
   load(all, "ncclGetUniqueId", &get_unique_id);
   load(all, "ncclCommInitRank", &comm_init_rank);
@@ -82,12 +82,12 @@ int main(void)
 
   /* Adopted: one communicator for each dimension, in their order. Sizes and ranks are checked; it
    * talks to nobody. */
-  CHECK(dm_from_comms("cpu", (size_t[]){RANKS / TP, TP}, 2, (const char *[]){"dp", "tp"}, (ncclComm_t[]){dp, tp}, NULL, &adopted));
+  CHECK(dm_from_comms("cpu", (int[]){RANKS / TP, TP}, 2, (const char *[]){"dp", "tp"}, (ncclComm_t[]){dp, tp}, NULL, &adopted));
   CHECK(dm_all_gather(adopted, "tp", &rank, theirs, 1, DM_INT32, NULL));
-  CHECK(dm_finalize(adopted)); /* the communicators stay ours: no DM_INIT_OWN_COMMS */
+  CHECK(dm_finalize(adopted, NULL)); /* the communicators stay ours: no DM_INIT_OWN_COMMS */
 
   /* Two lines. Which group, which place and in which order to split follow from the shape. */
-  CHECK(dm_init("cpu", (size_t[]){RANKS / TP, TP}, 2, (const char *[]){"dp", "tp"}, NULL, &mesh));
+  CHECK(dm_init("cpu", (int[]){RANKS / TP, TP}, 2, (const char *[]){"dp", "tp"}, NULL, &mesh));
   ncclComm_t mesh_tp, mesh_dp;
   CHECK(dm_get_comm(mesh, "tp", &mesh_tp));
   CHECK(dm_get_comm(mesh, "dp", &mesh_dp));
@@ -102,8 +102,8 @@ int main(void)
   NCCL(comm_destroy(tp));
   NCCL(comm_destroy(dp));
   NCCL(comm_destroy(world));
-  CHECK(dm_finalize(mesh));
-  CHECK(dm_finalize(all));
+  CHECK(dm_finalize(mesh, NULL));
+  CHECK(dm_finalize(all, NULL));
   dm_free(adopted), dm_free(mesh), dm_free(all);
   return same ? 0 : 1;
 }

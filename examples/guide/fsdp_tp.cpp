@@ -86,7 +86,7 @@ try {
   // FSDP is data parallel: each fsdp rank takes its part of the batch, and the ranks of a tp group
   // the same one.
   Numbers gradient(mesh.size("fsdp") * mine.size());
-  for (std::size_t sample = static_cast<std::size_t>(mesh.local_rank("fsdp")); sample < kBatch; sample += mesh.size("fsdp")) {
+  for (std::size_t sample = mesh.local_rank("fsdp"); sample < kBatch; sample += mesh.size("fsdp")) {
     const Numbers h = hidden(units, sample);
     Numbers y = output(units, h);
     mesh.all_reduce("tp", y);  // the other units' part of y
@@ -105,11 +105,11 @@ try {
   std::vector<int> lines(line.size() * all.size());
   all.all_gather(nullptr, line, lines);
   bool good = true;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+  for (std::int32_t rank = 0; rank < all.size(); ++rank) {
     const int from = lines[3 * rank], count = lines[3 * rank + 1];
     good = good && lines[3 * rank + 2] == 1;
     if (mesh.rank() == 0)
-      std::printf("rank %zu keeps %s %d%s\n", rank, count > 1 ? "units" : "unit", from, count > 1 ? (" and " + std::to_string(from + 1)).c_str() : "");
+      std::printf("rank %d keeps %s %d%s\n", rank, count > 1 ? "units" : "unit", from, count > 1 ? (" and " + std::to_string(from + 1)).c_str() : "");
   }
   if (mesh.rank() == 0) std::printf("gradients of one process: %s\n", good ? "yes" : "no");
   mesh.finalize();

@@ -66,7 +66,7 @@ try {
   std::vector<float> mine(piece), my_gradient(piece);
   std::vector<float> weights(piece * shards), gradient(piece * shards);
 
-  const std::size_t first = static_cast<std::size_t>(data.local_rank()), samplers = data.size();
+  const std::size_t first = data.local_rank(), samplers = data.size();
   float loss[1] = {0}, first_loss = 0;
   for (int step = 0; step < kSteps; ++step) {
     mesh.all_gather("shard", mine, weights);  // whole, only while it is used

@@ -17,13 +17,13 @@ namespace {
 // How many of a dimension's groups have ranks on different hosts.
 std::size_t across(const dm::Mesh &mesh, const char *dim, const std::vector<std::string> &hosts)
 {
-  const std::vector<std::int64_t> groups = mesh.replica_groups(dim);
+  const std::vector<std::int32_t> groups = mesh.replica_groups(dim);
   const std::size_t size = mesh.size(dim);
   std::size_t crossing = 0;
   for (std::size_t first = 0; first < groups.size(); first += size) {
     bool same = true;
     for (std::size_t at = first; at < first + size; ++at)
-      same = same && hosts[static_cast<std::size_t>(groups[at])] == hosts[static_cast<std::size_t>(groups[first])];
+      same = same && hosts[groups[at]] == hosts[groups[first]];
     crossing += !same;
   }
   return crossing;
@@ -45,7 +45,7 @@ try {
   const std::string mine = pretend > 0 ? "host" + std::to_string(world.rank() % pretend) : "";
   const std::vector<std::string> hosts = world.locations(pretend > 0 ? mine.c_str() : nullptr);
 
-  const std::size_t ranks = static_cast<std::size_t>(world.size()), tp = ranks % 4 == 0 ? 4 : 1;
+  const std::int32_t ranks = world.size(), tp = ranks % 4 == 0 ? 4 : 1;
   const dm::Plan plan = dm::plan_ranks(hosts, {ranks / tp, tp});
 
   dm::InitOptions options;
@@ -58,13 +58,13 @@ try {
   std::vector<std::int32_t> sum = {world.rank()};
   mesh.all_reduce("tp", sum);
   mesh.all_reduce("dp", sum);
-  const bool good = sum[0] == static_cast<std::int32_t>(ranks * (ranks - 1) / 2);
+  const bool good = sum[0] == ranks * (ranks - 1) / 2;
 
   if (world.rank() == 0) {
     std::printf("%s\nranks by row:", mesh.describe().c_str());
     for (const std::int32_t rank : mesh.ranks()) std::printf(" %d", rank);
     for (const char *dim : {"dp", "tp"})
-      std::printf("\n%s: %zu of %zu groups across hosts", dim, across(mesh, dim, hosts), ranks / mesh.size(dim));
+      std::printf("\n%s: %zu of %d groups across hosts", dim, across(mesh, dim, hosts), ranks / mesh.size(dim));
     std::printf("\nsum of all ranks: %d\n", sum[0]);
   }
   mesh.finalize();

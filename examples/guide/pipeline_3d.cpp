@@ -76,11 +76,11 @@ try {
   // tp talks most, so it is last: its ranks are neighbours. Stages talk least.
   const dm::Mesh mesh = dm::init("cpu", {{"pp", kStages}, {"dp", kReplicas}, {"tp", 2}});
   const int stage = mesh.local_rank("pp");
-  const bool is_first = stage == 0, is_last = stage + 1 == static_cast<int>(kStages);
-  const std::size_t replica = static_cast<std::size_t>(mesh.local_rank("dp")), tp = static_cast<std::size_t>(mesh.local_rank("tp"));
+  const bool is_first = stage == 0, is_last = stage + 1 == kStages;
+  const std::size_t replica = mesh.local_rank("dp"), tp = mesh.local_rank("tp");
 
   const std::size_t rows = kWidth / mesh.size("tp");
-  Layer layer{static_cast<std::size_t>(stage), tp * rows, rows};
+  Layer layer{std::size_t(stage), tp * rows, rows};
   std::vector<Numbers> inputs(kMicrobatches, Numbers(kWidth)), outputs(kMicrobatches, Numbers(kWidth));
 
   // A peer in send and recv is a coordinate along pp: the stage. tp rank 0 talks to tp rank 0, and

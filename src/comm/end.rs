@@ -35,24 +35,30 @@ impl RootComms {
     /// Waits for the outstanding work of all ranks, and destroys the communicators that no other
     /// root mesh shares. **Collective over the root**; on a rank outside it, local.
     pub fn finalize(&self) -> Result<()> {
+        self.finalize_within(None)
+    }
+
+    /// Does what [`finalize`](RootComms::finalize) does, and waits for at most `timeout` (`None`:
+    /// the mesh's timeout).
+    pub fn finalize_within(&self, timeout: Option<Duration>) -> Result<()> {
         refuse_inside("dm_finalize", self.library())?;
         if self.scope().is_none() {
             self.alive()?;
             self.end(Life::Finalized);
-            return self.destroy(Peers::none(&self.wait(None)));
+            return self.destroy(Peers::none(&self.wait(timeout)));
         }
         let text = format!("dm_finalize({})", self.mesh().dim_names().join(", "));
         let (world, scope) = self.participants(&text)?;
-        Call::begin(world, Some(self), self.wait_to_finalize(&text))?.agree(scope, &text)?.run(|work| {
+        Call::begin(world, Some(self), self.wait_to_finalize(&text, timeout))?.agree(scope, &text)?.run(|work| {
             self.end(Life::Finalized);
             self.destroy(work.peers)
         })
     }
 
-    /// A wait for the other ranks' dm_finalize. It ends soon where a communicator has failed,
+    /// A wait of at most `timeout` for the other ranks' dm_finalize. It ends soon where a communicator has failed,
     /// because then there is no work to wait for. This rank makes no more collectives, so a rank
     /// that waits for it in a collective is told so.
-    fn wait_to_finalize(&self, call: &str) -> Wait {
+    fn wait_to_finalize(&self, call: &str, timeout: Option<Duration>) -> Wait {
         let (communicators, call, began) = (self.communicators(), call.to_owned(), Instant::now());
         let working = self.dim_communicators();
         let failed = Mutex::new(None::<Instant>);
@@ -75,7 +81,7 @@ impl RootComms {
             }
             Ok(())
         });
-        Wait { watch: Some(watch), ..self.wait(None) }
+        Wait { watch: Some(watch), ..self.wait(timeout) }
     }
 
     /// Lets go of every communicator, the last made first, so that children go before the parent

@@ -65,7 +65,7 @@ pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_gr
 pub use on_stream::{DeviceBuffer, OnStream};
 pub(crate) use operations::BufferShape;
 pub use operations::Operands;
-pub use options::{DimOptions, MeshOptions};
+pub use options::{CallOptions, DimOptions, MeshOptions};
 pub use root::RootComms;
 pub(crate) use view::DimComms;
 pub use view::View;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::call::Call;
 use super::dims::{SharedComms, WantedDims, make_dims};
-use super::options::DimOptions;
+use super::options::{CallOptions, DimOptions};
 use super::view::View;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
@@ -13,7 +13,7 @@ use crate::rendezvous::Scope;
 impl View {
     /// All dimensions of this view joined into one, with a communicator. **Collective over the
     /// root mesh**, but local when this dimension exists under this name already.
-    pub fn flatten(&self, name: Option<&str>, options: DimOptions) -> Result<View> {
+    pub fn flatten(&self, name: Option<&str>, options: &CallOptions) -> Result<View> {
         self.root_comms().alive()?;
         let flat = self.mesh().flatten(name)?;
         // A single dimension that keeps its name stays as it is: there is nothing to make, and no
@@ -21,16 +21,16 @@ impl View {
         if self.mesh().ndim() == 1 && flat.dim_name(0) == self.mesh().dim_name(0) {
             return Ok(self.with(flat));
         }
-        let wanted = WantedDims { view: flat.clone(), dims: vec![(0, options.clone())] };
+        let wanted = WantedDims { view: flat.clone(), dims: vec![(0, options.dim(0))] };
         let exists = flat.is_known() && wanted.are_known(self.space());
         if !(exists || self.root_comms().is_offline()) {
             let text = format!(
                 "dm_flatten(dims=({}), name={}{})",
                 self.mesh().dim_names().join(", "),
                 flat.dim_name(0),
-                options.agreed_suffix()
+                options.dim(0).agreed_suffix()
             );
-            self.give_comms(&text, &wanted)?;
+            self.give_comms(&text, &wanted, options)?;
         }
         flat.publish()?;
         Ok(self.with(flat))
@@ -38,7 +38,7 @@ impl View {
 
     /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root
     /// mesh**.
-    pub fn unflatten(&self, dim: &str, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
+    pub fn unflatten(&self, dim: &str, sizes: &[usize], names: &[&str], options: &CallOptions) -> Result<View> {
         self.root_comms().alive()?;
         let at = self.mesh().dim_index(dim)?;
         let split = self.mesh().unflatten(dim, sizes, names)?;
@@ -48,7 +48,7 @@ impl View {
 
     /// All ranks of this view, row-major, under another shape, each dimension with a communicator.
     /// **Collective over the root mesh**.
-    pub fn reshape(&self, sizes: &[usize], names: &[&str], options: &[DimOptions]) -> Result<View> {
+    pub fn reshape(&self, sizes: &[usize], names: &[&str], options: &CallOptions) -> Result<View> {
         self.root_comms().alive()?;
         let other = self.mesh().reshape(sizes, names)?;
         let call = || format!("dm_reshape(dims=({})", self.mesh().dim_names().join(", "));
@@ -63,15 +63,15 @@ impl View {
         at: usize,
         sizes: &[usize],
         names: &[&str],
-        options: &[DimOptions],
+        options: &CallOptions,
     ) -> Result<View> {
         if !self.root_comms().is_offline() {
             let dims: Vec<(usize, DimOptions)> =
-                (0..sizes.len()).map(|index| (at + index, options.get(index).cloned().unwrap_or_default())).collect();
+                (0..sizes.len()).map(|index| (at + index, options.dim(index))).collect();
             let suffix: String = dims.iter().map(|(_, options)| options.agreed_suffix()).collect();
             let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
             let text = format!("{}, sizes=({}), names=({}){suffix})", call(), sizes.join(", "), names.join(", "));
-            self.give_comms(&text, &WantedDims { view: mesh.clone(), dims })?;
+            self.give_comms(&text, &WantedDims { view: mesh.clone(), dims }, options)?;
         }
         Ok(self.with(mesh))
     }
@@ -79,7 +79,14 @@ impl View {
     /// The view with a dimension restricted to its indices `start`, `start + step` ... (`len` of
     /// them), and a communicator for what is left of it. **Collective over the root mesh**, also
     /// for the ranks at the other indices.
-    pub fn slice_range(&self, dim: Option<&str>, start: usize, len: usize, step: usize) -> Result<View> {
+    pub fn slice_range(
+        &self,
+        dim: Option<&str>,
+        start: usize,
+        len: usize,
+        step: usize,
+        options: &CallOptions,
+    ) -> Result<View> {
         self.root_comms().alive()?;
         let (along, index) = self.mesh().along(dim)?;
         let name = along.dim_name(index);
@@ -88,16 +95,17 @@ impl View {
             return Ok(self.with(cut));
         }
         let text = format!(
-            "dm_slice_range(dims=({}), dim={name}, start={start}, len={len}, step={step})",
-            along.dim_names().join(", ")
+            "dm_slice_range(dims=({}), dim={name}, start={start}, len={len}, step={step}{})",
+            along.dim_names().join(", "),
+            options.dim(0).agreed_suffix()
         );
         // A range of all indices is the view itself: there is nothing to make, but all ranks agree
         // on that.
         let is_all = cut.same_root(&along);
-        let dims = if is_all { Vec::new() } else { vec![(index, DimOptions::default())] };
+        let dims = if is_all { Vec::new() } else { vec![(index, options.dim(0))] };
         let wanted = WantedDims { view: cut.clone(), dims };
         let space = self.space();
-        let (call, scope) = self.begin(&text)?;
+        let (call, scope) = self.begin(&text, options)?;
         let known = space.known_range(&cut, index).filter(|_| !is_all);
         let (call, shared) = SharedComms::candidates(space, known.as_deref(), &wanted).agree(call, scope, &text)?;
         if is_all {
@@ -118,15 +126,15 @@ impl View {
 
     /// Gives dimensions of a view of this one's root their communicators. Collective over the root
     /// mesh.
-    fn give_comms(&self, text: &str, wanted: &WantedDims) -> Result<()> {
+    fn give_comms(&self, text: &str, wanted: &WantedDims, options: &CallOptions) -> Result<()> {
         let space = self.space();
-        let (call, scope) = self.begin(text)?;
+        let (call, scope) = self.begin(text, options)?;
         let (call, shared) = SharedComms::candidates(space, None, wanted).agree(call, scope, text)?;
         call.run(|work| make_dims(work, space, space, wanted, &shared))
     }
 
     /// Begins a collective call of the ranks of this view's root.
-    fn begin(&self, text: &str) -> Result<(Call<'_>, &Scope)> {
+    fn begin(&self, text: &str, options: &CallOptions) -> Result<(Call<'_>, &Scope)> {
         if !self.mesh().is_member() {
             return Err(Error::not_member(format!(
                 "{text}: rank {} is not in {}",
@@ -135,6 +143,6 @@ impl View {
             )));
         }
         let (world, scope) = self.space().participants(text)?;
-        Ok((Call::begin(world, Some(self.space()), self.space().wait_for_peers())?, scope))
+        Ok((Call::begin(world, Some(self.space()), self.space().wait_for_peers(options.timeout))?, scope))
     }
 }

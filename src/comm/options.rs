@@ -66,6 +66,37 @@ impl DimOptions {
     }
 }
 
+/// The options of a collective call that gives a mesh new dimensions, or ends it.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct CallOptions {
+    /// The options of each new dimension; empty for the defaults.
+    pub dims: Vec<DimOptions>,
+    /// How long the call may take; `None` stands for the mesh's timeout.
+    pub timeout: Option<Duration>,
+}
+
+impl CallOptions {
+    /// Sets how long the call may take.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> CallOptions {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the options of the new dimensions, one element for each.
+    #[must_use]
+    pub fn dims(mut self, dims: Vec<DimOptions>) -> CallOptions {
+        self.dims = dims;
+        self
+    }
+
+    /// The options of the new dimension with this index.
+    pub(super) fn dim(&self, index: usize) -> DimOptions {
+        self.dims.get(index).cloned().unwrap_or_default()
+    }
+}
+
 /// The options of a whole mesh.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]

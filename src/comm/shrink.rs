@@ -9,7 +9,7 @@ use super::create::as_weak;
 use super::dims::{SharedComms, WantedDims, make_dims, new_parent, parent_name};
 use super::maker::Maker;
 use super::names::{named_config, ranks_text};
-use super::options::DimOptions;
+use super::options::CallOptions;
 use super::root::{Life, RootComms, RootSpec};
 use super::view::View;
 use super::world::World;
@@ -32,8 +32,9 @@ impl View {
     /// The mesh without those indices along a dimension that hold a lost rank. **Collective over
     /// the ranks that are not lost**, also those of the replicas that go. Ends this root on this
     /// rank, as [`RootComms::abort`] does, whether or not the call succeeds. After a failure the
-    /// call may be repeated, with the ranks that are lost by then.
-    pub fn shrink(&self, dim: Option<&str>, lost: &[i32]) -> Result<View> {
+    /// call may be repeated, with the ranks that are lost by then. `options` has the options of the
+    /// new mesh's dimensions, and how long the call may take.
+    pub fn shrink(&self, dim: Option<&str>, lost: &[i32], options: &CallOptions) -> Result<View> {
         let (space, mesh) = (self.space(), self.mesh());
         let index = mesh.dim_index_or_only(dim)?;
         let Some(world) = space.world() else {
@@ -67,7 +68,7 @@ impl View {
             mesh.dim_name(index),
             ranks_text(&lost)
         );
-        let made = space.make_shrunk(world, Attempt { number, text, remaining, lost }, parent.as_ref());
+        let made = space.make_shrunk(world, Attempt { number, text, remaining, lost }, parent.as_ref(), options);
         // The child, if it was made, does not need its parent.
         if let Some(parent) = parent {
             let _ = parent.abort();
@@ -105,6 +106,7 @@ impl RootComms {
         world: &Arc<World>,
         attempt: Attempt,
         parent: Option<&Arc<Communicator>>,
+        options: &CallOptions,
     ) -> Result<Arc<RootComms>> {
         let Attempt { number, text, remaining, lost } = attempt;
         let ranks = self.mesh().root_ranks();
@@ -117,7 +119,7 @@ impl RootComms {
         let place = format!("{number}/{}", survivors.first().copied().unwrap_or_default());
         let scope = world.rendezvous().subscope(&format!("{}/shrink{place}", self.id()), survivors.into(), position)?;
 
-        let call = Call::begin(world, None, world.wait(self.timeout()))?;
+        let call = Call::begin(world, None, world.wait(options.timeout.unwrap_or(self.timeout())))?;
         // The call that had the turn before may have ended the parent: that call was aborted in
         // the middle of a split.
         let parent = parent.filter(|parent| parent.state() == State::Ready);
@@ -127,7 +129,7 @@ impl RootComms {
         let detail = if parent.is_some() { "with its communicator" } else { "without its communicator" };
         let parent = if call.all_say(&scope, &text, detail)? { parent } else { None };
 
-        let wanted = WantedDims::all_of(&remaining, |_| DimOptions::default());
+        let wanted = WantedDims::all_of(&remaining, |index| options.dim(index));
         let is_excluded = |rank: i32| remaining.coordinate_of(rank).is_err();
         let excluded: Vec<i32> = (0..ranks.len()).filter(|at| is_excluded(ranks[*at])).map(|at| at as i32).collect();
         let root = RootComms::new(RootSpec {

@@ -68,6 +68,31 @@ pub(super) unsafe fn short_list<'a, T>(what: &str, values: *const T, count: usiz
     unsafe { list(what, values, count) }
 }
 
+/// `count` numbers of ranks, each of which describes a dimension.
+///
+/// # Safety
+/// The conditions of [`list`] hold.
+pub(super) unsafe fn sizes(what: &str, values: *const i32, count: usize) -> Result<Vec<usize>> {
+    // SAFETY: the caller's contract.
+    let values = unsafe { short_list(what, values, count)? };
+    values.iter().enumerate().map(|(index, value)| natural(format_args!("{what}[{index}]"), *value)).collect()
+}
+
+/// A number of ranks, or an index of a rank.
+pub(super) fn natural(what: impl Display, value: i32) -> Result<usize> {
+    usize::try_from(value).map_err(|_| Error::invalid(format!("{what} is {value}, which is negative")))
+}
+
+/// Refuses a reserved field that the caller has set.
+pub(super) fn check_reserved(what: &str, reserved: &[u32]) -> Result<()> {
+    match reserved.iter().find(|value| **value != 0) {
+        None => Ok(()),
+        Some(value) => Err(Error::invalid(format!(
+            "{what}.reserved is {value:#x}, but it must be 0: initialise the struct with its INIT macro, or with zeros"
+        ))),
+    }
+}
+
 /// `count` strings, none of them NULL.
 ///
 /// # Safety
@@ -83,35 +108,37 @@ pub(super) unsafe fn names<'a>(what: &str, names: *const *const c_char, count: u
 ///
 /// # Safety
 /// The type is `repr(C)` with a `usize` for its size first, and all-zero bytes are a value of it.
-pub(super) unsafe trait Sized01: Copy {
-    /// The struct's size in version 0.1, which the oldest callers have. It stays when the struct
-    /// grows.
+pub(super) unsafe trait Growing: Copy {
+    /// The struct's size in the first release of this SONAME (0.2), which the oldest callers have.
+    /// It stays when the struct grows.
     const FIRST_SIZE: usize;
 }
 
-macro_rules! sized_01 {
+macro_rules! growing {
     ($($name:ident = $size:literal),+) => {$(
         const _: () = assert!(size_of::<super::types::$name>() >= $size);
         // SAFETY: repr(C), a size first, and integers, pointers and optional functions otherwise.
-        unsafe impl Sized01 for super::types::$name {
+        unsafe impl Growing for super::types::$name {
             const FIRST_SIZE: usize = $size;
         }
     )+};
 }
 
-sized_01!(
+growing!(
     dm_error_info = 32,
-    dm_world_options = 56,
-    dm_store_callbacks = 48,
+    dm_world_options = 64,
+    dm_store_callbacks = 56,
+    dm_call_options = 32,
     dm_dim_options = 32,
-    dm_init_options = 48
+    dm_init_options = 48,
+    dm_plan_options = 48
 );
 
 /// Reads a struct whose first field is its size. Bytes that only this library knows become zero.
 ///
 /// # Safety
 /// `given` points to at least as many readable bytes as its first field says.
-pub(super) unsafe fn read_struct<T: Sized01>(what: &str, given: *const T) -> Result<T> {
+pub(super) unsafe fn read_struct<T: Growing>(what: &str, given: *const T) -> Result<T> {
     // SAFETY: the caller's contract: the first field is there.
     let size = unsafe { given.cast::<usize>().read_unaligned() };
     check_size(what, size, T::FIRST_SIZE)?;
@@ -139,7 +166,7 @@ pub(super) unsafe fn read_struct<T: Sized01>(what: &str, given: *const T) -> Res
 ///
 /// # Safety
 /// `place` is NULL or points to as many writable bytes as its first field says.
-pub(super) unsafe fn write_struct<T: Sized01>(what: &str, place: *mut T, value: T) -> Result<()> {
+pub(super) unsafe fn write_struct<T: Growing>(what: &str, place: *mut T, value: T) -> Result<()> {
     let place = out(what, place)?;
     // SAFETY: the caller's contract: the first field is there.
     let size = unsafe { place.cast::<usize>().read_unaligned() };
@@ -227,6 +254,17 @@ pub(super) unsafe fn give_each<T: Copy>(
     Ok(())
 }
 
+/// Gives a list's length to the caller.
+///
+/// # Safety
+/// `len_out` is NULL or writable.
+pub(super) unsafe fn give_len(len: usize, len_out: *mut usize) -> Result<()> {
+    let len_out = out("len_out", len_out)?;
+    // SAFETY: not NULL, and writable by the caller's word.
+    unsafe { len_out.write(len) };
+    Ok(())
+}
+
 /// Gives a list's length to the caller, and fails when the list does not fit. A caller can check
 /// before it makes the list, which may have as many elements as the world has ranks.
 ///
@@ -239,9 +277,8 @@ pub(super) unsafe fn check_room<T>(
     capacity: usize,
     len_out: *mut usize,
 ) -> Result<()> {
-    let len_out = out("len_out", len_out)?;
-    // SAFETY: not NULL, and writable by the caller's word.
-    unsafe { len_out.write(len) };
+    // SAFETY: the caller's contract.
+    unsafe { give_len(len, len_out)? };
     if len > capacity {
         return Err(Error::new(
             Status::BufferTooSmall,
@@ -271,7 +308,7 @@ pub(super) unsafe fn give_text(
 mod tests {
     use super::*;
 
-    /// A struct that has grown since version 0.1.
+    /// A struct that has grown since the first release.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Grown {
@@ -281,12 +318,12 @@ mod tests {
     }
 
     // SAFETY: repr(C), a size first, integers otherwise.
-    unsafe impl Sized01 for Grown {
+    unsafe impl Growing for Grown {
         const FIRST_SIZE: usize = 16;
     }
 
     #[test]
-    fn a_caller_of_version_0_1_has_zero_for_what_came_later() {
+    fn a_caller_of_the_first_release_has_zero_for_what_came_later() {
         let old = [16usize, 7];
         // SAFETY: as many bytes as it says.
         let read = unsafe { read_struct("options", old.as_ptr().cast::<Grown>()) }.unwrap();

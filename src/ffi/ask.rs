@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::arguments::{check_room, give_each, give_list, give_text, optional_text};
+use super::arguments::{check_room, give_each, give_len, give_list, give_text, optional_text};
 use super::guard::{ask, guard_or};
 use super::make::{FastPart, MESHES, find};
 use super::pointers::out;
@@ -39,14 +39,14 @@ pub extern "C" fn dm_dim_name(mesh: *const dm_mesh, index: usize) -> *const c_ch
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_shape(
     mesh: *const dm_mesh,
-    sizes: *mut usize,
+    sizes: *mut i32,
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
     ask(|| {
         let shape = MESHES.with(mesh as usize, |quick| quick.mesh.shape())?;
         // SAFETY: the caller's contract.
-        unsafe { give_list("sizes", &shape, sizes, capacity, len_out) }
+        unsafe { give_each("sizes", shape.len(), shape.iter().map(|size| *size as i32), sizes, capacity, len_out) }
     })
 }
 
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn dm_shape(
 /// # Safety
 /// dim is NULL or NUL-terminated; size_out is NULL or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_out: *mut usize) -> dm_status {
+pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_out: *mut i32) -> dm_status {
     ask(|| {
         let size_out = out("size_out", size_out)?;
         // SAFETY: the caller's contract.
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn dm_size(mesh: *const dm_mesh, dim: *const c_char, size_
             Some(dim) => quick.mesh.along(Some(dim)).map(|(mesh, index)| mesh.dim_size(index)),
         })??;
         // SAFETY: not NULL, and writable by the caller's word.
-        unsafe { size_out.write(size) };
+        unsafe { size_out.write(size as i32) };
         Ok(())
     })
 }
@@ -89,8 +89,8 @@ pub unsafe extern "C" fn dm_rank(mesh: *const dm_mesh, rank_out: *mut i32) -> dm
     })
 }
 
-/// This rank's coordinate along a dimension, which is also its rank in that dimension's
-/// communicator.
+/// This process's rank along a dimension: its coordinate along it, and its rank in that
+/// dimension's communicator. PyTorch calls it the local rank.
 ///
 /// Local. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (dim is NULL on a mesh of several
@@ -127,15 +127,48 @@ pub unsafe extern "C" fn dm_get_local_rank(mesh: *const dm_mesh, dim: *const c_c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_get_coordinate(
     mesh: *const dm_mesh,
-    coordinate: *mut usize,
+    coordinate: *mut i32,
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {
     ask(|| {
-        MESHES.with(mesh as usize, |quick| match quick.mesh.is_member() {
+        MESHES.with(mesh as usize, |quick| {
+            let ndim = quick.mesh.ndim();
+            // SAFETY: the caller's contract. The length is known also where this rank has no place.
+            unsafe { give_len(ndim, len_out)? };
+            if !quick.mesh.is_member() {
+                return quick.mesh.coordinate().map(drop);
+            }
+            let place = quick.coordinate.iter().map(|index| *index as i32);
             // SAFETY: the caller's contract.
-            true => unsafe { give_list("coordinate", &quick.coordinate, coordinate, capacity, len_out) },
-            false => quick.mesh.coordinate().map(drop),
+            unsafe { give_each("coordinate", ndim, place, coordinate, capacity, len_out) }
+        })?
+    })
+}
+
+/// The coordinate in the view of any of its ranks, by world rank: one number per dimension.
+///
+/// Local. *len_out is the number of dimensions. Errors: DM_STATUS_NOT_MEMBER (the rank is not in
+/// this view), DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// coordinate is NULL or has room for capacity elements; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_coordinate_of(
+    mesh: *const dm_mesh,
+    world_rank: i32,
+    coordinate: *mut i32,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    ask(|| {
+        MESHES.with(mesh as usize, |quick| {
+            let ndim = quick.mesh.ndim();
+            // SAFETY: the caller's contract. The length is known also where that rank has no place.
+            unsafe { give_len(ndim, len_out)? };
+            let place = quick.mesh.coordinate_of(world_rank)?;
+            // SAFETY: the caller's contract.
+            unsafe { give_each("coordinate", ndim, place.iter().map(|index| *index as i32), coordinate, capacity, len_out) }
         })?
     })
 }
@@ -182,6 +215,8 @@ pub unsafe extern "C" fn dm_group_ranks(
     ask(|| {
         // SAFETY: the caller's contract.
         let (mesh, index) = unsafe { mesh_along(mesh, dim)? };
+        // SAFETY: the caller's contract. The length is known also where this rank has no place.
+        unsafe { give_len(mesh.dim_size(index), len_out)? };
         // A rank outside the mesh has no group along the dimension, of whatever size.
         mesh.local_rank(index)?;
         // SAFETY: the caller's contract.
@@ -204,7 +239,7 @@ pub unsafe extern "C" fn dm_group_ranks(
 pub unsafe extern "C" fn dm_replica_groups(
     mesh: *const dm_mesh,
     dim: *const c_char,
-    ranks: *mut i64,
+    ranks: *mut i32,
     capacity: usize,
     len_out: *mut usize,
 ) -> dm_status {

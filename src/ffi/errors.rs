@@ -59,7 +59,7 @@ pub unsafe extern "C" fn dm_last_error_info(info_out: *mut dm_error_info) -> dm_
     ask(|| unsafe { write_struct("info_out", info_out, info) })
 }
 
-/// The version of the loaded library: 10000 * major + 100 * minor + patch, so 100 is 0.1.0.
+/// The version of the loaded library: 10000 * major + 100 * minor + patch, so 200 is 0.2.0.
 ///
 /// Local.
 #[unsafe(no_mangle)]

@@ -7,8 +7,9 @@ use super::ask::dim_text;
 use super::communicators::view_along;
 use super::guard::guard;
 use super::make::{find, give};
+use super::options::read_call_options;
 use super::pointers::out;
-use super::types::{dm_mesh, dm_status};
+use super::types::{dm_call_options, dm_mesh, dm_status};
 use crate::error::Error;
 
 /// The asynchronous error of dim's communicator: DM_STATUS_OK while it is well.
@@ -51,7 +52,8 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// that no other root mesh of this world shares. Every view of this root answers DM_STATUS_ABORTED
 /// from then on; handles are still to be freed.
 ///
-/// Collective over the root mesh; on a rank outside it, local. Errors: DM_STATUS_TIMEOUT and
+/// Collective over the root mesh; on a rank outside it, local. options NULL: the mesh's timeout;
+/// its dim_options is NULL. Errors: DM_STATUS_TIMEOUT and
 /// DM_STATUS_MISMATCH as in dm_init (when a rank never made the call, the mesh is as before, and
 /// dm_abort ends it; when a rank did not get through the call, the mesh has ended here),
 /// DM_STATUS_CCL, DM_STATUS_PEER_LOST, DM_STATUS_ABORTED (it has ended already).
@@ -60,9 +62,16 @@ pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
 /// failure on all ranks. The call does not wait for a rank that has not come one second after the
 /// failure. When a rank waits in a collective of the host engine for a rank that has called
 /// dm_finalize, both get DM_STATUS_MISMATCH after about a second.
+///
+/// # Safety
+/// options is NULL or points to struct_size bytes.
 #[unsafe(no_mangle)]
-pub extern "C" fn dm_finalize(mesh: *const dm_mesh) -> dm_status {
-    guard(|| find(mesh)?.root_comms().finalize())
+pub unsafe extern "C" fn dm_finalize(mesh: *const dm_mesh, options: *const dm_call_options) -> dm_status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let options = unsafe { read_call_options(options, 0)? };
+        find(mesh)?.root_comms().finalize_within(options.timeout)
+    })
 }
 
 /// The mesh without those indices along dim that hold a lost rank, for going on after a rank has
@@ -79,8 +88,10 @@ pub extern "C" fn dm_finalize(mesh: *const dm_mesh) -> dm_status {
 /// therefore be called from any thread (one at a time), and after dm_abort on some or all ranks,
 /// but not after dm_finalize. Only dm_world_abort ends the call early. When it fails (another rank
 /// died meanwhile, ranks named different lost ones), call it again on the same handle. The result
-/// is a root mesh of its own; its dimensions have the names of this one's and no dm_dim_options,
-/// and share no communicator with meshes made before. The caller frees the handle with dm_free.
+/// is a root mesh of its own; its dimensions have the names of this one's, and share no
+/// communicator with meshes made before. options NULL: the defaults and the mesh's timeout; its
+/// dim_options has one element for each dimension of the mesh. The caller frees the handle with
+/// dm_free.
 ///
 /// A rank that is named as lost need not have died: it calls dm_abort. Ranks that name different
 /// lost ranks get DM_STATUS_MISMATCH if they wait for each other. Two sets of ranks that name each
@@ -102,6 +113,7 @@ pub unsafe extern "C" fn dm_shrink(
     dim: *const c_char,
     lost_ranks: *const i32,
     num_lost: usize,
+    options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
@@ -113,6 +125,8 @@ pub unsafe extern "C" fn dm_shrink(
         }
         // SAFETY: the caller's contract.
         let (dim, lost) = unsafe { (dim_text(dim)?, list("lost_ranks", lost_ranks, num_lost)?) };
-        give(view.shrink(dim, lost)?, mesh_out)
+        // SAFETY: the caller's contract.
+        let options = unsafe { read_call_options(options, view.mesh().ndim())? };
+        give(view.shrink(dim, lost, &options)?, mesh_out)
     })
 }

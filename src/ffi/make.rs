@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::arguments::{list, names, optional_text, short_list};
+use super::arguments::{list, names, optional_text, short_list, sizes};
 use super::guard::guard;
 use super::handles::Table;
 use super::options::{InitOptions, read_init_options};
@@ -12,7 +12,7 @@ use super::pointers::{null, out};
 use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
 use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
-use crate::comm::{DimComms, RootComms, View, World, adopted_position, default_world};
+use crate::comm::{DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec, MeshText};
 use crate::wait::Deadline;
@@ -35,7 +35,7 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 /// Makes a mesh: gives every dimension of this rank a ready communicator. Two calls are enough:
 ///
 /// ```c
-/// dm_init("cuda", (size_t[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
+/// dm_init("cuda", (int[]){2, 4}, 2, (const char *[]){"replicate", "shard"}, NULL, &mesh);
 /// dm_get_comm(mesh, "shard", &comm);
 /// ```
 ///
@@ -62,7 +62,7 @@ pub(super) static MESHES: Table<FastPart, View> = Table::new(0xd35e, "dm_mesh");
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_init(
     device_type: *const c_char,
-    shape: *const usize,
+    shape: *const i32,
     ndim: usize,
     dim_names: *const *const c_char,
     options: *const dm_init_options,
@@ -83,7 +83,8 @@ pub unsafe extern "C" fn dm_init(
 /// as the dimension, and this process's rank in it is its coordinate (checked). The communicators
 /// belong to the library that the world, DM_CCL_LIBRARY or the device type names. The
 /// communicators stay the caller's, must outlive the mesh, and are not aborted by dm_abort, unless
-/// options->flags has DM_INIT_OWN_COMMS. options->world NULL: the mesh joins no world, its ranks
+/// options->flags has DM_INIT_OWN_COMMS. options may not have DM_INIT_LAZY or dim_options, because
+/// nothing is made here. options->world NULL: the mesh joins no world, its ranks
 /// are 0 .. n-1, and only local calls and collectives on it work (dm_flatten needs a world).
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (also when a communicator's size or rank does not fit),
@@ -94,7 +95,7 @@ pub unsafe extern "C" fn dm_init(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_from_comms(
     device_type: *const c_char,
-    shape: *const usize,
+    shape: *const i32,
     ndim: usize,
     dim_names: *const *const c_char,
     comms: *const ncclComm_t,
@@ -110,6 +111,7 @@ pub unsafe extern "C" fn dm_from_comms(
                 short_list("comms", comms, ndim)?.iter().map(|comm| RawComm(comm.cast())).collect::<Vec<_>>(),
             )
         };
+        request.check_adopting()?;
         if comms.is_empty() {
             return Err(Error::invalid("dm_from_comms needs at least one dimension, got ndim 0"));
         }
@@ -141,7 +143,7 @@ pub(super) struct MeshRequest<'a> {
     /// "cuda" or "cpu".
     device_type: &'static str,
     /// The size of each dimension.
-    shape: &'a [usize],
+    shape: Vec<usize>,
     /// The name of each dimension; `None` for the default names.
     names: Option<Vec<&'a str>>,
     /// The text of a mesh, which lists the ranks; `None` where the options list them.
@@ -158,7 +160,7 @@ impl<'a> MeshRequest<'a> {
     /// used.
     unsafe fn read(
         device_type: *const c_char,
-        shape: *const usize,
+        shape: *const i32,
         ndim: usize,
         dim_names: *const *const c_char,
         options: *const dm_init_options,
@@ -167,7 +169,7 @@ impl<'a> MeshRequest<'a> {
         let (device_type, shape, names, options) = unsafe {
             (
                 optional_text("device_type", device_type)?,
-                short_list("shape", shape, ndim)?,
+                sizes("shape", shape, ndim)?,
                 if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) },
                 read_init_options(options, ndim)?,
             )
@@ -181,13 +183,13 @@ impl<'a> MeshRequest<'a> {
         if !options.ranks.is_null() {
             return Err(Error::invalid("options.ranks is not NULL, but the ranks are those of the text"));
         }
-        let request = MeshRequest::of(Some(text.device_type()), text.shape(), Some(text.names()), options)?;
+        let request = MeshRequest::of(Some(text.device_type()), text.shape().to_vec(), Some(text.names()), options)?;
         Ok(MeshRequest { text: Some(text), ..request })
     }
 
     fn of(
         device_type: Option<&str>,
-        shape: &'a [usize],
+        shape: Vec<usize>,
         names: Option<Vec<&'a str>>,
         options: InitOptions,
     ) -> Result<MeshRequest<'a>> {
@@ -226,6 +228,18 @@ impl<'a> MeshRequest<'a> {
         give(View::of_root(root), mesh_out)
     }
 
+    /// Refuses the options that are for communicators that the library makes.
+    fn check_adopting(&self) -> Result<()> {
+        let MeshOptions { lazy, dims, .. } = &self.options.mesh;
+        match (lazy, dims.is_empty()) {
+            (true, _) => Err(Error::invalid("dm_from_comms takes communicators that exist: DM_INIT_LAZY is not for it")),
+            (_, false) => Err(Error::invalid(
+                "dm_from_comms takes communicators that exist: options.dim_options must be NULL",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Fails when the request cannot be met in any world. Does not read the ranks.
     fn check(&self) -> Result<()> {
         Mesh::new(&self.spec(MAX_WORLD, 0)).map(drop)
@@ -246,7 +260,7 @@ impl<'a> MeshRequest<'a> {
     }
 
     fn spec(&self, world_size: usize, rank: usize) -> MeshSpec<'_> {
-        let (shape, names) = (self.shape, self.names.as_deref());
+        let (shape, names) = (&*self.shape, self.names.as_deref());
         MeshSpec { device_type: self.device_type, shape, names, ranks: None, world_size, rank }
     }
 

@@ -2,19 +2,18 @@
 
 use std::ffi::c_char;
 
+use super::arguments::natural;
 use super::ask::mesh_along;
 use super::guard::ask;
 use super::pointers::out;
 use super::types::{dm_mesh, dm_status};
-use crate::error::Error;
 
-/// The world rank of member local_rank of this rank's group along dim: of rank local_rank in
-/// dm_get_comm's communicator.
+/// The world rank of the rank that is dim_rank along dim, in this rank's group along it.
 ///
-/// Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, rank 6 gets 4
-/// for member 0 of tp and 2 for member 0 of dp. Errors: DM_STATUS_INVALID_ARGUMENT (local_rank is
-/// negative or not below the dimension's size), DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER,
-/// DM_STATUS_INVALID_HANDLE.
+/// Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, world rank 6
+/// gets 4 for dim_rank 0 of tp and 2 for dim_rank 0 of dp. dm_translate_world_rank is the way back.
+/// Errors: DM_STATUS_INVALID_ARGUMENT (dim_rank is negative or not below the dimension's size),
+/// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE.
 ///
 /// # Safety
 /// dim is NULL or NUL-terminated; world_rank_out is NULL or writable.
@@ -22,46 +21,72 @@ use crate::error::Error;
 pub unsafe extern "C" fn dm_translate_rank(
     mesh: *const dm_mesh,
     dim: *const c_char,
-    local_rank: i32,
+    dim_rank: i32,
     world_rank_out: *mut i32,
 ) -> dm_status {
     ask(|| {
         let world_rank_out = out("world_rank_out", world_rank_out)?;
         // SAFETY: the caller's contract.
         let (view, index) = unsafe { mesh_along(mesh, dim)? };
-        let local_rank =
-            usize::try_from(local_rank).map_err(|_| Error::invalid(format!("local_rank is {local_rank}")))?;
-        let rank = view.translate_rank(index, local_rank)?;
+        let rank = view.translate_rank(index, natural("dim_rank", dim_rank)?)?;
         // SAFETY: not NULL, and writable by the caller's word.
         unsafe { world_rank_out.write(rank) };
         Ok(())
     })
 }
 
-/// The world rank that lies offset steps along dim from this rank: 1 is the next stage of a
-/// pipeline, -1 the one before.
+/// The rank along dim of a world rank in this rank's group along it: the number that dm_send,
+/// dm_recv and root arguments take.
 ///
-/// Local. Past the edge: -1, or with wrap the rank at (coordinate + offset) modulo the dimension's
-/// size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors: DM_STATUS_NOT_FOUND,
-/// DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+/// Local. dim NULL is allowed on a 1-D mesh. On mesh (dp=2, tp=4) over ranks 0..7, world rank 6
+/// gets 0 for world rank 4 along tp, and DM_STATUS_NOT_MEMBER for world rank 3, which lies in the
+/// other group along tp. Errors: DM_STATUS_NOT_MEMBER (also of this rank), DM_STATUS_NOT_FOUND,
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
 ///
 /// # Safety
-/// dim is NULL or NUL-terminated; world_rank_out is NULL or writable.
+/// dim is NULL or NUL-terminated; dim_rank_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_translate_world_rank(
+    mesh: *const dm_mesh,
+    dim: *const c_char,
+    world_rank: i32,
+    dim_rank_out: *mut i32,
+) -> dm_status {
+    ask(|| {
+        let dim_rank_out = out("dim_rank_out", dim_rank_out)?;
+        // SAFETY: the caller's contract.
+        let (view, index) = unsafe { mesh_along(mesh, dim)? };
+        let rank = view.dim_rank(index, world_rank)?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { dim_rank_out.write(rank as i32) };
+        Ok(())
+    })
+}
+
+/// The rank along dim that lies offset steps from this rank: 1 is the next stage of a pipeline, -1
+/// the one before. dm_send and dm_recv take it as it is; dm_translate_rank makes a world rank of it.
+///
+/// Local. Past the edge: -1, or with wrap the rank at (this rank along dim + offset) modulo the
+/// dimension's size. offset 0 is this rank. dim NULL is allowed on a 1-D mesh. Errors:
+/// DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// dim is NULL or NUL-terminated; dim_rank_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_neighbor(
     mesh: *const dm_mesh,
     dim: *const c_char,
-    offset: i64,
+    offset: i32,
     wrap: bool,
-    world_rank_out: *mut i32,
+    dim_rank_out: *mut i32,
 ) -> dm_status {
     ask(|| {
-        let world_rank_out = out("world_rank_out", world_rank_out)?;
+        let dim_rank_out = out("dim_rank_out", dim_rank_out)?;
         // SAFETY: the caller's contract.
         let (view, index) = unsafe { mesh_along(mesh, dim)? };
-        let rank = view.neighbor(index, offset, wrap)?;
+        let rank = view.neighbor(index, i64::from(offset), wrap)?;
         // SAFETY: not NULL, and writable by the caller's word.
-        unsafe { world_rank_out.write(rank.unwrap_or(-1)) };
+        unsafe { dim_rank_out.write(rank.map_or(-1, |rank| rank as i32)) };
         Ok(())
     })
 }

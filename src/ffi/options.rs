@@ -3,13 +3,13 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use super::arguments::{check_flags, optional_text, read_struct, text, timeout};
+use super::arguments::{check_flags, check_reserved, natural, optional_text, read_struct, text, timeout};
 use super::types::{
-    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_OFFLINE, dm_dim_options, dm_init_options,
+    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_OFFLINE, dm_call_options, dm_dim_options, dm_init_options,
     dm_store_callbacks, dm_world, dm_world_options,
 };
 use crate::ccl::CommConfig;
-use crate::comm::{self, DimOptions, MeshOptions};
+use crate::comm::{self, CallOptions, DimOptions, MeshOptions};
 use crate::error::{Error, Result};
 use crate::rendezvous::JoinOptions;
 use crate::rendezvous::store::{CallbackStore, Callbacks, Store};
@@ -62,11 +62,8 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
     // SAFETY: not NULL, and the caller's contract.
     let options = unsafe { read_struct("options", options)? };
     check_flags("options", options.flags, DM_WORLD_OFFLINE)?;
-    let natural = |what: &str, value: i32| {
-        usize::try_from(value).map_err(|_| Error::invalid(format!("options.{what} is {value}, which is negative")))
-    };
-    let size = natural("world_size", options.world_size)?;
-    let rank = natural("rank", options.rank)?;
+    let size = natural("options.world_size", options.world_size)?;
+    let rank = natural("options.rank", options.rank)?;
     if size > 0 && rank >= size {
         return Err(Error::invalid(format!("options.rank is {rank}, but options.world_size is {size}")));
     }
@@ -90,7 +87,7 @@ pub(super) unsafe fn read_world_options(options: *const dm_world_options) -> Res
             offline: options.flags & DM_WORLD_OFFLINE != 0,
             world_size: (size > 0).then_some(size),
             rank,
-            local_rank: natural("local_rank", options.local_rank)?,
+            local_rank: natural("options.local_rank", options.local_rank)?,
             timeout: timeout("options.timeout_ms", options.timeout_ms)?,
             init_method: init_method.map(str::to_owned),
             store: callbacks.clone().map(|store| store as Arc<dyn Store>),
@@ -129,6 +126,7 @@ pub(super) unsafe fn read_init_options(options: *const dm_init_options, ndim: us
     // SAFETY: not NULL, and the caller's contract.
     let options = unsafe { read_struct("options", options)? };
     check_flags("options", options.flags, DM_INIT_LAZY | DM_INIT_OWN_COMMS)?;
+    check_reserved("options", &[options.reserved])?;
     // SAFETY: the caller's contract.
     let dims = unsafe { read_dim_options("options.dim_options", options.dim_options, ndim)? };
     Ok(InitOptions {
@@ -141,6 +139,26 @@ pub(super) unsafe fn read_init_options(options: *const dm_init_options, ndim: us
         ranks: options.ranks,
         own_comms: options.flags & DM_INIT_OWN_COMMS != 0,
     })
+}
+
+/// # Safety
+/// `options` is NULL or as a call that makes `count` dimensions demands.
+pub(super) unsafe fn read_call_options(options: *const dm_call_options, count: usize) -> Result<CallOptions> {
+    if options.is_null() {
+        return Ok(CallOptions::default());
+    }
+    // SAFETY: not NULL, and the caller's contract.
+    let given = unsafe { read_struct("options", options)? };
+    check_flags("options", given.flags, 0)?;
+    check_reserved("options", &[given.reserved])?;
+    if count == 0 && !given.dim_options.is_null() {
+        return Err(Error::invalid("options.dim_options is not NULL, but this call makes no dimension"));
+    }
+    // SAFETY: the caller's contract.
+    let dims = unsafe { read_dim_options("options.dim_options", given.dim_options, count)? };
+    let mut options = CallOptions::default().dims(dims);
+    options.timeout = timeout("options.timeout_ms", given.timeout_ms)?;
+    Ok(options)
 }
 
 /// Reads `count` elements. The struct_size of each element says where the next one begins.
@@ -158,6 +176,7 @@ pub(super) unsafe fn read_dim_options(
         // SAFETY: the caller's contract; `next` lies within the caller's array.
         let given = unsafe { read_struct(&format!("{what}[{index}]"), next)? };
         check_flags(&format!("{what}[{index}]"), given.flags, DM_DIM_OWN_COMM)?;
+        check_reserved(&format!("{what}[{index}]"), &[given.reserved])?;
         let config = match given.nccl_config.is_null() {
             true => None,
             // SAFETY: the caller's contract.

@@ -17,7 +17,7 @@ use crate::error::Error;
 static NAMED: Lazy<Mutex<HashMap<String, Arc<View>>>> = Lazy::new(Mutex::default);
 
 /// Keeps a view under a name, for dm_lookup anywhere in this process; replaces an earlier one of
-/// that name. mesh NULL removes the name.
+/// that name. dm_unregister removes it.
 ///
 /// Local. The registry holds the view by itself: the handle may be freed. Errors:
 /// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (name is NULL or empty).
@@ -34,13 +34,26 @@ pub unsafe extern "C" fn dm_register(mesh: *const dm_mesh, name: *const c_char) 
         }
         // The earlier view is dropped after the lock is given back: it may be the last of its
         // world.
-        let _earlier = if mesh.is_null() {
-            named().remove(name)
-        } else {
-            let view = find(mesh)?;
-            named().insert(name.to_owned(), view)
-        };
+        let view = find(mesh)?;
+        let _earlier = named().insert(name.to_owned(), view);
         Ok(())
+    })
+}
+
+/// Forgets the view that was registered under that name.
+///
+/// Local. Errors: DM_STATUS_NOT_FOUND (lists the names there are), DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// name is NULL or NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_unregister(name: *const c_char) -> dm_status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let name = unsafe { text("name", name)? };
+        // The view is dropped after the lock is given back: it may be the last of its world.
+        let removed = named().remove(name);
+        removed.map(drop).ok_or_else(|| unknown(name))
     })
 }
 

@@ -1,10 +1,10 @@
 //! Computes which block of a tensor a rank holds.
 
-use super::arguments::{list, short_list};
+use super::arguments::{check_reserved, list, short_list};
 use super::guard::ask;
 use super::make::find;
 use super::pointers::null;
-use super::types::{DM_REPLICATE, DM_SHARD, dm_mesh, dm_placement, dm_status};
+use super::types::{DM_PARTIAL, DM_REPLICATE, DM_SHARD, dm_mesh, dm_placement, dm_status};
 use crate::error::{Error, Result};
 use crate::sharding::{Placement, local_shard};
 
@@ -83,9 +83,11 @@ pub unsafe extern "C" fn dm_local_shard(
 }
 
 fn read_placement((index, given): (usize, &dm_placement)) -> Result<Placement> {
-    let dm_placement { kind, tensor_dim, order } = *given;
+    let dm_placement { kind, tensor_dim, order, reserved } = *given;
+    check_reserved(&format!("placements[{index}]"), &reserved)?;
     match kind {
-        DM_REPLICATE => Ok(Placement::Replicate),
+        // Each part of a sum that is still to be made has the whole shape, as a replica has.
+        DM_REPLICATE | DM_PARTIAL => Ok(Placement::Replicate),
         DM_SHARD => match usize::try_from(tensor_dim) {
             Ok(tensor_dim) => Ok(Placement::Shard { tensor_dim, order }),
             Err(_) => Err(Error::invalid(format!(
@@ -93,7 +95,7 @@ fn read_placement((index, given): (usize, &dm_placement)) -> Result<Placement> {
             ))),
         },
         _ => Err(Error::invalid(format!(
-            "placements[{index}].kind is {kind}; it is DM_REPLICATE ({DM_REPLICATE}) or DM_SHARD ({DM_SHARD})"
+            "placements[{index}].kind is {kind}; it is DM_REPLICATE ({DM_REPLICATE}), DM_SHARD ({DM_SHARD}) or DM_PARTIAL ({DM_PARTIAL})"
         ))),
     }
 }

@@ -2,10 +2,10 @@
 
 use std::ffi::c_char;
 
-use super::arguments::{give_text, list, optional_text, short_list};
+use super::arguments::{check_flags, give_text, list, optional_text, read_struct, short_list, sizes};
 use super::guard::ask;
 use super::pointers::{null, out};
-use super::types::dm_status;
+use super::types::{dm_plan_options, dm_status};
 use crate::error::{Error, Result};
 use crate::layout::row_major;
 use crate::topology::plan;
@@ -13,7 +13,7 @@ use crate::topology::plan;
 /// A rank array for dm_init_options.ranks that keeps the dimensions that talk most inside the
 /// closest domains of the machine.
 ///
-/// Local, no communication; the same on every rank that asks with the same arguments. locations
+/// Local, no communication; the same on every rank that asks with the same options. locations
 /// has world_size paths, of each world rank, far to near: "rack1/host3/nvl0" (dm_world_locations
 /// gathers them). Level 0 is the racks here, level 2 the NVLink domains; there are at most 32
 /// levels. A name counts within the domain around it: host3 of rack1 is not host3 of rack2. Ranks
@@ -60,11 +60,7 @@ use crate::topology::plan;
 /// Pointers are NULL or point to as many elements as said; paths are NUL-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_plan_ranks(
-    locations: *const *const c_char,
-    world_size: usize,
-    shape: *const usize,
-    ndim: usize,
-    traffic: *const u32,
+    options: *const dm_plan_options,
     ranks_out: *mut i32,
     report: *mut c_char,
     capacity: usize,
@@ -72,20 +68,27 @@ pub unsafe extern "C" fn dm_plan_ranks(
 ) -> dm_status {
     ask(|| {
         let ranks_out = out("ranks_out", ranks_out)?;
+        if options.is_null() {
+            return Err(null("options"));
+        }
         if len_out.is_null() && !report.is_null() {
             return Err(null("len_out"));
         }
+        // SAFETY: not NULL, and the caller's contract.
+        let options = unsafe { read_struct("options", options)? };
+        check_flags("options", options.flags, 0)?;
+        let ndim = options.ndim;
         // SAFETY: the caller's contract.
         let (shape, traffic) = unsafe {
             (
-                short_list("shape", shape, ndim)?,
-                if traffic.is_null() { None } else { Some(short_list("traffic", traffic, ndim)?) },
+                sizes("options.shape", options.shape, ndim)?,
+                if options.traffic.is_null() { None } else { Some(short_list("options.traffic", options.traffic, ndim)?) },
             )
         };
-        check_size(shape, world_size)?;
+        let world_size = check_size(&shape, options.world_size)?;
         // SAFETY: the caller's contract.
-        let paths = unsafe { paths(list("locations", locations, world_size)?)? };
-        let plan = plan(&paths, shape, traffic)?;
+        let paths = unsafe { paths(list("options.locations", options.locations, world_size)?)? };
+        let plan = plan(&paths, &shape, traffic)?;
         let text = plan.report();
         if !report.is_null() {
             // SAFETY: the caller's contract.
@@ -101,11 +104,11 @@ pub unsafe extern "C" fn dm_plan_ranks(
 }
 
 /// Checks the sizes before a list of that length is read.
-fn check_size(shape: &[usize], world_size: usize) -> Result<()> {
+fn check_size(shape: &[usize], world_size: i32) -> Result<usize> {
     row_major(shape)?;
-    match i32::try_from(world_size) {
-        Ok(1..) => Ok(()),
-        _ => Err(Error::invalid(format!("world_size is {world_size}; a world has 1 to {} ranks", i32::MAX))),
+    match world_size {
+        1.. => Ok(world_size as usize),
+        _ => Err(Error::invalid(format!("options.world_size is {world_size}; a world has at least 1 rank"))),
     }
 }
 

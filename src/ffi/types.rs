@@ -219,6 +219,8 @@ pub struct dm_dim_options {
     pub struct_size: usize,
     /// DM_DIM_ flags.
     pub flags: u32,
+    /// Must be 0.
+    pub reserved: u32,
     /// NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config
     /// does not share its communicator. The fields other than names must be the same on every rank.
     pub nccl_config: *const c_void,
@@ -241,6 +243,8 @@ pub struct dm_init_options {
     pub struct_size: usize,
     /// DM_INIT_ flags.
     pub flags: u32,
+    /// Must be 0.
+    pub reserved: u32,
     /// NULL: the process's default world of that device type, joined from the environment at first
     /// use.
     pub world: *mut dm_world,
@@ -254,20 +258,62 @@ pub struct dm_init_options {
     pub timeout_ms: i64,
 }
 
+/// Options of a collective call that gives a mesh new dimensions, or ends it. Initialise with
+/// DM_CALL_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_call_options {
+    /// sizeof(dm_call_options), set by the caller.
+    pub struct_size: usize,
+    /// There are no flags yet: 0.
+    pub flags: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// How long the call may take, in milliseconds. 0: as long as the mesh's calls.
+    pub timeout_ms: i64,
+    /// NULL, or one element for each dimension that the call makes.
+    pub dim_options: *const dm_dim_options,
+}
+
+/// What dm_plan_ranks plans. Initialise with DM_PLAN_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct dm_plan_options {
+    /// sizeof(dm_plan_options), set by the caller.
+    pub struct_size: usize,
+    /// There are no flags yet: 0.
+    pub flags: u32,
+    /// The number of ranks in the world, and of paths in locations.
+    pub world_size: i32,
+    /// The path of each world rank, from far to near: "rack1/host3/nvl0".
+    pub locations: *const *const c_char,
+    /// The size of each dimension of the mesh. The product is at most world_size.
+    pub shape: *const i32,
+    /// The number of dimensions.
+    pub ndim: usize,
+    /// NULL, or a weight for each dimension: how much a rank exchanges along it.
+    pub traffic: *const u32,
+}
+
 /// Placement: every rank along the mesh dimension holds the same.
 pub const DM_REPLICATE: i32 = 0;
 /// Placement: the mesh dimension splits a dimension of the tensor.
 pub const DM_SHARD: i32 = 1;
+/// Placement: every rank along the mesh dimension holds a part of a sum (or of another reduction)
+/// that is still to be made. Each part has the whole shape.
+pub const DM_PARTIAL: i32 = 2;
 
 /// How one mesh dimension splits a tensor; dm_local_shard takes one for each dimension.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct dm_placement {
-    /// DM_REPLICATE or DM_SHARD.
+    /// DM_REPLICATE, DM_SHARD or DM_PARTIAL.
     pub kind: i32,
     /// For DM_SHARD: the dimension of the tensor, from 0. Not looked at otherwise.
     pub tensor_dim: i32,
     /// For DM_SHARD, among the mesh dimensions that shard one tensor_dim: lower splits first, equal
     /// ones in the order of the mesh. All zero is PyTorch's order, from left to right.
     pub order: i32,
+    /// Must be 0. An initialiser that ends before it, as in `{DM_SHARD, 0, 1}`, makes it 0.
+    pub reserved: [u32; 5],
 }

@@ -2,13 +2,13 @@
 
 use std::ffi::c_char;
 
-use super::arguments::{names, optional_text, short_list, text};
+use super::arguments::{names, natural, optional_text, short_list, text};
 use super::ask::dim_text;
 use super::guard::{ask, free, guard};
 use super::make::{MESHES, find, give, handle};
-use super::options::read_dim_options;
+use super::options::read_call_options;
 use super::pointers::out;
-use super::types::{dm_dim_options, dm_mesh, dm_status};
+use super::types::{dm_call_options, dm_mesh, dm_status};
 use crate::comm::View;
 
 /// A view of the named dimensions, in the order given; it shares the parent's communicators.
@@ -44,29 +44,28 @@ pub unsafe extern "C" fn dm_slice(
 ///
 /// Collective over the root mesh. name NULL joins the dimensions' names with "_". The same
 /// dimensions under the same name give the communicator that exists, without communication; under
-/// another name they share it unless options says DM_DIM_OWN_COMM. options NULL: the defaults. The
-/// caller frees the handle with dm_free.
+/// another name they share it unless options->dim_options says DM_DIM_OWN_COMM. options NULL: the
+/// defaults; its dim_options has one element. The caller frees the handle with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (the name is a dimension's or another flattened dimension's),
 /// DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT, DM_STATUS_CCL, DM_STATUS_NOT_MEMBER, DM_STATUS_ABORTED,
 /// DM_STATUS_INVALID_HANDLE; DM_STATUS_UNSUPPORTED for a mesh without a world (dm_from_comms).
 ///
 /// # Safety
-/// name is NULL or NUL-terminated; options is NULL or points to struct_size bytes; mesh_out is NULL
-/// or writable.
+/// name is NULL or NUL-terminated; options is NULL or points to struct_size bytes, and its
+/// dim_options is NULL or has one element; mesh_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_flatten(
     mesh: *const dm_mesh,
     name: *const c_char,
-    options: *const dm_dim_options,
+    options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let (name, options) = unsafe { (optional_text("name", name)?, read_dim_options("options", options, 1)?) };
-        let options = options.into_iter().next().unwrap_or_default();
-        give(find(mesh)?.flatten(name, options)?, mesh_out)
+        let (name, options) = unsafe { (optional_text("name", name)?, read_call_options(options, 1)?) };
+        give(find(mesh)?.flatten(name, &options)?, mesh_out)
     })
 }
 
@@ -74,23 +73,24 @@ pub unsafe extern "C" fn dm_flatten(
 /// with a communicator.
 ///
 /// Collective over the root mesh. The first of the new dimensions is the slowest. Their names must
-/// not be those of the view's other dimensions. options is NULL or has n elements, one per new
-/// dimension. The caller frees the handle with dm_free.
+/// not be those of the view's other dimensions. options NULL: the defaults; its dim_options has n
+/// elements, one per new dimension. The caller frees the handle with dm_free.
 ///
 /// Errors: DM_STATUS_NOT_FOUND (no such dimension), DM_STATUS_INVALID_ARGUMENT (sizes, names), and
 /// those of dm_flatten.
 ///
 /// # Safety
-/// dim and each of the n names are NUL-terminated; sizes has n elements; options is NULL or has n;
-/// mesh_out is NULL or writable.
+/// dim and each of the n names are NUL-terminated; sizes has n elements; options is NULL or
+/// points to struct_size bytes, and its dim_options is NULL or has n elements; mesh_out is NULL or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_unflatten(
     mesh: *const dm_mesh,
     dim: *const c_char,
-    sizes: *const usize,
+    sizes: *const i32,
     names: *const *const c_char,
     n: usize,
-    options: *const dm_dim_options,
+    options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
@@ -99,12 +99,12 @@ pub unsafe extern "C" fn dm_unflatten(
         let (dim, sizes, names, options) = unsafe {
             (
                 text("dim", dim)?,
-                short_list("sizes", sizes, n)?,
+                super::arguments::sizes("sizes", sizes, n)?,
                 super::arguments::names("names", names, n)?,
-                read_dim_options("options", options, n)?,
+                read_call_options(options, n)?,
             )
         };
-        give(find(mesh)?.unflatten(dim, sizes, &names, &options)?, mesh_out)
+        give(find(mesh)?.unflatten(dim, &sizes, &names, &options)?, mesh_out)
     })
 }
 
@@ -118,25 +118,26 @@ pub unsafe extern "C" fn dm_unflatten(
 /// dp=2, cp=2, tp=2) of 16 ranks:
 ///
 /// ```c
-/// dm_reshape(dense, (size_t[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
+/// dm_reshape(dense, (int[]){2, 2, 2, 2}, (const char *[]){"pp", "edp", "ep", "etp"}, 4, NULL, &sparse);
 /// ```
 ///
-/// Here pp is checked to be the same stages, and etp shares the communicator of tp. options is NULL
-/// or has n elements, one per new dimension. The caller frees the handle with dm_free.
+/// Here pp is checked to be the same stages, and etp shares the communicator of tp. options NULL:
+/// the defaults; its dim_options has n elements, one per new dimension. The caller frees the handle
+/// with dm_free.
 ///
 /// Errors: DM_STATUS_INVALID_ARGUMENT (sizes; a repeated name; a name that means other groups, with
 /// both layouts), and those of dm_flatten.
 ///
 /// # Safety
-/// sizes has n elements; each of the n names is NUL-terminated; options is NULL or has n elements;
-/// mesh_out is NULL or writable.
+/// sizes has n elements; each of the n names is NUL-terminated; options is NULL or points to
+/// struct_size bytes, and its dim_options is NULL or has n elements; mesh_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_reshape(
     mesh: *const dm_mesh,
-    sizes: *const usize,
+    sizes: *const i32,
     names: *const *const c_char,
     n: usize,
-    options: *const dm_dim_options,
+    options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
@@ -144,12 +145,12 @@ pub unsafe extern "C" fn dm_reshape(
         // SAFETY: the caller's contract.
         let (sizes, names, options) = unsafe {
             (
-                short_list("sizes", sizes, n)?,
+                super::arguments::sizes("sizes", sizes, n)?,
                 super::arguments::names("names", names, n)?,
-                read_dim_options("options", options, n)?,
+                read_call_options(options, n)?,
             )
         };
-        give(find(mesh)?.reshape(sizes, &names, &options)?, mesh_out)
+        give(find(mesh)?.reshape(&sizes, &names, &options)?, mesh_out)
     })
 }
 
@@ -162,8 +163,9 @@ pub unsafe extern "C" fn dm_reshape(
 /// The result is a view of the ranks that are left: row-major positions, strides (dm_describe),
 /// dm_submesh and dm_replica_groups count among those, and collective calls on it (dm_flatten ...)
 /// are for those ranks alone. The other dimensions keep their communicators. The result ends with
-/// the root mesh, which dm_root gives. A range of all indices is the view itself. The caller frees
-/// the handle with dm_free.
+/// the root mesh, which dm_root gives. A range of all indices is the view itself. options NULL: the
+/// defaults; its dim_options has one element, for what is left of dim. The caller frees the handle
+/// with dm_free.
 ///
 /// On a mesh (pp=4, tp=2) over ranks 0 .. 7, start 2, len 2, step 1 along pp gives (pp=2, tp=2)
 /// over ranks 4 .. 7, in which rank 6 has coordinate (1, 0). Making the same range again gives the
@@ -173,21 +175,24 @@ pub unsafe extern "C" fn dm_reshape(
 /// DM_STATUS_NOT_FOUND (no such dimension), and those of dm_flatten.
 ///
 /// # Safety
-/// dim is NULL or NUL-terminated; mesh_out is NULL or writable.
+/// dim is NULL or NUL-terminated; options is NULL or points to struct_size bytes, and its
+/// dim_options is NULL or has one element; mesh_out is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dm_slice_range(
     mesh: *const dm_mesh,
     dim: *const c_char,
-    start: usize,
-    len: usize,
-    step: usize,
+    start: i32,
+    len: i32,
+    step: i32,
+    options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let dim = unsafe { dim_text(dim)? };
-        give(find(mesh)?.slice_range(dim, start, len, step)?, mesh_out)
+        let (dim, options) = unsafe { (dim_text(dim)?, read_call_options(options, 1)?) };
+        let (start, len, step) = (natural("start", start)?, natural("len", len)?, natural("step", step)?);
+        give(find(mesh)?.slice_range(dim, start, len, step, &options)?, mesh_out)
     })
 }
 
@@ -244,7 +249,7 @@ pub unsafe extern "C" fn dm_submesh_count(
     mesh: *const dm_mesh,
     dim_names: *const *const c_char,
     num_names: usize,
-    count_out: *mut usize,
+    count_out: *mut i32,
 ) -> dm_status {
     ask(|| {
         let count_out = out("count_out", count_out)?;
@@ -252,7 +257,7 @@ pub unsafe extern "C" fn dm_submesh_count(
         let names = unsafe { names("dim_names", dim_names, num_names)? };
         let count = find(mesh)?.submesh_count(&names)?;
         // SAFETY: not NULL, and writable by the caller's word.
-        unsafe { count_out.write(count) };
+        unsafe { count_out.write(count as i32) };
         Ok(())
     })
 }
@@ -273,14 +278,14 @@ pub unsafe extern "C" fn dm_submesh(
     mesh: *const dm_mesh,
     dim_names: *const *const c_char,
     num_names: usize,
-    index: usize,
+    index: i32,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let names = unsafe { names("dim_names", dim_names, num_names)? };
-        give(find(mesh)?.submesh(&names, index)?, mesh_out)
+        give(find(mesh)?.submesh(&names, natural("index", index)?)?, mesh_out)
     })
 }
 

@@ -210,22 +210,29 @@ unsafe impl<T> Sync for Borrowed<T> {}
 /// call of the world answers DM_STATUS_ABORTED, and raw communicators of its meshes must not be
 /// used any more; handles are still to be freed. Other ranks that wait for this one get
 /// DM_STATUS_PEER_LOST, which names it. A second abort does nothing. A token of
-/// dm_world_options.joining_out ends the dm_world_init that wrote it. world NULL: the default
-/// worlds, those that dm_init joins by itself, also while one is being joined. A dm_init that
-/// begins after that joins the default world anew, so the ranks can meet again once all of them
-/// have aborted theirs. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_CCL.
+/// dm_world_options.joining_out ends the dm_world_init that wrote it. dm_default_world_abort does
+/// this for the worlds that dm_init joins by itself. Errors: DM_STATUS_INVALID_HANDLE,
+/// DM_STATUS_CCL.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_abort(world: *const dm_world) -> dm_status {
-    guard(|| match world.is_null() {
-        true => comm::abort_default_worlds(),
-        false => match JOINING.get(world as usize) {
-            Ok(cancel) => {
-                cancel.raise();
-                Ok(())
-            }
-            Err(_) => find(world)?.abort(),
-        },
+    guard(|| match JOINING.get(world as usize) {
+        Ok(cancel) => {
+            cancel.raise();
+            Ok(())
+        }
+        Err(_) => find(world)?.abort(),
     })
+}
+
+/// Ends this rank's part in the default worlds, those that dm_init joins by itself, as
+/// dm_world_abort does. It ends one that is being joined, too.
+///
+/// Local, from any thread; takes no lock that a blocked call holds. A dm_init that begins after
+/// that joins the default world anew, so the ranks can meet again once all of them have aborted
+/// theirs. Without a default world it does nothing. Errors: DM_STATUS_CCL.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_default_world_abort() -> dm_status {
+    guard(comm::abort_default_worlds)
 }
 
 /// Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any

@@ -179,7 +179,7 @@ impl Mesh {
         }
     }
 
-    /// Returns the world rank of member `local_rank` of this rank's group along a dimension.
+    /// Returns the world rank of the rank that is `dim_rank` in this rank's group along a dimension.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
@@ -189,37 +189,61 @@ impl Mesh {
     /// assert_eq!(mesh.group_ranks(0).unwrap(), [1, 5]);
     /// assert_eq!((mesh.translate_rank(0, 0).unwrap(), mesh.translate_rank(2, 0).unwrap()), (1, 4));
     /// ```
-    pub fn translate_rank(&self, index: usize, local_rank: usize) -> Result<i32> {
+    pub fn translate_rank(&self, index: usize, dim_rank: usize) -> Result<i32> {
         let dim = self.dim_at(index)?;
         let position = self.root.position.filter(|_| self.mine).ok_or_else(|| self.outsider())?;
-        if local_rank >= dim.size() {
+        if dim_rank >= dim.size() {
             return Err(Error::invalid(format!(
-                "local rank {local_rank} of dimension {} of {}: it has ranks 0 to {}",
+                "rank {dim_rank} along dimension {} of {}: the ranks along it are 0 to {}",
                 self.dim_name(index),
                 self.describe(),
                 dim.size() - 1
             )));
         }
-        Ok(self.rank_at(dim.base(position) + dim.offset(local_rank)))
+        Ok(self.rank_at(dim.base(position) + dim.offset(dim_rank)))
     }
 
-    /// Returns the world rank that lies `offset` steps along a dimension from this one. Past the
-    /// edge there is none, unless the steps wrap.
+    /// Returns the rank along a dimension of a world rank in this rank's group along it. This is the
+    /// way back from [`translate_rank`](Mesh::translate_rank).
+    ///
+    /// ```
+    /// use devicemesh::mesh::{Mesh, MeshSpec};
+    /// let spec = MeshSpec::new("cuda", &[4, 2], 8, 6).names(&["pp", "tp"]);
+    /// let mesh = Mesh::new(&spec).unwrap(); // this rank is at (3, 0)
+    /// assert_eq!(mesh.dim_rank(0, 4).unwrap(), 2);
+    /// assert!(mesh.dim_rank(0, 5).is_err()); // rank 5 is in another group along pp
+    /// ```
+    pub fn dim_rank(&self, index: usize, world_rank: i32) -> Result<usize> {
+        let dim = self.dim_at(index)?;
+        let mine = self.root.position.filter(|_| self.mine).ok_or_else(|| self.outsider())?;
+        let theirs = self.root.ranks.position(world_rank, self.root.size);
+        match theirs.filter(|theirs| dim.base(*theirs) == dim.base(mine)) {
+            Some(theirs) => Ok(dim.coordinate(theirs)),
+            None => Err(Error::not_member(format!(
+                "rank {world_rank} is not in the group of rank {} along dimension {} of {}",
+                self.rank(),
+                self.dim_name(index),
+                self.describe()
+            ))),
+        }
+    }
+
+    /// Returns the rank along a dimension that lies `offset` steps from this one. Past the edge
+    /// there is none, unless the steps wrap.
     ///
     /// ```
     /// use devicemesh::mesh::{Mesh, MeshSpec};
     /// let spec = MeshSpec::new("cuda", &[4, 2], 8, 7).names(&["pp", "tp"]);
     /// let mesh = Mesh::new(&spec).unwrap(); // the last stage
-    /// assert_eq!(mesh.neighbor(0, -1, false).unwrap(), Some(5));
-    /// assert_eq!((mesh.neighbor(0, 1, false).unwrap(), mesh.neighbor(0, 1, true).unwrap()), (None, Some(1)));
+    /// assert_eq!(mesh.neighbor(0, -1, false).unwrap(), Some(2));
+    /// assert_eq!((mesh.neighbor(0, 1, false).unwrap(), mesh.neighbor(0, 1, true).unwrap()), (None, Some(0)));
     /// ```
-    pub fn neighbor(&self, index: usize, offset: i64, wrap: bool) -> Result<Option<i32>> {
+    pub fn neighbor(&self, index: usize, offset: i64, wrap: bool) -> Result<Option<usize>> {
         let (here, size) = (self.local_rank(index)? as i128, self.dim_size(index) as i128);
         let there = here + i128::from(offset);
         match wrap {
-            true => self.translate_rank(index, there.rem_euclid(size) as usize).map(Some),
-            false if (0..size).contains(&there) => self.translate_rank(index, there as usize).map(Some),
-            false => Ok(None),
+            true => Ok(Some(there.rem_euclid(size) as usize)),
+            false => Ok((0..size).contains(&there).then_some(there as usize)),
         }
     }
 
@@ -237,10 +261,10 @@ impl Mesh {
     ///
     /// # Panics
     /// Where no dimension has this index, as a slice does.
-    pub fn replica_groups(&self, index: usize) -> Vec<i64> {
+    pub fn replica_groups(&self, index: usize) -> Vec<i32> {
         let dim = &self.dims[index].dim;
         let firsts = (0..self.root.size).filter(|position| dim.base(*position) == *position);
-        let group = |first| (0..dim.size()).map(move |index| i64::from(self.rank_at(first + dim.offset(index))));
+        let group = |first| (0..dim.size()).map(move |index| self.rank_at(first + dim.offset(index)));
         firsts.flat_map(group).collect()
     }
 

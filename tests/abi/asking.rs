@@ -3,6 +3,7 @@
 use devicemesh::ffi::*;
 
 use super::memory::{Room, Texts};
+use super::worlds::sized;
 use super::{Call, Given, Handle, Session, name_of};
 
 pub const CALLS: &[Call] = &[
@@ -12,6 +13,7 @@ pub const CALLS: &[Call] = &[
     rank,
     local_rank,
     coordinate,
+    coordinate_of,
     ranks,
     group_ranks,
     replica_groups,
@@ -53,7 +55,7 @@ impl<T: Copy> Buffer<T> {
         let given = Given { wrong: given.wrong || self.len.is_null(), ..given };
         if status == DM_STATUS_BUFFER_TOO_SMALL {
             assert!(!self.len.untouched() && self.len.get(0) > self.capacity, "{call}: {} fit", self.capacity);
-        } else if !matches!(status, DM_STATUS_OK | DM_STATUS_INVALID_ARGUMENT) {
+        } else if !matches!(status, DM_STATUS_OK | DM_STATUS_INVALID_ARGUMENT | DM_STATUS_NOT_MEMBER) {
             assert!(self.len.untouched(), "{call} gives {status} and a length");
         }
         if !session.ended(call, status, given, &[self.room.untouched()]) {
@@ -73,20 +75,20 @@ fn ok(mesh: Handle) -> Given {
 }
 
 fn shape(session: &mut Session<'_>) {
-    let (mesh, buffer) = (session.mesh(), Buffer::<usize>::pick(session));
+    let (mesh, buffer) = (session.mesh(), Buffer::<i32>::pick(session));
     // SAFETY: as much room as said.
     let status = unsafe { dm_shape(mesh.mesh(), buffer.room.as_ptr(), buffer.capacity, buffer.len.as_ptr()) };
     let Some(len) = buffer.check(session, "dm_shape", status, ok(mesh)) else { return };
-    let whole = Room::<usize>::new(1);
+    let whole = Room::<i32>::new(1);
     // SAFETY: writable.
     assert_eq!(unsafe { dm_size(mesh.mesh(), std::ptr::null(), whole.as_ptr()) }, DM_STATUS_OK);
-    assert_eq!((0..len).map(|at| buffer.room.get(at)).product::<usize>(), whole.get(0));
+    assert_eq!((0..len).map(|at| buffer.room.get(at)).product::<i32>(), whole.get(0));
     assert_eq!(len, dm_ndim(mesh.mesh()));
 }
 
 fn size(session: &mut Session<'_>) {
     let mesh = session.mesh();
-    let (dim, out) = (session.dim_of(mesh), session.out::<usize>());
+    let (dim, out) = (session.dim_of(mesh), session.out::<i32>());
     // SAFETY: a string or NULL; writable or NULL.
     let status = unsafe { dm_size(mesh.mesh(), dim.as_ptr(), out.as_ptr()) };
     let given = Given { dead: !mesh.alive, wrong: out.is_null() || !dim.is_utf8(), ..Given::default() };
@@ -117,20 +119,30 @@ fn local_rank(session: &mut Session<'_>) {
         return;
     }
     // The rank at my place in my group is me.
-    let (there, me) = (Room::<i32>::new(1), Room::<i32>::new(1));
+    let (there, me, back) = (Room::<i32>::new(1), Room::<i32>::new(1), Room::<i32>::new(1));
     // SAFETY: as above.
     unsafe {
         assert_eq!(dm_translate_rank(mesh.mesh(), dim.as_ptr(), out.get(0), there.as_ptr()), DM_STATUS_OK);
         assert_eq!(dm_rank(mesh.mesh(), me.as_ptr()), DM_STATUS_OK);
+        assert_eq!(dm_translate_world_rank(mesh.mesh(), dim.as_ptr(), me.get(0), back.as_ptr()), DM_STATUS_OK);
     }
-    assert_eq!(there.get(0), me.get(0));
+    assert_eq!((there.get(0), back.get(0)), (me.get(0), out.get(0)));
 }
 
 fn coordinate(session: &mut Session<'_>) {
-    let (mesh, buffer) = (session.mesh(), Buffer::<usize>::pick(session));
+    let (mesh, buffer) = (session.mesh(), Buffer::<i32>::pick(session));
     // SAFETY: as much room as said.
     let status = unsafe { dm_get_coordinate(mesh.mesh(), buffer.room.as_ptr(), buffer.capacity, buffer.len.as_ptr()) };
     buffer.check(session, "dm_get_coordinate", status, ok(mesh));
+}
+
+fn coordinate_of(session: &mut Session<'_>) {
+    let (mesh, buffer) = (session.mesh(), Buffer::<i32>::pick(session));
+    let rank = session.number() as i32;
+    // SAFETY: as much room as said.
+    let status =
+        unsafe { dm_coordinate_of(mesh.mesh(), rank, buffer.room.as_ptr(), buffer.capacity, buffer.len.as_ptr()) };
+    buffer.check(session, "dm_coordinate_of", status, ok(mesh));
 }
 
 fn ranks(session: &mut Session<'_>) {
@@ -155,7 +167,7 @@ fn group_ranks(session: &mut Session<'_>) {
 
 fn replica_groups(session: &mut Session<'_>) {
     let mesh = session.mesh();
-    let (dim, buffer) = (session.dim_of(mesh), Buffer::<i64>::pick(session));
+    let (dim, buffer) = (session.dim_of(mesh), Buffer::<i32>::pick(session));
     // SAFETY: a string or NULL; as much room as said.
     let status = unsafe {
         dm_replica_groups(mesh.mesh(), dim.as_ptr(), buffer.room.as_ptr(), buffer.capacity, buffer.len.as_ptr())
@@ -204,7 +216,7 @@ fn neighbors(session: &mut Session<'_>) {
     } else {
         let wrap = session.rarely(2);
         // SAFETY: as above.
-        let status = unsafe { dm_neighbor(mesh.mesh(), dim.as_ptr(), number as i64, wrap, out.as_ptr()) };
+        let status = unsafe { dm_neighbor(mesh.mesh(), dim.as_ptr(), number as i32, wrap, out.as_ptr()) };
         if session.ended("dm_neighbor", status, given, &[out.untouched()]) {
             assert!(out.get(0) >= 0 || !wrap && out.get(0) == -1);
         }
@@ -215,9 +227,10 @@ fn shard(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let placements: Vec<dm_placement> = (0..dm_ndim(mesh.mesh()))
         .map(|_| dm_placement {
-            kind: if session.rarely(16) { session.number() as i32 } else { session.below(2) as i32 },
+            kind: if session.rarely(16) { session.number() as i32 } else { session.below(3) as i32 },
             tensor_dim: if session.rarely(16) { session.number() as i32 } else { session.below(2) as i32 },
             order: session.number() as i32,
+            reserved: if session.rarely(32) { [0, 0, 0, 0, session.number() as u32] } else { [0; 5] },
         })
         .collect();
     let tensor: Vec<usize> = (0..session.below(4)).map(|_| session.number() as usize).collect();
@@ -241,7 +254,7 @@ fn shard(session: &mut Session<'_>) {
     let wrong = count != tensor.len()
         || rank < -1
         || null && !tensor.is_empty()
-        || placements.iter().any(|given| given.kind != DM_REPLICATE && given.kind != DM_SHARD)
+        || placements.iter().any(|given| !(DM_REPLICATE..=DM_PARTIAL).contains(&given.kind) || given.reserved[4] != 0)
         || placements.iter().any(|given| {
             given.kind == DM_SHARD && usize::try_from(given.tensor_dim).map_or(true, |dim| dim >= tensor.len())
         });
@@ -265,12 +278,12 @@ fn plan(session: &mut Session<'_>) {
         .collect();
     let wrong_path = paths.iter().any(|path| !path.is_utf8() || path.bytes() == b"r0//h0");
     let paths = Texts::new(paths);
-    let mut shape: Vec<usize> = (0..session.below(4)).map(|_| 1 + session.below(4)).collect();
+    let mut shape: Vec<i32> = (0..session.below(4)).map(|_| 1 + session.below(4) as i32).collect();
     if session.rarely(4) {
-        shape.push(session.number() as usize);
+        shape.push(session.number() as i32);
     }
     let traffic: Vec<u32> = shape.iter().map(|_| session.number() as u32).collect();
-    let size = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+    let size = shape.iter().try_fold(1usize, |product, size| product.checked_mul(usize::try_from(*size).ok()?));
     let fits = size.filter(|size| *size <= count && *size > 0);
     let out = if session.rarely(24) { Room::null() } else { Room::<i32>::new(fits.unwrap_or(0)) };
     let report = if session.rarely(2) {
@@ -279,21 +292,30 @@ fn plan(session: &mut Session<'_>) {
         Buffer { room: Room::null(), capacity: 0, len: Room::null() }
     };
     let weights = if session.rarely(2) { Room::with(&traffic) } else { Room::null() };
+    let sizes = Room::with(&shape);
+    let size = session.struct_size(size_of::<dm_plan_options>());
+    let options = dm_plan_options {
+        struct_size: size,
+        flags: if session.rarely(32) { session.number() as u32 } else { 0 },
+        world_size: count as i32,
+        locations: paths.pointers.as_ptr(),
+        shape: sizes.as_ptr(),
+        ndim: shape.len(),
+        traffic: weights.as_ptr(),
+    };
+    let place = if session.rarely(32) { Room::null() } else { sized(size, options) };
     // SAFETY: as many of each as said; the ranks have room for the shape where it fits.
     let status = unsafe {
         dm_plan_ranks(
-            paths.pointers.as_ptr(),
-            count,
-            Room::with(&shape).as_ptr(),
-            shape.len(),
-            weights.as_ptr(),
+            place.as_ptr(),
             out.as_ptr(),
             report.room.as_ptr().cast(),
             report.capacity,
             report.len.as_ptr(),
         )
     };
-    let wrong = out.is_null() || fits.is_none() || wrong_path || !report.room.is_null() && report.len.is_null();
+    let refused = place.is_null() || !(48..=4096).contains(&size) || options.flags != 0;
+    let wrong = refused || out.is_null() || fits.is_none() || wrong_path || !report.room.is_null() && report.len.is_null();
     if status == DM_STATUS_BUFFER_TOO_SMALL {
         assert!(report.len.get(0) > report.capacity);
     }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use devicemesh::ffi::*;
 
-use super::making::{none, root_made};
+use super::making::{call_options, none, root_made};
 use super::memory::{Room, Text};
 use super::{Call, Given, Handle, Session};
 
@@ -55,7 +55,7 @@ fn text(session: &mut Session<'_>) {
 fn shrink(session: &mut Session<'_>) {
     let (mesh, out) = (session.mesh(), session.out::<*mut dm_mesh>());
     // It ends a mesh with communicators, whatever comes of it: not too often. What is left is a list of ranks: not of billions.
-    let size = Room::<usize>::new(1);
+    let size = Room::<i32>::new(1);
     // SAFETY: writable.
     let known = unsafe { dm_size(mesh.mesh(), std::ptr::null(), size.as_ptr()) } == DM_STATUS_OK;
     if mesh.real && !session.rarely(4) || known && size.get(0) > 1 << 20 {
@@ -65,12 +65,15 @@ fn shrink(session: &mut Session<'_>) {
     let lost: Vec<i32> = (0..session.below(4)).map(|_| session.number() as i32).collect();
     let lost = Room::with(&lost);
     let count = if session.rarely(16) { usize::MAX } else { lost.count() };
-    // SAFETY: a string or NULL; as many ranks as said, or a count that is refused; writable or NULL.
-    let status = unsafe { dm_shrink(mesh.mesh(), dim.as_ptr(), lost.as_ptr(), count, out.as_ptr()) };
+    let options = call_options(session, dm_ndim(mesh.mesh()));
+    let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
+    // SAFETY: a string or NULL; as many ranks as said, or a count that is refused; options as large
+    // as they say; writable or NULL.
+    let status = unsafe { dm_shrink(mesh.mesh(), dim.as_ptr(), lost.as_ptr(), count, place, out.as_ptr()) };
     let wrong = out.is_null() || !dim.is_utf8() || count == 0 || count == usize::MAX;
-    let given = Given { dead: !mesh.alive, wrong, ..Given::default() };
+    let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
     if session.ended("dm_shrink", status, given, &[out.untouched()]) {
-        let (before, after) = (Room::<usize>::new(1), Room::<usize>::new(1));
+        let (before, after) = (Room::<i32>::new(1), Room::<i32>::new(1));
         // SAFETY: writable.
         unsafe {
             assert_eq!(dm_size(mesh.mesh(), std::ptr::null(), before.as_ptr()), DM_STATUS_OK);

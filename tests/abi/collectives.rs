@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use devicemesh::ffi::*;
 
+use super::making::call_options;
 use super::memory::{Room, Text};
 use super::{Call, Given, Handle, Session, last_error};
 
@@ -184,7 +185,7 @@ pub fn end_groups(session: &mut Session<'_>) {
         let mesh = Room::<*mut dm_mesh>::new(1);
         // SAFETY: a shape of one; writable.
         let made = unsafe {
-            dm_init(c"cpu".as_ptr(), [1usize].as_ptr(), 1, std::ptr::null(), std::ptr::null(), mesh.as_ptr())
+            dm_init(c"cpu".as_ptr(), [1i32].as_ptr(), 1, std::ptr::null(), std::ptr::null(), mesh.as_ptr())
         };
         assert_eq!(made, DM_STATUS_OK, "the default world is there: {}", last_error());
         for _ in 0..session.groups {
@@ -193,7 +194,8 @@ pub fn end_groups(session: &mut Session<'_>) {
         }
         session.groups = 0;
         assert_eq!(dm_group_end(mesh.get(0)), DM_STATUS_CCL, "no group is left");
-        assert_eq!(dm_finalize(mesh.get(0)), DM_STATUS_OK, "{}", last_error());
+        // SAFETY: no options.
+        assert_eq!(unsafe { dm_finalize(mesh.get(0), std::ptr::null()) }, DM_STATUS_OK, "{}", last_error());
         dm_free(mesh.get(0));
     }
     session.kept.clear();
@@ -216,6 +218,12 @@ fn end(session: &mut Session<'_>) {
     let given = Given { dead: !mesh.alive, wrong: false, ..Given::default() };
     match session.rarely(2) {
         true => session.ended("dm_abort", dm_abort(mesh.mesh()), given, &[]),
-        false => session.ended("dm_finalize", dm_finalize(mesh.mesh()), given, &[]),
+        false => {
+            let options = call_options(session, 0);
+            let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
+            // SAFETY: options as large as they say.
+            let status = unsafe { dm_finalize(mesh.mesh(), place) };
+            session.ended("dm_finalize", status, Given { unsure: options.is_some(), ..given }, &[])
+        }
     };
 }

@@ -24,10 +24,10 @@ pub fn plain_mesh(session: &mut Session<'_>) {
     // SAFETY: writable.
     let status = unsafe { dm_world_size(token as *const dm_world, &mut size) };
     session.ended("dm_world_size", status, Given::default(), &[]);
-    let mut left = size as usize;
+    let mut left = size;
     let mut shape = Vec::new();
     for _ in 0..session.below(4) {
-        let size = 1 + session.below(4);
+        let size = 1 + session.below(4) as i32;
         if left % size == 0 {
             shape.push(size);
             left /= size;
@@ -45,7 +45,7 @@ pub fn plain_mesh(session: &mut Session<'_>) {
 
 /// Any arguments.
 fn any_mesh(session: &mut Session<'_>) {
-    let shape: Vec<usize> = (0..session.below(5)).map(|_| session.number() as usize).collect();
+    let shape: Vec<i32> = (0..session.below(5)).map(|_| session.number() as i32).collect();
     // What is said to be longer than it is is only allowed where it is refused unread.
     let ndim = if session.rarely(16) { usize::MAX - session.below(3) } else { shape.len() };
     let names = match session.below(3) {
@@ -67,6 +67,7 @@ fn any_mesh(session: &mut Session<'_>) {
     let dims = dim_options(session, shape.len());
     let options = dm_init_options {
         flags: if session.rarely(3) { session.number() as u32 & 5 } else { 0 },
+        reserved: if session.rarely(32) { session.number() as u32 } else { 0 },
         world: world.world(),
         ranks: ranks.as_ptr(),
         dim_options: if ndim > shape.len() {
@@ -82,9 +83,9 @@ fn any_mesh(session: &mut Session<'_>) {
     let device = if device.is_null() { Text::new(b"cpu") } else { device };
     let wrong = !device.is_utf8()
         || ndim > 1 << 16
-        || shape.contains(&0)
+        || shape.iter().any(|size| *size < 1)
         || !names.pointers.is_null() && !names.are_names()
-        || !place.is_null() && (!(48..=4096).contains(&size) || options.flags & !3 != 0 || options.timeout_ms < 0);
+        || !place.is_null() && (!(48..=4096).contains(&size) || options.flags & !3 != 0 || options.reserved != 0 || options.timeout_ms < 0);
     let (dead, real) = if place.is_null() { (false, true) } else { (!world.alive, world.real) };
     init(session, &device, &Room::with(&shape), ndim, &names, &place, real, Given { dead, wrong, unsure: true });
 }
@@ -93,7 +94,7 @@ fn any_mesh(session: &mut Session<'_>) {
 fn init(
     session: &mut Session<'_>,
     device: &Text,
-    shape: &Room<usize>,
+    shape: &Room<i32>,
     ndim: usize,
     names: &Texts,
     options: &Room<dm_init_options>,
@@ -123,7 +124,7 @@ pub fn root_made(session: &mut Session<'_>, mesh: *mut dm_mesh, real: bool) {
 }
 
 /// As many ranks as the shape says where it fits the world; where it does not they may not be looked at.
-fn ranks(session: &mut Session<'_>, world: Handle, shape: &[usize]) -> Room<i32> {
+fn ranks(session: &mut Session<'_>, world: Handle, shape: &[i32]) -> Room<i32> {
     let mut size = 1;
     if world.token != 0 && world.alive {
         // SAFETY: writable.
@@ -132,7 +133,7 @@ fn ranks(session: &mut Session<'_>, world: Handle, shape: &[usize]) -> Room<i32>
     if !session.rarely(3) {
         return Room::null();
     }
-    match shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size)) {
+    match shape.iter().try_fold(1usize, |product, size| product.checked_mul(usize::try_from(*size).ok()?)) {
         Some(product) if product <= size as usize && product <= MOST_LISTED => {
             let first = session.below(3) as i32;
             let listed: Vec<i32> = (0..product as i32).rev().map(|rank| rank + first - 1).collect();
@@ -156,6 +157,7 @@ pub fn dim_options(session: &mut Session<'_>, count: usize) -> Option<DimOptions
         let options = dm_dim_options {
             struct_size: size,
             flags: if session.rarely(6) { session.number() as u32 } else { session.below(2) as u32 },
+            reserved: if session.rarely(32) { session.number() as u32 } else { 0 },
             nccl_config: config.as_ptr().cast::<c_void>(),
             comm_name: name.as_ptr(),
         };
@@ -193,6 +195,35 @@ impl DimOptions {
     }
 }
 
+/// Options of a call that makes `count` dimensions, as large as they say; `None` for NULL.
+pub fn call_options(session: &mut Session<'_>, count: usize) -> Option<CallOptions> {
+    if !session.rarely(3) {
+        return None;
+    }
+    let dims = dim_options(session, count);
+    let size = session.struct_size(size_of::<dm_call_options>());
+    let options = dm_call_options {
+        struct_size: size,
+        flags: if session.rarely(16) { session.number() as u32 } else { 0 },
+        reserved: if session.rarely(16) { session.number() as u32 } else { 0 },
+        timeout_ms: if session.rarely(6) { session.number() as i64 } else { 0 },
+        dim_options: dims.as_ref().map_or(std::ptr::null(), |dims| dims.as_ptr()),
+    };
+    Some(CallOptions { place: sized(size, options), _dims: dims })
+}
+
+/// A dm_call_options with what it points to.
+pub struct CallOptions {
+    place: Room<dm_call_options>,
+    _dims: Option<DimOptions>,
+}
+
+impl CallOptions {
+    pub fn as_ptr(&self) -> *const dm_call_options {
+        self.place.as_ptr()
+    }
+}
+
 /// An ncclConfig_t in as many bytes as its size field says, or what looks like none.
 fn config(session: &mut Session<'_>) -> Room<u64> {
     let size = session.struct_size(72);
@@ -221,7 +252,7 @@ fn over_communicators(session: &mut Session<'_>) {
     let count = session.below(3);
     let null = session.rarely(8);
     let comms = vec![if null { std::ptr::null_mut() } else { comm.get(0) }; count];
-    let shape: Vec<usize> = (0..count).map(|_| 1 + usize::from(session.rarely(8))).collect();
+    let shape: Vec<i32> = (0..count).map(|_| 1 + i32::from(session.rarely(8))).collect();
     let world = if session.rarely(2) { session.world() } else { Handle { token: 0, alive: true, real: true } };
     let world = if world.token == 0 { Handle { alive: true, ..world } } else { world };
     let ranks = ranks(session, world, &shape);
@@ -230,7 +261,8 @@ fn over_communicators(session: &mut Session<'_>) {
         dm_init_options { world: world.world(), ranks: ranks.as_ptr(), flags: session.below(2) as u32, ..none() };
     let options = sized(size_of::<dm_init_options>(), options);
     let out = session.out::<*mut dm_mesh>();
-    let given = Given { dead: !world.alive, wrong: out.is_null() || count == 0 || null, ..Given::default() };
+    let lazy = options.get(0).flags & DM_INIT_LAZY != 0;
+    let given = Given { dead: !world.alive, wrong: out.is_null() || count == 0 || null || lazy, ..Given::default() };
     // SAFETY: as much memory as said; the communicators live.
     let status = unsafe {
         dm_from_comms(
@@ -289,7 +321,7 @@ fn register(session: &mut Session<'_>) {
     // SAFETY: NULL or a string.
     let status = unsafe { dm_register(mesh.mesh(), name.as_ptr()) };
     let given = Given {
-        dead: !mesh.alive && mesh.token != 0,
+        dead: !mesh.alive,
         wrong: name.is_null() || !name.is_utf8() || name.bytes().is_empty(),
         ..Given::default()
     };
@@ -310,7 +342,8 @@ fn lookup(session: &mut Session<'_>) {
 pub fn forget_names() {
     for name in REGISTERED {
         // SAFETY: a string.
-        assert_eq!(unsafe { dm_register(std::ptr::null(), Text::new(name).as_ptr()) }, DM_STATUS_OK);
+        let forgotten = unsafe { dm_unregister(Text::new(name).as_ptr()) };
+        assert!(matches!(forgotten, DM_STATUS_OK | DM_STATUS_NOT_FOUND));
     }
 }
 
@@ -318,6 +351,7 @@ pub fn none() -> dm_init_options {
     dm_init_options {
         struct_size: size_of::<dm_init_options>(),
         flags: 0,
+        reserved: 0,
         world: std::ptr::null_mut(),
         ranks: std::ptr::null(),
         dim_options: std::ptr::null(),

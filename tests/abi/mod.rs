@@ -261,7 +261,8 @@ impl Session<'_> {
         for keeper in std::mem::take(&mut self.keepers) {
             let mesh = keeper as *mut dm_mesh;
             // Either ends its communicators; one may have done so before.
-            let ended = dm_finalize(mesh);
+            // SAFETY: no options.
+            let ended = unsafe { dm_finalize(mesh, std::ptr::null()) };
             if ended != DM_STATUS_OK {
                 dm_abort(mesh);
             }

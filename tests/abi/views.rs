@@ -2,7 +2,7 @@
 
 use devicemesh::ffi::*;
 
-use super::making::dim_options;
+use super::making::call_options;
 use super::memory::{Room, Texts};
 use super::{Call, Given, Handle, Session};
 
@@ -24,7 +24,7 @@ fn slice(session: &mut Session<'_>) {
 fn flatten(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let (name, out) = (session.text(), session.out::<*mut dm_mesh>());
-    let options = dim_options(session, 1);
+    let options = call_options(session, 1);
     let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
     // SAFETY: a string or NULL; options as large as they say; writable or NULL.
     let status = unsafe { dm_flatten(mesh.mesh(), name.as_ptr(), place, out.as_ptr()) };
@@ -37,7 +37,7 @@ fn flatten(session: &mut Session<'_>) {
 
 fn flattened(session: &mut Session<'_>, mesh: Handle, out: &Room<*mut dm_mesh>) {
     session.made(out.get(0), mesh.real);
-    let (flat, size, whole) = (out.get(0), Room::<usize>::new(1), Room::<usize>::new(1));
+    let (flat, size, whole) = (out.get(0), Room::<i32>::new(1), Room::<i32>::new(1));
     assert_eq!(dm_ndim(flat), 1);
     // SAFETY: writable.
     unsafe {
@@ -51,14 +51,14 @@ fn unflatten(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let (dim, out) = (session.dim_of(mesh), session.out::<*mut dm_mesh>());
     let count = session.below(4);
-    let mut sizes: Vec<usize> = (0..count).map(|_| session.number() as usize).collect();
+    let mut sizes: Vec<i32> = (0..count).map(|_| session.number() as i32).collect();
     // Sizes that fit, where there is something to fit.
-    let size = Room::<usize>::new(1);
+    let size = Room::<i32>::new(1);
     // SAFETY: a string or NULL; writable.
     let known = !dim.is_null() && unsafe { dm_size(mesh.mesh(), dim.as_ptr(), size.as_ptr()) } == DM_STATUS_OK;
     fit(session, &mut sizes, if known { size.get(0) } else { 0 });
     let names = Texts::new((0..count).map(|_| session.text()).collect());
-    let options = dim_options(session, count);
+    let options = call_options(session, count);
     let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
     let given_sizes = if session.rarely(24) { Room::null() } else { Room::with(&sizes) };
     // SAFETY: as many of each as said; strings; writable or NULL.
@@ -77,7 +77,7 @@ fn unflatten(session: &mut Session<'_>) {
         || dim.is_null()
         || !dim.is_utf8()
         || given_sizes.is_null() && count > 0
-        || sizes.contains(&0)
+        || sizes.iter().any(|size| *size < 1)
         || !names.are_names();
     let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
     if session.ended("dm_unflatten", status, given, &[out.untouched()]) {
@@ -90,32 +90,32 @@ fn reshape(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let out = session.out::<*mut dm_mesh>();
     let count = session.below(4);
-    let mut sizes: Vec<usize> = (0..count).map(|_| session.number() as usize).collect();
-    let whole = Room::<usize>::new(1);
+    let mut sizes: Vec<i32> = (0..count).map(|_| session.number() as i32).collect();
+    let whole = Room::<i32>::new(1);
     // SAFETY: writable.
     let known = unsafe { dm_size(mesh.mesh(), std::ptr::null(), whole.as_ptr()) } == DM_STATUS_OK;
     fit(session, &mut sizes, if known { whole.get(0) } else { 0 });
     let names = Texts::new((0..count).map(|_| session.text()).collect());
-    let options = dim_options(session, count);
+    let options = call_options(session, count);
     let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
     let given_sizes = Room::with(&sizes);
     // SAFETY: as many of each as said; strings; writable or NULL.
     let status =
         unsafe { dm_reshape(mesh.mesh(), given_sizes.as_ptr(), names.pointers.as_ptr(), count, place, out.as_ptr()) };
-    let wrong = out.is_null() || sizes.contains(&0) || !names.are_names();
+    let wrong = out.is_null() || sizes.iter().any(|size| *size < 1) || !names.are_names();
     let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
     if session.ended("dm_reshape", status, given, &[out.untouched()]) {
         session.made(out.get(0), mesh.real);
         assert_eq!(dm_ndim(out.get(0)), count);
-        assert_eq!(sizes.iter().product::<usize>(), whole.get(0));
+        assert_eq!(sizes.iter().product::<i32>(), whole.get(0));
     }
 }
 
 /// Makes the first size what the others leave of `whole`, more often than not, where they divide it.
-fn fit(session: &mut Session<'_>, sizes: &mut [usize], whole: usize) {
+fn fit(session: &mut Session<'_>, sizes: &mut [i32], whole: i32) {
     if whole > 0 && !sizes.is_empty() && !session.rarely(4) {
-        let inner: usize = sizes[1..].iter().fold(1, |product, size| product.saturating_mul(*size));
-        if inner != 0 && whole % inner == 0 {
+        let inner: i32 = sizes[1..].iter().fold(1, |product: i32, size| product.saturating_mul(*size));
+        if inner > 0 && whole % inner == 0 {
             sizes[0] = whole / inner;
         }
     }
@@ -124,16 +124,18 @@ fn fit(session: &mut Session<'_>, sizes: &mut [usize], whole: usize) {
 fn slice_range(session: &mut Session<'_>) {
     let mesh = session.mesh();
     let (dim, out) = (session.dim_of(mesh), session.out::<*mut dm_mesh>());
-    let mut pick = || if session.rarely(6) { session.number() as usize } else { 1 + session.below(4) };
+    let mut pick = || if session.rarely(6) { session.number() as i32 } else { 1 + session.below(4) as i32 };
     let (start, len, step) = (pick().wrapping_sub(1), pick(), pick());
-    // SAFETY: a string or NULL; writable or NULL.
-    let status = unsafe { dm_slice_range(mesh.mesh(), dim.as_ptr(), start, len, step, out.as_ptr()) };
-    let wrong = out.is_null() || !dim.is_utf8() || len == 0 || step == 0;
-    let given =
-        Given { dead: !mesh.alive, wrong: wrong || !dim.is_null() && dim.bytes().is_empty(), ..Given::default() };
+    let options = call_options(session, 1);
+    let place = options.as_ref().map_or(std::ptr::null(), |options| options.as_ptr());
+    // SAFETY: a string or NULL; options as large as they say; writable or NULL.
+    let status = unsafe { dm_slice_range(mesh.mesh(), dim.as_ptr(), start, len, step, place, out.as_ptr()) };
+    let wrong = out.is_null() || !dim.is_utf8() || start < 0 || len < 1 || step < 1;
+    let wrong = wrong || !dim.is_null() && dim.bytes().is_empty();
+    let given = Given { dead: !mesh.alive, wrong, unsure: options.is_some() };
     if session.ended("dm_slice_range", status, given, &[out.untouched()]) {
         session.made(out.get(0), mesh.real);
-        let (first, second) = (Room::<usize>::new(1), Room::<usize>::new(1));
+        let (first, second) = (Room::<i32>::new(1), Room::<i32>::new(1));
         // SAFETY: a string or NULL; writable.
         unsafe {
             assert_eq!(dm_size(out.get(0), dim.as_ptr(), first.as_ptr()), DM_STATUS_OK);
@@ -176,20 +178,20 @@ fn root(session: &mut Session<'_>) {
 
 fn submesh(session: &mut Session<'_>) {
     let mesh = session.mesh();
-    let (names, count_out) = (session.dims_of(mesh, 3), session.out::<usize>());
+    let (names, count_out) = (session.dims_of(mesh, 3), session.out::<i32>());
     let count = names_count(session, &names);
     let wrong = bad_names(&names, count);
     // SAFETY: as many strings as said, or a count that is refused; writable or NULL.
     let status = unsafe { dm_submesh_count(mesh.mesh(), names.pointers.as_ptr(), count, count_out.as_ptr()) };
     let given = Given { dead: !mesh.alive, wrong: wrong || count_out.is_null(), ..Given::default() };
     let counted = session.ended("dm_submesh_count", status, given, &[count_out.untouched()]);
-    let index = if session.rarely(3) { session.number() as usize } else { session.below(8) };
+    let index = if session.rarely(3) { session.number() as i32 } else { session.below(8) as i32 };
     let out = session.out::<*mut dm_mesh>();
     // SAFETY: as above.
     let status = unsafe { dm_submesh(mesh.mesh(), names.pointers.as_ptr(), count, index, out.as_ptr()) };
     let given = Given {
         dead: !mesh.alive,
-        wrong: wrong || out.is_null() || counted && index >= count_out.get(0),
+        wrong: wrong || out.is_null() || index < 0 || counted && index >= count_out.get(0),
         ..Given::default()
     };
     if session.ended("dm_submesh", status, given, &[out.untouched()]) {

@@ -61,7 +61,7 @@ fn any_world(session: &mut Session<'_>) {
     };
     let size = session.struct_size(size_of::<dm_world_options>());
     let place = sized(size, options);
-    let wrong = !device.is_utf8() || !(56..=4096).contains(&size);
+    let wrong = !device.is_utf8() || !(64..=4096).contains(&size);
     join(session, "any world", &device, &place, Given { dead: false, wrong, ..Given::default() });
 }
 
@@ -106,8 +106,12 @@ fn barrier(session: &mut Session<'_>) {
 
 fn abort(session: &mut Session<'_>) {
     let world = session.world();
-    // NULL is for the default worlds, which have to live on. And it ends a world for good: not too often.
-    if world.token != 0 && session.rarely(4) {
+    if session.rarely(12) {
+        // The next mesh joins the default world anew.
+        session.ended("dm_default_world_abort", dm_default_world_abort(), Given::default(), &[]);
+    }
+    // It ends a world for good: not too often.
+    if session.rarely(4) {
         let status = dm_world_abort(world.world());
         session.ended("dm_world_abort", status, Given { dead: !world.alive, wrong: false, ..Given::default() }, &[]);
     }

@@ -21,7 +21,7 @@ static void *blocked(void *unused)
 
 int main(void)
 {
-  const size_t shape[] = {3};
+  const int32_t shape[] = {3};
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   REQUIRE(dm_world_init("cpu", &join, &options.world));
@@ -58,9 +58,9 @@ int main(void)
   dm_mesh *view = NULL;
   FAILS(DM_STATUS_ABORTED, "dm_abort", dm_get_comm(mesh, NULL, &comm));
   GIVES(DM_STATUS_ABORTED, dm_flatten(mesh, "other", NULL, &view));
-  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
   GIVES(DM_STATUS_ABORTED, dm_group_start(mesh));
-  size_t size = 0;
+  int32_t size = 0;
   OK(dm_size(mesh, NULL, &size)); /* a question that needs no communicator still has an answer */
 
   /* A new mesh over the same ranks has communicators of its own, also while one rank has not
@@ -73,7 +73,7 @@ int main(void)
   dm_free(first);
   OK(dm_all_reduce(fresh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == 3);
-  OK(dm_finalize(fresh));
+  OK(dm_finalize(fresh, NULL));
   dm_free(fresh);
 
   /* A rank that waits in a collective call for an aborted rank learns of the abort long before the
@@ -88,7 +88,7 @@ int main(void)
     OK(dm_abort(fresh));
   } else {
     const double began = seconds_now();
-    FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_finalize(fresh));
+    FAILS(DM_STATUS_PEER_LOST, "rank 0", dm_finalize(fresh, NULL));
     CHECK(seconds_now() - began < 2);
     OK(dm_abort(fresh));
   }
@@ -97,7 +97,7 @@ int main(void)
    * ended. */
   if (rank == 0) FAILS(DM_STATUS_PEER_LOST, "dm_finalize", dm_world_barrier(options.world, 0));
   OK(dm_world_barrier(options.world, 0));
-  OK(dm_finalize(beside));
+  OK(dm_finalize(beside, NULL));
   dm_free(beside);
   dm_free(fresh);
   dm_free(mesh);

@@ -17,7 +17,7 @@ static dm_status flatten(void *name)
 static dm_status unflatten(void *none)
 {
   (void)none;
-  const size_t sizes[] = {2, 1};
+  const int32_t sizes[] = {2, 1};
   const char *names[] = {"x", "y"};
   dm_mesh *view = NULL;
   return dm_unflatten(mesh, "dp", sizes, names, 2, NULL, &view);
@@ -26,7 +26,7 @@ static dm_status unflatten(void *none)
 static dm_status finalize(void *none)
 {
   (void)none;
-  return dm_finalize(mesh);
+  return dm_finalize(mesh, NULL);
 }
 
 static dm_status get_comm(void *none)
@@ -89,7 +89,7 @@ static double abort_once(int kind)
 
 int main(void)
 {
-  const size_t shape[] = {2, 1};
+  const int32_t shape[] = {2, 1};
   const char *names[] = {"dp", "tp"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   ncclComm_t comm = NULL;
@@ -113,7 +113,7 @@ int main(void)
         CHECK(seconds_now() - began < 2);
         OK(dm_abort(mesh));
       }
-      GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+      GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
       dm_free(mesh);
       OK(dm_world_barrier(sync, 0));
       OK(dm_world_barrier(options.world, 0));

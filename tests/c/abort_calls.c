@@ -52,7 +52,7 @@ static void second_in_line(double *took)
 
 int main(void)
 {
-  const size_t shape[] = {2};
+  const int32_t shape[] = {2};
   const char *names[] = {"other"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   REQUIRE(dm_world_init("cpu", NULL, &options.world));

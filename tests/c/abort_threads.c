@@ -49,7 +49,7 @@ static dm_status barrier(void *world)
 static void everything_says_aborted(const dm_mesh *mesh, const char *dim)
 {
   const char *names[] = {"dp", "tp"}, *parts[] = {"x", "y"};
-  const size_t sizes[] = {2, 1};
+  const int32_t sizes[] = {2, 1};
   float one = 1, many[2] = {0, 0};
   dm_mesh *made = NULL;
   ncclComm_t comm = NULL;
@@ -67,7 +67,7 @@ static void everything_says_aborted(const dm_mesh *mesh, const char *dim)
   GIVES(DM_STATUS_ABORTED, dm_group_start(mesh));
   GIVES(DM_STATUS_ABORTED, dm_flatten(mesh, "late", NULL, &made));
   GIVES(DM_STATUS_ABORTED, dm_unflatten(mesh, dim, sizes, parts, 2, NULL, &made));
-  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
   GIVES(DM_STATUS_ABORTED, dm_slice(mesh, &dim, 1, &made));
   GIVES(DM_STATUS_ABORTED, dm_root(mesh, &made));
   GIVES(DM_STATUS_ABORTED, dm_submesh(mesh, names, 1, 0, &made));
@@ -75,23 +75,24 @@ static void everything_says_aborted(const dm_mesh *mesh, const char *dim)
   CHECK(made == NULL && comm == NULL);
   OK(dm_abort(mesh));
 
-  size_t size = 0, coordinate[2], shape[2];
+  int32_t size = 0, coordinate[2], shape[2];
   int32_t rank = -1, ranks[2];
   bool equal = false;
+  size_t length = 0;
   uint64_t hash = 0;
   char text[128];
   CHECK(dm_ndim(mesh) > 0 && dm_dim_name(mesh, 0) != NULL);
-  OK(dm_shape(mesh, shape, 2, &size));
+  OK(dm_shape(mesh, shape, 2, &length));
   OK(dm_size(mesh, dim, &size));
   CHECK(size == 2);
   OK(dm_rank(mesh, &rank));
   OK(dm_get_local_rank(mesh, dim, &rank));
-  OK(dm_get_coordinate(mesh, coordinate, 2, &size));
-  OK(dm_ranks(mesh, ranks, 2, &size));
-  OK(dm_group_ranks(mesh, dim, ranks, 2, &size));
+  OK(dm_get_coordinate(mesh, coordinate, 2, &length));
+  OK(dm_ranks(mesh, ranks, 2, &length));
+  OK(dm_group_ranks(mesh, dim, ranks, 2, &length));
   OK(dm_equal(mesh, mesh, &equal));
   OK(dm_hash(mesh, &hash));
-  OK(dm_describe(mesh, text, sizeof text, &size));
+  OK(dm_describe(mesh, text, sizeof text, &length));
   OK(dm_get_proc(mesh, "ncclAllReduce", &proc)); /* the library stays loaded */
   OK(dm_clone(mesh, &made));
   dm_free(made);
@@ -99,18 +100,20 @@ static void everything_says_aborted(const dm_mesh *mesh, const char *dim)
 
 int main(void)
 {
-  const size_t shape[] = {2, 1};
+  const int32_t shape[] = {2, 1};
   const char *names[] = {"dp", "tp"}, *dp = "dp", *flat[kThreads] = {"f0", "f1", "f2", "f3"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_dim_options own = DM_DIM_OPTIONS_INIT;
   own.flags = DM_DIM_OWN_COMM;
+  dm_call_options apart = DM_CALL_OPTIONS_INIT;
+  apart.dim_options = &own;
   REQUIRE(dm_world_init("cpu", NULL, &options.world));
   for (int round = 0; round < kRounds; ++round) {
     REQUIRE(dm_init("cpu", shape, 2, names, &options, &root));
     const int32_t rank = rank_of(root);
     blocked users[kThreads], waiter;
     for (intptr_t index = 0; index < kThreads; ++index) {
-      REQUIRE(dm_flatten(root, flat[index], &own, &views[index]));
+      REQUIRE(dm_flatten(root, flat[index], &apart, &views[index]));
       memset(&users[index], 0, sizeof users[index]);
       users[index].call = work;
       users[index].data = (void *)index;

@@ -8,7 +8,7 @@ int main(void)
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL, *half = NULL, *split = NULL;
-  const size_t square[] = {2, 2}, pair[] = {2}, sizes[] = {2, 1};
+  const int32_t square[] = {2, 2}, pair[] = {2}, sizes[] = {2, 1};
   const char *names[] = {"dp", "tp"}, *parts[] = {"a", "b"};
   ncclComm_t comm = NULL;
   int32_t rank = -1;
@@ -21,11 +21,13 @@ int main(void)
   const int32_t ranks[] = {rank / 2 * 2, rank / 2 * 2 + 1};
   dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   own[0].flags = DM_DIM_OWN_COMM;
+  dm_call_options apart = DM_CALL_OPTIONS_INIT;
+  apart.dim_options = own;
   options.ranks = ranks;
   options.timeout_ms = 5000;
   REQUIRE(dm_from_comms("cpu", pair, 1, &names[1], &comm, &options, &half));
   for (int i = 0; i < 5; ++i) {
-    REQUIRE(dm_unflatten(half, "tp", sizes, parts, 2, own, &split));
+    REQUIRE(dm_unflatten(half, "tp", sizes, parts, 2, &apart, &split));
     float mine = (float)(1 << rank), sum = 0;
     OK(dm_all_reduce(split, "a", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     CHECK(sum == (rank < 2 ? 3 : 12));

@@ -9,7 +9,7 @@ enum { kCount = 1001 };
 static void along(const dm_mesh *mesh, const char *dim)
 {
   int32_t local = -1;
-  size_t size = 0;
+  int32_t size = 0;
   REQUIRE(dm_get_local_rank(mesh, dim, &local));
   REQUIRE(dm_size(mesh, dim, &size));
   const int32_t n = (int32_t)size;
@@ -91,7 +91,7 @@ int main(void)
   int32_t ranks = 0;
   REQUIRE(dm_world_init("cpu", &join, &world));
   REQUIRE(dm_world_size(world, &ranks));
-  const size_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {(size_t)ranks / inner, inner};
+  const int32_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {ranks / inner, inner};
   const char *names[] = {"outer", "inner"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL, *flat = NULL;
@@ -102,7 +102,7 @@ int main(void)
   along(mesh, "inner");
   along(flat, NULL);
   OK(dm_world_barrier(world, 0));
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(flat);
   dm_free(mesh);
   dm_world_free(world);

@@ -35,14 +35,14 @@ static dm_status flatten(void *name)
 static dm_status finalize(void *none)
 {
   (void)none;
-  return dm_finalize(mesh);
+  return dm_finalize(mesh, NULL);
 }
 
 /* Inside a group a library queues everything, also the making of a communicator. The first use of
  * a lazy dimension inside a group works nevertheless. */
 static void first_use_in_a_group(dm_init_options options)
 {
-  const size_t shape[] = {2, 1};
+  const int32_t shape[] = {2, 1};
   const char *names[] = {"pp", "tp"};
   float mine = (float)(rank + 1), theirs = 0, alone = 0;
   options.timeout_ms = 5000;
@@ -59,7 +59,7 @@ static void first_use_in_a_group(dm_init_options options)
     OK(dm_all_reduce(grouped, "tp", &mine, &alone, 1, DM_FLOAT32, DM_SUM, NULL));
     OK(dm_group_end(grouped));
     CHECK(theirs == (float)(2 - rank) && alone == mine);
-    OK(dm_finalize(grouped));
+    OK(dm_finalize(grouped, NULL));
     dm_free(grouped);
   }
 }
@@ -67,7 +67,7 @@ static void first_use_in_a_group(dm_init_options options)
 /* Calls that do not fit together give the same error inside a group as outside. */
 static void mismatch_in_a_group(const dm_init_options *options)
 {
-  const size_t line[] = {2};
+  const int32_t line[] = {2};
   const float some[2] = {1, 1};
   float sums[2];
   dm_mesh *grouped = NULL;
@@ -84,7 +84,7 @@ static void mismatch_in_a_group(const dm_init_options *options)
  * is more patient. */
 static void own_timeouts(dm_init_options options)
 {
-  const size_t line[] = {2};
+  const int32_t line[] = {2};
   dm_mesh *patient = NULL, *hasty = NULL;
   ncclComm_t one = NULL, other = NULL;
   options.timeout_ms = 60000;
@@ -113,7 +113,7 @@ static void own_timeouts(dm_init_options options)
  * ranks ask again. */
 static void lazy_again(dm_init_options options)
 {
-  const size_t line[] = {2};
+  const int32_t line[] = {2};
   dm_mesh *lazy = NULL;
   ncclComm_t comm = NULL;
   options.flags = DM_INIT_LAZY;
@@ -125,7 +125,7 @@ static void lazy_again(dm_init_options options)
   OK(dm_world_barrier(sync_world, 0));
   OK(dm_get_comm(lazy, NULL, &comm));
   CHECK(sum_along(lazy, NULL) == 2);
-  OK(dm_finalize(lazy));
+  OK(dm_finalize(lazy, NULL));
   dm_free(lazy);
 }
 
@@ -133,7 +133,7 @@ static void lazy_again(dm_init_options options)
  * one rank does not count as the call of another rank. */
 static void beside_a_blocked_call(const dm_init_options *options)
 {
-  const size_t shape[] = {2, 1};
+  const int32_t shape[] = {2, 1};
   const char *names[] = {"dp", "tp"};
   blocked one, other;
   dm_mesh *view = NULL;
@@ -156,7 +156,7 @@ static void beside_a_blocked_call(const dm_init_options *options)
     start_blocked(&other, finalize, NULL);
   }
   OK(dm_world_barrier(sync_world, 0));
-  if (rank == 1) OK(dm_finalize(mesh));
+  if (rank == 1) OK(dm_finalize(mesh, NULL));
   if (rank == 0) {
     const double began = seconds_now();
     end_blocked(&one, began);
@@ -164,7 +164,7 @@ static void beside_a_blocked_call(const dm_init_options *options)
     const dm_status statuses[] = {one.status, other.status};
     CHECK((statuses[0] == DM_STATUS_OK && statuses[1] == DM_STATUS_ABORTED) || (statuses[1] == DM_STATUS_OK && statuses[0] == DM_STATUS_ABORTED));
   }
-  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
   OK(dm_abort(mesh));
   dm_free(mesh);
   OK(dm_world_barrier(sync_world, 0));
@@ -174,7 +174,7 @@ static void beside_a_blocked_call(const dm_init_options *options)
  * with a single rank and one that was given for two dimensions. */
 static void adopted(dm_world *alone)
 {
-  const size_t ones[] = {1, 1};
+  const int32_t ones[] = {1, 1};
   const char *names[] = {"a", "b"};
   const int before = mappings();
   for (int way = 0; way < 4; ++way) {
@@ -199,11 +199,11 @@ static void adopted(dm_world *alone)
     REQUIRE(dm_from_comms("cpu", ones, 2, names, comms, &options, &made));
     CHECK(mappings() == before + 1 + way % 2);
     CHECK(sum_along(made, "a") == 1 && sum_along(made, "b") == 1);
-    OK(way < 2 ? dm_abort(made) : dm_finalize(made));
+    OK(way < 2 ? dm_abort(made) : dm_finalize(made, NULL));
     GIVES(DM_STATUS_ABORTED, dm_check(made, "a"));
     CHECK(mappings() == before);
     dm_free(made);
-    OK(dm_finalize(library));
+    OK(dm_finalize(library, NULL));
     dm_free(library);
   }
 }

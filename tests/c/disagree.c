@@ -49,7 +49,8 @@ static void calling(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   dm_mesh *mesh = NULL, *half = NULL, *view = NULL;
-  const size_t square[] = {2, 2}, wide[] = {1, 4}, long_one[] = {4, 1}, four[] = {4}, pair[] = {2};
+  const int32_t square[] = {2, 2}, four[] = {4}, pair[] = {2};
+  const int32_t wide[] = {1, 4}, long_one[] = {4, 1};
   const char *names[] = {"dp", "tp"}, *whole[] = {"all"};
   REQUIRE(dm_world_init("cpu", &join, &options.world));
   began = seconds_now();
@@ -81,7 +82,7 @@ static void calling(void)
    * meshes over different ranks. */
   dm_mesh *second = NULL, *third = NULL;
   REQUIRE(dm_init("cpu", four, 1, whole, &options, &second));
-  FAILS(DM_STATUS_MISMATCH, "dm_finalize(", dm_finalize(rank == 2 ? mesh : second));
+  FAILS(DM_STATUS_MISMATCH, "dm_finalize(", dm_finalize(rank == 2 ? mesh : second, NULL));
   soon("order on meshes of the same ranks");
   const int32_t low[] = {1, 0};
   options.ranks = low;
@@ -89,7 +90,7 @@ static void calling(void)
   options.ranks = NULL;
   /* Rank 1 makes a call of the small mesh while all others make a call of the world. */
   if (rank == 1)
-    FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_finalize(half));
+    FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_finalize(half, NULL));
   else
     FAILS(DM_STATUS_MISMATCH, "each waits for the other", dm_init("cpu", square, 2, names, &options, &third));
   soon("order on meshes of other ranks");

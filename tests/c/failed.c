@@ -16,7 +16,7 @@ static dm_mesh *mesh_with(int64_t timeout_ms)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL;
-  const size_t shape[] = {2, (size_t)ranks / 2};
+  const int32_t shape[] = {2, ranks / 2};
   options.world = world, options.timeout_ms = timeout_ms;
   REQUIRE(dm_init("cpu", shape, 2, NAMES, &options, &mesh));
   return mesh;
@@ -89,7 +89,7 @@ static void after_a_mismatch(void)
 
   /* A mesh with a failed dimension can make further dimensions, and can make the failed one anew. */
   dm_mesh *flat = NULL, *other = NULL;
-  const size_t sizes[] = {2, (size_t)ranks / 2};
+  const int32_t sizes[] = {2, ranks / 2};
   const char *names[] = {"outer", "inner"};
   OK(dm_flatten(shares, "all", NULL, &flat));
   sums(flat, "all");
@@ -100,15 +100,15 @@ static void after_a_mismatch(void)
   failed_earlier(DM_STATUS_MISMATCH, first);
   dm_free(flat);
   dm_free(first); /* not dm_abort, which would also end tp, which other meshes share */
-  GIVES(DM_STATUS_MISMATCH, dm_finalize(shares)); /* on all ranks, at once, with the reason */
+  GIVES(DM_STATUS_MISMATCH, dm_finalize(shares, NULL)); /* on all ranks, at once, with the reason */
   CHECK(strstr(dm_last_error(), "failed earlier") != NULL);
-  GIVES(DM_STATUS_ABORTED, dm_finalize(shares));
+  GIVES(DM_STATUS_ABORTED, dm_finalize(shares, NULL));
   dm_free(shares);
   sums(second, "dp");
   sums(third, "tp");
-  OK(dm_finalize(second));
+  OK(dm_finalize(second, NULL));
   sums(third, "dp");
-  OK(dm_finalize(third));
+  OK(dm_finalize(third, NULL));
   dm_free(second);
   dm_free(third);
 }
@@ -135,10 +135,10 @@ static void after_a_failure_of_all(void)
   dm_free(first);
   if (ranks > 2) {
     sums(beside, "dp"); /* this communicator was split from the failed one, and works */
-    OK(dm_finalize(beside));
+    OK(dm_finalize(beside, NULL));
   }
   dm_free(beside);
-  OK(dm_finalize(second));
+  OK(dm_finalize(second, NULL));
   dm_free(second);
 }
 
@@ -160,7 +160,7 @@ static void after_a_timeout(void)
   failed_earlier(DM_STATUS_TIMEOUT, hasty);
   dm_free(hasty);
   dm_free(shares);
-  OK(dm_finalize(second));
+  OK(dm_finalize(second, NULL));
   dm_free(second);
 }
 
@@ -180,7 +180,7 @@ static void after_an_abort(void)
   OK(dm_abort(first));
   dm_free(first);
   dm_free(shares);
-  OK(dm_finalize(second));
+  OK(dm_finalize(second, NULL));
   dm_free(second);
 }
 
@@ -190,7 +190,7 @@ static void of_every_kind(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *lazy[2], *wide = NULL, *range[2], *other[2];
   float buffer[2] = {0};
-  const size_t shape[] = {2, (size_t)ranks / 2}, row = (size_t)ranks;
+  const int32_t shape[] = {2, ranks / 2}, row = ranks;
   options.world = world, options.flags = DM_INIT_LAZY;
   for (int attempt = 0; attempt < 2; ++attempt) {
     REQUIRE(dm_init("cpu", shape, 2, NAMES, &options, &lazy[attempt]));
@@ -200,11 +200,11 @@ static void of_every_kind(void)
   sums(lazy[1], "tp");
   options.flags = 0;
   REQUIRE(dm_init("cpu", &row, 1, NAMES, &options, &wide));
-  const size_t sizes[] = {(size_t)ranks / 2, 2};
+  const int32_t sizes[] = {ranks / 2, 2};
   const char *names[] = {"a", "b"};
   const int at = rank % 2; /* with two ranks the range is the whole dimension, which keeps its communicator */
   for (int attempt = 0; attempt < 2; ++attempt) {
-    OK(dm_slice_range(wide, "dp", 0, 2, 1, &range[attempt]));
+    OK(dm_slice_range(wide, "dp", 0, 2, 1, NULL, &range[attempt]));
     OK(dm_reshape(wide, sizes, names, 2, NULL, &other[attempt]));
     if (attempt == 1) break;
     if (rank < 2) FAILS(DM_STATUS_MISMATCH, "different calls", dm_all_reduce(range[0], NULL, buffer, buffer, rank == 0 ? 1 : 2, DM_FLOAT32, DM_SUM, NULL));
@@ -227,7 +227,7 @@ static void of_every_kind(void)
 static void of_some_ranks(void)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  const size_t two = 2;
+  const int32_t two = 2;
   float buffer[2] = {0};
   options.world = world;
   for (int attempt = 0; attempt < 3; ++attempt) {
@@ -268,7 +268,7 @@ static void leaves_nothing(int rounds)
     dm_mesh *mesh = mesh_with(0);
     sums(mesh, "dp");
     disagree(mesh);
-    if (round % 3 == 0) GIVES(DM_STATUS_MISMATCH, dm_finalize(mesh));
+    if (round % 3 == 0) GIVES(DM_STATUS_MISMATCH, dm_finalize(mesh, NULL));
     if (round % 3 == 1) OK(dm_abort(mesh));
     dm_free(mesh);
     if (round == 11) before = mappings(), open_before = descriptors();

@@ -12,7 +12,7 @@ static const char *NAMES[] = {"dp"};
 static dm_mesh *line(int64_t timeout_ms)
 {
   dm_mesh *mesh = NULL;
-  const size_t size = (size_t)ranks;
+  const int32_t size = (size_t)ranks;
   options.timeout_ms = timeout_ms;
   REQUIRE(dm_init("cpu", &size, 1, NAMES, &options, &mesh));
   return mesh;
@@ -24,7 +24,7 @@ static void works(void)
   dm_mesh *mesh = line(0);
   OK(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == (float)ranks);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
 }
 
@@ -39,7 +39,7 @@ static void only_one_calls(void)
     CHECK(strstr(dm_last_error(), "in ncclAllReduce(1 x float32, sum) along dp, which rank ") != NULL);
     CHECK(strstr(dm_last_error(), "is in dm_finalize(dp)") != NULL);
   }
-  FAILS(DM_STATUS_MISMATCH, "ncclAllReduce(1 x float32, sum)", dm_finalize(mesh));
+  FAILS(DM_STATUS_MISMATCH, "ncclAllReduce(1 x float32, sum)", dm_finalize(mesh, NULL));
   CHECK(strstr(dm_last_error(), "dm_finalize(dp)") != NULL);
   CHECK(seconds_now() - began < 20); /* the deadline would be ten minutes */
   dm_free(mesh);
@@ -56,10 +56,10 @@ static void one_is_late(void)
   options.timeout_ms = 0;
   if (rank > 0) {
     FAILS(DM_STATUS_TIMEOUT, "rank 0", dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-    GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh));
+    GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh, NULL));
   }
   OK(dm_world_barrier(sync_world, 0));
-  if (rank == 0) GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh)); /* the error says how the others' call ended */
+  if (rank == 0) GIVES(DM_STATUS_TIMEOUT, dm_finalize(mesh, NULL)); /* the error says how the others' call ended */
   CHECK(seconds_now() - began < 20);
   OK(dm_abort(mesh));
   dm_free(mesh);
@@ -74,12 +74,12 @@ static void one_is_late_for_the_end(void)
   if (rank > 0) {
     FAILS(DM_STATUS_TIMEOUT, "rank 0", dm_all_reduce(hasty, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     const double began = seconds_now();
-    FAILS(DM_STATUS_TIMEOUT, "failed earlier", dm_finalize(patient));
+    FAILS(DM_STATUS_TIMEOUT, "failed earlier", dm_finalize(patient, NULL));
     CHECK(strstr(dm_last_error(), "rank 0 did not come within 400 ms") != NULL);
     CHECK(seconds_now() - began < 20);
   }
   OK(dm_world_barrier(sync_world, 0));
-  if (rank == 0) FAILS(DM_STATUS_TIMEOUT, "rank 0 did not come within 400 ms", dm_finalize(patient));
+  if (rank == 0) FAILS(DM_STATUS_TIMEOUT, "rank 0 did not come within 400 ms", dm_finalize(patient, NULL));
   OK(dm_abort(hasty));
   OK(dm_abort(patient));
   dm_free(hasty);

@@ -71,7 +71,7 @@ static void is_refused(void)
   ncclComm_t raw = NULL;
   void *address = NULL;
   float one = 1, sum = 0;
-  const size_t shape[] = {1};
+  const int32_t shape[] = {1};
   const char *const name = "x";
   REFUSED(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   REFUSED(dm_get_comm(mesh, NULL, &raw));
@@ -85,10 +85,10 @@ static void is_refused(void)
   REFUSED(dm_group_start(mesh));
   REFUSED(dm_group_end(mesh));
   REFUSED(dm_check(mesh, NULL));
-  REFUSED(dm_finalize(mesh));
+  REFUSED(dm_finalize(mesh, NULL));
   REFUSED(dm_abort(mesh));
   REFUSED(dm_world_abort(world));
-  REFUSED(dm_world_abort(NULL));
+  REFUSED(dm_default_world_abort());
   CHECK(made == NULL && joined == NULL && raw == NULL && sum == 0);
 }
 
@@ -120,17 +120,18 @@ static void engine_refuses(void)
 static void may_ask(void)
 {
   int32_t number = -1;
-  size_t length = 0, coordinate[1] = {999};
+  int32_t coordinate[1] = {999};
+  size_t length = 0;
   OK(dm_rank(mesh, &number));
   CHECK(number == rank);
   OK(dm_world_rank(world, &number));
   CHECK(number == rank);
   OK(dm_get_local_rank(mesh, NULL, &number));
   CHECK(number == rank);
-  OK(dm_size(mesh, NULL, &length));
-  CHECK(length == (size_t)size);
+  OK(dm_size(mesh, NULL, &number));
+  CHECK(number == size);
   OK(dm_get_coordinate(mesh, coordinate, 1, &length));
-  CHECK(coordinate[0] == (size_t)rank && dm_ndim(mesh) == 1);
+  CHECK(coordinate[0] == rank && dm_ndim(mesh) == 1);
   CHECK(strstr(describe(mesh), "DeviceMesh") != NULL);
 }
 
@@ -210,7 +211,7 @@ static void is_free(void)
 {
   dm_world_options alone = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  const size_t shape[] = {1};
+  const int32_t shape[] = {1};
   dm_mesh *own = NULL;
   float one = 1, sum = 0;
   alone.world_size = 1;
@@ -218,7 +219,7 @@ static void is_free(void)
   REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &own));
   OK(dm_all_reduce(own, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == 1);
-  OK(dm_finalize(own));
+  OK(dm_finalize(own, NULL));
   dm_free(own);
   dm_world_free(options.world);
 }
@@ -258,7 +259,7 @@ int main(int argc, char **argv)
   options.world = world;
   REQUIRE(dm_world_rank(world, &rank));
   REQUIRE(dm_world_size(world, &size));
-  const size_t shape[] = {(size_t)size};
+  const int32_t shape[] = {size};
   REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &mesh));
   REQUIRE(dm_get_comm(mesh, NULL, &comm));
   *(void **)&all_reduce = engine("ncclAllReduce");
@@ -299,7 +300,7 @@ int main(int argc, char **argv)
   pthread_join(thread, NULL);
 
   OK(dm_world_barrier(world, 0));
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   dm_world_free(world);
   /* The parent holds nothing any more, except the communicator of one rank alone, which lasts as

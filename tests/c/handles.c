@@ -46,7 +46,7 @@ static void *work(void *data)
 
 int main(void)
 {
-  const size_t shape[] = {1, 1};
+  const int32_t shape[] = {1, 1};
   const char *names[] = {"dp", "tp"};
   REQUIRE(dm_init("cpu", shape, 2, names, NULL, &root));
   pthread_t threads[kThreads];
@@ -58,8 +58,8 @@ int main(void)
     pthread_join(threads[index], &wrong);
     CHECK((intptr_t)wrong == 0);
   }
-  OK(dm_register(NULL, "shared"));
-  OK(dm_finalize(root));
+  OK(dm_unregister("shared"));
+  OK(dm_finalize(root, NULL));
   dm_free(root);
   return finish();
 }

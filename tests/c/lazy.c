@@ -7,7 +7,7 @@ int main(void)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *lazy = NULL, *flat = NULL, *own = NULL, *twin = NULL, *impatient = NULL;
-  const size_t shape[] = {2, 2}, line[] = {4};
+  const int32_t shape[] = {2, 2}, line[] = {4};
   const char *names[] = {"dp", "tp"};
   ncclComm_t comm = NULL, again = NULL;
   float one = 1, sum = 0;
@@ -64,11 +64,11 @@ int main(void)
   OK(dm_all_reduce(flat, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL)); /* the others wait here for rank 2 */
   OK(dm_abort(impatient));
 
-  OK(dm_finalize(own));
-  OK(dm_finalize(lazy));
+  OK(dm_finalize(own, NULL));
+  OK(dm_finalize(lazy, NULL));
   OK(dm_all_reduce(twin, "tp", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == 2);
-  OK(dm_finalize(twin));
+  OK(dm_finalize(twin, NULL));
   dm_mesh *all[] = {lazy, flat, own, twin, impatient};
   for (size_t at = 0; at < sizeof all / sizeof *all; ++at) dm_free(all[at]);
   return finish();

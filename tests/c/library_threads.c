@@ -37,7 +37,7 @@ static dm_status flatten(void *none)
 
 int main(void)
 {
-  const size_t shape[] = {2, 1};
+  const int32_t shape[] = {2, 1};
   const char *names[] = {"dp", "tp"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_world *sync = NULL, *own = NULL;

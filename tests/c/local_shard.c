@@ -2,7 +2,7 @@
  * PyTorch's answers are replayed in tests/sharding.rs. */
 #include "check.h"
 
-static dm_mesh *offline(int32_t world_size, int32_t rank, const size_t *shape, const char *const *names, size_t ndim, const int32_t *ranks)
+static dm_mesh *offline(int32_t world_size, int32_t rank, const int32_t *shape, const char *const *names, size_t ndim, const int32_t *ranks)
 {
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
@@ -35,11 +35,11 @@ static void has_rows(int line, const dm_mesh *mesh, const dm_placement *placemen
 
 static void orders(void)
 {
-  const size_t shape[] = {2, 4};
+  const int32_t shape[] = {2, 4};
   const char *names[] = {"fsdp", "tp"};
   dm_mesh *mesh = offline(8, 6, shape, names, 2, NULL); /* 6 is at (1, 2) */
-  const dm_placement fsdp_first[] = {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}}, tp_first[] = {{DM_SHARD, 0, 1}, {DM_SHARD, 0, 0}};
-  const dm_placement tp_only[] = {{DM_REPLICATE, -9, -9}, {DM_SHARD, 0, 0}}; /* DM_REPLICATE ignores the other fields */
+  const dm_placement fsdp_first[] = {DM_PLACEMENT_SHARD(0, 0), DM_PLACEMENT_SHARD(0, 0)}, tp_first[] = {DM_PLACEMENT_SHARD(0, 1), DM_PLACEMENT_SHARD(0, 0)};
+  const dm_placement tp_only[] = {{DM_REPLICATE, -9, -9, {0}}, DM_PLACEMENT_SHARD(0, 0)}; /* DM_REPLICATE ignores the other fields */
   ROWS(mesh, fsdp_first, 16, -1, 12, 2);
   ROWS(mesh, tp_first, 16, -1, 10, 2);
   ROWS(mesh, tp_first, 16, 3, 12, 2);
@@ -52,10 +52,10 @@ static void orders(void)
 
 static void views(void)
 {
-  const size_t shape[] = {2, 2, 2};
+  const int32_t shape[] = {2, 2, 2};
   const char *names[] = {"dp", "cp", "tp"}, *dp_cp[] = {"dp", "cp"}, *tp_dp[] = {"tp", "dp"};
   const int32_t ranks[] = {10, 11, 12, 13, 14, 15, 17, 16};
-  const dm_placement rows[] = {{DM_SHARD, 0, 0}, {DM_SHARD, 0, 0}};
+  const dm_placement rows[] = {DM_PLACEMENT_SHARD(0, 0), DM_PLACEMENT_SHARD(0, 0)};
   dm_mesh *mesh = offline(20, 16, shape, names, 3, ranks), *pair = NULL, *flat = NULL, *transposed = NULL;
   REQUIRE(dm_slice(mesh, dp_cp, 2, &pair)); /* the view of rank 16, at (1, 1, 1): {11, 13, 15, 16} */
   REQUIRE(dm_flatten(pair, "fsdp", NULL, &flat));
@@ -79,11 +79,12 @@ static void views(void)
 
 static void refusals(void)
 {
-  const size_t shape[] = {2, 2}, tensor[] = {8, 6};
+  const int32_t shape[] = {2, 2};
+  const size_t tensor[] = {8, 6};
   const char *names[] = {"dp", "tp"};
   dm_mesh *mesh = offline(8, 7, shape, names, 2, NULL), *outside = mesh; /* rank 7 is not in it */
   size_t block[2] = {77, 77}, offset[2] = {77, 77};
-  dm_placement placements[] = {{DM_REPLICATE, 0, 0}, {DM_SHARD, 1, 0}};
+  dm_placement placements[] = {DM_PLACEMENT_REPLICATE, DM_PLACEMENT_SHARD(1, 0)};
   GIVES(DM_STATUS_NOT_MEMBER, dm_local_shard(outside, placements, tensor, 2, -1, block, offset));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "world_rank is -2", dm_local_shard(mesh, placements, tensor, 2, -2, block, offset));
   FAILS(DM_STATUS_INVALID_HANDLE, "not a live dm_mesh", dm_local_shard(NULL, placements, tensor, 2, 0, block, offset));
@@ -96,8 +97,13 @@ static void refusals(void)
         dm_local_shard(mesh, placements, tensor, 1, 0, block, offset));
   placements[1].tensor_dim = -1;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].tensor_dim is -1", dm_local_shard(mesh, placements, tensor, 2, 0, block, offset));
-  placements[1].kind = 2;
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].kind is 2", dm_local_shard(mesh, placements, tensor, 2, 0, block, offset));
+  placements[1].kind = 3;
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].kind is 3", dm_local_shard(mesh, placements, tensor, 2, 0, block, offset));
+  const dm_placement partial = DM_PLACEMENT_PARTIAL;
+  placements[1] = partial;
+  placements[1].reserved[4] = 7;
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "placements[1].reserved is 0x7", dm_local_shard(mesh, placements, tensor, 2, 0, block, offset));
+  placements[1].reserved[4] = 0;
   CHECK(block[0] == 77 && block[1] == 77 && offset[0] == 77 && offset[1] == 77);
 
   /* A scalar has no dimensions to shard, and nothing to write. */
@@ -114,7 +120,7 @@ static void refusals(void)
 
 int main(void)
 {
-  CHECK(DM_REPLICATE == 0 && DM_SHARD == 1 && sizeof(dm_placement) == 12);
+  CHECK(DM_REPLICATE == 0 && DM_SHARD == 1 && DM_PARTIAL == 2 && sizeof(dm_placement) == 32);
   CHECK(offsetof(dm_placement, tensor_dim) == 4 && offsetof(dm_placement, order) == 8);
   orders();
   views();

@@ -27,9 +27,14 @@ int main(void)
 
   /* Even and odd ranks share a domain, so the later dimension, which talks more, joins 0 with 2
    * and 1 with 3. */
-  const size_t shape[] = {2, 2};
+  const int32_t shape[] = {2, 2};
   int32_t ranks[4] = {-1, -1, -1, -1};
-  REQUIRE(dm_plan_ranks(given, 4, shape, 2, NULL, ranks, NULL, 0, NULL));
+  dm_plan_options machine = DM_PLAN_OPTIONS_INIT;
+  machine.world_size = 4;
+  machine.locations = given;
+  machine.shape = shape;
+  machine.ndim = 2;
+  REQUIRE(dm_plan_ranks(&machine, ranks, NULL, 0, NULL));
   CHECK(ranks[0] == 0 && ranks[1] == 2 && ranks[2] == 1 && ranks[3] == 3);
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL;
@@ -54,7 +59,7 @@ int main(void)
   else
     FAILS(DM_STATUS_MISMATCH, "dm_world_barrier", dm_world_locations(world, NULL, &none));
   CHECK(none == NULL);
-  REQUIRE(dm_finalize(mesh));
+  REQUIRE(dm_finalize(mesh, NULL));
   dm_free(mesh);
   dm_world_free(world);
   return finish();

@@ -8,7 +8,7 @@
 enum { kSums = 1000, kMeshes = 20 };
 
 static dm_mesh *line;
-static size_t ranks;
+static int32_t ranks;
 
 static void *sum(void *unused)
 {
@@ -28,7 +28,7 @@ int main(void)
   REQUIRE(dm_init("cpu", &ranks, 1, NULL, NULL, &line));
   pthread_t thread;
   if (pthread_create(&thread, NULL, sum, NULL) != 0) return 1;
-  const size_t shape[2] = {ranks / 2, 2};
+  const int32_t shape[2] = {ranks / 2, 2};
   const char *names[] = {"outer", "inner"}, *again[] = {"one", "two"};
   for (int at = 0; at < kMeshes; ++at) {
     dm_mesh *mesh = NULL, *reshaped = NULL;
@@ -36,14 +36,14 @@ int main(void)
     double value = 1;
     REQUIRE(dm_all_reduce(mesh, "inner", &value, &value, 1, DM_FLOAT64, DM_SUM, NULL));
     CHECK(value == 2);
-    const size_t turned[2] = {2, ranks / 2};
+    const int32_t turned[2] = {2, ranks / 2};
     REQUIRE(dm_reshape(mesh, turned, again, 2, NULL, &reshaped));
     dm_free(reshaped);
-    REQUIRE(dm_finalize(mesh));
+    REQUIRE(dm_finalize(mesh, NULL));
     dm_free(mesh);
   }
   pthread_join(thread, NULL);
-  OK(dm_finalize(line));
+  OK(dm_finalize(line, NULL));
   dm_free(line);
   return finish();
 }

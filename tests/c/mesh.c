@@ -27,16 +27,17 @@ static void communicators_fit(const dm_mesh *mesh)
   for (size_t index = 0; index < dm_ndim(mesh); ++index) {
     const char *name = dm_dim_name(mesh, index);
     int32_t group[16], gathered[16], local = -1, mine = rank_of(mesh);
-    size_t size = 0, length = 0;
+    int32_t size = 0;
+    size_t length = 0;
     int count = -1, rank = -1;
     ncclComm_t comm = comm_of(mesh, name);
     REQUIRE(dm_size(mesh, name, &size));
     REQUIRE(dm_get_local_rank(mesh, name, &local));
     REQUIRE(dm_group_ranks(mesh, name, group, 16, &length));
-    CHECK(query(mesh, "ncclCommCount")(comm, &count) == ncclSuccess && (size_t)count == size && length == size);
+    CHECK(query(mesh, "ncclCommCount")(comm, &count) == ncclSuccess && count == size && length == (size_t)size);
     CHECK(query(mesh, "ncclCommUserRank")(comm, &rank) == ncclSuccess && rank == local && group[local] == mine);
     OK(dm_all_gather(mesh, name, &mine, gathered, 1, DM_INT32, NULL));
-    CHECK(memcmp(group, gathered, size * sizeof *group) == 0);
+    CHECK(memcmp(group, gathered, length * sizeof *group) == 0);
     OK(dm_check(mesh, name));
   }
 }
@@ -44,9 +45,8 @@ static void communicators_fit(const dm_mesh *mesh)
 static void answers(const dm_mesh *mesh)
 {
   const int32_t rank = rank_of(mesh);
-  size_t sizes[3], coordinate[3], length = 0, size = 0;
-  int32_t ranks[8];
-  int64_t groups[8];
+  int32_t sizes[3], coordinate[3], size = 0, ranks[8], groups[8];
+  size_t length = 0;
   CHECK(strcmp(describe(mesh), "DeviceMesh((dp=2, cp=2, tp=2), 'cpu', stride=(4, 2, 1))") == 0);
   CHECK(dm_ndim(mesh) == 3 && strcmp(dm_dim_name(mesh, 1), "cp") == 0);
   OK(dm_shape(mesh, sizes, 3, &length));
@@ -54,13 +54,13 @@ static void answers(const dm_mesh *mesh)
   OK(dm_size(mesh, NULL, &size));
   CHECK(size == 8);
   OK(dm_get_coordinate(mesh, coordinate, 3, &length));
-  CHECK(length == 3 && coordinate[0] == (size_t)rank / 4 && coordinate[1] == (size_t)rank / 2 % 2 && coordinate[2] == (size_t)rank % 2);
+  CHECK(length == 3 && coordinate[0] == rank / 4 && coordinate[1] == rank / 2 % 2 && coordinate[2] == rank % 2);
   OK(dm_ranks(mesh, ranks, 8, &length));
   for (int32_t at = 0; at < 8; ++at) CHECK(ranks[at] == at);
   OK(dm_group_ranks(mesh, "dp", ranks, 8, &length));
   CHECK(length == 2 && ranks[0] == rank % 4 && ranks[1] == rank % 4 + 4);
   OK(dm_replica_groups(mesh, "cp", groups, 8, &length));
-  const int64_t expected[] = {0, 2, 1, 3, 4, 6, 5, 7};
+  const int32_t expected[] = {0, 2, 1, 3, 4, 6, 5, 7};
   CHECK(length == 8 && memcmp(groups, expected, sizeof expected) == 0);
 
   dm_mesh *copy = NULL, *tp = slice1(mesh, "tp");
@@ -93,7 +93,8 @@ static void views(const dm_mesh *mesh)
   const char *transposed[] = {"tp", "dp"}, *pair[] = {"dp", "cp"}, *flat_name[] = {"dp_cp"}, *dp[] = {"dp"};
   const int32_t rank = rank_of(mesh);
   int32_t ranks[8];
-  size_t length = 0, count = 0;
+  size_t length = 0;
+  int32_t count = 0;
 
   REQUIRE(dm_slice(mesh, transposed, 2, &tp_dp));
   CHECK(strcmp(describe(tp_dp), "DeviceMesh((tp=2, dp=2), 'cpu', stride=(1, 4))") == 0);
@@ -113,8 +114,10 @@ static void views(const dm_mesh *mesh)
   CHECK(comm_of(other, NULL) == comm_of(flat, NULL));
   dm_dim_options own = DM_DIM_OPTIONS_INIT;
   own.flags = DM_DIM_OWN_COMM;
+  dm_call_options apart = DM_CALL_OPTIONS_INIT;
+  apart.dim_options = &own;
   dm_mesh *mine = NULL;
-  REQUIRE(dm_flatten(dp_cp, "own", &own, &mine));
+  REQUIRE(dm_flatten(dp_cp, "own", &apart, &mine));
   CHECK(comm_of(mine, NULL) != comm_of(flat, NULL));
   communicators_fit(mine);
   REQUIRE(dm_slice(dp_cp, flat_name, 1, &named)); /* by name from a view that holds its dimensions */
@@ -130,8 +133,9 @@ static void views(const dm_mesh *mesh)
   CHECK(comm_of(flat, "second") == comm_of(mesh, "cp"));
   dm_free(second);
   dm_free(cp);
-  OK(dm_size(mesh, "dp_cp", &length));
-  CHECK(length == 4);
+  int32_t four = 0;
+  OK(dm_size(mesh, "dp_cp", &four));
+  CHECK(four == 4);
   OK(dm_group_ranks(mesh, "dp_cp", ranks, 8, &length));
   CHECK(length == 4 && ranks[local] == rank);
   OK(dm_all_reduce(mesh, "dp_cp", &local, &sum, 1, DM_INT32, DM_SUM, NULL));
@@ -148,12 +152,12 @@ static void views(const dm_mesh *mesh)
   communicators_fit(flat_transposed);
 
   /* Unflatten the flattened dimension in another way, and concatenate views of one root. */
-  const size_t sizes[] = {4, 1};
+  const int32_t sizes[] = {4, 1};
   const char *parts[] = {"outer", "inner"};
   REQUIRE(dm_unflatten(flat, "dp_cp", sizes, parts, 2, NULL, &split));
   CHECK(strcmp(describe(split), "DeviceMesh((outer=4, inner=1), 'cpu', stride=(2, ()))") == 0);
   communicators_fit(split);
-  const size_t halves[] = {2, 2};
+  const int32_t halves[] = {2, 2};
   const char *half_names[] = {"a", "b"};
   dm_mesh *halved = NULL, *a = NULL;
   REQUIRE(dm_unflatten(flat, "dp_cp", halves, half_names, 2, NULL, &halved));
@@ -169,7 +173,7 @@ static void views(const dm_mesh *mesh)
   /* The parallel copies of a submesh: this rank's and the others. */
   OK(dm_submesh_count(mesh, dp, 1, &count));
   CHECK(count == 4);
-  for (size_t index = 0; index < count; ++index) {
+  for (int32_t index = 0; index < count; ++index) {
     dm_mesh *submesh = NULL;
     int32_t local = -1;
     ncclComm_t comm = NULL;
@@ -197,7 +201,7 @@ static void views(const dm_mesh *mesh)
   OK(dm_register(joined, "trainer"));
   OK(dm_lookup("trainer", &found));
   CHECK(comm_of(found, "tp") == comm_of(mesh, "tp"));
-  OK(dm_register(NULL, "trainer"));
+  OK(dm_unregister("trainer"));
   FAILS(DM_STATUS_NOT_FOUND, "trainer", dm_lookup("trainer", &found));
 
   dm_mesh *all[] = {tp_dp, dp_cp, flat, again, other, mine, named, flat_transposed, split, halved, a, tp, joined, root, found};
@@ -206,7 +210,7 @@ static void views(const dm_mesh *mesh)
 
 static void others_of_the_same_world(const dm_mesh *mesh)
 {
-  const size_t shape[] = {2, 4}, ones[] = {1, 8, 1}, small[] = {3}, whole[] = {8};
+  const int32_t shape[] = {2, 4}, ones[] = {1, 8, 1}, small[] = {3}, whole[] = {8};
   const char *names[] = {"replicate", "shard"}, *one_names[] = {"x", "y", "z"};
   dm_mesh *second = NULL, *flat = NULL, *permuted = NULL, *unit = NULL, *part = NULL, *line = NULL;
   const int32_t rank = rank_of(mesh);
@@ -256,19 +260,19 @@ static void others_of_the_same_world(const dm_mesh *mesh)
     OK(dm_rank(part, &seen));
     CHECK(seen == rank);
   }
-  OK(dm_finalize(part));
+  OK(dm_finalize(part, NULL));
 
   /* Finalizing one mesh leaves the communicators that other meshes share. */
-  OK(dm_finalize(second));
+  OK(dm_finalize(second, NULL));
   GIVES(DM_STATUS_ABORTED, dm_slice(second, names, 1, &view));
   float one = 1, sum = 0;
   OK(dm_all_reduce(flat, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == 4);
-  OK(dm_finalize(unit));
+  OK(dm_finalize(unit, NULL));
   OK(dm_all_reduce(line, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == 8);
-  OK(dm_finalize(line));
-  OK(dm_finalize(permuted));
+  OK(dm_finalize(line, NULL));
+  OK(dm_finalize(permuted, NULL));
 
   dm_mesh *all[] = {second, view, flat, permuted, unit, line, part};
   for (size_t at = 0; at < sizeof all / sizeof *all; ++at) dm_free(all[at]);
@@ -279,7 +283,7 @@ typedef ncclResult_t (*init_all_t)(ncclComm_t *, int, const int *);
 /* DM_INIT_OWN_COMMS: finalizing the mesh destroys what it adopted. */
 static void adopted_for_good(const dm_mesh *mesh)
 {
-  const size_t shape[] = {1};
+  const int32_t shape[] = {1};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   void *address = NULL;
   init_all_t init_all = NULL;
@@ -293,7 +297,7 @@ static void adopted_for_good(const dm_mesh *mesh)
     options.flags = owned ? DM_INIT_OWN_COMMS : 0;
     REQUIRE(dm_from_comms("cpu", shape, 1, NULL, &comm, &options, &over));
     CHECK(comm_of(over, NULL) == comm);
-    OK(dm_finalize(over));
+    OK(dm_finalize(over, NULL));
     CHECK((query(mesh, "ncclCommCount")(comm, &count) == ncclSuccess) == !owned);
     dm_free(over);
   }
@@ -302,7 +306,7 @@ static void adopted_for_good(const dm_mesh *mesh)
 static void adopted(const dm_mesh *mesh)
 {
   /* A mesh over existing communicators and without a world numbers its ranks by coordinate. */
-  const size_t shape[] = {2, 2}, wrong[] = {2, 3};
+  const int32_t shape[] = {2, 2}, wrong[] = {2, 3};
   const char *names[] = {"cp", "tp"};
   ncclComm_t comms[2] = {comm_of(mesh, "cp"), comm_of(mesh, "tp")}, missing[2] = {comms[0], NULL};
   dm_mesh *over = NULL, *none = NULL;
@@ -316,7 +320,7 @@ static void adopted(const dm_mesh *mesh)
    * its ranks are read. */
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  const size_t huge[] = {1 << 20, 1 << 10};
+  const int32_t huge[] = {1 << 20, 1 << 10};
   const int32_t one[] = {0};
   join.flags = DM_WORLD_OFFLINE;
   REQUIRE(dm_world_init("cuda", &join, &options.world));
@@ -328,7 +332,7 @@ static void adopted(const dm_mesh *mesh)
   dm_free(none);
   dm_world_free(options.world);
 
-  OK(dm_finalize(over));
+  OK(dm_finalize(over, NULL));
   CHECK(comm_of(mesh, "tp") == comms[1]); /* borrowed: still alive */
   communicators_fit(mesh);
   dm_free(over);
@@ -336,7 +340,7 @@ static void adopted(const dm_mesh *mesh)
 
 int main(void)
 {
-  const size_t shape[] = {2, 2, 2};
+  const int32_t shape[] = {2, 2, 2};
   const char *names[] = {"dp", "cp", "tp"};
   dm_mesh *mesh = NULL;
   REQUIRE(dm_init("cpu", shape, 3, names, NULL, &mesh));
@@ -346,7 +350,7 @@ int main(void)
   others_of_the_same_world(mesh);
   adopted(mesh);
   adopted_for_good(mesh);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   FAILS(DM_STATUS_ABORTED, "finalized", dm_check(mesh, "dp"));
   dm_free(mesh);
   return finish();

@@ -13,7 +13,8 @@ int main(void)
   REQUIRE(dm_world_init("cpu", &join, &world));
   REQUIRE(dm_world_rank(world, &rank));
   options.world = world;
-  const size_t wide[] = {1, 4}, square[] = {2, 2};
+  const int32_t square[] = {2, 2};
+  const int32_t wide[] = {1, 4};
   const char *names[] = {"dp", "tp"}, *other_names[] = {"dp", "pp"};
 
   /* Shape. */

@@ -29,12 +29,12 @@ static void worlds(void)
 
 static void making(const dm_mesh *mesh, ncclComm_t comm)
 {
-  const size_t ones[] = {1, 1};
+  const int32_t ones[] = {1, 1};
   const char *names[] = {"dp", "tp"}, *holes[] = {"dp", NULL}, *parts[] = {"a", "b"};
   const dm_mesh *nothing[] = {NULL};
   ncclComm_t comms[] = {comm, comm}, no_comm[] = {comm, NULL};
   dm_mesh *made = kUntouched;
-  size_t count = 77;
+  int32_t count = 77;
 
   NO("shape", dm_init("cpu", NULL, 2, names, NULL, &made));
   NO("dim_names[1]", dm_init("cpu", ones, 2, holes, NULL, &made));
@@ -75,7 +75,7 @@ static void making(const dm_mesh *mesh, ncclComm_t comm)
   dm_free(NULL);
 
   NO("name", dm_register(mesh, NULL));
-  NO("name", dm_register(NULL, NULL));
+  NO("name", dm_unregister(NULL));
   NO("name", dm_lookup(NULL, &made));
   NO("mesh_out", dm_lookup("trainer", NULL));
   CHECK(made == kUntouched && count == 77);
@@ -83,9 +83,10 @@ static void making(const dm_mesh *mesh, ncclComm_t comm)
 
 static void asking(const dm_mesh *mesh)
 {
-  size_t size = 77, length = 77, sizes[2] = {77, 77};
+  int32_t size = 77, sizes[2] = {77, 77};
+  size_t length = 77;
   int32_t rank = 77, ranks[2] = {77, 77};
-  int64_t groups[2] = {77, 77};
+  int32_t groups[2] = {77, 77};
   uint64_t hash = 77;
   char text[64] = "77";
   bool equal = false;
@@ -194,7 +195,7 @@ static void communicating(const dm_mesh *mesh)
   NO_HANDLE(dm_check(NULL, "dp"));
   FAILS(DM_STATUS_INVALID_ARGUMENT, two, dm_check(mesh, NULL));
   NO_HANDLE(dm_abort(NULL));
-  NO_HANDLE(dm_finalize(NULL));
+  NO_HANDLE(dm_finalize(NULL, NULL));
 
   /* The mesh and the world still work. */
   OK(dm_all_reduce(mesh, "dp", send, recv, 1, DM_FLOAT32, DM_SUM, NULL));
@@ -203,7 +204,7 @@ static void communicating(const dm_mesh *mesh)
 
 int main(void)
 {
-  const size_t ones[] = {1, 1};
+  const int32_t ones[] = {1, 1};
   const char *names[] = {"dp", "tp"};
   dm_mesh *mesh = NULL;
   ncclComm_t comm = NULL;
@@ -213,7 +214,7 @@ int main(void)
   making(mesh, comm);
   asking(mesh);
   communicating(mesh);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   return finish();
 }

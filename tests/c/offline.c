@@ -8,7 +8,7 @@ static void at_a_million(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_world *world = NULL;
   dm_mesh *mesh = NULL, *pair = NULL, *flat = NULL, *split = NULL;
-  const size_t shape[] = {64, 32, 64, 8}, sizes[] = {256, 2};
+  const int32_t shape[] = {64, 32, 64, 8}, sizes[] = {256, 2};
   const char *names[] = {"pp", "dp", "cp", "tp"}, *dp_cp[] = {"dp", "cp"}, *parts[] = {"outer", "inner"};
   join.flags = DM_WORLD_OFFLINE;
   join.world_size = 1 << 20;
@@ -26,7 +26,9 @@ static void at_a_million(void)
   REQUIRE(dm_slice(mesh, dp_cp, 2, &pair));
   REQUIRE(dm_flatten(pair, NULL, NULL, &flat));
   CHECK(seconds_now() - began < 0.1); /* it takes microseconds; the bound allows for a busy machine */
-  size_t coordinate[4], length = 0, count = 0;
+  int32_t coordinate[4];
+  size_t length = 0;
+  int32_t count = 0;
   OK(dm_get_coordinate(mesh, coordinate, 4, &length));
   CHECK(coordinate[0] == 47 && coordinate[1] == 15 && coordinate[2] == 6 && coordinate[3] == 1);
   int32_t group[64];
@@ -35,7 +37,7 @@ static void at_a_million(void)
   CHECK(strcmp(describe(flat), "DeviceMesh((dp_cp=2048), 'cuda', stride=(8,))") == 0);
   OK(dm_get_local_rank(flat, NULL, &rank));
   CHECK(rank == 15 * 64 + 6);
-  const size_t large[] = {1024, 2};
+  const int32_t large[] = {1024, 2};
   REQUIRE(dm_unflatten(flat, "dp_cp", large, parts, 2, NULL, &split));
   CHECK(strcmp(describe(split), "DeviceMesh((outer=1024, inner=2), 'cuda', stride=(16, 8))") == 0);
   GIVES(DM_STATUS_INVALID_ARGUMENT, dm_unflatten(flat, "dp_cp", sizes, parts, 2, NULL, &split));
@@ -60,7 +62,7 @@ static void at_a_million(void)
   ncclComm_t comm = NULL;
   FAILS(DM_STATUS_UNSUPPORTED, "DM_WORLD_OFFLINE", dm_get_comm(mesh, "tp", &comm));
   GIVES(DM_STATUS_UNSUPPORTED, dm_check(mesh, "tp"));
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   GIVES(DM_STATUS_ABORTED, dm_slice(mesh, tp, 1, &pair));
   dm_free(mesh);
   dm_free(other);
@@ -80,7 +82,7 @@ static void explicit_ranks(void)
   REQUIRE(dm_world_init("cpu", &join, &world));
   options.world = world;
   dm_mesh *mesh = NULL, *listed = NULL;
-  const size_t shape[] = {3, 4}, column[] = {3};
+  const int32_t shape[] = {3, 4}, column[] = {3};
   const char *names[] = {"a", "b"}, *a[] = {"a"};
   const int32_t ranks[] = {0, 4, 8};
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));

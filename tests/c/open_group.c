@@ -6,7 +6,7 @@
 
 static dm_mesh *fresh(void)
 {
-  const size_t shape[1] = {2};
+  const int32_t shape[1] = {2};
   dm_mesh *mesh = NULL;
   REQUIRE(dm_init("cpu", shape, 1, NULL, NULL, &mesh));
   return mesh;
@@ -71,7 +71,7 @@ int main(void)
   sums(next);
   GIVES(DM_STATUS_ABORTED, dm_group_end(mesh));
   sums(next);
-  OK(dm_finalize(next));
+  OK(dm_finalize(next, NULL));
   dm_free(next);
   dm_free(mesh);
   return finish();

@@ -6,10 +6,10 @@
 int main(void)
 {
   const char *names[] = {"dp", "tp"};
-  const size_t square[] = {2, 2}, column[] = {4, 1};
+  const int32_t square[] = {2, 2}, column[] = {4, 1};
   dm_mesh *mesh, *stage, *wide, *dp;
   OK(dm_init("cpu", square, 2, names, NULL, &mesh));
-  OK(dm_slice_range(mesh, "tp", 1, 1, 1, &stage));
+  OK(dm_slice_range(mesh, "tp", 1, 1, 1, NULL, &stage));
   OK(dm_init("cpu", column, 2, names, NULL, &wide));
 
   int32_t tp = -1;
@@ -28,8 +28,8 @@ int main(void)
   OK(dm_slice(mesh, names, 1, &dp));
   OK(dm_all_reduce(dp, "dp", &value, &value, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(value == 2);
-  OK(dm_finalize(mesh));
-  OK(dm_finalize(wide));
+  OK(dm_finalize(mesh, NULL));
+  OK(dm_finalize(wide, NULL));
   dm_free(dp);
   dm_free(stage);
   dm_free(wide);

@@ -14,7 +14,7 @@ int main(void)
 {
   dm_mesh *dense = NULL, *sparse = NULL, *folded = NULL, *none = NULL;
   const char *names[] = {"pp", "dp", "tp"}, *experts[] = {"pp", "edp", "etp"}, *flat[] = {"pp", "ep"}, *moved[] = {"pp", "ep"};
-  const size_t shape[] = {2, 2, 2}, sizes[] = {2, 4}, moved_sizes[] = {4, 2}, wrong[] = {3, 2}, zero[] = {0, 8};
+  const int32_t shape[] = {2, 2, 2}, sizes[] = {2, 4}, moved_sizes[] = {4, 2}, wrong[] = {3, 2}, zero[] = {0, 8};
   const char *twice[] = {"ep", "ep"};
   REQUIRE(dm_init("cpu", shape, 3, names, NULL, &dense));
   const int32_t rank = rank_of(dense);
@@ -55,7 +55,7 @@ int main(void)
         dm_reshape(dense, other ? sizes : shape, other ? flat : experts, other ? 2 : 3, NULL, &none));
   CHECK(none == NULL && strstr(dm_last_error(), "sizes=(2, 4)") != NULL && strstr(dm_last_error(), "sizes=(2, 2, 2)") != NULL);
 
-  REQUIRE(dm_finalize(dense));
+  REQUIRE(dm_finalize(dense, NULL));
   dm_free(joined);
   dm_free(ep);
   dm_free(pp);

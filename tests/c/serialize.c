@@ -48,7 +48,8 @@ static void comes_back(const dm_mesh *mesh, const char *expected)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *again = NULL, *root = NULL;
-  size_t coordinate[2], length = 0;
+  int32_t coordinate[2];
+  size_t length = 0;
   const char *text = text_of(mesh);
   if (strcmp(text, expected) != 0) {
     ++failures;
@@ -62,7 +63,7 @@ static void comes_back(const dm_mesh *mesh, const char *expected)
   const dm_status status = dm_get_coordinate(mesh, coordinate, 2, &length);
   GIVES(status, dm_get_coordinate(again, coordinate, 2, &length));
   for (size_t i = 0; status == DM_STATUS_OK && i < dm_ndim(again); ++i) works_along(again, dm_dim_name(again, i));
-  OK(dm_finalize(again));
+  OK(dm_finalize(again, NULL));
   dm_free(again);
   dm_free(root);
 }
@@ -71,7 +72,7 @@ static void round_trips(void)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL, *turned = NULL, *flat = NULL, *row = NULL, *dealt = NULL;
-  const size_t shape[] = {2, 2};
+  const int32_t shape[] = {2, 2};
   const int32_t order[] = {3, 1, 2, 0};
   const char *names[] = {"dp", "tp"}, *swapped[] = {"tp", "dp"}, *tp[] = {"tp"};
   options.world = world;
@@ -85,7 +86,7 @@ static void round_trips(void)
   comes_back(row, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[2],\"names\":[\"tp\"],\"layout\":[[[2,1]]],\"base\":2,\"ranks\":[[0,4]]}");
   dm_free(row);
   dm_mesh *range = NULL;
-  REQUIRE(dm_slice_range(mesh, "dp", 1, 1, 1, &range));
+  REQUIRE(dm_slice_range(mesh, "dp", 1, 1, 1, NULL, &range));
   comes_back(range, "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[1,2],\"names\":[\"dp\",\"tp\"],\"layout\":[[],[[2,1]]],\"base\":0,\"ranks\":[[2,2]]}");
   dm_free(range);
   options.ranks = order;
@@ -118,7 +119,7 @@ static void round_trips(void)
   OK(dm_get_comm(mesh, "tp", &shared));
   OK(dm_get_comm(both, "tp", &own));
   CHECK(own != NULL && own != shared);
-  OK(dm_finalize(both));
+  OK(dm_finalize(both, NULL));
   dm_free(both);
 
   /* The default world. */
@@ -148,7 +149,7 @@ static void lengths(void)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL;
-  const size_t shape[] = {4};
+  const int32_t shape[] = {4};
   const char *names[] = {"\"\xc3\xa9\n"}; /* what JSON has to escape */
   const char *expected = "{\"devicemesh\":1,\"device_type\":\"cpu\",\"shape\":[4],\"names\":[\"\\\"\xc3\xa9\\n\"],\"layout\":[[[4,1]]],\"base\":0,\"ranks\":[[0,4]]}";
   char text[256] = "77";

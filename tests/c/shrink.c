@@ -32,7 +32,7 @@ static dm_mesh *replicas(uint32_t flags)
   dm_mesh *mesh = NULL;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   const char *names[] = {"dp", "tp"};
-  const size_t shape[] = {4, 2};
+  const int32_t shape[] = {4, 2};
   options.flags = flags;
   options.timeout_ms = 60000;
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
@@ -51,20 +51,20 @@ static void refused(const dm_mesh *mesh)
 {
   dm_mesh *none = NULL, *tp = slice1(mesh, "tp");
   const int32_t me = rank_of(mesh), one[] = {5}, outside[] = {8}, self[] = {me}, all[] = {0, 2, 4, 6, 1, 3, 5, 7};
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "nothing to leave out", dm_shrink(mesh, "dp", NULL, 0, &none));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 8", dm_shrink(mesh, "dp", outside, 1, &none));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "is this one", dm_shrink(mesh, "dp", self, 1, &none));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "num_lost is 9", dm_shrink(mesh, "dp", all, 9, &none));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "lost_ranks is NULL", dm_shrink(mesh, "dp", NULL, 1, &none));
-  FAILS(DM_STATUS_NOT_FOUND, "pp", dm_shrink(mesh, "pp", one, 1, &none));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "2 dimensions", dm_shrink(mesh, NULL, one, 1, &none));
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "2 of the 8 ranks", dm_shrink(tp, "tp", one, 1, &none));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "nothing to leave out", dm_shrink(mesh, "dp", NULL, 0, NULL, &none));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 8", dm_shrink(mesh, "dp", outside, 1, NULL, &none));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "is this one", dm_shrink(mesh, "dp", self, 1, NULL, &none));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "num_lost is 9", dm_shrink(mesh, "dp", all, 9, NULL, &none));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "lost_ranks is NULL", dm_shrink(mesh, "dp", NULL, 1, NULL, &none));
+  FAILS(DM_STATUS_NOT_FOUND, "pp", dm_shrink(mesh, "pp", one, 1, NULL, &none));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "2 dimensions", dm_shrink(mesh, NULL, one, 1, NULL, &none));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "2 of the 8 ranks", dm_shrink(tp, "tp", one, 1, NULL, &none));
   if (me != 4 && me != 5) {
     const int32_t pair[] = {4, 5};
-    FAILS(DM_STATUS_INVALID_ARGUMENT, "each index of dimension tp", dm_shrink(mesh, "tp", pair, 2, &none));
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "each index of dimension tp", dm_shrink(mesh, "tp", pair, 2, NULL, &none));
   }
-  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_shrink(mesh, "dp", one, 1, NULL));
-  GIVES(DM_STATUS_INVALID_HANDLE, dm_shrink(NULL, "dp", one, 1, &none));
+  GIVES(DM_STATUS_INVALID_ARGUMENT, dm_shrink(mesh, "dp", one, 1, NULL, NULL));
+  GIVES(DM_STATUS_INVALID_HANDLE, dm_shrink(NULL, "dp", one, 1, NULL, &none));
   CHECK(none == NULL);
   dm_free(tp);
 }
@@ -85,7 +85,7 @@ int main(void)
     CHECK(pthread_create(&thread, NULL, blocked, mesh) == 0);
     usleep(50000); /* most likely the thread waits by now; if not, the outcome is equal */
   }
-  REQUIRE(dm_shrink(mesh, "dp", five, me % 2 + 1, &left));
+  REQUIRE(dm_shrink(mesh, "dp", five, me % 2 + 1, NULL, &left));
   if (me == 0) pthread_join(thread, NULL);
   CHECK(strcmp(describe(left), "DeviceMesh((dp=3, tp=2), 'cpu', stride=(2, 1))") == 0);
   holds(left, three, 6);
@@ -95,11 +95,11 @@ int main(void)
 
   /* A lazy mesh whose communicators are not made yet. */
   dm_mesh *lazily = NULL;
-  REQUIRE(dm_shrink(lazy, "dp", five, 1, &lazily));
+  REQUIRE(dm_shrink(lazy, "dp", five, 1, NULL, &lazily));
   holds(lazily, three, 6);
 
   if (me == 4) { /* rank 4 was in the replica of rank 5, so it is in no mesh, and no rank waits for it */
-    FAILS(DM_STATUS_NOT_MEMBER, "is not in", dm_shrink(left, "dp", seven, 1, &fewer));
+    FAILS(DM_STATUS_NOT_MEMBER, "is not in", dm_shrink(left, "dp", seven, 1, NULL, &fewer));
     dm_free(lazily);
     dm_free(left);
     dm_free(lazy);
@@ -115,14 +115,14 @@ int main(void)
 
   /* Ranks that name different lost ranks are told which rank named which. Then they agree. */
   const int32_t wrong[] = {6};
-  const dm_status differing = dm_shrink(left, "dp", me == 2 ? wrong : seven, 1, &fewer);
+  const dm_status differing = dm_shrink(left, "dp", me == 2 ? wrong : seven, 1, NULL, &fewer);
   /* Rank 2 waits for rank 7, which it did not name as lost. When rank 2 calls before rank 0, all
    * ranks are told of that. */
   if (differing == DM_STATUS_PEER_LOST) CHECK(strstr(dm_last_error(), "rank 7 was lost") != NULL);
   else CHECK(differing == DM_STATUS_MISMATCH && strstr(dm_last_error(), "lost=(7)") != NULL);
   CHECK(fewer == NULL && strstr(dm_last_error(), "lost=(6)") != NULL);
   GIVES(DM_STATUS_ABORTED, dm_get_comm(left, "tp", &comm));
-  REQUIRE(dm_shrink(left, "dp", seven, 1, &fewer));
+  REQUIRE(dm_shrink(left, "dp", seven, 1, NULL, &fewer));
   holds(fewer, two, 4);
 
   /* The mesh is aborted first, as an error handler does. Another rank is lost too and not named,
@@ -130,11 +130,11 @@ int main(void)
   if (me == 2 || me == 3) _exit(0);
   if (me != 6) {
     OK(dm_abort(fewer));
-    FAILS(DM_STATUS_PEER_LOST, "rank 3", dm_shrink(fewer, "dp", two_and_three + 1, 1, &last));
-    REQUIRE(dm_shrink(fewer, "dp", two_and_three, 2, &last));
+    FAILS(DM_STATUS_PEER_LOST, "rank 3", dm_shrink(fewer, "dp", two_and_three + 1, 1, NULL, &last));
+    REQUIRE(dm_shrink(fewer, "dp", two_and_three, 2, NULL, &last));
     holds(last, first, 2);
-    REQUIRE(dm_finalize(last));
-    FAILS(DM_STATUS_ABORTED, "dm_finalize", dm_shrink(last, "tp", me == 0 ? first + 1 : first, 1, &flat));
+    REQUIRE(dm_finalize(last, NULL));
+    FAILS(DM_STATUS_ABORTED, "dm_finalize", dm_shrink(last, "tp", me == 0 ? first + 1 : first, 1, NULL, &flat));
   }
   dm_free(last);
   dm_free(fewer);

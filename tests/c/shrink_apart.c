@@ -9,11 +9,11 @@ static dm_world *sync_world;
 static int32_t me;
 static const char *const kNames[] = {"dp", "tp"};
 
-static dm_mesh *made(size_t dp, size_t tp, uint32_t flags, const int32_t *ranks)
+static dm_mesh *made(int32_t dp, int32_t tp, uint32_t flags, const int32_t *ranks)
 {
   dm_mesh *mesh = NULL;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  const size_t shape[] = {dp, tp};
+  const int32_t shape[] = {dp, tp};
   options.flags = flags;
   options.ranks = ranks;
   REQUIRE(dm_init("cpu", shape, 2, kNames, &options, &mesh));
@@ -43,7 +43,7 @@ static void halves(void)
   const int32_t upper[] = {3, 4, 5}, lower[] = {0, 1, 2};
   for (int attempt = 0; attempt < 5; ++attempt) {
     dm_mesh *mesh = made(2, 3, DM_INIT_LAZY, NULL), *half = NULL, *flat = NULL;
-    REQUIRE(dm_shrink(mesh, "dp", me < 3 ? upper : lower, 3, &half));
+    REQUIRE(dm_shrink(mesh, "dp", me < 3 ? upper : lower, 3, NULL, &half));
     holds(half, "DeviceMesh((dp=1, tp=3), 'cpu', stride=((), 1))");
     REQUIRE(dm_flatten(half, "flat", NULL, &flat));
     holds(flat, "DeviceMesh((flat=3), 'cpu', stride=(1,))");
@@ -59,13 +59,13 @@ static void unnamed(void)
 {
   dm_mesh *mesh = NULL, *turned = NULL, *left = NULL;
   const char *names[] = {"dim_1", "dim_0"};
-  const size_t shape[] = {3, 2};
+  const int32_t shape[] = {3, 2};
   const int32_t lost[] = {5};
   REQUIRE(dm_init("cpu", shape, 2, NULL, NULL, &mesh));
   REQUIRE(dm_slice(mesh, names, 2, &turned));
   if (me != 5) {
-    REQUIRE(dm_shrink(turned, "dim_0", lost, 1, &left));
-    size_t size = 0;
+    REQUIRE(dm_shrink(turned, "dim_0", lost, 1, NULL, &left));
+    int32_t size = 0;
     OK(dm_size(left, "dim_1", &size));
     CHECK(size == 2);
     if (me < 4) holds(left, "DeviceMesh((dim_1=2, dim_0=2), 'cpu', stride=(2, 1))");
@@ -84,7 +84,7 @@ static dm_status shrink(void *none)
 {
   const int32_t lost[] = {5};
   (void)none;
-  return dm_shrink(ended, "dp", lost, 1, &left);
+  return dm_shrink(ended, "dp", lost, 1, NULL, &left);
 }
 
 /* Some ranks have aborted the mesh before. The first dm_shrink succeeds nevertheless. */
@@ -123,7 +123,7 @@ static void aborted_meanwhile(void)
     OK(me == 5 ? dm_abort(ended) : shrink(NULL));
   }
   if (me < 4 && left != NULL) holds(left, "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))");
-  size_t count = 0;
+  int32_t count = 0;
   FAILS(DM_STATUS_ABORTED, me == 5 ? "dm_abort" : "dm_shrink", dm_submesh_count(ended, kNames, 1, &count));
   dm_free(left);
   dm_free(ended);
@@ -138,7 +138,7 @@ static void ended_on_one(void)
   const int32_t four[] = {0, 1, 2, 3}, lost[] = {4, 5};
   dm_mesh *mesh = made(3, 2, 0, NULL), *earlier = made(2, 2, 0, four), *again = NULL;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  const size_t shape[] = {2, 2};
+  const int32_t shape[] = {2, 2};
   if (me == 0) OK(dm_abort(earlier));
   const double began = seconds_now();
   options.ranks = four;
@@ -147,7 +147,7 @@ static void ended_on_one(void)
   OK(dm_abort(again));
   dm_free(again);
   if (me < 4) {
-    REQUIRE(dm_shrink(mesh, "dp", lost, 2, &left));
+    REQUIRE(dm_shrink(mesh, "dp", lost, 2, NULL, &left));
     holds(left, "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))");
   } else {
     OK(dm_abort(mesh));
@@ -165,12 +165,12 @@ static void ended_on_one(void)
 static void in_a_group(void)
 {
   dm_mesh *mesh = made(3, 2, 0, NULL), *other = NULL, *range = NULL;
-  const size_t shape[] = {2, 3};
+  const int32_t shape[] = {2, 3};
   int32_t sum = 0;
   OK(dm_group_start(mesh));
   OK(dm_all_reduce(mesh, "dp", &me, &sum, 1, DM_INT32, DM_SUM, NULL));
   REQUIRE(dm_init("cpu", shape, 2, (const char *const *)kNames, NULL, &other));
-  REQUIRE(dm_slice_range(mesh, "dp", 0, 2, 1, &range));
+  REQUIRE(dm_slice_range(mesh, "dp", 0, 2, 1, NULL, &range));
   CHECK(sum == 0);
   OK(dm_group_end(mesh));
   CHECK(sum == 6 + 3 * (me % 2));
@@ -178,7 +178,7 @@ static void in_a_group(void)
   if (me < 4) holds(range, "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))");
   dm_free(range);
   dm_free(other);
-  REQUIRE(dm_finalize(mesh));
+  REQUIRE(dm_finalize(mesh, NULL));
   dm_free(mesh);
   together();
 }

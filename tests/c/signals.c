@@ -39,7 +39,7 @@ static void folder_of(char *folder, size_t capacity, int round)
 /* A whole job in a world of its own: it joins, makes a mesh, reduces, waits and ends. */
 static void one_job(const dm_world *world, int round)
 {
-  const size_t shape[] = {2, 2};
+  const int32_t shape[] = {2, 2};
   const char *names[] = {"dp", "tp"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL, *all = NULL;
@@ -58,7 +58,7 @@ static void one_job(const dm_world *world, int round)
   OK(dm_world_barrier(world, 0));
   if (rank_of(mesh) == (round + 1) % kRanks) usleep(50000);
   OK(dm_all_reduce(all, NULL, values, values, 1, DM_FLOAT32, DM_MAX, NULL));
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(all);
   dm_free(mesh);
 }

@@ -12,7 +12,7 @@ static int32_t rank, ranks;
 static dm_mesh *square(void)
 {
   dm_mesh *mesh = NULL;
-  const size_t shape[] = {2, (size_t)ranks / 2};
+  const int32_t shape[] = {2, ranks / 2};
   const char *names[] = {"pp", "dp"};
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
   return mesh;
@@ -46,7 +46,7 @@ static void *sum(void *data)
 static void names_that_share(void)
 {
   dm_mesh *mesh = square(), *other = NULL;
-  const size_t shape[] = {2, (size_t)ranks / 2};
+  const int32_t shape[] = {2, ranks / 2};
   const char *names[] = {"epp", "edp"};
   REQUIRE(dm_reshape(mesh, shape, names, 2, NULL, &other));
   ncclComm_t one, two;
@@ -104,7 +104,7 @@ static void groups_that_are_open(dm_mesh *mesh)
   OK(dm_all_reduce(mesh, "pp", &value, &value, 1, DM_FLOAT32, DM_SUM, NULL));
   OK(dm_all_reduce(mesh, "dp", &value, &value, 1, DM_FLOAT32, DM_SUM, NULL));
   const char *text = "2 operations are queued in it since dm_all_reduce along pp and not done: call dm_group_end first";
-  FAILS(DM_STATUS_INVALID_ARGUMENT, text, dm_finalize(mesh));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, text, dm_finalize(mesh, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, text, dm_world_barrier(world, 0));
   OK(dm_group_end(mesh));
   OK(dm_world_barrier(world, 0));
@@ -159,7 +159,7 @@ int main(void)
   names_that_share();
   groups_that_are_open(mesh);
   buffers_that_overlap(mesh);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   messages();
   one_name_at_a_time();

@@ -7,7 +7,7 @@
 static dm_world *world;
 static dm_mesh *mesh;
 static dm_init_options options = DM_INIT_OPTIONS_INIT;
-static const size_t kLine[] = {3};
+static const int32_t kLine[] = {3};
 
 static dm_status init(void *none)
 {
@@ -33,7 +33,7 @@ static dm_status slice_range(void *none)
 {
   (void)none;
   dm_mesh *made = NULL;
-  return dm_slice_range(mesh, NULL, 0, 2, 1, &made);
+  return dm_slice_range(mesh, NULL, 0, 2, 1, NULL, &made);
 }
 
 static dm_status shrink(void *none)
@@ -41,7 +41,7 @@ static dm_status shrink(void *none)
   (void)none;
   dm_mesh *made = NULL;
   const int32_t lost[] = {2};
-  return dm_shrink(mesh, NULL, lost, 1, &made);
+  return dm_shrink(mesh, NULL, lost, 1, NULL, &made);
 }
 
 static dm_status all_reduce(void *none)
@@ -75,7 +75,7 @@ static void all_aborted(dm_world *gone)
   GIVES(DM_STATUS_ABORTED, all_reduce(NULL));
   GIVES(DM_STATUS_ABORTED, flatten(NULL));
   GIVES(DM_STATUS_ABORTED, lazy_get_comm(NULL));
-  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
   OK(dm_world_rank(gone, &number));
   OK(dm_world_size(gone, &number));
   CHECK(number == 3 && made == NULL);
@@ -156,7 +156,7 @@ int main(void)
     blocked one;
     start_blocked(&one, default_init, NULL);
     const double began = seconds_now();
-    OK(dm_world_abort(NULL));
+    OK(dm_default_world_abort());
     const double took = end_blocked(&one, began);
     CHECK(one.status == DM_STATUS_ABORTED && took < kLongest);
   }

@@ -108,7 +108,7 @@ static void *take_part(void *data)
   for (int round = 0; round < part->rounds; ++round) {
     dm_world *world = NULL;
     dm_mesh *mesh = NULL, *flat = NULL;
-    const size_t shape[] = {2, kRanks / 2};
+    const int32_t shape[] = {2, kRanks / 2};
     const char *names[] = {"a", "b"};
     dm_init_options options = DM_INIT_OPTIONS_INIT;
     REQUIRE(dm_world_init("cpu", &part->options, &world));
@@ -125,7 +125,7 @@ static void *take_part(void *data)
     CHECK(sum == (rank < 2 ? 3 : 7));
     OK(dm_all_reduce(flat, NULL, &mine, &sum, 1, DM_INT64, DM_SUM, NULL));
     CHECK(sum == 10);
-    OK(dm_finalize(mesh));
+    OK(dm_finalize(mesh, NULL));
     dm_free(flat);
     dm_free(mesh);
   }
@@ -142,7 +142,7 @@ static void as_threads(const char *method, struct table *table, int rounds)
   callbacks.get = store_get;
   callbacks.add = store_add;
   callbacks.drop = store_drop;
-  if (table == NULL || !table->removes) callbacks.struct_size = 48; /* a program compiled against 0.1 has this size, and no remove */
+  if (table == NULL || !table->removes) callbacks.remove = NULL; /* then the keys stay */
   else callbacks.remove = store_remove;
   for (int rank = 0; rank < kRanks; ++rank) {
     dm_world_options options = DM_WORLD_OPTIONS_INIT;

@@ -6,7 +6,7 @@
 int main(void)
 {
   dm_mesh *mesh = NULL;
-  const size_t shape[] = {2};
+  const int32_t shape[] = {2};
   float mine = 0, sum = 0;
   int32_t rank = 0;
   if (dm_init("cpu", shape, 1, NULL, NULL, &mesh) != DM_STATUS_OK || dm_rank(mesh, &rank) != DM_STATUS_OK ||
@@ -15,5 +15,5 @@ int main(void)
     return 1;
   }
   printf("sum %g\n", (double)sum);
-  return dm_finalize(mesh) == DM_STATUS_OK ? 0 : 1;
+  return dm_finalize(mesh, NULL) == DM_STATUS_OK ? 0 : 1;
 }

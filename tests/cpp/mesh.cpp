@@ -9,7 +9,8 @@
 #include <vector>
 
 using Ranks = std::vector<std::int32_t>;
-using Sizes = std::vector<std::size_t>;
+using Sizes = std::vector<std::int32_t>;
+using Lengths = std::vector<std::size_t>;
 using Names = std::vector<std::string>;
 
 static_assert(!std::is_copy_constructible_v<dm::Mesh> && !std::is_copy_assignable_v<dm::Mesh>);
@@ -73,16 +74,18 @@ static void spellings(const dm::World &world)
 static void questions(const dm::Mesh &mesh)
 {
   const std::int32_t rank = mesh.rank();
-  const std::size_t dp = static_cast<std::size_t>(rank) / 4, cp = static_cast<std::size_t>(rank) / 2 % 2, tp = static_cast<std::size_t>(rank) % 2;
+  const std::int32_t dp = rank / 4, cp = rank / 2 % 2, tp = rank % 2;
   CHECK(mesh.ndim() == 3 && mesh.dim_name(2) == "tp" && (mesh.dim_names() == Names{"dp", "cp", "tp"}));
   CHECK((mesh.shape() == Sizes{2, 2, 2}) && mesh.size() == 8 && mesh.size("cp") == 2);
   CHECK((mesh.coordinate() == Sizes{dp, cp, tp}) && mesh.local_rank("tp") == rank % 2);
   CHECK((mesh.ranks() == Ranks{0, 1, 2, 3, 4, 5, 6, 7}));
   CHECK((mesh.group_ranks("dp") == Ranks{rank % 4, rank % 4 + 4}));
-  CHECK((mesh.replica_groups("dp") == std::vector<std::int64_t>{0, 4, 1, 5, 2, 6, 3, 7}));
+  CHECK((mesh.replica_groups("dp") == Ranks{0, 4, 1, 5, 2, 6, 3, 7}));
   CHECK(mesh.translate_rank("dp", 1) == rank % 4 + 4);
-  CHECK(mesh.neighbor("tp", 1) == (rank % 2 == 0 ? std::optional<std::int32_t>(rank + 1) : std::nullopt));
-  CHECK(mesh.neighbor("tp", 1, true) == (rank ^ 1));
+  CHECK(mesh.neighbor("tp", 1) == (tp == 0 ? std::optional<std::int32_t>(1) : std::nullopt));
+  CHECK(mesh.translate_world_rank("dp", rank) == dp && mesh.translate_world_rank("dp", rank % 4) == 0);
+  CHECK(mesh.coordinate_of(rank) == mesh.coordinate() && (mesh.coordinate_of(6) == Sizes{1, 1, 0}));
+  CHECK(mesh.neighbor("tp", 1, true) == 1 - tp);
   mesh.check("tp");
   THROWS(dm::Status::invalid_argument, "index is 3, the mesh has 3 dimensions", mesh.dim_name(3));
   THROWS(dm::Status::not_found, "there are (dp, cp, tp)", mesh.size("pp"));
@@ -92,8 +95,8 @@ static void questions(const dm::Mesh &mesh)
 
   // The 16 rows are split over dp, then over tp. The columns are not split.
   const dm::LocalShard block = mesh.local_shard({dm::shard(0), dm::replicate(), dm::shard(0)}, {16, 3}, 5);
-  CHECK((block.shape == Sizes{4, 3}) && (block.offset == Sizes{12, 0}));
-  CHECK((mesh.local_shard({dm::shard(0, 1), dm::replicate(), dm::shard(0)}, {16}, 1).offset == Sizes{8}));
+  CHECK((block.shape == Lengths{4, 3}) && (block.offset == Lengths{12, 0}));
+  CHECK((mesh.local_shard({dm::shard(0, 1), dm::replicate(), dm::shard(0)}, {16}, 1).offset == Lengths{8}));
   THROWS(dm::Status::invalid_argument, "1 placements for 3 dimensions", mesh.local_shard({dm::shard(0)}, {16}));
   THROWS(dm::Status::invalid_argument, "tensor dimension 9", mesh.local_shard({dm::shard(0), dm::shard(9), dm::replicate()}, {16}));
 }
@@ -152,11 +155,17 @@ static void owners(const dm::Mesh &mesh)
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", *dead == mesh);
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->local_shard({dm::shard(0)}, {4}));
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->group([] {}));
-    THROWS(dm::Status::invalid_handle, "moved from", dead->register_as("nobody"));
+    THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->register_as("nobody"));
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->abort());
     THROWS(dm::Status::invalid_handle, "not a live dm_mesh", dead->shrink("tp", {0}));
   }
-  THROWS(dm::Status::invalid_handle, "moved from", dm::World().abort());
+  THROWS(dm::Status::invalid_handle, "not a live dm_world", dm::World().abort());
+  {
+    dm::InitOptions nowhere;
+    const dm::World none;
+    nowhere.world = none;
+    THROWS(dm::Status::invalid_handle, "moved from", dm::init("cpu", {8}, nowhere));
+  }
   THROWS(dm::Status::invalid_handle, "not a live dm_world", dm::World().rank());
   THROWS(dm::Status::invalid_handle, "not a live dm_world", dm::World().locations());
 

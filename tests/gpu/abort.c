@@ -38,7 +38,7 @@ int main(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   int32_t rank = -1, ranks = 0;
   options.world = join_world(&rank, &ranks);
-  const size_t shape[] = {(size_t)ranks};
+  const int32_t shape[] = {ranks};
   const double longest = on_gpu() ? kGpu : kHost;
   REQUIRE(dm_init(device_type(), shape, 1, NULL, &options, &mesh));
   check_group(mesh, NULL);
@@ -81,14 +81,14 @@ int main(void)
     figure("dm_abort of a blocked all-reduce: until the waiting thread goes on", 1e3 * woken, "ms");
   }
   GIVES(DM_STATUS_ABORTED, dm_all_reduce(mesh, NULL, buffer, buffer, 1, DM_INT32, DM_SUM, device_stream()));
-  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
   dm_free(mesh);
 
   /* All have aborted: the same ranks again. */
   OK(dm_world_barrier(options.world, 0));
   REQUIRE(dm_init(device_type(), shape, 1, NULL, &options, &mesh));
   check_group(mesh, NULL);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   device_free(buffer);
   dm_world_free(options.world);

@@ -21,11 +21,11 @@ int main(void)
   int32_t rank = -1, ranks = 0;
   options.world = join_world(&rank, &ranks);
   const int32_t inner = ranks % 2 == 0 ? 2 : 1, outer = ranks / inner;
-  const size_t shape[] = {(size_t)outer, (size_t)inner};
+  const int32_t shape[] = {outer, inner};
   const char *names[] = {"outer", "inner"};
   /* Its communicator carries the unique ids around; any other way would do. */
   dm_mesh *carrier = NULL, *mesh = NULL, *flat = NULL;
-  const size_t line[] = {(size_t)ranks};
+  const int32_t line[] = {ranks};
   REQUIRE(dm_init(device_type(), line, 1, NULL, &options, &carrier));
   const plain nccl = plain_open(carrier);
 
@@ -47,7 +47,7 @@ int main(void)
     REQUIRE(dm_flatten(mesh, "both", NULL, &flat)); /* this one the library makes */
     check_group(flat, NULL);
     dm_free(flat);
-    OK(dm_finalize(mesh));
+    OK(dm_finalize(mesh, NULL));
     dm_free(mesh);
     if (!owned) {
       works(&nccl, comms[0], outer);
@@ -56,7 +56,7 @@ int main(void)
     }
     plain_end(&nccl, all);
   }
-  OK(dm_finalize(carrier));
+  OK(dm_finalize(carrier, NULL));
   dm_free(carrier);
   dm_world_free(options.world);
   return finish();

@@ -236,7 +236,7 @@ static void large(const dm_mesh *mesh, const char *dim, int rank, int n)
 static void along(const dm_mesh *mesh, const char *dim)
 {
   int32_t rank = -1;
-  size_t size = 0;
+  int32_t size = 0;
   REQUIRE(dm_get_local_rank(mesh, dim, &rank));
   REQUIRE(dm_size(mesh, dim, &size));
   const int32_t n = (int32_t)size;
@@ -250,7 +250,7 @@ int main(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   int32_t rank = -1, ranks = 0;
   options.world = join_world(&rank, &ranks);
-  const size_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {(size_t)ranks / inner, inner};
+  const int32_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {ranks / inner, inner};
   const char *names[] = {"outer", "inner"};
   dm_mesh *mesh = NULL, *flat = NULL;
   REQUIRE(dm_init(device_type(), shape, 2, names, &options, &mesh));
@@ -259,7 +259,7 @@ int main(void)
   along(mesh, "inner");
   along(flat, NULL);
   OK(dm_check(mesh, "outer"));
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(flat);
   dm_free(mesh);
   dm_world_free(options.world);

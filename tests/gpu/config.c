@@ -7,7 +7,7 @@ int main(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   int32_t rank = -1, ranks = 0;
   options.world = join_world(&rank, &ranks);
-  const size_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {(size_t)ranks / inner, inner};
+  const int32_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {ranks / inner, inner};
   const char *names[] = {"dp", "tp"};
   ncclConfig_t few = NCCL_CONFIG_INITIALIZER, shares = NCCL_CONFIG_INITIALIZER, older = NCCL_CONFIG_INITIALIZER, garbage = NCCL_CONFIG_INITIALIZER;
   few.minCTAs = few.maxCTAs = 1;
@@ -40,9 +40,11 @@ int main(void)
   /* Flattened: split from a communicator of the root; a config of its own again. */
   dm_dim_options own = DM_DIM_OPTIONS_INIT;
   own.nccl_config = &older;
-  REQUIRE(dm_flatten(with, "all", &own, &flat));
+  dm_call_options apart = DM_CALL_OPTIONS_INIT;
+  apart.dim_options = &own;
+  REQUIRE(dm_flatten(with, "all", &apart, &flat));
   check_group(flat, NULL);
-  OK(dm_finalize(with));
+  OK(dm_finalize(with, NULL));
   dm_free(flat);
   dm_free(with);
   check_group(plain, "tp"); /* the other mesh's communicators go on */
@@ -57,7 +59,7 @@ int main(void)
   }
   dims[1].nccl_config = &garbage;
   FAILS(DM_STATUS_INVALID_ARGUMENT, "not an ncclConfig_t", dm_init(device_type(), shape, 2, names, &options, &none));
-  OK(dm_finalize(plain));
+  OK(dm_finalize(plain, NULL));
   dm_free(plain);
   dm_world_free(options.world);
   return finish();

@@ -33,7 +33,7 @@ typedef struct cost {
   double seconds, made, used; /* memory in MiB of one rank: after making, and after the first all-reduces too */
 } cost;
 
-static cost ours(const size_t *shape, size_t ndim, const char *const *names, int uses)
+static cost ours(const int32_t *shape, size_t ndim, const char *const *names, int uses)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL;
@@ -50,12 +50,12 @@ static cost ours(const size_t *shape, size_t ndim, const char *const *names, int
   }
   device_free(memory);
   is.used = uses ? (before - free_mib()) / ranks : 0;
-  REQUIRE(dm_finalize(mesh));
+  REQUIRE(dm_finalize(mesh, NULL));
   dm_free(mesh);
   return is;
 }
 
-static cost plainly(const plain *nccl, const size_t *shape, size_t ndim, int uses)
+static cost plainly(const plain *nccl, const int32_t *shape, size_t ndim, int uses)
 {
   const ncclUniqueId id = plain_id(nccl, carrier, rank);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -88,13 +88,13 @@ int main(int argc, char **argv)
   const size_t rounds = argc > 1 ? strtoul(argv[1], NULL, 10) : 5;
   if (rounds < 1 || rounds > kMaxRounds) return 2;
   world = join_world(&rank, &ranks);
-  const size_t n = (size_t)ranks, plane[] = {2, n / 2}, cube[] = {2, 2, n / 4}, line[] = {n};
+  const int32_t n = ranks, line[] = {n}, plane[] = {2, n / 2}, cube[] = {2, 2, n / 4};
   const char *names[] = {"replicate", "shard", "tp"};
   if (n % 2 != 0) {
     fprintf(stderr, "an even number of ranks is needed\n");
     return 2;
   }
-  const size_t *shape = n % 4 == 0 && n > 4 ? cube : n > 2 ? plane : line;
+  const int32_t *shape = n % 4 == 0 && n > 4 ? cube : n > 2 ? plane : line;
   const size_t ndim = shape == cube ? 3 : shape == plane ? 2 : 1;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *first = NULL;
@@ -124,7 +124,7 @@ int main(int argc, char **argv)
   }
   if (rank == 0) {
     char what[160], dims[40];
-    snprintf(dims, sizeof dims, ndim == 3 ? "(2, 2, %zu)" : ndim == 2 ? "(2, %zu)" : "(%zu)", ndim == 3 ? n / 4 : ndim == 2 ? n / 2 : n);
+    snprintf(dims, sizeof dims, ndim == 3 ? "(2, 2, %d)" : ndim == 2 ? "(2, %d)" : "(%d)", ndim == 3 ? n / 4 : ndim == 2 ? n / 2 : n);
 #define TELL(format, value, unit) \
   do { \
     snprintf(what, sizeof what, format, dims); \
@@ -140,7 +140,7 @@ int main(int argc, char **argv)
       TELL("mesh %s: memory after plain init, splits and an all-reduce on each", theirs_used.used, "MiB per rank");
     }
   }
-  OK(dm_finalize(first));
+  OK(dm_finalize(first, NULL));
   dm_free(first);
   dm_world_free(world);
   return finish();

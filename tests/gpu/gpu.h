@@ -201,13 +201,14 @@ static inline dm_world *join_world(int32_t *rank_out, int32_t *size_out)
 /* One all-gather of world ranks along dim: who is in its communicator, in which order. */
 static inline void check_group(const dm_mesh *mesh, const char *dim)
 {
-  size_t size = 0, length = 0;
+  int32_t size = 0;
+  size_t length = 0;
   REQUIRE(dm_size(mesh, dim, &size));
   int32_t mine = rank_of(mesh), local = -1;
   int32_t *wanted = (int32_t *)host_alloc(size * sizeof(int32_t)), *got = (int32_t *)host_alloc(size * sizeof(int32_t));
   REQUIRE(dm_group_ranks(mesh, dim, wanted, size, &length));
   REQUIRE(dm_get_local_rank(mesh, dim, &local));
-  CHECK(length == size && local >= 0 && (size_t)local < size && wanted[local] == mine);
+  CHECK(length == (size_t)size && local >= 0 && local < size && wanted[local] == mine);
   int32_t *send = (int32_t *)device_alloc(sizeof mine), *recv = (int32_t *)device_alloc(size * sizeof(int32_t));
   device_put(send, &mine, sizeof mine);
   OK(dm_all_gather(mesh, dim, send, recv, 1, DM_INT32, device_stream()));

@@ -12,7 +12,7 @@ int main(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   int32_t rank = -1, ranks = 0;
   options.world = join_world(&rank, &ranks);
-  const size_t shape[] = {(size_t)ranks};
+  const int32_t shape[] = {ranks};
   dm_mesh *mesh = NULL;
   REQUIRE(dm_init(device_type(), shape, 1, NULL, &options, &mesh));
   float *data = (float *)device_alloc(kCount * sizeof(float));

@@ -17,12 +17,12 @@ static void check_and_free(dm_mesh *view)
 static void views(const dm_mesh *mesh)
 {
   const char *pair[] = {"shard", "tp"}, *turned[] = {"tp", "replicate"}, *parts[] = {"low", "high"};
-  const size_t sizes[] = {2, 2};
+  const int32_t sizes[] = {2, 2};
   dm_mesh *view = NULL, *flat = NULL, *split = NULL;
   REQUIRE(dm_slice(mesh, pair, 2, &view));
   REQUIRE(dm_flatten(view, "model", NULL, &flat));
   check_group(flat, NULL);
-  size_t size = 0;
+  int32_t size = 0;
   REQUIRE(dm_size(flat, NULL, &size));
   if (size == 4) {
     REQUIRE(dm_unflatten(flat, "model", sizes, parts, 2, NULL, &split));
@@ -48,15 +48,15 @@ int main(int argc, char **argv)
   if (lazy) options.flags |= DM_INIT_LAZY;
 
   const size_t n = (size_t)ranks, inner = n % 2 == 0 ? 2 : 1, middle = n % 4 == 0 ? 2 : 1;
-  const size_t line[] = {n}, plane[] = {n / inner, inner}, cube[] = {n / inner / middle, middle, inner};
+  const int32_t line[] = {n}, plane[] = {n / inner, inner}, cube[] = {n / inner / middle, middle, inner};
   dm_mesh *mesh = NULL, *permuted = NULL, *range = NULL;
   REQUIRE(dm_init(device_type(), line, 1, names, &options, &mesh));
   check_all(mesh);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   REQUIRE(dm_init(device_type(), plane, 2, names, &options, &mesh));
   check_all(mesh);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   REQUIRE(dm_init(device_type(), cube, 3, names, &options, &mesh));
   if (lazy) check_group(mesh, "tp"); /* one dimension may be used for long before another is */
@@ -70,7 +70,7 @@ int main(int argc, char **argv)
   REQUIRE(dm_init(device_type(), cube, 3, names, &options, &permuted));
   check_all(permuted);
   views(permuted);
-  OK(dm_finalize(permuted));
+  OK(dm_finalize(permuted, NULL));
   dm_free(permuted);
   free(reverse);
 
@@ -78,16 +78,16 @@ int main(int argc, char **argv)
   if (n >= 4) {
     options.ranks = NULL;
     REQUIRE(dm_init(device_type(), line, 1, names, &options, &permuted));
-    const dm_status made = dm_slice_range(permuted, "replicate", 0, n / 2, 2, &range);
+    const dm_status made = dm_slice_range(permuted, "replicate", 0, n / 2, 2, NULL, &range);
     CHECK(made == DM_STATUS_OK);
     if (made == DM_STATUS_OK && rank % 2 == 0) check_all(range);
     ncclComm_t comm = NULL;
     if (made == DM_STATUS_OK && rank % 2 == 1) GIVES(DM_STATUS_NOT_MEMBER, dm_get_comm(range, NULL, &comm));
     dm_free(range);
-    OK(dm_finalize(permuted));
+    OK(dm_finalize(permuted, NULL));
     dm_free(permuted);
   }
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   ncclComm_t comm = NULL;
   GIVES(DM_STATUS_ABORTED, dm_get_comm(mesh, "tp", &comm));
   dm_free(mesh);

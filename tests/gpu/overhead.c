@@ -13,8 +13,8 @@ int main(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   int32_t rank = -1, ranks = 0;
   options.world = join_world(&rank, &ranks);
-  const size_t shape[] = {(size_t)ranks}, most = on_gpu() ? (size_t)4 << 20 : (size_t)64 << 10;
-  const size_t counts[] = {1, 16384, most};
+  const int32_t shape[] = {ranks};
+  const size_t most = on_gpu() ? (size_t)4 << 20 : (size_t)64 << 10, counts[] = {1, 16384, most};
   dm_mesh *mesh = NULL;
   ncclComm_t comm = NULL;
   ncclResult_t (*rawAllReduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) = NULL;
@@ -69,7 +69,7 @@ int main(void)
   }
   device_free(data);
   free(host);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   dm_world_free(options.world);
   return finish();

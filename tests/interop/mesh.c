@@ -6,7 +6,7 @@
 int main(int argc, char **argv)
 {
   if (argc != 3) return 2;
-  const size_t shape[2] = {(size_t)atoi(argv[1]), (size_t)atoi(argv[2])};
+  const int32_t shape[2] = {(size_t)atoi(argv[1]), (size_t)atoi(argv[2])};
   const int32_t dp = (int32_t)shape[0], tp = (int32_t)shape[1];
   const char *names[2] = {"dp", "tp"};
   dm_mesh *mesh = NULL;
@@ -17,7 +17,7 @@ int main(int argc, char **argv)
   REQUIRE(dm_all_reduce(mesh, "tp", &rank, &over_tp, 1, DM_INT32, DM_SUM, NULL));
   CHECK(over_tp == tp * (rank / tp * tp) + tp * (tp - 1) / 2);
   CHECK(over_dp == dp * (rank % tp) + tp * (dp * (dp - 1) / 2));
-  REQUIRE(dm_finalize(mesh));
+  REQUIRE(dm_finalize(mesh, NULL));
   dm_free(mesh);
   if (failures == 0) printf("mesh fine: rank %d of %d\n", rank, dp * tp);
   return finish();

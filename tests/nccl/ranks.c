@@ -9,12 +9,12 @@
 static dm_world *world;
 static int32_t rank, size;
 static dm_init_options options = DM_INIT_OPTIONS_INIT;
-static const size_t kCube[] = {2, 2, 2};
+static const int32_t kCube[] = {2, 2, 2};
 static const char *const kNames[] = {"pp", "dp", "tp"};
 static void (*note)(const char *text);
 static int (*living)(void);
 
-static dm_mesh *made(const size_t *shape, size_t ndim, const char *const *names)
+static dm_mesh *made(const int32_t *shape, size_t ndim, const char *const *names)
 {
   dm_mesh *mesh = NULL;
   REQUIRE(dm_init("cuda", shape, ndim, names, &options, &mesh));
@@ -42,7 +42,8 @@ static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)
 /* Makes every call that makes, shares or ends communicators, in one fixed order. */
 static void path(void)
 {
-  const size_t ones[] = {8, 1}, halves[] = {2, 2};
+  const int32_t halves[] = {2, 2};
+  const int32_t ones[] = {8, 1};
   const char *two[] = {"dp", "tp"}, *back[] = {"a", "b"}, *line[] = {"all", "one"};
   dm_mesh *cube = made(kCube, 3, kNames), *view = NULL, *flat = NULL, *again = NULL, *split = NULL;
   note("cube");
@@ -78,7 +79,7 @@ static void path(void)
   CHECK(sum_along(world_line, "one") == 1);
   note("lazy");
   options.flags = DM_INIT_LAZY;
-  const size_t wide[] = {4, 2};
+  const int32_t wide[] = {4, 2};
   const char *lazily[] = {"x", "y"};
   dm_mesh *lazy = made(wide, 2, lazily);
   options.flags = 0;
@@ -88,7 +89,7 @@ static void path(void)
 
   note("adopt");
   const char *only[] = {"mine"};
-  const size_t four[] = {4};
+  const int32_t four[] = {4};
   ncclComm_t borrowed = comm_of(flat, "dt");
   dm_init_options none = DM_INIT_OPTIONS_INIT;
   dm_mesh *adopted = NULL;
@@ -96,18 +97,18 @@ static void path(void)
   REQUIRE(dm_from_comms("cuda", four, 1, only, &borrowed, &none, &adopted));
   CHECK(sum_along(adopted, "mine") == 4);
   note("leave adopted");
-  OK(dm_finalize(adopted));
+  OK(dm_finalize(adopted, NULL));
 
   note("finalize second");
-  OK(dm_finalize(second));
+  OK(dm_finalize(second, NULL));
   note("finalize third");
-  OK(dm_finalize(third));
+  OK(dm_finalize(third, NULL));
   note("finalize lazy");
-  OK(dm_finalize(lazy));
+  OK(dm_finalize(lazy, NULL));
   note("finalize line");
-  OK(dm_finalize(world_line));
+  OK(dm_finalize(world_line, NULL));
   note("finalize cube");
-  OK(dm_finalize(cube));
+  OK(dm_finalize(cube, NULL));
   note("abort");
   dm_mesh *doomed = made(kCube, 3, kNames);
   note("abort now");
@@ -141,7 +142,7 @@ static void attempt(void)
       is_summed = summed == DM_STATUS_OK;
     }
     /* When an operation has failed on a rank, the others wait in it until somebody ends the mesh. */
-    const dm_status finalized = flattened != DM_STATUS_OK || is_summed ? dm_finalize(mesh) : DM_STATUS_ABORTED;
+    const dm_status finalized = flattened != DM_STATUS_OK || is_summed ? dm_finalize(mesh, NULL) : DM_STATUS_ABORTED;
     printf("finalize %s %s\n", dm_status_name(finalized), finalized == DM_STATUS_OK ? "" : dm_last_error());
     if (finalized != DM_STATUS_OK) OK(dm_abort(mesh));
   }
@@ -152,7 +153,7 @@ static void attempt(void)
   unsetenv("RECORDER_FAIL");
   mesh = made(kCube, 3, kNames);
   const int now = living();
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   printf("left %d of %d\n", living(), now);
   dm_free(mesh);
 }
@@ -160,10 +161,10 @@ static void attempt(void)
 /* What the library and the device show before there is any communicator. */
 static void chosen(void)
 {
-  const size_t line[] = {(size_t)size};
+  const int32_t line[] = {size};
   dm_mesh *mesh = made(line, 1, NULL);
   CHECK(sum_along(mesh, NULL) == (float)size);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
 }
 
@@ -173,10 +174,10 @@ static void stuck(void)
   options.timeout_ms = 1500;
   dm_mesh *mesh = made(kCube, 3, kNames);
   const double began = seconds_now();
-  const dm_status status = dm_finalize(mesh);
+  const dm_status status = dm_finalize(mesh, NULL);
   printf("finalize %s %s\n", dm_status_name(status), dm_last_error());
   CHECK(seconds_now() - began < 1.5 * 1.1 + 0.5);
-  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh));
+  GIVES(DM_STATUS_ABORTED, dm_finalize(mesh, NULL));
   OK(dm_abort(mesh));
   dm_free(mesh);
 }
@@ -186,7 +187,7 @@ static void stuck(void)
 static void together(void)
 {
   dm_mesh *mesh = made(kCube, 3, kNames), *other = NULL;
-  const size_t line[] = {(size_t)size};
+  const int32_t line[] = {size};
   OK(dm_group_start(mesh));
   setenv("RECORDER_TOGETHER", "4", 1);
   OK(dm_abort(mesh));
@@ -224,7 +225,7 @@ static void choose_device(int number)
 /* What a caller may hand to dm_from_comms by mistake. */
 static void adopt(void)
 {
-  const size_t one[] = {1}, two[] = {2};
+  const int32_t one[] = {1}, two[] = {2};
   const char *names[] = {"mine"};
   dm_init_options none = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = made(one, 1, names), *adopted = NULL;
@@ -244,7 +245,7 @@ static void adopt(void)
   note("destroyed");
   FAILS(DM_STATUS_CCL, "gives 4", dm_from_comms("cuda", one, 1, names, &comm, &none, &adopted));
   CHECK(adopted == NULL);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
 }
 
@@ -252,7 +253,7 @@ static void adopt(void)
  * communicator, then the one from which the others are split. */
 static void anew(void)
 {
-  const size_t shape[] = {4, 2};
+  const int32_t shape[] = {4, 2};
   const char *names[] = {"rest", "tp"};
   void (*fail)(ncclComm_t, int) = NULL;
   dm_mesh *first = made(kCube, 3, kNames);
@@ -273,11 +274,11 @@ static void anew(void)
   CHECK(comm_of(third, "tp") == comm_of(first, "tp"));
   CHECK(sum_along(third, "rest") == 4 && sum_along(third, "tp") == 2);
   note("ends");
-  FAILS(DM_STATUS_CCL, "failed earlier", dm_finalize(first));
+  FAILS(DM_STATUS_CCL, "failed earlier", dm_finalize(first, NULL));
   /* This communicator works. But its parent ends with it, and rank 5 must abort the parent. */
-  const dm_status ended = dm_finalize(second);
+  const dm_status ended = dm_finalize(second, NULL);
   CHECK(ended == DM_STATUS_OK || ended == DM_STATUS_PEER_LOST);
-  OK(dm_finalize(third));
+  OK(dm_finalize(third, NULL));
   CHECK(living() == 0);
   dm_free(third);
   dm_free(second);
@@ -287,7 +288,7 @@ static void anew(void)
 /* The job goes on without the replica of rank 7, which has died. */
 static void lose(int expected)
 {
-  const size_t shape[] = {4, 2};
+  const int32_t shape[] = {4, 2};
   const char *names[] = {"dp", "tp"};
   const int32_t lost[] = {7};
   dm_mesh *mesh = made(shape, 2, names), *left = NULL;
@@ -295,11 +296,11 @@ static void lose(int expected)
   OK(dm_world_barrier(world, 0));
   note("lose");
   if (rank == 7) _exit(0);
-  GIVES(expected, dm_shrink(mesh, "dp", lost, 1, &left));
+  GIVES(expected, dm_shrink(mesh, "dp", lost, 1, NULL, &left));
   if (expected == DM_STATUS_OK && rank < 6) {
     CHECK(sum_along(left, "dp") == 3 && sum_along(left, "tp") == 2);
     note("finalize");
-    OK(dm_finalize(left));
+    OK(dm_finalize(left, NULL));
     CHECK(living() == 0);
   } else if (expected != DM_STATUS_OK) {
     CHECK(strstr(dm_last_error(), "2.27") != NULL);
@@ -358,7 +359,7 @@ static void left_group(void)
   FAILS(DM_STATUS_ABORTED, "call from another thread", dm_all_reduce(third, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   FAILS(DM_STATUS_ABORTED, "call from another thread", dm_group_start(third));
   CHECK(pthread_join(begun(sum_on_a_thread, third), NULL) == 0);
-  OK(dm_finalize(third));
+  OK(dm_finalize(third, NULL));
   note("after");
   dm_free(first);
   dm_free(second);
@@ -380,8 +381,8 @@ static void gate(void)
   thread = begun(many_sums, first);
   many_sums(second);
   CHECK(pthread_join(thread, NULL) == 0);
-  OK(dm_finalize(first));
-  OK(dm_finalize(second));
+  OK(dm_finalize(first, NULL));
+  OK(dm_finalize(second, NULL));
   dm_free(first);
   dm_free(second);
 }

@@ -74,7 +74,7 @@ static void with_driver(dm_world_options join)
     CHECK(group_end() == ncclInvalidUsage);
   }
   printf("comm: %s\n", dm_last_error());
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   dm_world_free(world);
 

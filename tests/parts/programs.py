@@ -87,3 +87,5 @@ def add_examples(runner):
     example("shards", 8, cxx, "--check", expect=[
         r"^rank 6  dp 1  fsdp 2  holds 151\.\.175$", r"^rows over fsdp, then tp:    0 1 2 3 4 5 6 7 8 9 10 11$"])
     example("hello_mesh", 4, c, expect=[r"^rank 3 at \(dp=1, tp=1\): sum over tp 5, over dp 4$"])
+    example("pipeline", 8, c, expect=[r"^rank 5 is stage 2; it sends to rank 3 along pp, which is world rank 7; gradients: right$"])
+    example("pipeline", 2, c, expect=[r"^rank 1 is stage 0, the last one; gradients: right$"])

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devicemesh::ccl;
-use devicemesh::comm::{Buffer, DimOptions, Memory, MeshOptions, RootComms, View, World, WorldOptions};
+use devicemesh::comm::{Buffer, CallOptions, Memory, MeshOptions, RootComms, View, World, WorldOptions};
 use devicemesh::error::{Error, Result, Status};
 use devicemesh::mesh::{Mesh, MeshSpec};
 use devicemesh::printable::printable;
@@ -167,7 +167,7 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         (0..whole.mesh().ndim()).map(|index| (View::of_root(Arc::clone(whole.root_comms())), index)).collect();
     for flat in &options.flatten {
         let dims: Vec<&str> = flat.dims.iter().map(String::as_str).collect();
-        views.push((whole.slice(&dims)?.flatten(Some(&flat.name), DimOptions::default())?, 0));
+        views.push((whole.slice(&dims)?.flatten(Some(&flat.name), &CallOptions::default())?, 0));
     }
     let memory = Memory::of(&world)?;
     let schedule = Schedule {

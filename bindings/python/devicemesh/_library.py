@@ -14,7 +14,7 @@ from . import _declarations as declarations
 from .errors import BY_STATUS, DeviceMeshError, InvalidArgumentError
 
 HERE = Path(__file__).resolve().parent
-SONAME = "libdevicemesh.so.0.1"
+SONAME = "libdevicemesh.so.0.2"
 # Below 1.0 a minor version may change the ABI, so this package works with one minor version.
 VERSIONS = range(100, 200)
 BUFFER_TOO_SMALL = 5
@@ -57,7 +57,7 @@ library, PATH = load()
 
 
 def version() -> str:
-    """The version of the loaded library, for example "0.1.0"."""
+    """The version of the loaded library, for example "0.2.0"."""
     number = int(library.dm_version())
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 

@@ -2,6 +2,7 @@
 //! split.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use super::super::communicator::{Communicator, Held, State};
 use super::super::ending::abort_all;
@@ -176,10 +177,10 @@ impl RootComms {
         self.communicators().into_iter().filter(|communicator| !is_single(communicator)).collect()
     }
 
-    /// A wait for the root's other ranks. The wait ends early when a communicator has failed
+    /// A wait of at most `timeout` (`None`: the mesh's own) for the root's other ranks. The wait ends early when a communicator has failed
     /// because a rank has died or aborted: that rank will not make the call. After other failures
     /// all ranks still make the call.
-    pub(in crate::comm) fn wait_for_peers(&self) -> Wait {
+    pub(in crate::comm) fn wait_for_peers(&self, timeout: Option<Duration>) -> Wait {
         let communicators = self.communicators();
         let watch: Watch = Arc::new(move || {
             let made = communicators.iter().filter(|communicator| !communicator.raw().is_null());
@@ -187,7 +188,7 @@ impl RootComms {
             let mut ends = failures.filter(|error| !matches!(error.status(), Status::Mismatch | Status::Timeout));
             ends.next().map_or(Ok(()), Err)
         });
-        Wait { watch: Some(watch), ..self.wait(None) }
+        Wait { watch: Some(watch), ..self.wait(timeout) }
     }
 
     /// Aborts the communicators of this root and of its ranges for which `which` returns true.

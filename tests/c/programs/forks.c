@@ -79,12 +79,12 @@ int main(int argc, char **argv)
   REQUIRE(dm_world_init("cpu", &join, &options.world));
   REQUIRE(dm_world_rank(options.world, &rank));
   REQUIRE(dm_world_size(options.world, &size));
-  const size_t shape[] = {(size_t)size};
+  const int32_t shape[] = {(size_t)size};
   REQUIRE(dm_init("cpu", shape, 1, NULL, &options, &mesh));
   REQUIRE(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   CHECK(sum == (float)size);
   if (strcmp(argv[1], "none") == 0) {
-    OK(dm_finalize(mesh));
+    OK(dm_finalize(mesh, NULL));
     return finish();
   }
   if (rank == atoi(argv[2])) {

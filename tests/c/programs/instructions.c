@@ -11,7 +11,7 @@ static dm_mesh *mesh, *same, *pair, *flat, *alone;
 static dm_mesh *given[2 * kMost], *fresh[2 * kMost];
 static int32_t *listed;
 static const char *const names[] = {"pp", "dp", "cp", "tp"}, *const dp_cp[] = {"dp", "cp"}, *const parts[] = {"outer", "inner"};
-static const size_t shape[] = {64, 32, 64, 8}, ones[] = {1, 1, 1, 1}, sizes[] = {64, 32};
+static const int32_t shape[] = {64, 32, 64, 8}, ones[] = {1, 1, 1, 1}, sizes[] = {64, 32};
 static int marks;
 
 __attribute__((noinline)) void mark(void)
@@ -31,7 +31,7 @@ static void init_as(const int32_t *ranks, dm_mesh **out)
 /* The calls that are counted, and what is made before them and freed after them. */
 static void get_comm(int i) { ncclComm_t comm; (void)i; REQUIRE(dm_get_comm(alone, "cp", &comm)); }
 static void get_local_rank(int i) { int32_t rank; (void)i; REQUIRE(dm_get_local_rank(mesh, "cp", &rank)); }
-static void get_coordinate(int i) { size_t at[4], length; (void)i; REQUIRE(dm_get_coordinate(mesh, at, 4, &length)); }
+static void get_coordinate(int i) { int32_t at[4]; size_t length; (void)i; REQUIRE(dm_get_coordinate(mesh, at, 4, &length)); }
 static void hash(int i) { uint64_t value; (void)i; REQUIRE(dm_hash(mesh, &value)); }
 static void equal(int i) { bool value; (void)i; REQUIRE(dm_equal(mesh, same, &value)); }
 static void init(int i) { init_as(NULL, &given[i]); }

@@ -60,7 +60,7 @@ int main(int argc, char **argv)
   if (strcmp(argv[1], "join") == 0) take(argv[2], atol(argv[3]));
   call(dm_world_init("cpu", &join, &options.world));
   REQUIRE(dm_world_size(options.world, &size));
-  const size_t shape[] = {(size_t)size};
+  const int32_t shape[] = {(size_t)size};
   if (strcmp(argv[1], "mesh") == 0) take(argv[2], atol(argv[3]));
   call(dm_init("cpu", shape, 1, NULL, &options, &mesh));
   call(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));

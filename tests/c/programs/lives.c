@@ -6,7 +6,7 @@
  *                         as "barriers" does
  *   lives late            rank 0 does not come at first: dm_init of the others ends in time, and
  *                         works when all ranks come
- *   lives aborted         rank 0 ends its first dm_init by dm_world_abort(NULL); the second
+ *   lives aborted         rank 0 ends its first dm_init by dm_default_world_abort(); the second
  *                         dm_init of all ranks works */
 #include "../check.h"
 
@@ -54,7 +54,7 @@ static void rejoin(int count)
 
 static void one_mesh(dm_world *world)
 {
-  const size_t shape[] = {2, 1, (size_t)size / 2};
+  const int32_t shape[] = {2, 1, (size_t)size / 2};
   const char *names[] = {"a", "b", "c"}, *all[] = {"a", "b", "c"}, *two[] = {"a", "b"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL, *part = NULL, *first = NULL, *second = NULL;
@@ -66,7 +66,7 @@ static void one_mesh(dm_world *world)
   int32_t one = 1, sum = 0;
   REQUIRE(dm_all_reduce(first, NULL, &one, &sum, 1, DM_INT32, DM_SUM, NULL));
   CHECK(sum == size);
-  REQUIRE(dm_finalize(mesh));
+  REQUIRE(dm_finalize(mesh, NULL));
   dm_free(second);
   dm_free(part);
   dm_free(first);
@@ -97,7 +97,7 @@ static void stay_and_measure(dm_world *world, int count, bool meshes)
 
 static dm_status init(int64_t timeout_ms, dm_mesh **mesh)
 {
-  const size_t shape[] = {(size_t)size};
+  const int32_t shape[] = {(size_t)size};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.timeout_ms = timeout_ms;
   return dm_init("cpu", shape, 1, NULL, &options, mesh);
@@ -111,7 +111,7 @@ static void works(void)
   REQUIRE(init(120000, &mesh));
   REQUIRE(dm_all_reduce(mesh, NULL, &one, &sum, 1, DM_INT32, DM_SUM, NULL));
   CHECK(sum == size);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
 }
 
@@ -148,7 +148,7 @@ static void aborted(void)
     if (pthread_create(&thread, NULL, blocked_init, &status) != 0) exit(1);
     /* An abort before the join begins ends nothing, so the abort is repeated. */
     do {
-      OK(dm_world_abort(NULL));
+      OK(dm_default_world_abort());
       usleep(20000);
     } while (pthread_tryjoin_np(thread, NULL) != 0 && seconds_now() - began < 60);
     CHECK(status == DM_STATUS_ABORTED);
@@ -158,7 +158,7 @@ static void aborted(void)
   listen_for_a_line();
   works();
   /* A joined default world that was aborted is joined anew as well, where all ranks do so. */
-  OK(dm_world_abort(NULL));
+  OK(dm_default_world_abort());
   works();
 }
 

@@ -42,7 +42,7 @@ int main(int count, char **arguments)
   }
   join.timeout_ms = atoll(arguments[5]);
   join.ccl_library = arguments[6];
-  const size_t shape[] = {(size_t)atoi(arguments[4])};
+  const int32_t shape[] = {(size_t)atoi(arguments[4])};
   options.flags = DM_INIT_LAZY;
   while (scanf("%31s", word) == 1) {
     begin();

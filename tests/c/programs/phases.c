@@ -94,7 +94,7 @@ static void fill(int32_t local, size_t count)
 /* This rank along dim; gives the number of ranks along it. */
 static int32_t place(const dm_mesh *mesh, const char *dim, int32_t *local)
 {
-  size_t size = 0;
+  int32_t size = 0;
   must(dm_size(mesh, dim, &size));
   must(dm_get_local_rank(mesh, dim, local));
   return (int32_t)size;
@@ -144,14 +144,17 @@ static void collectives(const dm_mesh *mesh, const char *dim, size_t count)
 
 static void one_round(void)
 {
-  const size_t inner = ranks % 2 == 0 ? 2 : 1, flat_shape[] = {(size_t)ranks};
-  const size_t cube[] = {2, 2, 2}, plane[] = {(size_t)ranks / inner, inner};
-  const size_t *shape = ranks == 8 ? cube : plane;
+  const int32_t flat_shape[] = {ranks};
+  const int32_t inner = ranks % 2 == 0 ? 2 : 1;
+  const int32_t cube[] = {2, 2, 2}, plane[] = {ranks / inner, inner};
+  const int32_t *shape = ranks == 8 ? cube : plane;
   const size_t ndim = ranks == 8 ? 3 : 2;
   const char *names[] = {"a", "b", "c"}, *halves[] = {"x", "y"}, *line[] = {"line"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_dim_options apart[3] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   for (int at = 0; at < 3; ++at) apart[at].flags = DM_DIM_OWN_COMM;
+  dm_call_options own = DM_CALL_OPTIONS_INIT;
+  own.dim_options = apart;
   options.world = world;
 
   phase("init");
@@ -159,8 +162,8 @@ static void one_round(void)
   phase("flatten");
   must(dm_flatten(meshes[0], "all", NULL, &views[0]));
   phase("unflatten");
-  const size_t parts[] = {inner, (size_t)ranks / inner};
-  must(dm_unflatten(views[0], "all", parts, halves, 2, apart, &views[1]));
+  const int32_t parts[] = {inner, ranks / inner};
+  must(dm_unflatten(views[0], "all", parts, halves, 2, &own, &views[1]));
   phase("lazy");
   options.flags = DM_INIT_LAZY;
   options.dim_options = apart;
@@ -189,13 +192,13 @@ static void one_round(void)
   must(dm_init("cpu", flat_shape, 1, line, &options, &meshes[2]));
   all_reduce(meshes[2], NULL, kSmall);
   phase("part"); /* a mesh without one of the ranks */
-  const size_t fewer[] = {(size_t)ranks - 1};
+  const int32_t fewer[] = {(size_t)ranks - 1};
   must(dm_init("cpu", fewer, 1, line, &options, &meshes[3]));
   if (rank > 0) all_reduce(meshes[3], NULL, kSmall);
 
   for (int at = kMeshes - 1; at >= 0; --at) {
     phase("finalize");
-    must(dm_finalize(meshes[at]));
+    must(dm_finalize(meshes[at], NULL));
     dm_free(meshes[at]);
     meshes[at] = NULL;
   }

@@ -36,7 +36,7 @@ static dm_mesh *offline_mesh(int32_t size, int32_t rank, size_t dp, size_t tp)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh;
   options.world = offline(size, rank);
-  EXPECT(dm_init("cpu", (size_t[]){dp, tp}, 2, NAMES, &options, &mesh));
+  EXPECT(dm_init("cpu", (int[]){dp, tp}, 2, NAMES, &options, &mesh));
   return mesh;
 }
 
@@ -45,14 +45,14 @@ static dm_status too_large(void)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh;
   options.world = offline(6, 0);
-  return dm_init("cpu", (size_t[]){2, 4}, 2, NAMES, &options, &mesh);
+  return dm_init("cpu", (int[]){2, 4}, 2, NAMES, &options, &mesh);
 }
 
 static dm_status struct_size(void)
 {
   dm_init_options options = {0};
   dm_mesh *mesh;
-  return dm_init("cpu", (size_t[]){2, 4}, 2, NAMES, &options, &mesh);
+  return dm_init("cpu", (int[]){2, 4}, 2, NAMES, &options, &mesh);
 }
 
 static dm_status partial_environment(void)
@@ -78,7 +78,8 @@ static dm_status no_dimension(void)
 
 static dm_status not_member(void)
 {
-  size_t coordinate[2], length;
+  int32_t coordinate[2];
+  size_t length;
   return dm_get_coordinate(offline_mesh(8, 6, 2, 2), coordinate, 2, &length);
 }
 
@@ -97,7 +98,7 @@ static dm_status no_communicators(void)
 
 static dm_status forked(void)
 {
-  const size_t shape[] = {1, 1};
+  const int32_t shape[] = {1, 1};
   dm_world_options options = DM_WORLD_OPTIONS_INIT;
   dm_init_options init = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh;
@@ -107,7 +108,7 @@ static dm_status forked(void)
   /* The child goes on from here. The parent prints nothing and waits for the child. */
   const pid_t child = fork();
   if (child > 0) _exit(waitpid(child, NULL, 0) != child);
-  return dm_finalize(mesh);
+  return dm_finalize(mesh, NULL);
 }
 
 static dm_status no_library(void)
@@ -146,7 +147,7 @@ static dm_status aborted(void)
 {
   dm_mesh *mesh;
   ncclComm_t comm;
-  EXPECT(dm_init("cpu", (size_t[]){1, 1}, 2, NAMES, NULL, &mesh));
+  EXPECT(dm_init("cpu", (int[]){1, 1}, 2, NAMES, NULL, &mesh));
   EXPECT(dm_abort(mesh));
   return dm_get_comm(mesh, "tp", &comm);
 }
@@ -154,7 +155,7 @@ static dm_status aborted(void)
 static dm_status no_group(void)
 {
   dm_mesh *mesh;
-  EXPECT(dm_init("cpu", (size_t[]){1, 1}, 2, NAMES, NULL, &mesh));
+  EXPECT(dm_init("cpu", (int[]){1, 1}, 2, NAMES, NULL, &mesh));
   return dm_group_end(mesh);
 }
 
@@ -171,7 +172,7 @@ static void join(int64_t timeout_ms)
   EXPECT(dm_world_rank(world, &rank));
 }
 
-static dm_mesh *row(size_t ranks)
+static dm_mesh *row(int32_t ranks)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh;
@@ -186,7 +187,7 @@ static dm_status mismatch(void)
   dm_mesh *mesh;
   join(30000);
   options.world = world;
-  return dm_init("cpu", rank == 3 ? (size_t[]){4, 1} : (size_t[]){2, 2}, 2, NAMES, &options, &mesh);
+  return dm_init("cpu", rank == 3 ? (int[]){4, 1} : (int[]){2, 2}, 2, NAMES, &options, &mesh);
 }
 
 static dm_status never_came(void)
@@ -211,7 +212,7 @@ static dm_mesh *square(void)
   dm_mesh *mesh;
   join(30000);
   options.world = world;
-  EXPECT(dm_init("cpu", (size_t[]){2, 2}, 2, NAMES, &options, &mesh));
+  EXPECT(dm_init("cpu", (int[]){2, 2}, 2, NAMES, &options, &mesh));
   return mesh;
 }
 
@@ -237,7 +238,7 @@ static dm_status late_along_dp(void)
   dm_mesh *mesh;
   join(30000);
   options.world = world, options.timeout_ms = 500;
-  EXPECT(dm_init("cpu", (size_t[]){2, 2}, 2, NAMES, &options, &mesh));
+  EXPECT(dm_init("cpu", (int[]){2, 2}, 2, NAMES, &options, &mesh));
   if (rank == 2) return sleep(2) ? DM_STATUS_OK : DM_STATUS_OK; /* this rank is alive, but does not make the call */
   return rank == 0 ? dm_all_reduce(mesh, "dp", buffer, buffer, 2, DM_FLOAT32, DM_SUM, NULL) : DM_STATUS_OK;
 }
@@ -249,7 +250,7 @@ static dm_status others_finalize(void)
   const dm_status status = rank == 0 ? dm_all_reduce(mesh, "dp", buffer, buffer, 2, DM_FLOAT32, DM_SUM, NULL) : DM_STATUS_OK;
   char text[1024];
   snprintf(text, sizeof(text), "%s", dm_last_error());
-  dm_finalize(mesh);
+  dm_finalize(mesh, NULL);
   if (rank == 0) printf("%s: %s\n", dm_status_name(status), text), fflush(stdout);
   _exit(0);
 }

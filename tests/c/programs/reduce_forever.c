@@ -11,7 +11,7 @@ int main(void)
   int32_t ranks = 0;
   REQUIRE(dm_world_init("cpu", &join, &options.world));
   REQUIRE(dm_world_size(options.world, &ranks));
-  const size_t shape[] = {2, (size_t)ranks / 2};
+  const int32_t shape[] = {2, (size_t)ranks / 2};
   const char *names[] = {"dp", "tp"};
   REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
   REQUIRE(dm_flatten(mesh, NULL, NULL, &flat));

@@ -9,7 +9,7 @@ static char lines[8][512];
 
 static void one_rank(dm_world *world)
 {
-  const size_t shape[] = {2, 2, 2};
+  const int32_t shape[] = {2, 2, 2};
   const char *names[] = {"dp", "cp", "tp"}, *pair[] = {"tp", "dp"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL, *view = NULL, *flat = NULL;
@@ -34,7 +34,7 @@ static void one_rank(dm_world *world)
   REQUIRE(dm_hash(flat, &hash));
   snprintf(line + used, sizeof lines[0] - used, " tp_dp %d %d %d %d hash %016llx", gathered[0], gathered[1], gathered[2], gathered[3],
            (unsigned long long)hash);
-  REQUIRE(dm_finalize(mesh));
+  REQUIRE(dm_finalize(mesh, NULL));
   dm_free(flat);
   dm_free(view);
   dm_free(mesh);

@@ -89,10 +89,10 @@ static dm_status look(const dm_mesh *mesh, int *over)
 static dm_status range(const dm_mesh *mesh, unsigned long turn)
 {
   dm_mesh *some = NULL, *flat = NULL;
-  size_t length = 0;
+  int32_t length = 0;
   dm_status status = dm_size(mesh, "dp", &length);
-  const size_t start = length > 1 ? turn % (length - 1) : 0;
-  if (status == DM_STATUS_OK) status = dm_slice_range(mesh, "dp", start, length - start - (length - start > 2 && turn % 2 == 0), 1, &some);
+  const int32_t start = length > 1 ? (int32_t)(turn % (unsigned long)(length - 1)) : 0;
+  if (status == DM_STATUS_OK) status = dm_slice_range(mesh, "dp", start, length - start - (length - start > 2 && turn % 2 == 0), 1, NULL, &some);
   if (status == DM_STATUS_OK) {
     int over = 0;
     status = look(some, &over);
@@ -110,7 +110,8 @@ static dm_mesh *without_lost(dm_mesh *mesh)
   dm_mesh *left = NULL;
   for (const double until = seconds_now() + kPatienceMs / 1000; seconds_now() < until;) {
     int32_t all[kMost], ranks[kMost], gone[kMost];
-    size_t length = 0, count = 0, wanted = 0, replicas = 0;
+    int32_t wanted = 0;
+    size_t length = 0, count = 0, replicas = 0;
     REQUIRE(dm_ranks(mesh, ranks, kMost, &length));
     REQUIRE(dm_size(mesh, "tp", &wanted));
     const int known = lost(all);
@@ -123,7 +124,7 @@ static dm_mesh *without_lost(dm_mesh *mesh)
     }
     if (replicas == 0) return NULL; /* no replica is left */
     if (count > 0) {
-      const dm_status status = dm_shrink(mesh, "dp", gone, count, &left);
+      const dm_status status = dm_shrink(mesh, "dp", gone, count, NULL, &left);
       if (status == DM_STATUS_OK) {
         dm_free(mesh);
         return left;
@@ -146,7 +147,7 @@ int main(void)
   REQUIRE(dm_world_rank(world, &me));
   REQUIRE(dm_world_size(world, &size));
   for (int at = 0; at < 5; ++at) chance(&state);
-  const size_t tp = size % 2 == 0 && chance(&state) % 2 == 0 ? 2 : 1, shape[] = {(size_t)size / tp, tp};
+  const int32_t tp = size % 2 == 0 && chance(&state) % 2 == 0 ? 2 : 1, shape[] = {size / tp, tp};
   options.world = world;
   options.flags = chance(&state) % 3 == 0 ? DM_INIT_LAZY : 0;
   options.timeout_ms = kPatienceMs;
@@ -191,10 +192,10 @@ int main(void)
       _exit(0);
     }
   }
-  size_t length = 0;
+  int32_t length = 0;
   REQUIRE(dm_size(mesh, NULL, &length));
-  REQUIRE(dm_finalize(mesh));
-  printf("done %d %zu\n", me, length);
+  REQUIRE(dm_finalize(mesh, NULL));
+  printf("done %d %d\n", me, length);
   fflush(stdout);
   return finish();
 }

@@ -9,7 +9,7 @@
 #include <signal.h>
 
 enum { kRanks = 4 };
-static const size_t kShape[] = {2, 2}, kLine[] = {kRanks};
+static const int32_t kShape[] = {2, 2}, kLine[] = {kRanks};
 static const char *const kNames[] = {"dp", "tp"};
 
 static dm_world *world, *sync_world;
@@ -53,20 +53,22 @@ static dm_status unflatten(void *none)
 {
   (void)none;
   /* These groups differ from those of dp and tp, so a new communicator must be split. */
-  const size_t sizes[] = {2, 2};
+  const int32_t sizes[] = {2, 2};
   const char *names[] = {"x", "y"};
   dm_mesh *line = NULL, *view = NULL;
   dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
   own[0].flags = own[1].flags = DM_DIM_OWN_COMM;
+  dm_call_options apart = DM_CALL_OPTIONS_INIT;
+  apart.dim_options = own;
   const char *all = "all";
   REQUIRE(dm_slice(mesh, &all, 1, &line));
-  return dm_unflatten(line, "all", sizes, names, 2, own, &view);
+  return dm_unflatten(line, "all", sizes, names, 2, &apart, &view);
 }
 
 static dm_status finalize(void *none)
 {
   (void)none;
-  return dm_finalize(mesh);
+  return dm_finalize(mesh, NULL);
 }
 
 static dm_status get_comm(void *none)
@@ -252,7 +254,7 @@ int main(int count, char **arguments)
       OK(dm_all_reduce(lazy, kNames[dim], &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
       CHECK(sum == 2);
     }
-    OK(dm_finalize(lazy));
+    OK(dm_finalize(lazy, NULL));
   } else {
     const char *name = arguments[1];
     const bool of_world = strcmp(name, "world-abort") == 0, aborts = of_world || strcmp(name, "abort") == 0;

@@ -7,7 +7,7 @@
 int main(void)
 {
   dm_mesh *mesh = NULL;
-  if (dm_init("cpu", (size_t[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK) return 2;
+  if (dm_init("cpu", (int[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK) return 2;
   char *text = malloc(4);
   size_t length = 0;
   const dm_status status = dm_describe(mesh, text, 64, &length);

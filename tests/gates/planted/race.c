@@ -23,7 +23,7 @@ static void *ask(void *unused)
 int main(void)
 {
   pthread_t threads[2];
-  if (dm_init("cpu", (size_t[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK) return 2;
+  if (dm_init("cpu", (int[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK) return 2;
   pthread_barrier_init(&both, NULL, 2);
   for (int i = 0; i < 2; ++i) pthread_create(&threads[i], NULL, ask, NULL);
   for (int i = 0; i < 2; ++i) pthread_join(threads[i], NULL);

@@ -7,7 +7,7 @@ int main(void)
 {
   dm_mesh *mesh = NULL;
   int32_t rank = -1;
-  if (dm_init("cpu", (size_t[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK || dm_rank(mesh, &rank) != DM_STATUS_OK) return 2;
+  if (dm_init("cpu", (int[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK || dm_rank(mesh, &rank) != DM_STATUS_OK) return 2;
   int sum = INT_MAX - rank;
   ++sum;
   printf("not caught: %d\n", sum);

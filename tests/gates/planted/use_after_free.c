@@ -7,7 +7,7 @@
 int main(void)
 {
   dm_mesh *mesh = NULL;
-  if (dm_init("cpu", (size_t[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK) return 2;
+  if (dm_init("cpu", (int[]){1}, 1, (const char *[]){"dp"}, NULL, &mesh) != DM_STATUS_OK) return 2;
   int32_t *volatile rank = malloc(sizeof *rank);
   free(rank);
   const dm_status status = dm_rank(mesh, rank);
