@@ -170,7 +170,7 @@ impl Memory {
 
     /// A buffer of that many bytes. `DM_STATUS_DEVICE` where there is no memory for it.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        let too_large = || Error::new(Status::Device, format!("no memory for {bytes} bytes"));
+        let too_large = || Error::no_memory(bytes);
         let capacity = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;
         let address = match &*self.place {
             Place::Host => {
