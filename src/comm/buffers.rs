@@ -17,7 +17,7 @@ use super::operations::{BufferShape, Operands};
 use super::view::View;
 use super::world::World;
 use crate::ccl::{self, element_size};
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result};
 
 /// The alignment of every buffer in bytes. GPUs align their memory in this way.
 const ALIGNMENT: usize = 256;

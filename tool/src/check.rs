@@ -87,7 +87,7 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
             TIMED_OUT
         }
     })
-    .map_err(|error| Failure::new(NOT_MADE, format!("starting a thread: {error}")))?;
+    .map_err(|error| Failure::new(NOT_MADE, Error::no_thread(&error).message()))?;
     let progress = Progress::new(options.quiet || rank > 0);
     match work(options, device_type, mesh, clock, progress) {
         Ok(code) => Ok(code),

@@ -13,6 +13,7 @@ pub fn text(view: &View, axis: Option<&Axis>, style: Style) -> String {
     let mut out = format!("{}\n{}\n", style.bold(&view.describe), view.summary());
     out.extend(view.plan_text().map(|text| text + "\n"));
     out += &table(view, style);
+    out.extend(view.shared_text().into_iter().map(|text| style.dim(&text) + "\n"));
     if view.grid.ranks.len() <= MAX_DRAWN {
         out += &blocks(view, axis, style);
     }
