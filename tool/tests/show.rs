@@ -129,6 +129,18 @@ fn json_is_read_as_json() {
 }
 
 #[test]
+fn names_that_share_a_communicator_are_told() {
+    let arguments = "2,1,4 pp,dp,tp --flatten pp,dp=all --reshape 2x4:epp,etp";
+    let text = shown(arguments);
+    assert!(text.contains("\npp, all and epp share one communicator\ntp and etp share one communicator\n"), "{text}");
+    let value: Value = serde_json::from_str(&shown(&format!("{arguments} --json"))).unwrap();
+    assert_eq!(value["shared_communicators"], json!([["pp", "all", "epp"], ["tp", "etp"]]));
+    assert!(!shown("2,4 dp,tp --flatten dp,tp=all").contains("share"), "all has other ranks than dp and tp");
+    // A range has communicators of its own.
+    assert!(!shown("4,2 pp,tp --range pp=0:2").contains("share"));
+}
+
+#[test]
 fn colour_is_for_terminals_that_want_it() {
     let plain = shown("2,2 dp,tp --rank 1");
     assert!(!plain.contains('\x1b'));
