@@ -35,8 +35,7 @@ pub fn explained_memory(bytes: usize, error: &io::Error) -> String {
 /// Returns why the kernel refuses memory, and what to do. `needed` is the number of bytes that were
 /// asked for, where that is known. Other ranks show the text too, so it names this process.
 fn no_memory(needed: Option<u64>) -> String {
-    const ELSEWHERE: &str =
-        "memory ran out: look at vm.max_map_count, vm.overcommit_memory and the container's limit";
+    const ELSEWHERE: &str = "memory ran out: look at vm.max_map_count, vm.overcommit_memory and the container's limit";
     let Some(limit) = limit(libc::RLIMIT_AS as i32) else { return format!("address space or {ELSEWHERE}") };
     let pid = std::process::id();
     let mut said = format!("RLIMIT_AS of process {pid} is {limit} bytes");
@@ -84,7 +83,10 @@ pub fn no_thread(error: &io::Error) -> String {
         return said;
     }
     if let Err(no_memory) = room_for_stack() {
-        return format!("{said}, because there is no room for its stack: {}", explained_memory(STACK_BYTES, &no_memory));
+        return format!(
+            "{said}, because there is no room for its stack: {}",
+            explained_memory(STACK_BYTES, &no_memory)
+        );
     }
     let limit = limit(libc::RLIMIT_NPROC as i32).map_or(String::new(), |limit| format!(", now {limit}"));
     format!(

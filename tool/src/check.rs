@@ -96,7 +96,8 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
                 let status = error.status().name().trim_start_matches("DM_STATUS_");
                 tell(json && rank == 0, status, &format!("{}{}", error.message(), advice(&error, device_type)));
             }
-            // `devicemesh run` names the rank that ends first, and that is to be a rank that failed.
+            // `devicemesh run` names the rank that ends first, and that is to be a rank that
+            // failed.
             if !error.ranks().is_empty() && !error.ranks().contains(&(rank as i32)) {
                 std::thread::sleep(AFTER_FAILED);
             }
@@ -137,7 +138,8 @@ fn tell(json: bool, status: &str, message: &str) {
     }
 }
 
-/// What the user can do next, where the message does not say it. `device_type` is that of the mesh.
+/// Says what the user can do next, where the message does not say it. `device_type` is that of the
+/// mesh.
 fn advice(error: &Error, device_type: &str) -> &'static str {
     match error.status() {
         // The host engine has no such variable, and its messages say what to do.
@@ -265,7 +267,7 @@ struct Checked<'a> {
     options: &'a Options,
     /// The dimensions of the mesh, then the flattened ones.
     benches: Vec<Bench<'a>>,
-    /// What is measured, and how often.
+    /// The sizes that are measured, and how often.
     schedule: Schedule,
 }
 

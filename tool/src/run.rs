@@ -69,7 +69,7 @@ struct Job<'a> {
     open_files: Option<Rlimit>,
     /// The ranks of this node, once they are started.
     ranks: Option<Ranks>,
-    /// What this node calls itself when it reports a cause. `None` in a job of one node.
+    /// The name of this node in a cause that it reports. `None` in a job of one node.
     reporter: Option<String>,
     /// When the current phase ends by the clock: by `--timeout` while the ranks run, and by STAY
     /// when they have ended.
@@ -95,7 +95,8 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     }
     let output = Output::new(options.route());
     let one_node = rendezvous.nodes == 1;
-    let open_files = one_node.then(|| open_files::make_room_for_one_node(rendezvous.ranks, output.route())).transpose()?;
+    let open_files =
+        one_node.then(|| open_files::make_room_for_one_node(rendezvous.ranks, output.route())).transpose()?;
     let mut job = Job {
         options,
         signals: Signals::catch()?,
@@ -159,8 +160,7 @@ impl Job<'_> {
         let served = if serves { assignment.world_size } else { 0 };
         let ranks = open_files::Ranks { here: assignment.ranks, served, tools: assignment.nodes };
         let limit = self.open_files.map_or_else(|| open_files::make_room(ranks, self.output.route()), Ok);
-        let started = limit
-            .and_then(|limit| Ranks::start(assignment, &self.options.command, limit, &mut self.output));
+        let started = limit.and_then(|limit| Ranks::start(assignment, &self.options.command, limit, &mut self.output));
         let host_name = assignment.host_name.as_ref();
         self.reporter = host_name.map(|host| format!("node {} ({host})", assignment.node));
         match started {
@@ -391,7 +391,7 @@ fn count(ranks: usize) -> String {
     if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") }
 }
 
-/// What happens to the ranks that still run.
+/// Says what happens to the ranks that still run.
 fn ending(running: usize, here: &str, grace: Duration) -> String {
     let seconds = grace.as_secs_f64();
     match running {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 fn tool(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
-    // What the tests were started with must not decide about colours.
+    // The environment of the tests must not decide about colours.
     for name in ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
         command.env_remove(name);
     }

@@ -14,7 +14,7 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class Mistake(Exception):
-    """What the tests raise."""
+    """The exception that the tests raise."""
 
 
 class Groups(unittest.TestCase):

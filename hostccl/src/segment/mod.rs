@@ -126,8 +126,8 @@ pub(crate) fn is_over(fd: &OwnedFd) -> bool {
 }
 
 /// Ends a segment because rank `rank` cannot join, so that the ranks that come later read the
-/// reason, which names that rank. Returns whether the segment holds a failure now. If all ranks have arrived already, this
-/// rank is one too many, and the segment does not fail.
+/// reason, which names that rank. Returns whether the segment holds a failure now. If all ranks
+/// have arrived already, this rank is one too many, and the segment does not fail.
 pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
@@ -361,7 +361,10 @@ mod tests {
     fn what_one_mapping_writes_the_other_reads() {
         let fd = create([7; 16]).unwrap();
         let again = open(std::process::id(), fd.as_raw_fd(), [7; 16]).unwrap();
-        let (a, b) = (Segment::map(&fd, 3, 0, &Labels::default()).unwrap(), Segment::map(&again, 3, 1, &Labels::default()).unwrap());
+        let (a, b) = (
+            Segment::map(&fd, 3, 0, &Labels::default()).unwrap(),
+            Segment::map(&again, 3, 1, &Labels::default()).unwrap(),
+        );
         // SAFETY: the last bytes of the last slot and of the last ring are inside the mapping.
         unsafe {
             a.data(2, SLOTS - 1).add(a.layout().slot_bytes - 1).write(1);

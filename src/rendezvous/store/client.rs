@@ -97,7 +97,8 @@ impl TcpStore {
         let mut connection = self.address.reach_again(wait)?;
         if let Some((key, word)) = self.last_word.get() {
             let greeting = connection.greeting;
-            leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", greeting, wait))?;
+            leave(&mut connection, key, word, wait)
+                .map_err(|broken| self.explain(broken, "LAST_WORD", greeting, wait))?;
         }
         self.retired().clear();
         Ok(connection)
@@ -168,8 +169,8 @@ impl TcpStore {
         }
     }
 
-    /// Returns the error that the store is full, if this is why the store closed the connection with
-    /// that greeting. A server of this library says so under a key of its own, which another
+    /// Returns the error that the store is full, if this is why the store closed the connection
+    /// with that greeting. A server of this library says so under a key of its own, which another
     /// connection asks for.
     fn full(&self, what: &str, greeting: u64, wait: &Wait) -> Option<Error> {
         if !self.ours.load(Ordering::SeqCst) || wait.cancel.is_raised() {

@@ -237,7 +237,7 @@ fn source(call: &Call, bench: &Bench<'_>, index: usize) -> Option<i32> {
     bench.group.get(position).copied()
 }
 
-/// What is wrong in a result. The fields mean the same as those of [`Wrong`].
+/// A wrong result. The fields of [`Wrong`] with these names say what each one holds.
 #[derive(Debug, PartialEq)]
 struct Found {
     index: usize,

@@ -19,7 +19,7 @@ pub type Weights = Numbers<u32>;
 
 /// A number of a [`Numbers`], with its words in messages.
 pub trait Number: FromStr {
-    /// What the number is.
+    /// The noun for the number.
     const NOUN: &'static str;
     /// A list of such numbers.
     const EXAMPLE: &'static str;

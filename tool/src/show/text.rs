@@ -48,7 +48,7 @@ fn table(view: &View, style: Style) -> String {
     out
 }
 
-/// As many groups as fit into the width. The group of the chosen rank is always among them.
+/// Lists as many groups as fit into the width. The group of the chosen rank is always among them.
 fn groups(view: &View, axis: &Axis, width: usize, style: Style) -> String {
     let (all, chosen) = (view.groups(axis), view.chosen_group(axis));
     let mut parts = Vec::new();

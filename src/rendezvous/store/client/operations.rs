@@ -218,7 +218,8 @@ impl Store for TcpStore {
         let idle = std::mem::take(&mut *self.idle());
         for mut connection in idle {
             let greeting = connection.greeting;
-            leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", greeting, wait))?;
+            leave(&mut connection, key, word, wait)
+                .map_err(|broken| self.explain(broken, "LAST_WORD", greeting, wait))?;
             self.idle().push(connection);
         }
         Ok(true)
