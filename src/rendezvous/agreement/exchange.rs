@@ -50,8 +50,8 @@ impl Round {
     }
 
     /// Tells the other ranks that this one failed. The first failure of any rank becomes the
-    /// verdict. This takes a moment at most when the deadline has passed. Returns whether the
-    /// others can read it; `false` when the store did not take it.
+    /// verdict. This takes a moment at most when the deadline has passed. Returns whether the others
+    /// can read it; `false` when the store did not take it.
     pub fn fail(&self, error: &Error, wait: &Wait) -> bool {
         if self.membership.members.len() < 2 {
             return true;
