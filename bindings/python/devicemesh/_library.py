@@ -136,7 +136,8 @@ def in_order(what: str, values: Iterable[Any]) -> Iterable[Any]:
 def listing(what: str, values: Any) -> Iterable[Any]:
     """Does what in_order does, and refuses a value that cannot be iterated over."""
     if not hasattr(type(values), "__iter__"):
-        raise TypeError(f"{what} is {values!r} (a {type(values).__name__}); a tuple or a list was expected")
+        written = f": write ({values},)" if type(values) is int else ""
+        raise TypeError(f"{what} is {values!r} (a {type(values).__name__}); a tuple or a list was expected{written}")
     return in_order(what, values)
 
 

@@ -85,6 +85,8 @@ class DeviceMesh(MeshViews):
         timeout: Timeout = None,
         dim_options: DimOptionsLike = None,
     ) -> None:
+        if mesh is None:
+            raise TypeError("mesh is None; pass its ranks in nested lists or an array, or call init_device_mesh with a shape")
         shape, numbers = nested(mesh)
         self._init(device_type, shape, numbers, mesh_dim_names, world, lazy, timeout, dim_options)
 
@@ -246,7 +248,7 @@ class DeviceMesh(MeshViews):
         # it without communication, as PyTorch finds its groups by name. Otherwise unpickling calls
         # deserialize() in the default world, which is collective.
         if not self._free.alive:
-            raise InvalidHandleError("this mesh was closed (close()), so it cannot be pickled or copied: do so before")
+            raise InvalidHandleError("this mesh was closed (close()), so it cannot be pickled: pickle it before, or pickle a mesh that it was made from")
         return _unpickled, (self.serialize(),)
 
     def __copy__(self) -> "DeviceMesh":

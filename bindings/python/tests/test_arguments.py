@@ -146,6 +146,8 @@ class Numbers(unittest.TestCase):
             self.refuses(TypeError, "write mesh['dp'] (this mesh has dp, tp), or mesh.slice_range", lambda: mesh[wrong])
         self.refuses(ValueError, "mesh_shape is (2, -1), and -1 is no size", lambda: offline(shape=(2, -1)))
         self.refuses(TypeError, "mesh_shape is None", lambda: offline(shape=None))
+        self.refuses(TypeError, "expected: write (8,)", lambda: offline(shape=8, names=("dp",)))
+        self.refuses(TypeError, "call init_device_mesh with a shape", lambda: DeviceMesh("cpu", None, world=mesh.world))
         with mesh:
             pass
         self.refuses(RuntimeError, "not this thread's current mesh", lambda: mesh.__exit__(None, None, None))
