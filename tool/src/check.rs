@@ -19,7 +19,7 @@ mod verify;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use devicemesh::ccl;
 use devicemesh::comm::{Buffer, DimOptions, Memory, MeshOptions, RootComms, View, World, WorldOptions};
@@ -73,6 +73,7 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
         Err(error) => return alike(error.message().to_owned()),
     };
     let json = options.json;
+    let began = Instant::now();
     let clock = Clock::start(options.timeout, {
         let limit = options.timeout.as_secs_f64();
         move |doing| {
@@ -96,10 +97,12 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
                 let status = error.status().name().trim_start_matches("DM_STATUS_");
                 tell(json && rank == 0, status, &format!("{}{}", error.message(), advice(&error, device_type)));
             }
-            // `devicemesh run` names the rank that ends first, and that is to be a rank that
-            // failed.
-            if !error.ranks().is_empty() && !error.ranks().contains(&(rank as i32)) {
-                std::thread::sleep(AFTER_FAILED);
+            // `devicemesh run` names the rank that ends first. That is to be the rank that failed. A
+            // rank that was lost or did not come has ended already, or ends by itself.
+            let has_failed = ![Status::PeerLost, Status::Timeout].contains(&error.status());
+            if has_failed && !error.ranks().is_empty() && !error.ranks().contains(&(rank as i32)) {
+                let left = options.timeout.saturating_sub(began.elapsed());
+                std::thread::sleep(AFTER_FAILED.min(left / 2));
             }
             Ok(NOT_MADE)
         }
