@@ -195,6 +195,21 @@ impl Error {
         Error::unsupported(machine::no_thread(cause)).with_os_error(cause.raw_os_error().unwrap_or(0))
     }
 
+    /// `DM_STATUS_DEVICE`: this process gets no more memory of the host. The message says how much
+    /// was asked for, which limit refused it, and what to do.
+    ///
+    /// ```
+    /// use devicemesh::error::{Error, Status};
+    /// let error = Error::no_memory(1 << 60);
+    /// assert_eq!(error.status(), Status::Device);
+    /// assert!(error.message().starts_with("no memory for 1152921504606846976 bytes: "));
+    /// ```
+    pub fn no_memory(bytes: usize) -> Error {
+        let cause = std::io::Error::from_raw_os_error(libc::ENOMEM);
+        let message = format!("no memory for {bytes} bytes: {}", machine::explained_memory(bytes, &cause));
+        Error::new(Status::Device, message).with_os_error(libc::ENOMEM)
+    }
+
     /// `DM_STATUS_UNSUPPORTED` in a forked child of a process that holds worlds or communicators.
     pub fn check_fork() -> Result<()> {
         if fork::is_child() { Err(Error::unsupported(fork::refusal())) } else { Ok(()) }

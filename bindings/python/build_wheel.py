@@ -73,7 +73,7 @@ def metadata() -> dict[str, str]:
 
 
 def write(folder: str, files: dict[str, bytes | Path], platform_tag: str) -> str:
-    """The wheel. The same files give the same bytes."""
+    """Writes the wheel. Equal files give equal bytes."""
     info = f"devicemesh-{version()}.dist-info"
     files = {**files, **{f"{info}/{name}": text.encode() for name, text in metadata().items()}}
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: devicemesh\nRoot-Is-Purelib: false\nTag: py3-none-{platform_tag}\n".encode()

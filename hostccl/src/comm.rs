@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn a_failure_stands_while_another_rank_is_still_writing_its_own() {
         let fd = segment::create([3; 16]).unwrap();
-        let segment = Segment::map(&fd, 2, 0).unwrap();
+        let segment = Segment::map(&fd, 2, 0, &Labels::default()).unwrap();
         let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default() };
         let comm = Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current());
         assert!(comm.segment.header().failure.begin(), "as the other rank does");

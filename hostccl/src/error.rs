@@ -19,7 +19,8 @@ pub(crate) struct Error {
     code: ncclResult_t,
     /// One line with the values of the failure.
     message: String,
-    /// The rank that was found lost or late, in the communicator on which the call was made.
+    /// The rank that was found lost or late, or to which the operating system refused something, in
+    /// the communicator on which the call was made.
     lost: Option<usize>,
 }
 
@@ -31,7 +32,7 @@ impl Error {
         Error { code, message: message.into(), lost: None }
     }
 
-    /// Returns this error with the rank that was found lost or late.
+    /// Returns this error with the rank that is to blame.
     pub(crate) fn by(self, lost: Option<usize>) -> Error {
         Error { lost, ..self }
     }
@@ -64,7 +65,7 @@ impl Error {
         &self.message
     }
 
-    /// The rank that was found lost or late, in the communicator on which the call was made.
+    /// The rank that is to blame, in the communicator on which the call was made.
     pub(crate) fn lost(&self) -> Option<usize> {
         self.lost
     }

@@ -115,10 +115,20 @@ impl Join {
         self.comm.clone()
     }
 
+    /// Describes this join in front of `error`. An error about another rank does not get the number
+    /// of this rank too, because a reader would take this rank for the one to blame.
+    pub(crate) fn describe_for(&self, error: &Error) -> String {
+        match error.lost() {
+            Some(lost) if lost != self.rank as usize => format!("joining {}", self.name),
+            _ => self.describe(),
+        }
+    }
+
     /// Opens and maps the segment, takes this rank's seat, and counts this rank in.
     fn arrive(&self) -> Result<Arc<Comm>> {
-        let fd = self.source.open()?;
-        let segment = Segment::map(&fd, self.nranks, self.rank)?;
+        let labels = Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks) };
+        let fd = self.source.open().map_err(|error| labels.refused(self.rank as usize, error))?;
+        let segment = Segment::map(&fd, self.nranks, self.rank, &labels)?;
         let me = ProcessId::current();
         let seat = segment.seat(self.rank as usize);
         if seat.claim.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -134,7 +144,6 @@ impl Join {
         seat.pid.store(me.pid, Ordering::Relaxed);
         seat.start.store(me.start, Ordering::Relaxed);
         seat.claim.store(2, Ordering::Release);
-        let labels = Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks) };
         let (rank, aborted) = (self.rank as usize, self.aborted.clone());
         let comm = Arc::new(Comm::new(segment, rank, self.ranks_on_machine, labels, aborted, me));
         let arrived = &comm.segment.header().arrived;

@@ -2,6 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::error::Error;
+use crate::types::ncclSystemError;
+
 /// The ranks of a communicator as ranks of a larger set, for messages: PyTorch's global ranks. The
 /// index is the rank in the communicator. While it is empty, messages use the communicator's own
 /// ranks.
@@ -11,7 +14,7 @@ pub(crate) type GlobalRanks = Arc<OnceLock<Box<[i32]>>>;
 const MOST_LISTED: usize = 8;
 
 /// The names of a communicator and of its ranks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Labels {
     /// The name of the communicator.
     pub(crate) comm_name: String,
@@ -31,6 +34,25 @@ impl Labels {
             true => format!("rank {number}"),
             false => format!("rank {number} ({})", details.join(", ")),
         }
+    }
+
+    /// Returns "rank 3 of mesh_tp (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)".
+    pub(crate) fn process(&self, rank: usize, pid: u32) -> String {
+        match self.global_rank(rank) {
+            Some(_) => self.rank(rank, Some(pid)),
+            None => format!("rank {rank} of {} (pid {pid})", self.comm_name),
+        }
+    }
+
+    /// Returns the error for the ranks that join this communicator: it names `rank`, which is this
+    /// process, where the operating system has refused it something. An error that names a rank
+    /// already stays as it is.
+    pub(crate) fn refused(&self, rank: usize, error: Error) -> Error {
+        if error.code() != ncclSystemError || error.lost().is_some() {
+            return error;
+        }
+        let message = format!("{}: {}", self.process(rank, std::process::id()), error.message());
+        Error::new(error.code(), message).by(Some(rank))
     }
 
     /// Returns "rank 3 of mesh_tp", or "rank 7 (rank 3 of mesh_tp)".

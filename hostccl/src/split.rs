@@ -147,7 +147,7 @@ impl Split {
                         self.parent.label(first),
                         String::from_utf8_lossy(why)
                     );
-                    return Err(Error::new(made.code, message));
+                    return Err(Error::new(made.code, message).by(Some(first)));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
                 let source = Source::Child { owner: made.owner, fd: made.fd, token: made.token };
@@ -255,12 +255,14 @@ impl Operation for Split {
                 // to the parent only.
                 Ok(blocked) => self.check_parent().map(|()| blocked),
                 Err(error) if join.comm().is_none() => {
-                    let message = format!(
-                        "{} could not join its split: {}",
-                        self.parent.label(self.parent.rank),
-                        error.message()
-                    );
-                    Err(self.parent.fail(error.code(), self.for_parent(error).lost(), &message))
+                    let error = self.for_parent(error);
+                    // The error names the rank that could not join, which may be another one.
+                    let rank = error.lost().unwrap_or(self.parent.rank);
+                    let message = match error.lost() {
+                        Some(_) => format!("a split failed: {}", error.message()),
+                        None => format!("{} could not join its split: {}", self.parent.label(rank), error.message()),
+                    };
+                    Err(self.parent.fail(error.code(), Some(rank), &message))
                 }
                 Err(error) => Err(self.for_parent(error)),
             },

@@ -17,7 +17,7 @@ use super::operations::{BufferShape, Operands};
 use super::view::View;
 use super::world::World;
 use crate::ccl::{self, element_size};
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result};
 
 /// The alignment of every buffer in bytes. GPUs align their memory in this way.
 const ALIGNMENT: usize = 256;
@@ -170,7 +170,7 @@ impl Memory {
 
     /// A buffer of that many bytes. `DM_STATUS_DEVICE` where there is no memory for it.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        let too_large = || Error::new(Status::Device, format!("no memory for {bytes} bytes"));
+        let too_large = || Error::no_memory(bytes);
         let capacity = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;
         let address = match &*self.place {
             Place::Host => {

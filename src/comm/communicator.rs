@@ -406,11 +406,12 @@ impl Communicator {
             }
             _ => error,
         };
-        if has_failed && is_repeated(&self.library, &error) {
+        let is_repeated = has_failed && is_repeated(&self.library, &error);
+        let error = blame(&self.library, raw, &self.group, error);
+        if is_repeated {
             self.note_failure(&error);
             return self.earlier_failure().unwrap_or(error);
         }
-        let error = blame(&self.library, raw, &self.group, error);
         if has_failed {
             self.note_failure(&error);
         }

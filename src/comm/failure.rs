@@ -64,15 +64,20 @@ pub(super) fn name_ranks(library: &Library, raw: RawComm, group: &Mesh) {
     let _ = library.set_names(raw, group.ranks().as_slice());
 }
 
-/// The error of a call on a communicator of `group`. Where the library knows which rank is lost or
-/// late, the error names that rank by its world rank.
+/// The error of a call on a communicator of `group`. Where the library knows which rank is lost,
+/// late, or without a resource that it needs, the error names that rank by its world rank.
 pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error) -> Error {
     let said = match error.status() {
         Status::PeerLost => "was lost",
         Status::Timeout => "did not come",
+        Status::Ccl => "",
         _ => return error,
     };
     let lost = library.lost_rank(raw).and_then(|lost| Some((lost, *group.ranks().get(lost)?)));
     let Some((lost, world_rank)) = lost else { return error };
+    if said.is_empty() {
+        // The operating system has refused that rank something. The message says so already.
+        return error.with_ranks(&[world_rank]);
+    }
     error.within(&format!("rank {world_rank} {said} (rank {lost} of {})", group.describe())).with_ranks(&[world_rank])
 }

@@ -28,6 +28,7 @@ use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
 use crate::error::{Error, Result};
 use crate::fork::{self, Private};
+use crate::labels::Labels;
 use crate::machine;
 use crate::process::ProcessId;
 use crate::types::ncclSystemError;
@@ -62,7 +63,8 @@ impl Mapping {
         let map = || unsafe { libc::mmap(std::ptr::null_mut(), bytes, read_write, libc::MAP_SHARED, fd, 0) };
         let base = fork::map_apart(bytes, map);
         if base == libc::MAP_FAILED {
-            return Err(Error::system(&format!("mapping {bytes} bytes of shared memory"), io::Error::last_os_error()));
+            let why = machine::explained_memory(bytes, &io::Error::last_os_error());
+            return Err(Error::new(ncclSystemError, format!("mapping {bytes} bytes of shared memory: {why}")));
         }
         Ok(Mapping { base: NonNull::new(base.cast()).expect("mmap never returns NULL here"), bytes })
     }
@@ -124,8 +126,8 @@ pub(crate) fn is_over(fd: &OwnedFd) -> bool {
 }
 
 /// Ends a segment because rank `rank` cannot join, so that the ranks that come later read the
-/// reason. Returns whether the segment holds a failure now. If all ranks have arrived already, this
-/// rank is one too many, and the segment does not fail.
+/// reason, which names that rank. Returns whether the segment holds a failure now. If all ranks
+/// have arrived already, this rank is one too many, and the segment does not fail.
 pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
@@ -133,8 +135,7 @@ pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
         if nranks != 0 && header.arrived.value() == nranks {
             return false;
         }
-        let message = format!("pid {}: {}", std::process::id(), error.message());
-        header.fail(error.code(), Some(rank), &message, "");
+        header.fail(error.code(), Some(rank), error.message(), "");
         header.failure.is_set()
     })
 }
@@ -248,8 +249,8 @@ impl Segment {
     /// Maps the segment for a communicator of `nranks` ranks. The rank that comes first decides the
     /// number of ranks, and with it the size. A rank that comes with another number ends the
     /// communicator, but does not resize the segment, because other ranks may have mapped it
-    /// already.
-    pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32) -> Result<Segment> {
+    /// already. `labels` names the ranks in messages.
+    pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32, labels: &Labels) -> Result<Segment> {
         let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
         let header = first.header();
         if let Err(agreed) = header.nranks.compare_exchange(0, nranks, Ordering::SeqCst, Ordering::SeqCst) {
@@ -278,7 +279,8 @@ impl Segment {
         match mapped {
             Ok(mapping) => Ok(Segment { mapping, layout }),
             Err(error) => {
-                header.fail(error.code(), Some(rank), &format!("pid {}: {}", std::process::id(), error.message()), "");
+                let error = labels.refused(rank as usize, error);
+                header.fail(error.code(), Some(rank), error.message(), "");
                 Err(error)
             }
         }
@@ -359,7 +361,10 @@ mod tests {
     fn what_one_mapping_writes_the_other_reads() {
         let fd = create([7; 16]).unwrap();
         let again = open(std::process::id(), fd.as_raw_fd(), [7; 16]).unwrap();
-        let (a, b) = (Segment::map(&fd, 3, 0).unwrap(), Segment::map(&again, 3, 1).unwrap());
+        let (a, b) = (
+            Segment::map(&fd, 3, 0, &Labels::default()).unwrap(),
+            Segment::map(&again, 3, 1, &Labels::default()).unwrap(),
+        );
         // SAFETY: the last bytes of the last slot and of the last ring are inside the mapping.
         unsafe {
             a.data(2, SLOTS - 1).add(a.layout().slot_bytes - 1).write(1);
@@ -384,8 +389,8 @@ mod tests {
     #[test]
     fn ranks_that_disagree_on_their_number_all_hear_of_it() {
         let fd = create([1; 16]).unwrap();
-        let first = Segment::map(&fd, 4, 0).unwrap();
-        let error = Segment::map(&fd, 3, 1).unwrap_err();
+        let first = Segment::map(&fd, 4, 0, &Labels::default()).unwrap();
+        let error = Segment::map(&fd, 3, 1, &Labels::default()).unwrap_err();
         assert_eq!(error.code(), ncclInvalidUsage);
         assert!(error.message().contains("nranks 3, others with 4"), "{}", error.message());
         assert_eq!(first.header().failure.error(), Some(error));
@@ -399,10 +404,10 @@ mod tests {
     fn a_rank_with_another_number_is_refused_at_once_while_another_failure_is_being_written() {
         for came in [3, 5] {
             let fd = create([1; 16]).unwrap();
-            let first = Segment::map(&fd, 4, 0).unwrap();
+            let first = Segment::map(&fd, 4, 0, &Labels::default()).unwrap();
             let size = file_size(&fd);
             assert!(first.header().failure.begin(), "another rank has begun to write down its failure");
-            let error = Segment::map(&fd, came, 1).unwrap_err();
+            let error = Segment::map(&fd, came, 1, &Labels::default()).unwrap_err();
             assert_eq!(error.code(), ncclInvalidUsage);
             assert!(error.message().contains(&format!("nranks {came}, others with 4")), "{}", error.message());
             assert_eq!(file_size(&fd), size, "the segment keeps the size that rank 0 has mapped");
@@ -412,17 +417,17 @@ mod tests {
     #[test]
     fn the_size_of_a_mapped_segment_is_final() {
         let fd = create([1; 16]).unwrap();
-        let segment = Segment::map(&fd, 4, 0).unwrap();
+        let segment = Segment::map(&fd, 4, 0, &Labels::default()).unwrap();
         for bytes in [HEADER_BYTES, segment.layout().total - 1, segment.layout().total + 1] {
             assert!(resize(&fd, bytes).is_err(), "the segment was resized to {bytes} bytes");
         }
-        assert!(Segment::map(&fd, 4, 1).is_ok(), "the next rank maps the same size");
+        assert!(Segment::map(&fd, 4, 1, &Labels::default()).is_ok(), "the next rank maps the same size");
     }
 
     #[test]
     fn the_first_failure_stays() {
         let fd = create([1; 16]).unwrap();
-        let segment = Segment::map(&fd, 2, 0).unwrap();
+        let segment = Segment::map(&fd, 2, 0, &Labels::default()).unwrap();
         assert_eq!(segment.header().failure.error(), None);
         let long = "é".repeat(400);
         segment.header().fail(ncclRemoteError, Some(1), &long, "ncclAllReduce");

@@ -68,10 +68,16 @@ impl Verdict {
         }
     }
 
-    /// Makes the verdict that a rank failed by itself.
+    /// Makes the verdict that a rank failed by itself. `rank` reports the failure. It may report
+    /// what has happened to another rank before that rank does: a communicator library tells all
+    /// ranks which rank could not go on. The verdict then names that other rank.
     pub(super) fn of_failure(rank: i32, call: &str, error: &Error) -> Verdict {
-        let message = format!("rank {rank} failed in {call}: {}", error.message());
-        Verdict { message, ..Verdict::of(&error.clone().with_ranks(&[rank])) }
+        let failed = match error.ranks() {
+            [other] if error.status() == Status::Ccl => *other,
+            _ => rank,
+        };
+        let message = format!("rank {failed} failed in {call}: {}", error.message());
+        Verdict { message, ..Verdict::of(&error.clone().with_ranks(&[failed])) }
     }
 
     /// Makes the verdict that ranks asked for something else than `theirs`, which rank `first`

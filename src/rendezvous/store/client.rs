@@ -11,7 +11,7 @@ use once_cell::sync::OnceCell;
 
 use super::connection::{Connection, ExchangeError};
 use super::dial::Address;
-use super::frame::{MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op};
+use super::frame::{MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op, why_key};
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -96,7 +96,9 @@ impl TcpStore {
         }
         let mut connection = self.address.reach_again(wait)?;
         if let Some((key, word)) = self.last_word.get() {
-            leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
+            let greeting = connection.greeting;
+            leave(&mut connection, key, word, wait)
+                .map_err(|broken| self.explain(broken, "LAST_WORD", greeting, wait))?;
         }
         self.retired().clear();
         Ok(connection)
@@ -120,10 +122,11 @@ impl TcpStore {
                 Ok(value)
             }
             Err(broken) => {
+                let greeting = connection.greeting;
                 if !matches!(broken, ExchangeError::Io(_)) {
                     self.retired().push(connection);
                 }
-                Err(self.explain(broken, &what(), wait))
+                Err(self.explain(broken, &what(), greeting, wait))
             }
         }
     }
@@ -149,7 +152,7 @@ impl TcpStore {
         Some((keys.iter().fold(writer, remove).finish(), answers))
     }
 
-    fn explain(&self, broken: ExchangeError, what: &str, wait: &Wait) -> Error {
+    fn explain(&self, broken: ExchangeError, what: &str, greeting: u64, wait: &Wait) -> Error {
         let name = &self.address.name;
         match broken {
             ExchangeError::Ended(error) => error,
@@ -157,7 +160,7 @@ impl TcpStore {
                 "{what} at {name} had no answer within {} ms; the process that serves it (rank 0 or the launcher) is stopped or out of reach",
                 wait.deadline.timeout().as_millis()
             )),
-            ExchangeError::Io(error) => self.full(what, wait).unwrap_or_else(|| Error::store_io(
+            ExchangeError::Io(error) => self.full(what, greeting, wait).unwrap_or_else(|| Error::store_io(
                 format!(
                     "the store at {name} closed the connection during {what}; the process that serves it (rank 0 or the launcher) may have ended"
                 ),
@@ -166,15 +169,16 @@ impl TcpStore {
         }
     }
 
-    /// Returns the error that the store is full, if this is why the store closed a connection. A
-    /// server of this library says so under [`SERVER_KEY`], to which another connection asks.
-    fn full(&self, what: &str, wait: &Wait) -> Option<Error> {
+    /// Returns the error that the store is full, if this is why the store closed the connection
+    /// with that greeting. A server of this library says so under a key of its own, which another
+    /// connection asks for.
+    fn full(&self, what: &str, greeting: u64, wait: &Wait) -> Option<Error> {
         if !self.ours.load(Ordering::SeqCst) || wait.cancel.is_raised() {
             return None;
         }
         let short = Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_WHY)) };
         let mut connection = self.address.reach_again(&short).ok()?;
-        connection.send(&Writer::new(op::GET).string(SERVER_KEY).finish(), &short).ok()?;
+        connection.send(&Writer::new(op::GET).string(&why_key(greeting)).finish(), &short).ok()?;
         let said = connection.string(&short).ok().filter(|said| !said.is_empty())?;
         let message = format!(
             "the store at {} is full and refused {what}: {}",

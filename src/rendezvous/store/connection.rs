@@ -25,6 +25,8 @@ pub(super) struct Connection {
     /// How many bytes the answers to these requests have. They come before the answer to the next
     /// request, and are skipped.
     unread: usize,
+    /// The random number with which this connection has greeted. The server knows it too.
+    pub(super) greeting: u64,
 }
 
 impl Drop for Connection {
@@ -49,7 +51,7 @@ pub(super) enum ExchangeError {
 
 impl Connection {
     pub(super) fn new(stream: Private<TcpStream>) -> Connection {
-        Connection { stream, ahead: Vec::new(), unread: 0 }
+        Connection { stream, ahead: Vec::new(), unread: 0, greeting: 0 }
     }
 
     /// Sends these requests together with the next one, in one packet, and skips their answers,

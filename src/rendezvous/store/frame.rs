@@ -23,12 +23,28 @@ pub const MAX_KEYS: usize = 131_072;
 /// memory.
 pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
 /// The key by which a client knows a server of this library. It is not listed or counted. Its value
-/// is empty, or says that the store is full.
+/// is empty.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
+/// What the key begins with under which a client finds why the server dropped its connection for
+/// lack of room. The number of its greeting follows ([`why_key`]). These keys are not listed or
+/// counted.
+pub const WHY_KEY: &[u8] = b"/devicemesh/why/";
 /// The key under which a server of this library says how many connections it refused, because they
 /// had the wrong secret or none. It exists once there is such a connection, and is not listed or
 /// counted.
 pub const REFUSED_KEY: &[u8] = b"/devicemesh/refused";
+
+/// Returns the key under which the client with this greeting finds why it was dropped. The greeting
+/// is a random number, so no client reads the reason of another one.
+pub fn why_key(greeting: u64) -> Vec<u8> {
+    [WHY_KEY, format!("{greeting:016x}").as_bytes()].concat()
+}
+
+/// Returns the number of a greeting: the nonce of a client that has a secret.
+pub fn greeting_of(nonce: &[u8]) -> u64 {
+    nonce.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
 /// The first word a client sends.
 pub const MAGIC: u32 = 0x3c85_f7ce;
 

@@ -10,12 +10,13 @@ pub struct Kind {
     pub dtype: usize,
 }
 
-/// What an element of a result must be.
+/// The value that an element of a result must have.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Expected {
     /// The number.
     pub value: f64,
-    /// How far the element may be from it. Not 0 for averages in floating point, which are rounded.
+    /// How far the element may be from the number. It is not 0 for averages in floating point,
+    /// which are rounded.
     pub tolerance: f64,
     /// The number as an element.
     bits: Element,

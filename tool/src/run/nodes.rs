@@ -39,9 +39,9 @@ use crate::failure::Failure;
 /// The other nodes of the job, for the tool's main thread. A thread of its own waits for them in
 /// the store.
 pub struct Nodes {
-    /// What both threads use.
+    /// The state that both threads use.
     shared: Arc<Shared>,
-    /// What the thread has found out.
+    /// Brings what the thread has found out.
     news: Receiver<News>,
     /// `None` while this is dropped.
     thread: Option<JoinHandle<()>>,

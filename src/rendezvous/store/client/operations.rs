@@ -217,7 +217,9 @@ impl Store for TcpStore {
         // when it is made.
         let idle = std::mem::take(&mut *self.idle());
         for mut connection in idle {
-            leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
+            let greeting = connection.greeting;
+            leave(&mut connection, key, word, wait)
+                .map_err(|broken| self.explain(broken, "LAST_WORD", greeting, wait))?;
             self.idle().push(connection);
         }
         Ok(true)

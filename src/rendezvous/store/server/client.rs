@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hostccl::fork::Private;
 
-use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, op, request};
+use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, greeting_of, op, request};
 use super::super::poll::Interest;
 use super::super::secret::{NONCE, Secret, Side, nonce};
 use super::super::table::Task;
@@ -219,6 +219,15 @@ impl Connection {
 
     fn queue(&mut self, bytes: &[u8]) {
         self.outgoing.push(bytes);
+    }
+
+    /// Returns the number of the client's greeting, while the client proves that it has the secret.
+    /// Where there is no secret, the client's first PING has the number.
+    pub(super) fn greeting(&self) -> Option<u64> {
+        match &self.authentication {
+            Authentication::Challenged(theirs, _) => Some(greeting_of(theirs)),
+            _ => None,
+        }
     }
 
     /// Decides on a request. The connection itself answers the steps of the proof, and everything

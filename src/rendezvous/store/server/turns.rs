@@ -101,6 +101,9 @@ impl Serving {
         // A list stays where it is, and its keys are counted when they are looked at.
         self.table.count_work(if request.is_list() { length.min(LEAST) } else { length });
         let was_admitted = connection.is_admitted();
+        if let Some(greeting) = connection.greeting() {
+            self.table.greeted(client, greeting);
+        }
         let admission = connection.admit(request, self.secret.as_ref())?;
         if !was_admitted && connection.is_admitted() {
             self.connections.admitted(client);

@@ -3,9 +3,14 @@
 
 use std::net::IpAddr;
 
+use super::super::frame::why_key;
 use super::super::value::Value;
 use super::limits::{MAX_WAITS, MOST_STORED, Refusal, cost_of_word};
-use super::state::{Client, Replies, Room, Table};
+use super::state::{Client, Replies, Table};
+
+/// For how many clients that were dropped for lack of room the reason is kept. A client asks for it
+/// at once.
+const MOST_TURNED_AWAY: usize = 1024;
 
 impl Table {
     /// Passes on the result of a request or a step. If there was no room for the request, its
@@ -15,16 +20,16 @@ impl Table {
             Err(Refusal::StoreFull(most)) => {
                 let (stored, keys) = (self.stored, self.values.len());
                 let said = format!(
-                    "it keeps {stored} bytes in {keys} keys, and at most {most} bytes; remove keys that the program has put there itself"
+                    "it keeps {stored} bytes in {keys} keys, and at most {most} bytes; the program itself has put most of them there and must remove what it needs no longer"
                 );
-                self.turn_away(client, Room::Stored, said);
+                self.turn_away(client, said);
             }
             Err(Refusal::WaitsFull) => {
                 let waits = self.waits;
                 let said = format!(
                     "the keys that its clients wait for take {waits} bytes, and at most {MAX_WAITS} bytes; wait for fewer keys at a time"
                 );
-                self.turn_away(client, Room::Waits, said);
+                self.turn_away(client, said);
             }
             Err(Refusal::Protocol(_)) | Ok(_) => {}
         }
@@ -32,11 +37,15 @@ impl Table {
     }
 
     /// Drops a client because there is no room for its request. The client has not gone by itself,
-    /// so its last words are not passed on. It finds under
-    /// [`SERVER_KEY`](super::super::frame::SERVER_KEY) why it was dropped, and what to do.
-    fn turn_away(&mut self, client: Client, kind: Room, said: String) {
-        self.full.retain(|(known, _)| *known != kind);
-        self.full.push((kind, Value::new(said.into_bytes(), &self.loose)));
+    /// so its last words are not passed on. It finds under a key of its own why it was dropped, and
+    /// what to do. A client that was dropped for another reason must not find this text.
+    fn turn_away(&mut self, client: Client, said: String) {
+        if let Some(greeting) = self.greetings.get(&client) {
+            if self.turned_away.len() >= MOST_TURNED_AWAY {
+                self.turned_away.pop_front();
+            }
+            self.turned_away.push_back((why_key(*greeting), Value::new(said.into_bytes(), &self.loose)));
+        }
         for pair in self.words_of.remove(&client).unwrap_or_default() {
             self.stored -= cost_of_word(&pair.0, &pair.1);
             if let Some(connections) = self.words.get_mut(&pair) {
@@ -48,8 +57,14 @@ impl Table {
         }
     }
 
+    /// Notes the number of a client's greeting. The first number counts.
+    pub(in crate::rendezvous::store) fn greeted(&mut self, client: Client, greeting: u64) {
+        self.greetings.entry(client).or_insert(greeting);
+    }
+
     /// Forgets a client that has gone, and passes on its last words.
     pub(in crate::rendezvous::store) fn leave(&mut self, client: Client, replies: &mut Replies) {
+        self.greetings.remove(&client);
         self.forget_wait(client);
         self.leave_barrier(client);
         for (key, word) in self.words_of.remove(&client).unwrap_or_default() {

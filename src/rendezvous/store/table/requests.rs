@@ -83,7 +83,10 @@ impl Table {
                 self.leave_barrier(client);
                 reply(vec![1]);
             }
-            Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
+            Request::Ping(nonce) => {
+                self.greeted(client, u64::from(nonce));
+                reply(nonce.to_le_bytes().to_vec());
+            }
             Request::QueuePush(key, value) => {
                 self.stored = room(self.stored, cost(&key, &value), MAX_STORED)?;
                 let value = Value::new(value, &self.loose);

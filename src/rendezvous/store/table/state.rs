@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-use super::super::frame::{MAX_VALUE, REFUSED_KEY, SERVER_KEY, Strings, Writer};
+use super::super::frame::{MAX_VALUE, REFUSED_KEY, SERVER_KEY, Strings, WHY_KEY, Writer};
 use super::super::value::{DetachedBytes, Value};
-use super::limits::{MAX_STORED, MAX_WAITS, Refusal};
+use super::limits::Refusal;
 
 /// The number that the server has given to a client.
 pub(in crate::rendezvous::store) type Client = u64;
@@ -61,22 +61,14 @@ pub(in crate::rendezvous::store) struct Table {
     pub(super) words: BTreeMap<(Key, Vec<u8>), usize>,
     /// The keys and words that each client has left.
     pub(super) words_of: HashMap<Client, Vec<(Key, Vec<u8>)>>,
-    /// The texts that clients which were refused for lack of room find under [`SERVER_KEY`], while
-    /// much of what filled the room is still there. Each kind of room has one entry at most. The
-    /// newest entry is the last one.
-    pub(super) full: Vec<(Room, Value)>,
+    /// The number of each client's greeting.
+    pub(super) greetings: HashMap<Client, u64>,
+    /// Why the last clients were dropped for lack of room, by the key under which each finds its
+    /// own text ([`why_key`](super::super::frame::why_key)). The newest entry is the last one.
+    pub(super) turned_away: VecDeque<(Key, Value)>,
     /// How many connections were refused because they had the wrong secret or none, and the value
     /// of [`REFUSED_KEY`].
     pub(super) refused: (u64, Option<Value>),
-}
-
-/// The kinds of room of which there may be none left.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Room {
-    /// The room for keys and values.
-    Stored,
-    /// The room for waits for many keys.
-    Waits,
 }
 
 /// A client that waits in WAIT or WAIT_ANY.
@@ -169,14 +161,8 @@ impl Table {
 
     /// Returns the value that a client finds under this key.
     pub(super) fn value(&self, key: &[u8]) -> Option<&Value> {
-        if key == SERVER_KEY {
-            let is_so = |kind: Room| match kind {
-                Room::Waits => self.waits > MAX_WAITS / 2,
-                Room::Stored => self.stored > MAX_STORED / 2,
-            };
-            if let Some((_, said)) = self.full.iter().rev().find(|(kind, _)| is_so(*kind)) {
-                return Some(said);
-            }
+        if key.starts_with(WHY_KEY) {
+            return self.turned_away.iter().find(|(known, _)| known == key).map(|(_, said)| said);
         }
         if key == REFUSED_KEY {
             return self.refused.1.as_ref();

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::super::frame::{Request, SERVER_KEY};
+use super::super::frame::{Request, SERVER_KEY, why_key};
 use super::limits::{MAX_STORED, MAX_WAITS, MOST_STORED, cost, cost_of_word};
 use super::state::Key;
 use super::values::listed;
@@ -170,21 +170,24 @@ fn who_finds_no_room_is_not_gone_and_is_told_why() {
         carry_out(&mut table, 1, Request::LastWord(b"gone".to_vec(), b"1".to_vec()), &mut replies).unwrap();
         let kept = table.stored;
         (table.stored, table.waits) = (kept + stored, waits);
+        carry_out(&mut table, 1, Request::Ping(7), &mut replies).unwrap();
+        carry_out(&mut table, 2, Request::Ping(8), &mut replies).unwrap();
         carry_out(&mut table, 1, request, &mut replies).unwrap_err();
         table.leave(1, &mut replies);
         assert!(!table.values.contains_key(&b"gone"[..]), "{text}");
         assert_eq!(table.stored, stored, "{text}");
-        for ask in [Request::Get(SERVER_KEY.to_vec()), Request::MultiGet([SERVER_KEY].into_iter().collect())] {
+        for ask in [Request::Get(why_key(7)), Request::MultiGet([why_key(7)].iter().collect())] {
             replies.clear();
-            carry_out(&mut table, 2, ask, &mut replies).unwrap();
+            carry_out(&mut table, 3, ask, &mut replies).unwrap();
             let said = replies.iter().find_map(|reply| reply.value.clone()).unwrap();
             assert!(said.windows(expected.len()).any(|part| part == expected), "{text}: {}", said.escape_ascii());
         }
-        while table.tidy() {}
-        (table.stored, table.waits) = (0, 0);
-        replies.clear();
-        carry_out(&mut table, 2, Request::Get(SERVER_KEY.to_vec()), &mut replies).unwrap();
-        assert!(replies.iter().all(|reply| reply.value.is_none()), "{text}: there is room again");
+        // A client that was not refused finds nothing, and neither does a stranger.
+        for ask in [why_key(8), why_key(9), SERVER_KEY.to_vec()] {
+            replies.clear();
+            carry_out(&mut table, 2, Request::Get(ask), &mut replies).unwrap();
+            assert!(replies.iter().all(|reply| reply.value.is_none()), "{text}: the reason of another client");
+        }
     }
 }
 
