@@ -35,7 +35,7 @@ impl RootComms {
     /// Waits for the outstanding work of all ranks, and destroys the communicators that no other
     /// root mesh shares. **Collective over the root**; on a rank outside it, local.
     pub fn finalize(&self) -> Result<()> {
-        refuse_inside("dm_finalize", self.library())?;
+        self.tell_if_refused("dm_finalize", || refuse_inside("dm_finalize", self.library()))?;
         if self.scope().is_none() {
             self.alive()?;
             self.end(Life::Finalized);

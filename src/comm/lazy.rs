@@ -10,6 +10,7 @@ use super::maker::Maker;
 use super::names::named_config;
 use super::root::RootComms;
 use crate::error::{Error, Result};
+use crate::rendezvous::Scope;
 
 impl RootComms {
     /// Makes a planned communicator of this root; `dim` is the name of its dimension. Collective
@@ -38,11 +39,7 @@ impl RootComms {
                 })
             });
         }
-        let Some(scope_id) = &first_use.scope_id else {
-            return Err(Error::internal(format!("the communicator of {dim} was planned eagerly but not made")));
-        };
-        let position = group.local_rank(0)?;
-        let scope = communicator.scope(|| world.rendezvous().subscope(scope_id, group.ranks().into(), position))?;
+        let scope = self.scope_of_first_use(communicator)?;
         let call = Call::begin(world, Some(self), wait)?;
         // Another thread, which had the turn before, may have made it.
         if communicator.state() != State::Unmade {
@@ -54,5 +51,16 @@ impl RootComms {
             work.log.made(communicator, raw, timeout);
             Ok(())
         })
+    }
+
+    /// The scope in which the ranks of a planned communicator agree on its first use.
+    pub(super) fn scope_of_first_use<'a>(&self, communicator: &'a Communicator) -> Result<&'a Scope> {
+        let group = communicator.group();
+        let (Some(world), Some(scope_id)) = (self.world(), &communicator.first_use().scope_id) else {
+            let what = group.describe();
+            return Err(Error::internal(format!("the communicator of {what} was planned eagerly but not made")));
+        };
+        let position = group.local_rank(0)?;
+        communicator.scope(|| world.rendezvous().subscope(scope_id, group.ranks().into(), position))
     }
 }

@@ -99,7 +99,10 @@ impl View {
     pub(crate) fn along(self: &Arc<Self>, name: Option<&str>) -> Result<(Arc<View>, usize)> {
         match self.mesh.dim_index_or_only(name) {
             Ok(index) => Ok((Arc::clone(self), index)),
-            Err(_) => self.mesh.along(name).map(|(mesh, index)| (Arc::new(self.with(mesh)), index)),
+            Err(_) => {
+                let along = self.mesh.along(name).inspect_err(|_| self.space.note_refused_first_use())?;
+                Ok((Arc::new(self.with(along.0)), along.1))
+            }
         }
     }
 

@@ -160,7 +160,7 @@ impl World {
     /// Returns when every rank of the world has called it. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         self.alive()?;
-        refuse_inside("dm_world_barrier", self.library.as_ref())?;
+        self.tell_if_refused("dm_world_barrier", || refuse_inside("dm_world_barrier", self.library.as_ref()))?;
         let wait = self.wait(timeout.unwrap_or(self.rendezvous.timeout()));
         let _turn = self.take_turn(&wait)?;
         wait.outcome(self.rendezvous.barrier_by(&wait))
@@ -169,10 +169,12 @@ impl World {
     /// Returns the location of every rank, in rank order. **Collective over the world**.
     pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
         self.alive()?;
-        refuse_inside("dm_world_locations", self.library.as_ref())?;
-        let wait = self.wait(self.rendezvous.timeout());
-        let _turn = self.take_turn(&wait)?;
-        wait.outcome(self.rendezvous.locations(mine, &wait))
+        self.tell_if_refused("dm_world_locations", || {
+            refuse_inside("dm_world_locations", self.library.as_ref())?;
+            let wait = self.wait(self.rendezvous.timeout());
+            let _turn = self.take_turn(&wait)?;
+            wait.outcome(self.rendezvous.locations(mine, &wait))
+        })
     }
 
     /// Something that callers borrow for as long as the world lives. `make` makes it, with what

@@ -22,6 +22,7 @@ mod comparing;
 mod deadlock;
 mod deciding;
 mod exchange;
+mod late;
 mod members;
 mod missing;
 mod readers;
