@@ -53,6 +53,18 @@ impl RootComms {
         })
     }
 
+    /// Notes that this rank has refused a call that may have been the first use of a communicator.
+    /// The other ranks may wait for that use until their deadline.
+    pub(super) fn note_refused_first_use(&self) {
+        for communicator in self.dim_communicators().iter().filter(|_| self.is_lazy()) {
+            if communicator.state() == State::Unmade && communicator.group().size() > 1 {
+                // Without a scope this rank cannot make the communicator, and learns of that when it
+                // tries.
+                let _ = self.scope_of_first_use(communicator).map(Scope::may_be_behind);
+            }
+        }
+    }
+
     /// The scope in which the ranks of a planned communicator agree on its first use.
     pub(super) fn scope_of_first_use<'a>(&self, communicator: &'a Communicator) -> Result<&'a Scope> {
         let group = communicator.group();

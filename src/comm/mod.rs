@@ -17,13 +17,13 @@
 //!
 //! ```text
 //! 7  what a program calls     operations  view_groups  slices  buffers  on_stream  default_world
-//! 6  collective calls         lazy  view  refusal  new_dims  create  shrink  end
+//! 6  collective calls         lazy  view  new_dims  create  shrink  end
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing
 //! 1  one communicator         failure  communicator
-//! 0  tools                    gate  background  polling  names  elements  options
+//! 0  tools                    gate  background  refusal  polling  names  elements  options
 //! ```
 
 mod background;

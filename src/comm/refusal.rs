@@ -7,16 +7,11 @@
 //!
 //! Two kinds of refusals are not told, because nobody can know which call of the other ranks they
 //! concern: a handle that names no mesh, and an unknown dimension where a communicator is made at
-//! its first use. In the second case the rank notes that it may be behind the others.
+//! its first use. In the second case the rank notes that it may be behind the others (lazy.rs).
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::communicator::State;
-use super::root::RootComms;
-use super::view::View;
-use super::world::World;
-use crate::error::{Result, Status};
+use crate::error::{Error, Result, Status};
 use crate::rendezvous::Scope;
 use crate::wait::{Cancel, Wait};
 
@@ -24,46 +19,17 @@ use crate::wait::{Cancel, Wait};
 /// rank.
 const TELL: Duration = Duration::from_secs(1);
 
-impl World {
-    /// Runs `call`, which is a call of `function` that is collective over this world. If this rank
-    /// refuses the call, the other ranks are told.
-    pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
-        let scope = self.rendezvous().scope().ok().filter(|_| self.alive().is_ok());
-        run(scope, self.cancel(), function, call)
-    }
-}
-
-impl RootComms {
-    /// Runs `call`, which is a call of `function` that is collective over this root. If this rank
-    /// refuses the call, the other ranks are told.
-    pub(super) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
-        let takes_part = self.world().is_some() && self.mesh().is_member() && self.alive().is_ok();
-        run(self.scope().filter(|_| takes_part), self.cancel().clone(), function, call)
-    }
-
-    /// Notes that this rank has refused a call that may have been the first use of a communicator.
-    /// The other ranks may wait for that use until their deadline.
-    pub(super) fn note_refused_first_use(&self) {
-        for communicator in self.dim_communicators().iter().filter(|_| self.is_lazy()) {
-            if communicator.state() == State::Unmade && communicator.group().size() > 1 {
-                // Without a scope this rank cannot make the communicator, and learns of that when it
-                // tries.
-                let _ = self.scope_of_first_use(communicator).map(Scope::may_be_behind);
-            }
-        }
-    }
-}
-
-impl View {
-    /// Runs `call`, which is a call of `function` that is collective over the root mesh. If this
-    /// rank refuses the call, the other ranks are told.
-    pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.space().tell_if_refused(function, call)
-    }
-}
-
-fn run<T>(scope: Option<&Arc<Scope>>, cancel: Cancel, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
-    let Some(scope) = scope else { return call() };
+/// Runs `call`, which is a call of `function` that is collective over `scope`. If this rank refuses
+/// the call, the other ranks of the scope are told. `None` is a call in which no other rank can be
+/// told. Raising `cancel` ends the telling.
+pub(super) fn tell_if_refused<T>(
+    scope: Option<&Scope>,
+    cancel: Cancel,
+    function: &str,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    // A forked child must not speak for its parent.
+    let Some(scope) = scope.filter(|_| Error::check_fork().is_ok()) else { return call() };
     let begun = scope.calls_begun();
     let outcome = call();
     if let Err(error) = &outcome {

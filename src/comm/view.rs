@@ -73,6 +73,12 @@ impl View {
         &self.comms
     }
 
+    /// Runs `call`, which is a call of `function` that is collective over the root mesh. If this
+    /// rank refuses the call, the other ranks are told.
+    pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.space.tell_if_refused(function, call)
+    }
+
     /// The view of the whole root mesh.
     pub fn of_root(root: Arc<RootComms>) -> View {
         View::new(root.mesh().clone(), Arc::clone(&root), root)

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::communicator::Communicator;
 use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
+use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
 use crate::ccl::{self, Device, Library};
 use crate::digest::Fnv1a;
@@ -227,6 +228,13 @@ impl World {
     /// A flag for a root mesh, which counts as raised also when the world's flag is.
     pub(super) fn cancel(&self) -> Cancel {
         self.cancel.child()
+    }
+
+    /// Runs `call`, which is a call of `function` that is collective over this world. If this rank
+    /// refuses the call, the other ranks are told.
+    pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let scope = self.rendezvous.scope().ok().filter(|_| self.alive().is_ok());
+        tell_if_refused(scope.map(|scope| &**scope), self.cancel(), function, call)
     }
 
     /// A wait of at most `timeout`, which the world's abort ends.

@@ -63,19 +63,19 @@ static void refused(void)
   in_step();
   began = seconds_now();
   if (rank < 3) {
-    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "tp is already a dimension of" : "rank 1 refused its own dm_flatten as call 0: tp is already a dimension of",
+    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "tp is already a dimension of" : "rank 1 refused its own dm_flatten as call 1: tp is already a dimension of",
           dm_flatten(mesh, rank == 1 ? "tp" : "f", NULL, &view));
     OK(dm_flatten(mesh, "f", NULL, &view));
     dm_free(view);
-    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "" : "rank 1 refused its own dm_reshape as call 2: ",
+    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "" : "rank 1 refused its own dm_reshape as call 3: ",
           dm_reshape(mesh, rank == 1 ? wrong : right, names, 1, NULL, &view));
     OK(dm_reshape(mesh, right, names, 1, NULL, &view));
     dm_free(view);
-    FAILS(DM_STATUS_NOT_FOUND, rank == 1 ? "nowhere" : "rank 1 refused its own dm_slice_range as call 4: ",
+    FAILS(DM_STATUS_NOT_FOUND, rank == 1 ? "nowhere" : "rank 1 refused its own dm_slice_range as call 5: ",
           dm_slice_range(mesh, rank == 1 ? "nowhere" : "tp", 0, 2, 1, &view));
     OK(dm_slice_range(mesh, "tp", 0, 2, 1, &view));
     dm_free(view);
-    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "sizes is NULL" : "rank 1 refused its own dm_unflatten as call 6: sizes is NULL",
+    FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "sizes is NULL" : "rank 1 refused its own dm_unflatten as call 7: sizes is NULL",
           dm_unflatten(mesh, "tp", rank == 1 ? NULL : (size_t[]){3, 1}, parts, 2, NULL, &view));
     OK(dm_unflatten(mesh, "tp", (size_t[]){3, 1}, parts, 2, NULL, &view));
     dm_free(view);

@@ -26,7 +26,13 @@ pub struct Scope {
     /// given up further calls for which this rank did not come. The next call of this rank then
     /// passes over the calls that the others gave up, and goes on where the others are (late.rs).
     pub(super) is_behind: Arc<AtomicBool>,
+    /// How many of its own calls this rank has refused since it last took part in a call.
+    refusals: AtomicU64,
 }
+
+/// The most refusals in a row that a rank tells the others. Each of them stays in the store until a
+/// call is agreed, so a program that goes on refusing must not fill the store.
+const MOST_REFUSALS: u64 = 1000;
 
 impl Scope {
     /// The keys of the scope begin with `prefix`, which is the same on all its ranks and is used
@@ -38,6 +44,7 @@ impl Scope {
             calls: AtomicU64::new(0),
             over: AtomicBool::new(false),
             is_behind: Arc::default(),
+            refusals: AtomicU64::new(0),
         }
     }
 
@@ -82,6 +89,7 @@ impl Scope {
     /// left the earlier calls, so the keys that this rank left for the earlier calls are removed.
     fn enter(&self, call: &str, detail: &str, part: Part<'_>, wait: &Wait) -> Result<Round> {
         let text = format!("{call}{DETAIL}{detail}");
+        self.refusals.store(0, Ordering::SeqCst);
         loop {
             let failure = part.failure.cloned();
             let round = Round { failure, offers: part.offers.clone(), ..self.next_round(call) };
@@ -133,9 +141,13 @@ impl Scope {
     /// Tells the other ranks that this rank has refused its own call of `function`, for example
     /// because of a wrong argument, and takes no part in it. The refusal counts as a call of this
     /// rank. The ranks that make a call of this function under that number fail at once. The other
-    /// ranks pass over the number. Does nothing when the store does not answer.
+    /// ranks pass over the number. Does nothing when the store does not answer, and after 1,000
+    /// refusals in a row.
     pub(crate) fn tell_refusal(&self, function: &str, error: &Error, wait: &Wait) {
         if self.membership.members.len() < 2 || self.over.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.refusals.fetch_add(1, Ordering::SeqCst) >= MOST_REFUSALS {
             return;
         }
         loop {

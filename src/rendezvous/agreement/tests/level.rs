@@ -201,6 +201,18 @@ fn a_rank_that_refused_an_unknown_first_use_meets_the_others_in_its_next_call() 
     assert_eq!(meet(&scopes, "dm_get_comm(dim=tp)"), [2; 2]);
 }
 
+#[test]
+fn a_rank_that_goes_on_refusing_does_not_fill_the_store() {
+    let store = MemoryStore::new();
+    let scopes: Vec<Scope> = (0..2).map(|me| scope(&store, me, 2)).collect();
+    (0..3000).for_each(|_| scopes[0].tell_refusal("dm_flatten", &refusal(), &soon()));
+    assert_eq!(store.keys().len(), 1000);
+    assert_eq!(meet(&scopes, "dm_world_barrier()"), [1000; 2]);
+    assert_eq!(meet(&scopes, "dm_world_barrier()"), [1001; 2]);
+    let keys = store.keys();
+    assert!(keys.iter().all(|key| key.starts_with("test/world/1001/")), "{keys:?}");
+}
+
 /// Makes one call of a chaotic phase: it may come late, give up soon, be refused, or have another
 /// text.
 fn chaos(scope: &Scope, random: &mut TestRng, step: usize, differs: bool) -> Option<Result<u64>> {
