@@ -16,11 +16,13 @@ static void in_step(void)
 static dm_mesh *make(int64_t timeout_ms, uint32_t flags)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
+  const size_t shape[] = {3, 1};
+  const char *names[] = {"tp", "one"};
   dm_mesh *mesh = NULL;
   options.world = world;
   options.timeout_ms = timeout_ms;
   options.flags = flags;
-  REQUIRE(dm_init("cpu", (size_t[]){3, 1}, 2, (const char *[]){"tp", "one"}, &options, &mesh));
+  REQUIRE(dm_init("cpu", shape, 2, names, &options, &mesh));
   return mesh;
 }
 
@@ -56,7 +58,7 @@ static void late(int32_t rank_that_is_late)
 static void refused(void)
 {
   dm_mesh *mesh = make(600000, 0), *view = NULL;
-  const size_t wrong[] = {5}, right[] = {3};
+  const size_t wrong[] = {5}, right[] = {3}, apart[] = {3, 1}, four[] = {4}, five[] = {5};
   const char *names[] = {"x"}, *parts[] = {"a", "b"};
   float in = 1, sum = 0;
   double began;
@@ -76,8 +78,8 @@ static void refused(void)
     OK(dm_slice_range(mesh, "tp", 0, 2, 1, &view));
     dm_free(view);
     FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "sizes is NULL" : "rank 1 refused its own dm_unflatten as call 7: sizes is NULL",
-          dm_unflatten(mesh, "tp", rank == 1 ? NULL : (size_t[]){3, 1}, parts, 2, NULL, &view));
-    OK(dm_unflatten(mesh, "tp", (size_t[]){3, 1}, parts, 2, NULL, &view));
+          dm_unflatten(mesh, "tp", rank == 1 ? NULL : apart, parts, 2, NULL, &view));
+    OK(dm_unflatten(mesh, "tp", apart, parts, 2, NULL, &view));
     dm_free(view);
     /* All refuse, and a refusal that only one rank makes harms no call of another function. */
     GIVES(DM_STATUS_INVALID_ARGUMENT, dm_flatten(mesh, "tp", NULL, &view));
@@ -105,9 +107,9 @@ static void refused(void)
     dm_init_options options = DM_INIT_OPTIONS_INIT;
     options.world = world;
     FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 2 ? "has 5 ranks, but the world has 4" : "rank 2 refused its own dm_init as call ",
-          dm_init("cpu", (size_t[]){rank == 2 ? 5 : 4}, 1, NULL, &options, &mesh));
+          dm_init("cpu", rank == 2 ? five : four, 1, NULL, &options, &mesh));
     FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 2 ? "shape is NULL" : "rank 2 refused its own dm_init as call ",
-          dm_init("cpu", rank == 2 ? NULL : (size_t[]){4}, 1, NULL, &options, &mesh));
+          dm_init("cpu", rank == 2 ? NULL : four, 1, NULL, &options, &mesh));
     FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 2 ? "timeout_ms" : "rank 2 refused its own dm_world_barrier as call ",
           dm_world_barrier(world, rank == 2 ? -1 : 0));
     in_step();
