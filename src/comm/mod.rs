@@ -23,7 +23,7 @@
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing
 //! 1  one communicator         failure  communicator
-//! 0  tools                    gate  background  polling  names  elements  options
+//! 0  tools                    gate  background  refusal  polling  names  elements  options
 //! ```
 
 mod background;
@@ -48,6 +48,7 @@ mod on_stream;
 mod operations;
 mod options;
 mod polling;
+mod refusal;
 mod root;
 mod sharing;
 mod shrink;
@@ -58,7 +59,7 @@ mod world;
 
 pub use buffers::{Buffer, BufferAt, Collective, Memory};
 pub(crate) use create::adopted_position;
-pub(crate) use default_world::{abort_default_worlds, default_world};
+pub(crate) use default_world::{abort_default_worlds, default_world, joined_default_world};
 pub use elements::{Element, Operator};
 pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_group};
 #[cfg(feature = "cudarc")]
