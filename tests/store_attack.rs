@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use devicemesh::rendezvous::{JoinOptions, World};
 use wire::{connect, greeted, honest, soon, string};
 
 const LIMIT: Duration = Duration::from_millis(100);
@@ -39,7 +40,8 @@ struct Processors {
 impl Processors {
     fn new() -> Processors {
         let tasks = fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
-        let is_server = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "dm-store\n");
+        let counts = |name: String| name == "dm-store\n" || name.starts_with("rank");
+        let is_server = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(counts);
         let server = tasks.filter(is_server).map(|task| task.join("schedstat"));
         Processors { paths: server.chain([PathBuf::from("/proc/thread-self/schedstat")]).collect() }
     }
@@ -47,6 +49,47 @@ impl Processors {
     fn waited_for(&self) -> Duration {
         let waited = |path: &PathBuf| fs::read_to_string(path).ok()?.split_whitespace().nth(1)?.parse::<u64>().ok();
         Duration::from_nanos(self.paths.iter().filter_map(waited).sum())
+    }
+}
+
+/// The slowest of that many barriers of two ranks, as [`slowest`] has it.
+fn slowest_barrier(worlds: &[World; 2], barriers: usize) -> (Duration, Duration) {
+    std::thread::scope(|scope| {
+        let second = || (0..barriers).for_each(|_| worlds[1].barrier(None).unwrap());
+        std::thread::Builder::new().name("rank 1".to_owned()).spawn_scoped(scope, second).unwrap();
+        let processors = Processors::new();
+        let (mut slowest, mut slowest_own) = (Duration::ZERO, Duration::ZERO);
+        for _ in 0..barriers {
+            let (before, began) = (processors.waited_for(), Instant::now());
+            worlds[0].barrier(None).unwrap();
+            let took = began.elapsed();
+            slowest = slowest.max(took);
+            slowest_own = slowest_own.max(took.saturating_sub(processors.waited_for() - before));
+        }
+        (slowest, slowest_own)
+    })
+}
+
+/// A barrier needs about 15 answers, one after another.
+fn holds_up_no_barrier(what: &str, server: &Server, worlds: &[World; 2], flood: impl Fn(&AtomicBool) + Sync) {
+    for chance in 1.. {
+        let over = AtomicBool::new(false);
+        let (flooded, own) = std::thread::scope(|scope| {
+            scope.spawn(|| flood(&over));
+            std::thread::sleep(Duration::from_millis(200));
+            server.most_work();
+            let flooded = slowest_barrier(worlds, 30);
+            over.store(true, Ordering::SeqCst);
+            flooded
+        });
+        let (small, round, look) = server.most_work();
+        println!(
+            "{what}: slowest barrier {flooded:?}, {own:?} without waiting for a processor; most work of a small turn {small}, of a round {round}, between looks {look}"
+        );
+        if own <= LIMIT {
+            return;
+        }
+        assert!(chance < CHANCES, "{what}: {own:?} for one barrier, of {flooded:?} by the clock");
     }
 }
 
@@ -146,12 +189,22 @@ fn floods_hold_up_nobody() {
     let many = multi_get.repeat(20);
     holds_up_nobody("20 times MULTI_GET of 24 MiB", &server, |over| roll(&server, over, 100, &many));
 
+    let method = format!("tcp://127.0.0.1:{}", server.local_addr().port());
+    let join = |rank| World::join("cpu", &JoinOptions::ranked(rank, 2).init_method(method.clone())).unwrap();
+    let worlds = std::thread::scope(|scope| {
+        let second = scope.spawn(|| join(1));
+        [join(0), second.join().unwrap()]
+    });
     let wait = keys(6, (0..131_072).map(|number| format!("rolling{number}")));
     holds_up_nobody("rolling WAIT for 131,072 keys", &server, |over| roll(&server, over, 300, &wait));
+    holds_up_no_barrier("rolling WAIT for 131,072 keys", &server, &worlds, |over| roll(&server, over, 300, &wait));
     let wait = keys(6, (0..110_000).map(|number| format!("{}", number % 9)));
     holds_up_nobody("WAIT for 110,000 keys", &server, |over| repeat(&server, over, 60, &wait));
     let wait = keys(100, (0..110_000).map(|number| format!("any{number}")));
     holds_up_nobody("WAIT_ANY of 110,000 keys", &server, |over| repeat(&server, over, 20, &wait));
+    holds_up_no_barrier("WAIT_ANY of 110,000 keys", &server, &worlds, |over| repeat(&server, over, 20, &wait));
+    let wait = keys(6, (0..7_000).map(|number| format!("{number:08192}")));
+    holds_up_nobody("WAIT for 7,000 keys of 8 KiB", &server, |over| repeat(&server, over, 20, &wait));
     let check = keys(5, std::iter::repeat_n("/big0".to_owned(), 131_072));
     holds_up_nobody("CHECK of 131,072 keys", &server, |over| repeat(&server, over, 20, &check));
     let get = [&[3][..], &string("/big0")].concat();

@@ -22,8 +22,10 @@ pub const MAX_KEYS: usize = 131_072;
 /// The longest request, in bytes. The limits on keys and values alone would let one client fill the
 /// memory.
 pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
-/// The key by which a client knows a server of this library. It is not listed or counted. Its value
-/// is empty, or says that the store is full.
+/// The key by which a client knows a server of this library. It is not listed or counted. Under this
+/// key, a slash, and the nonce of a connection's greeting in hexadecimal digits, the server says why
+/// it had no room for what that connection asked. The nonce is that of the first PING, or the first
+/// four bytes of a CHALLENGE.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
 /// The key under which a server of this library says how many connections it refused, because they
 /// had the wrong secret or none. It exists once there is such a connection, and is not listed or

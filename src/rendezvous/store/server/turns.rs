@@ -77,7 +77,10 @@ impl Serving {
                 }
             };
             work += self.table.take_work() + self.answer(client);
-            if done.is_err() {
+            if let Err(refusal) = done {
+                if let (Refusal::TurnedAway(said), Some(connection)) = (refusal, self.clients.get(&client)) {
+                    self.table.note_turned_away(connection.nonce, said);
+                }
                 self.leave(client);
                 return work;
             }
