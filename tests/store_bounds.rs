@@ -81,14 +81,23 @@ fn a_full_store_says_so_and_calls_nobody_lost() {
         store.leave_last_word("gone", b"1", &soon()).unwrap();
         let value = vec![1; 8 << 20];
         let refused = (0..200).find_map(|number| store.set(&format!("large{number}"), &value, &soon()).err());
-        // What is left of the room: nothing but a few bytes.
+        // These leave room for a few bytes only.
         let small = vec![1; 1 << 10];
         (0..8 << 10).find_map(|number| other.set(&format!("small{number}"), &small, &soon()).err()).unwrap();
-        // Where a rank is turned away its last words leave some room again.
         let fill = |name: &str| {
             (0..64).find_map(|number| other.set(&format!("{name}{number}"), &[], &soon()).err()).expect("refused")
         };
         let mut refused = vec![refused.unwrap(), fill("a")];
+        // A client that is turned away has left its last word again at once, also if it asks for
+        // nothing more.
+        let leaving = honest(&server);
+        leaving.leave_last_word("left", b"word", &soon()).unwrap();
+        leaving.set("more", &value, &soon()).unwrap_err();
+        drop(leaving);
+        assert_eq!(other.get("left/1", &soon()).unwrap(), b"word");
+        // A connection that ends for another reason is not told that the store is full.
+        let broken = other.add("small0", 1, &soon()).unwrap_err();
+        assert!(broken.message().contains("closed the connection during ADD"), "{broken}");
         // The ranks agree all the same.
         std::thread::scope(|threads| {
             threads.spawn(|| second.barrier(Some(Duration::from_secs(20))).unwrap());
@@ -96,7 +105,7 @@ fn a_full_store_says_so_and_calls_nobody_lost() {
         });
         // It is no loss that a client is turned away.
         assert_eq!(other.try_get("gone", &soon()).unwrap(), None);
-        // Where there is room again, everything works again.
+        // When there is room again, everything works again.
         (0..200).for_each(|number| other.delete(&format!("large{number}"), &soon()).unwrap());
         store.set("small", b"value", &soon()).unwrap();
         refused.dedup_by(|one, other| one.message() == other.message());
@@ -178,7 +187,7 @@ fn memory_comes_back_when_the_store_is_emptied() {
     let before = memory_mib("VmRSS:");
     let value = vec![1; 8 << 20];
     (0..40).for_each(|number| store.set(&format!("large{number}"), &value, &soon()).unwrap());
-    // Of every 16 small values one stays, so the free memory is in pieces.
+    // One of every 16 small values stays, so the free memory is in pieces.
     let mut filling = greeted(&server);
     for number in 0..100 {
         let pairs: Vec<u8> =

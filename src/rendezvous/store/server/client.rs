@@ -30,8 +30,9 @@ pub(super) enum Authentication {
     Stranger,
     /// The client has greeted, and must prove that it has the secret.
     Greeted,
-    /// The client's nonce and the server's nonce, for the client's proof.
-    Challenged(Vec<u8>, [u8; NONCE]),
+    /// The client's nonce and the server's nonce, for the client's proof. Few clients are in this
+    /// state, so the others do not pay for it.
+    Challenged(Box<(Vec<u8>, [u8; NONCE])>),
     /// The client may ask for anything.
     Admitted,
 }
@@ -257,9 +258,10 @@ impl Connection {
                 let ours = nonce().map_err(|error| error.to_string())?;
                 self.nonce = number_of(&theirs);
                 self.queue(&string(&ours));
-                self.authentication = Authentication::Challenged(theirs, ours);
+                self.authentication = Authentication::Challenged(Box::new((theirs, ours)));
             }
-            (Authentication::Challenged(theirs, ours), Request::Proof(proof), Some(secret)) => {
+            (Authentication::Challenged(nonces), Request::Proof(proof), Some(secret)) => {
+                let (theirs, ours) = &**nonces;
                 if secret.is_proof(&proof, Side::Client, theirs, ours) {
                     let proof = secret.proof(Side::Server, theirs, ours);
                     self.queue(&string(&proof));

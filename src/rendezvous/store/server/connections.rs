@@ -181,3 +181,32 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<(Private<TcpStream>, 
     })?;
     Ok((stream, from))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_silent_client_that_was_admitted_first_makes_room() {
+        let mut connections = Connections::default();
+        let address = IpAddr::from([127, 0, 0, 1]);
+        (1..4).for_each(|client| connections.came(client, address));
+        // Client 1 came first, and has taken long to greet.
+        (1..4).rev().for_each(|client| connections.admitted(client));
+        assert_eq!(connections.hesitant(), None);
+        let now = Instant::now();
+        for (client, seconds) in [(1, 0), (2, 5), (3, 9)] {
+            connections.asked(client);
+            let since = now - Duration::from_secs(seconds);
+            connections.silent.insert(client, since);
+            connections.by_admission.insert((since, client));
+        }
+        assert_eq!(connections.hesitant(), Some(3));
+        connections.asked(3);
+        assert_eq!(connections.hesitant(), Some(2));
+        connections.left(2, address, 1);
+        assert_eq!(connections.hesitant(), None);
+        connections.left(1, address, 0);
+        assert!(connections.silent.is_empty() && connections.by_admission.is_empty());
+    }
+}

@@ -27,8 +27,8 @@ const SMALL_TURNS: usize = 128 << 10;
 /// The most work of one larger turn.
 const TURN: usize = 64 << 10;
 
-/// The most work of one round, which is the larger turns between two looks at the sockets. A barrier
-/// waits for about 15 rounds, because its requests come one after another.
+/// The most work of one round, which is the larger turns between two looks at the sockets. A
+/// barrier waits for about a dozen rounds, because its requests come one after another.
 const ROUND: usize = 64 << 10;
 
 /// The least work of each round that goes into taking ended waits out of the lists. The work that

@@ -1,6 +1,6 @@
 //! The state behind the operations, and questions to it.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,9 +43,9 @@ pub(in crate::rendezvous::store) struct Table {
     /// The clients that wait at each barrier.
     pub(super) barriers: BTreeMap<Key, HashSet<Client>>,
     /// The barrier at which a client waits.
-    pub(super) at_barrier: HashMap<Client, Key>,
+    pub(super) at_barrier: BTreeMap<Client, Key>,
     /// The keys for which a client waits.
-    pub(super) waiting: HashMap<Client, Waiting>,
+    pub(super) waiting: BTreeMap<Client, Waiting>,
     /// How many bytes the waits take. Waits that are over count until they are out of the lists.
     pub(super) waits: usize,
     /// The waits for each key, by ticket, so the first wait is the first one in the list: the
@@ -60,7 +60,7 @@ pub(in crate::rendezvous::store) struct Table {
     /// many connections leave it.
     pub(super) words: BTreeMap<Arc<LastWord>, Speakers>,
     /// The last words of each client that has left some, and the room that it is promised.
-    pub(super) words_of: HashMap<Client, Speaker>,
+    pub(super) words_of: BTreeMap<Client, Speaker>,
     /// The words whose last connection was turned away, and when each is forgotten if no connection
     /// leaves it again. The oldest one is the first.
     pub(super) awaited: VecDeque<(Instant, Arc<LastWord>)>,

@@ -108,7 +108,11 @@ fn a_full_store_still_takes_what_all_ranks_learn_of_it_from() {
     let word = Request::LastWord(b"/devicemesh/0/0/nonce/lost".to_vec(), b"1".to_vec());
     let (prefix, mine) = ("/devicemesh/0/0/nonce/world/7", "/devicemesh/0/0/nonce/world/7/here/0");
     for (stored, taken, refused) in [
-        (MAX_STORED, vec![set(mine, 4096)], vec![set("/key", 0), set(mine, 4097), set("/mine/verdict", 1)]),
+        (
+            MAX_STORED,
+            vec![set(mine, 4096), set("/devicemesh/run/node/3", 4096)],
+            vec![set("/key", 0), set(mine, 4097), set("/mine/verdict", 1)],
+        ),
         (
             MOST_STORED - (128 << 20),
             vec![set(&format!("{prefix}/end/verdict"), 99), set(&format!("{prefix}/read/by/3"), 1), word.clone()],
