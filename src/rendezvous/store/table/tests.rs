@@ -210,18 +210,15 @@ fn a_rank_has_room_for_its_verdict_whatever_strangers_fill() {
     };
     carry_out(&mut table, 1, word(), &mut replies).unwrap();
     assert_eq!((table.promised, table.words_of[&1].allowance), (ALLOWANCE, ALLOWANCE));
-    // The stranger imitates the rank's last word, and then takes all that there is.
-    carry_out(&mut table, 7, word(), &mut replies).unwrap();
+    // Strangers imitate the rank's last word, and then take all that there is.
     table.stored = MOST_STORED - table.promised - 100_000;
-    let mut stranger = 8;
-    for len in [4096, 0] {
+    for (stranger, len) in [(7, 4096), (8, 0)] {
+        carry_out(&mut table, stranger, word(), &mut replies).unwrap();
         let mut number = 0;
-        while carry_out(&mut table, 7, verdict(&format!("{len}/{number}"), len), &mut replies).is_ok() {
+        while carry_out(&mut table, stranger, verdict(&format!("{len}/{number}"), len), &mut replies).is_ok() {
             number += 1;
         }
-        table.leave(7, &mut replies);
-        carry_out(&mut table, stranger, word(), &mut replies).unwrap();
-        stranger += 1;
+        table.leave(stranger, &mut replies);
     }
     assert!(carry_out(&mut table, 9, Request::LastWord(b"/other".to_vec(), vec![]), &mut replies).is_err());
     // The rank is turned away with a value of its own, comes back, and says so to all.
