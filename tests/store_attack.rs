@@ -82,12 +82,11 @@ fn holds_up_no_barrier(what: &str, server: &Server, worlds: &[World; 2], flood: 
     for chance in 1.. {
         let over = AtomicBool::new(false);
         let (flooded, own) = std::thread::scope(|scope| {
+            let _ending = RaiseOnDrop(&over);
             scope.spawn(|| flood(&over));
             std::thread::sleep(Duration::from_millis(200));
             server.most_work();
-            let flooded = slowest_barrier(worlds, 30);
-            over.store(true, Ordering::SeqCst);
-            flooded
+            slowest_barrier(worlds, 30)
         });
         let (small, round, look) = server.most_work();
         println!(
@@ -126,11 +125,10 @@ fn holds_up_nobody(what: &str, server: &Server, flood: impl Fn(&AtomicBool) + Sy
         let (calm, _) = slowest(&store, Duration::from_millis(300));
         let over = AtomicBool::new(false);
         let (flooded, own) = std::thread::scope(|scope| {
+            let _ending = RaiseOnDrop(&over);
             scope.spawn(|| flood(&over));
             std::thread::sleep(Duration::from_millis(200));
-            let flooded = slowest(&store, Duration::from_millis(1000));
-            over.store(true, Ordering::SeqCst);
-            flooded
+            slowest(&store, Duration::from_millis(1000))
         });
         let (small, round, look) = server.most_work();
         println!(
@@ -141,6 +139,15 @@ fn holds_up_nobody(what: &str, server: &Server, flood: impl Fn(&AtomicBool) + Sy
             return;
         }
         assert!(chance < CHANCES, "{what}: {own:?} for one round trip, of {flooded:?} by the clock");
+    }
+}
+
+/// Raises the flag when it is dropped, so a flood ends also when what is measured beside it fails.
+struct RaiseOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for RaiseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
