@@ -12,7 +12,7 @@ pub(super) fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
 
 /// Returns the element type of that number.
 pub(super) fn data_type(raw: ncclDataType_t) -> Result<DataType> {
-    DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is none of 0..9")))
+    DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is none of 0..11")))
 }
 
 /// Returns a root as a rank.
