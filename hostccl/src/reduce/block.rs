@@ -187,11 +187,7 @@ unsafe fn average_blocks<I: Isa, E: Averaged>(
 /// set `I`.
 #[cold]
 #[inline(never)]
-unsafe fn average_overflowing<I: Isa, E: Averaged>(
-    inputs: &[*const u8],
-    sums: &mut [E::Accumulator],
-    offset: usize,
-) {
+unsafe fn average_overflowing<I: Isa, E: Averaged>(inputs: &[*const u8], sums: &mut [E::Accumulator], offset: usize) {
     for (i, sum) in sums.iter_mut().enumerate() {
         *sum = match E::is_exact(*sum) {
             true => E::average(*sum, inputs.len()),

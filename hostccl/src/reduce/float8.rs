@@ -72,8 +72,9 @@ impl<const MANTISSA: u32, const SATURATES: bool> Float8<MANTISSA, SATURATES> {
         let (sign, magnitude) = ((value.to_bits() >> 24) & 0x80, f32::from_bits(value.to_bits() & 0x7fff_ffff));
         let bounded = if magnitude < Self::LARGEST_VALUE { magnitude } else { Self::LARGEST_VALUE };
         let bits = bounded.to_bits();
-        let normal = bits.wrapping_sub(Self::REBIAS).wrapping_add(((1 << (Self::SHIFT - 1)) - 1) + ((bits >> Self::SHIFT) & 1))
-            >> Self::SHIFT;
+        let normal =
+            bits.wrapping_sub(Self::REBIAS).wrapping_add(((1 << (Self::SHIFT - 1)) - 1) + ((bits >> Self::SHIFT) & 1))
+                >> Self::SHIFT;
         // A result that rounds up to the smallest normal number has that number's bits.
         let subnormal = (bounded + Self::ROUNDS).to_bits() - Self::ROUNDS.to_bits();
         let number = if bounded < Self::NORMAL { subnormal } else { normal };

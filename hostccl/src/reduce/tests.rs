@@ -22,7 +22,9 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
                 ReduceOp::Prod => all.fold(first, <$type>::wrapping_mul),
                 ReduceOp::Max => all.fold(first, |a, b| if b > a { b } else { a }),
                 ReduceOp::Min => all.fold(first, |a, b| if b < a { b } else { a }),
-                ReduceOp::Avg => (all.fold(i128::from(first), |a, b| a + i128::from(b)) / values.len() as i128) as $type,
+                ReduceOp::Avg => {
+                    (all.fold(i128::from(first), |a, b| a + i128::from(b)) / values.len() as i128) as $type
+                }
             };
             result.to_ne_bytes().to_vec()
         }};
@@ -80,7 +82,8 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
 /// The value of an 8-bit number, from the definition of the two formats.
 fn float8_value(dtype: DataType, bits: u8) -> f32 {
     let (mantissa_bits, bias) = if dtype == DataType::Float8E4M3 { (3, 7) } else { (2, 15) };
-    let (exponent, mantissa) = (i32::from((bits & 0x7f) >> mantissa_bits), i32::from(bits & ((1 << mantissa_bits) - 1)));
+    let (exponent, mantissa) =
+        (i32::from((bits & 0x7f) >> mantissa_bits), i32::from(bits & ((1 << mantissa_bits) - 1)));
     let unit = |power: i32| 2f32.powi(power - mantissa_bits - bias);
     let magnitude = match (dtype, bits & 0x7f) {
         (DataType::Float8E4M3, 0x7f) | (DataType::Float8E5M2, 0x7d..) => f32::NAN,

@@ -63,8 +63,20 @@ pub fn reduced(dtype: DataType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
                     ReduceOp::Sum | ReduceOp::Avg => a + b,
                     ReduceOp::Prod => a * b,
                     // Of two zeros the positive one is larger.
-                    ReduceOp::Max => if a > b || a == b && a.is_sign_positive() { a } else { b },
-                    ReduceOp::Min => if a < b || a == b && a.is_sign_negative() { a } else { b },
+                    ReduceOp::Max => {
+                        if a > b || a == b && a.is_sign_positive() {
+                            a
+                        } else {
+                            b
+                        }
+                    }
+                    ReduceOp::Min => {
+                        if a < b || a == b && a.is_sign_negative() {
+                            a
+                        } else {
+                            b
+                        }
+                    }
                 },
                 |sum| $store(if op == ReduceOp::Avg { sum / inputs.len() as $type } else { sum }),
             )
