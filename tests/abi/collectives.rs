@@ -7,7 +7,8 @@ use devicemesh::ffi::*;
 use super::memory::{Room, Text};
 use super::{Call, Given, Handle, Session, last_error};
 
-pub const CALLS: &[Call] = &[comm, proc, reducing, copying, ragged, exchange, one_sided, group_start, group_end, check, end];
+pub const CALLS: &[Call] =
+    &[comm, proc, reducing, copying, ragged, exchange, one_sided, group_start, group_end, check, end];
 
 fn comm(session: &mut Session<'_>) {
     let mesh = session.mesh();
