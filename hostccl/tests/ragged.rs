@@ -82,10 +82,10 @@ impl Case {
         let column = |to: usize| -> Vec<usize> { self.counts.iter().map(|row| row[to]).collect() };
         let ((sends, sent), (receives, received)) = (self.places(&self.counts[me]), self.places(&column(me)));
         let mut expected = self.unset(received);
-        for from in 0..self.size() {
-            let (places, elements) = self.places(&self.counts[from]);
+        for (from, (counts, place)) in self.counts.iter().zip(&receives).enumerate() {
+            let (places, elements) = self.places(counts);
             let part = self.input(from, elements);
-            self.put(&mut expected, receives[from], self.part(&part, places[me], self.counts[from][me]));
+            self.put(&mut expected, *place, self.part(&part, places[me], counts[me]));
         }
         let input = self.input(me, sent);
         let (mut send, mut recv) = (Buffer::new(&input, 8), Buffer::new(&self.unset(received), 8));
@@ -105,8 +105,8 @@ impl Case {
         let counts = &self.counts[0];
         let (places, elements) = self.places(counts);
         let mut expected = self.unset(elements);
-        for rank in 0..self.size() {
-            self.put(&mut expected, places[rank], &self.input(rank, counts[rank]));
+        for (rank, (place, count)) in places.iter().zip(counts).enumerate() {
+            self.put(&mut expected, *place, &self.input(rank, *count));
         }
         let input = self.input(me, counts[me]);
         let (mut send, mut recv) = (Buffer::new(&input, 8), Buffer::new(&self.unset(elements), 8));

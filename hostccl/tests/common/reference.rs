@@ -25,8 +25,8 @@ pub fn sample(dtype: DataType, salt: u64, rank: usize, count: usize) -> Vec<u8> 
             DataType::Bfloat16 => bytes.extend(bf16::from_f64(float).to_ne_bytes()),
             DataType::Float32 => bytes.extend((float as f32).to_ne_bytes()),
             DataType::Float64 => bytes.extend(float.to_ne_bytes()),
-            DataType::Float8E4M3 => bytes.push((random as u8 & 0x80) | (random >> 8) as u8 % 0x7f),
-            DataType::Float8E5M2 => bytes.push((random as u8 & 0x80) | (random >> 8) as u8 % 0x7c),
+            DataType::Float8E4M3 => bytes.push((random as u8 & 0x80) | ((random >> 8) as u8 % 0x7f)),
+            DataType::Float8E5M2 => bytes.push((random as u8 & 0x80) | ((random >> 8) as u8 % 0x7c)),
             _ => bytes.extend_from_slice(&random.to_ne_bytes()[..dtype.size()]),
         }
     }
