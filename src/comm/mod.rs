@@ -16,7 +16,7 @@
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!
 //! ```text
-//! 7  what a program calls     operations  view_groups  slices  buffers  on_stream  default_world
+//! 7  what a program calls     operations  ragged  view_groups  slices  buffers  on_stream  default_world
 //! 6  collective calls         lazy  view  new_dims  create  shrink  end
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call
@@ -48,6 +48,7 @@ mod on_stream;
 mod operations;
 mod options;
 mod polling;
+mod ragged;
 mod refusal;
 mod root;
 mod sharing;
@@ -67,6 +68,7 @@ pub use on_stream::{DeviceBuffer, OnStream};
 pub(crate) use operations::BufferShape;
 pub use operations::Operands;
 pub use options::{CallOptions, DimOptions, MeshOptions};
+pub(crate) use ragged::{Counts, Exchange};
 pub use root::RootComms;
 pub(crate) use view::DimComms;
 pub use view::View;

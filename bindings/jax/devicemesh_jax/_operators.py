@@ -12,7 +12,8 @@ from devicemesh import ReduceOp
 
 SUM, PROD, MAX, MIN, AVG = range(5)  # dm_op
 NAMES = ("sum", "prod", "max", "min", "avg")
-DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
+          "float8_e4m3fn", "float8_e5m2")
 
 
 def operator(op: Any) -> int:

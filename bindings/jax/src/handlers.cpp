@@ -83,6 +83,8 @@ std::optional<dm_dtype> dtype_of(ffi::DataType type) {
     case ffi::DataType::F32: return DM_FLOAT32;
     case ffi::DataType::F64: return DM_FLOAT64;
     case ffi::DataType::BF16: return DM_BFLOAT16;
+    case ffi::DataType::F8E4M3FN: return DM_FLOAT8E4M3;
+    case ffi::DataType::F8E5M2: return DM_FLOAT8E5M2;
     default: return std::nullopt;
   }
 }

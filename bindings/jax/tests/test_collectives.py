@@ -114,7 +114,7 @@ for each in CASES:
 
 class Values(unittest.TestCase):
     def test_element_types(self):
-        for dtype in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"):
+        for dtype in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn"):
             x = jnp.arange(5).astype(dtype) + jnp.asarray(RANK, dtype)
             total = jax.jit(lambda x: dmj.all_reduce(x, FLAT))(x)
             self.assertEqual((total.dtype, total.tolist()), (x.dtype, [i * WORLD + sum(range(WORLD)) for i in range(5)]), dtype)
