@@ -25,7 +25,14 @@ NATIVE = ("libdevicemesh.so", "devicemesh")
 
 def native(into: Path) -> list[Path]:
     """Builds the library and the tool, and copies them without their debug sections."""
-    subprocess.run(["cargo", "build", "--release", "--locked", "--package", "devicemesh", "--package", "devicemesh-tool"], cwd=ROOT, check=True)
+    # pip shows what this writes with -v alone, and everything when the build fails.
+    print("devicemesh: cargo builds the library and the tool, which takes minutes the first time", flush=True)
+    if shutil.which("cargo") is None:
+        raise SystemExit("devicemesh: no cargo on the PATH, which compiles the library (https://rustup.rs, or apt-get install cargo; Rust 1.85 or later, and a C linker)")
+    command = ["cargo", "build", "--release", "--locked", "--package", "devicemesh", "--package", "devicemesh-tool"]
+    built = subprocess.run(command, cwd=ROOT)
+    if built.returncode != 0:
+        raise SystemExit(f"devicemesh: {' '.join(command)} in {ROOT} failed with exit code {built.returncode}; its own lines are above")
     release = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
     made = []
     for name in NATIVE:
