@@ -33,7 +33,7 @@ def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
             "jax.lax.stop_gradient around the operand")
     received = sendrecv_p.bind(operand, like, **params)
     if constant:
-        return received, ad.Zero.from_primal_value(received)
+        return received, ad.Zero(ShapedArray(like.shape, like.dtype).to_tangent_aval())
     return received, sendrecv_p.bind(tangent, jnp.zeros(like.shape, like.dtype), **params)
 
 

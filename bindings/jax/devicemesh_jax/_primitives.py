@@ -32,7 +32,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 try:
-    from jax.ffi import abstract_token  # JAX 0.11 and later
+    from jax.ffi import abstract_token  # type: ignore[attr-defined,unused-ignore]  # JAX 0.11 and later
 except ImportError:
     from jax._src.core import abstract_token  # the one object that jax.core deprecates in 0.10
 

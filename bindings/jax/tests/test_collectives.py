@@ -228,6 +228,11 @@ class Values(unittest.TestCase):
             jax.vmap(lambda row: dmj.send(row, FLAT, dest=1 % WORLD), in_axes=1)(jnp.asarray(pair.T))
         if RANK == 1:
             numpy.testing.assert_array_equal(jax.vmap(lambda row: dmj.recv(row, FLAT, source=0))(jnp.zeros((2, 3))), pair)
+        # What gives the shape of a message has no derivative by it.
+        if RANK == 0:
+            dmj.send(jnp.arange(3.0), FLAT, dest=1 % WORLD)
+        if RANK == 1:
+            close(self, jax.grad(lambda x: jnp.sum(dmj.recv(x, FLAT, source=0) * x))(x), jnp.arange(3.0), "the shape of a message")
         # At the ends of a line nobody is sent to, and nothing is received; the derivative goes back along the line.
         line = jax.jit(jax.value_and_grad(lambda x: jnp.sum((RANK + 1) * dmj.sendrecv(x**2, FLAT, dest=RANK + 1 if RANK + 1 < WORLD else None, source=RANK - 1 if RANK else None))))
         value, gradient = line(x)
