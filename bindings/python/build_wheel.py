@@ -103,6 +103,19 @@ def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
     return []
 
 
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: object = None) -> str:
+    """The metadata without a build, so that pip says "Building wheel" while cargo is at work."""
+    folder = f"devicemesh-{version()}.dist-info"
+    for name, text in metadata().items():
+        path = Path(metadata_directory) / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
+
+
 def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:
     package = HERE / "devicemesh"
     sources = sorted([*package.glob("*.py"), package / "py.typed"])
