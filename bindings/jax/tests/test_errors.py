@@ -107,6 +107,8 @@ class Errors(unittest.TestCase):
             "no elements": lambda mesh, x: dmj.all_reduce(x[:0] if odd else x, mesh),
             "no elements of all but one": lambda mesh, x: dmj.all_gather(x if odd else x[:0], mesh),
             "no elements to the next": lambda mesh, x: dmj.shift(x[:0] if odd else x, mesh),
+            "no elements gathered": lambda mesh, x: dmj.gather(x[:0] if odd else x, mesh),
+            "fewer elements scattered": lambda mesh, x: dmj.scatter(jnp.stack([x[:2] if odd else x] * WORLD), mesh),
             "another branch": lambda mesh, x: jax.lax.cond(x[0] + odd > 1, lambda x: dmj.all_reduce(x[:2], mesh)[0] + x, lambda x: dmj.all_reduce(x, mesh), x),
         }
         for what, program in programs.items():
