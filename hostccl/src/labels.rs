@@ -46,8 +46,8 @@ impl Labels {
         let global: Vec<i32> = ranks.iter().map(|&rank| self.global_rank(rank).unwrap_or(rank as i32)).collect();
         let own: Vec<i32> = ranks.iter().map(|&rank| rank as i32).collect();
         match global == own {
-            true => list(&own),
-            false => format!("{} ({} of {})", list(&global), list(&own), self.comm_name),
+            true => list(own),
+            false => format!("{} ({} of {})", list(global), list(own), self.comm_name),
         }
     }
 
@@ -68,7 +68,8 @@ impl Labels {
 }
 
 /// Returns "ranks 1, 2 and 40 more".
-fn list(ranks: &[i32]) -> String {
+pub(crate) fn list(ranks: impl IntoIterator<Item = i32>) -> String {
+    let ranks: Vec<i32> = ranks.into_iter().collect();
     let shown: Vec<String> = ranks.iter().take(MOST_LISTED).map(i32::to_string).collect();
     let more =
         if ranks.len() > shown.len() { format!(" and {} more", ranks.len() - shown.len()) } else { String::new() };

@@ -203,8 +203,8 @@ impl ChildOperation for Split {
         if let Err(error) = self.check_parent() {
             return error;
         }
-        let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
-        error.by(lost)
+        let blame = error.blame().renumbered(|rank| self.members.get(rank).copied());
+        error.by(blame)
     }
 }
 
@@ -260,7 +260,8 @@ impl Operation for Split {
                         self.parent.label(self.parent.rank),
                         error.message()
                     );
-                    Err(self.parent.fail(error.code(), self.for_parent(error).lost(), &message))
+                    let code = error.code();
+                    Err(self.parent.fail(code, self.for_parent(error).blame().clone(), &message))
                 }
                 Err(error) => Err(self.for_parent(error)),
             },

@@ -11,6 +11,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::Result;
@@ -86,7 +87,7 @@ impl Pass {
                 self.name.along(),
                 call()
             );
-            return Err(comm.fail(ncclInvalidUsage, None, &message));
+            return Err(comm.fail(ncclInvalidUsage, Blame::of([comm.rank]), &message));
         }
         entries.last += 1;
         let id = entries.last;

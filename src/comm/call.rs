@@ -239,9 +239,7 @@ impl<'a> Peers<'a> {
     pub(super) fn tell(&self, error: &Error) -> bool {
         let Some(round) = self.round else { return true };
         match error.status() {
-            Status::Aborted => {
-                round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message())), self.wait)
-            }
+            Status::Aborted => round.fail_by_abort(error, self.wait),
             _ => round.fail(error, self.wait),
         }
     }

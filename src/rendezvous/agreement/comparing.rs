@@ -96,7 +96,8 @@ impl Round {
     }
 
     pub(super) fn mismatch(&self, dissenters: &[(i32, String)], all: usize, theirs: &str) -> Verdict {
-        Verdict::of_mismatch(dissenters, all, self.membership.members.rank(0), theirs, self.number)
+        let size = self.membership.members.len();
+        Verdict::of_mismatch(dissenters, (all, size), self.membership.members.rank(0), theirs, self.number)
     }
 
     /// Returns the key where the dissenter of that number writes its position.

@@ -74,8 +74,9 @@ impl Scope {
     /// Takes part in that call. When the call is agreed, all ranks have left the earlier calls, so
     /// the keys that this rank left for the earlier calls are removed.
     fn enter(&self, round: &Round, text: &str, wait: &Wait) -> Result<()> {
-        if let Some(lost) = round.lost().filter(|_| self.over.load(Ordering::SeqCst)) {
-            return Err(round.lost_before(lost));
+        if self.over.load(Ordering::SeqCst) && round.has_lost() {
+            let _ = self.membership.losses.refresh(wait);
+            return Err(round.lost_before(&round.lost()).in_call(round.number));
         }
         let removable = self.membership.left.take();
         let settled = round.reach_verdict("", Some(text), wait);
@@ -88,7 +89,7 @@ impl Scope {
                 self.membership.left.note(removable);
                 // The store keeps the loss, so every rank finds it by itself, and no later call
                 // needs keys for it.
-                if error.status() == Status::PeerLost && round.lost().is_some() {
+                if error.status() == Status::PeerLost && round.has_lost() {
                     self.over.store(true, Ordering::SeqCst);
                 }
             }

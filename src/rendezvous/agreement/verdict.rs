@@ -22,6 +22,8 @@ pub(super) struct Verdict {
     os: i32,
     /// The world ranks that the error is about ([`Error::ranks`]).
     ranks: Vec<i32>,
+    /// Those of `ranks` that are lost ([`Error::lost`]).
+    lost: Vec<i32>,
     /// Whether these ranks had not called when the deadline passed.
     never_called: bool,
     /// The message of an error, or what the ranks have agreed on when the status is OK.
@@ -36,6 +38,7 @@ impl Verdict {
             device: 0,
             os: 0,
             ranks: Vec::new(),
+            lost: Vec::new(),
             never_called: false,
             message: String::new(),
         }
@@ -63,23 +66,28 @@ impl Verdict {
             device: error.device_error(),
             os: error.os_error(),
             ranks: error.ranks().to_vec(),
+            lost: error.lost().to_vec(),
             never_called: false,
             message: error.message().to_owned(),
         }
     }
 
-    /// Makes the verdict that a rank failed by itself.
+    /// Makes the verdict that a rank failed. The rank itself is to blame unless other ranks made it
+    /// fail: its error names these, or says that some rank was lost or late.
     pub(super) fn of_failure(rank: i32, call: &str, error: &Error) -> Verdict {
         let message = format!("rank {rank} failed in {call}: {}", error.message());
-        Verdict { message, ..Verdict::of(&error.clone().with_ranks(&[rank])) }
+        let by_others = matches!(error.status(), Status::PeerLost | Status::Timeout | Status::Mismatch);
+        let is_own = error.ranks().is_empty() && !by_others;
+        let own = if is_own { &[rank][..] } else { &[] };
+        Verdict { message, ..Verdict::of(&error.clone().with_ranks(own)) }
     }
 
     /// Makes the verdict that ranks asked for something else than `theirs`, which rank `first`
     /// asked for. `dissenters` are some of these ranks, with what each asked for; `all` is the
-    /// number of all of them.
+    /// number of all of them, and `size` the number of ranks of the call.
     pub(super) fn of_mismatch(
         dissenters: &[(i32, String)],
-        all: usize,
+        (all, size): (usize, usize),
         first: i32,
         theirs: &str,
         number: u64,
@@ -92,6 +100,7 @@ impl Verdict {
                 None => groups.push((text, vec![*rank])),
             }
         }
+        let ranks = outvoted(&groups, (all, size), first);
         groups.truncate(SHOWN_CALLS);
         let shown: usize = groups.iter().map(|(_, ranks)| ranks.len()).sum();
         // The detail is shown only when the calls are equal.
@@ -112,12 +121,14 @@ impl Verdict {
         if all > shown {
             message.push_str(&format!("; {all} ranks in all differ from rank {first}"));
         }
-        Verdict { status: Status::Mismatch, message, ..Verdict::agreed() }
+        Verdict { status: Status::Mismatch, message, ranks, ..Verdict::agreed() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let codes = [self.status as i32, self.ccl, self.device, self.os, i32::from(self.never_called)];
-        let numbers: Vec<String> = codes.iter().chain(&self.ranks).map(i32::to_string).collect();
+        // A lost rank r is written as -1 - r.
+        let ranks = self.ranks.iter().map(|rank| if self.lost.contains(rank) { -1 - rank } else { *rank });
+        let numbers: Vec<String> = codes.into_iter().chain(ranks).map(|number| number.to_string()).collect();
         format!("{}\n{}", numbers.join(" "), self.message).into_bytes()
     }
 
@@ -141,9 +152,11 @@ impl Verdict {
         let ([status, ccl, device, os, never_called], ranks) = codes.split_first_chunk::<5>()?;
         let status = Status::from_code(*status)?;
         let silent = status != Status::Ok && message.is_empty();
-        let (ccl, device, os, ranks) = (*ccl, *device, *os, ranks.to_vec());
+        let lost: Vec<i32> = ranks.iter().filter(|rank| **rank < 0).map(|rank| -1 - rank).collect();
+        let ranks = ranks.iter().map(|rank| if *rank < 0 { -1 - rank } else { *rank }).collect();
+        let (ccl, device, os) = (*ccl, *device, *os);
         let (never_called, message) = (*never_called != 0, message.to_owned());
-        (!silent).then_some(Verdict { status, ccl, device, os, ranks, never_called, message })
+        (!silent).then_some(Verdict { status, ccl, device, os, ranks, lost, never_called, message })
     }
 
     /// Returns the verdict as that rank is told it. A rank that was missing when the others gave up
@@ -163,9 +176,24 @@ impl Verdict {
                 .with_ccl_result(self.ccl)
                 .with_device_error(self.device)
                 .with_os_error(self.os)
-                .with_ranks(&self.ranks)),
+                .with_ranks(&self.ranks)
+                .with_lost(&self.lost)),
         }
     }
+}
+
+/// Returns the ranks that are to blame for a mismatch. `groups` are the ranks that differ from rank
+/// `first`, by their calls. The ranks that agree with more than half of all ranks are right. When
+/// no call has so many ranks, nobody knows who is right, and the error is about all of them.
+fn outvoted(groups: &[(&str, Vec<i32>)], (all, size): (usize, usize), first: i32) -> Vec<i32> {
+    let is_right = |ranks: &Vec<i32>| 2 * ranks.len() > size;
+    let mut to_blame: Vec<i32> =
+        groups.iter().filter(|(_, ranks)| !is_right(ranks)).flat_map(|(_, ranks)| ranks.clone()).collect();
+    if 2 * all >= size {
+        to_blame.push(first);
+    }
+    to_blame.sort_unstable();
+    to_blame
 }
 
 pub(super) fn split(text: &str) -> (&str, &str) {
