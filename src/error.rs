@@ -142,14 +142,7 @@ impl Error {
     /// An error of that status. Characters that a terminal would act on are escaped
     /// ([`printable`]), because names, keys and hosts in messages may come from anybody.
     pub fn new(status: Status, message: impl Into<String>) -> Error {
-        Error {
-            status,
-            message: one_line(&message.into()),
-            ccl_result: 0,
-            device_error: 0,
-            os_error: 0,
-            facts: None,
-        }
+        Error { status, message: one_line(&message.into()), ccl_result: 0, device_error: 0, os_error: 0, facts: None }
     }
 
     /// `DM_STATUS_INVALID_ARGUMENT`.

@@ -62,7 +62,7 @@ pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&
         }
     };
     let flushed = finalized.and_then(|()| {
-        let blamed = |error| blame(library, raw, communicator.group(), error);
+        let blamed = |error| blame(communicator.group(), error);
         poll_until_done(wait, what, |pause| library.rest(raw, pause), || library.poll(raw).map_err(blamed))
     });
     match flushed {

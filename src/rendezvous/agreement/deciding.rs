@@ -23,8 +23,7 @@ impl Round {
     /// ranks.
     pub(super) fn reach_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<()> {
         let began = Instant::now();
-        self.seek_verdict(phase, text, wait)
-            .map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
+        self.seek_verdict(phase, text, wait).map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
     }
 
     fn seek_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<()> {
@@ -46,7 +45,9 @@ impl Round {
                 // The others learn now that this rank has left, and why, and need not wait for
                 // their deadlines.
                 let verdict = match (error.status(), &self.failure) {
-                    (Status::Aborted, _) => Error::new(Status::PeerLost, "it was aborted there").with_ranks(&[self.my_rank()]),
+                    (Status::Aborted, _) => {
+                        Error::new(Status::PeerLost, "it was aborted there").with_ranks(&[self.my_rank()])
+                    }
                     (Status::Timeout, Some(failure)) => failure.clone(),
                     _ => error.clone(),
                 };

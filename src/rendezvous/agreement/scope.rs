@@ -49,12 +49,18 @@ impl Scope {
         Ok(round)
     }
 
-    /// Does what [`Scope::agree`] does, for a call in which each rank may have things that it could
-    /// share with the others, such as communicators. `offers` has the same length on every rank,
+    /// Does what [`Scope::agree_in_detail`] does, for a call in which each rank may have things that
+    /// it could share with the others, such as communicators. `offers` has the same length on every rank,
     /// and names the thing that the rank has at each place. The second result says for each place
     /// whether all ranks have named the same thing there. If so, all ranks share this thing.
     /// Otherwise no rank shares anything at this place.
-    pub fn agree_to_share(&self, call: &str, offers: &[Option<String>], wait: &Wait) -> Result<(Round, Vec<bool>)> {
+    pub fn agree_to_share(
+        &self,
+        call: &str,
+        detail: &str,
+        offers: &[Option<String>],
+        wait: &Wait,
+    ) -> Result<(Round, Vec<bool>)> {
         let names = offers.iter().map(|offer| offer.as_deref().unwrap_or(NOTHING)).collect();
         let round = Round { offers: Some(names_in_line(names)), ..self.next_round(call) };
         if round.membership.members.len() < 2 {
@@ -64,7 +70,7 @@ impl Scope {
         // Only what the first rank offers can be shared, so the other ranks do not publish their
         // offers.
         let offered = if round.membership.me == 0 { round.offers.as_deref().unwrap_or_default() } else { "" };
-        self.enter(&round, &format!("{call}{DETAIL}{offered}"), wait)?;
+        self.enter(&round, &format!("{call}{DETAIL}{detail}{DETAIL}{offered}"), wait)?;
         let agreed = round.shared.get().map_or("", String::as_str);
         let places: Vec<usize> = agreed.split(' ').filter_map(|place| place.parse().ok()).collect();
         let shared = (0..offers.len()).map(|place| places.contains(&place)).collect();

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result, Status};
 
-/// This character stands between the text of a call and its detail.
+/// This character stands between the text of a call and its detail, and between the detail and what
+/// a rank offers to share.
 pub(super) const DETAIL: char = '\n';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
@@ -196,12 +197,14 @@ fn outvoted(groups: &[(&str, Vec<i32>)], (all, size): (usize, usize), first: i32
     to_blame
 }
 
+/// Returns the call and the detail of a rank's text.
 pub(super) fn split(text: &str) -> (&str, &str) {
-    text.split_once(DETAIL).unwrap_or((text, ""))
+    let mut parts = text.splitn(3, DETAIL);
+    (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
 }
 
 /// Writes ranks as people do: "rank 5", "ranks 5, 17-31 and 40 more".
-pub(in crate::rendezvous) fn ranges(ranks: &[i32]) -> String {
+pub(crate) fn ranges(ranks: &[i32]) -> String {
     const SHOWN: usize = 8;
     let mut sorted = ranks.to_vec();
     sorted.sort_unstable();
