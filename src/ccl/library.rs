@@ -6,9 +6,9 @@ use std::mem::ManuallyDrop;
 
 use libloading::os::unix::Library as Handle;
 
+use super::blame::Blame;
 use super::driver::{CurrentDevice, supported};
 use super::functions::{Functions, RawComm};
-use super::host_engine::Blame;
 use super::types::{NcclResult, result};
 use crate::error::{Error, Result, Status};
 
@@ -156,7 +156,7 @@ impl Library {
         let meaning = unsafe { text((self.functions.get_error_string)(code)) };
         // The text may belong to an earlier error of this thread, where the code does not come from
         // the library.
-        let blame = self.last_blame();
+        let blame = Blame::last(&self.functions);
         let is_stale = blame.as_ref().is_some_and(|blame| blame.code != code);
         let detail = match self.functions.get_last_error {
             // SAFETY: NULL is allowed, a communicator is live; the string is copied at once.

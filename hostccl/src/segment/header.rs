@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
-use super::layout::MAX_RANKS;
 use crate::blame::Blame;
 use crate::call_name::{NAME_BYTES, Name};
 use crate::error::Error;
@@ -62,12 +61,15 @@ pub(crate) struct Failure {
 
 /// A set of ranks: bit r of the words stands for rank r.
 #[repr(C)]
-pub(crate) struct RankBits([AtomicU64; MAX_RANKS as usize / 64]);
+pub(crate) struct RankBits([AtomicU64; RankBits::RANKS / 64]);
 
 impl RankBits {
+    /// How many ranks a set has room for.
+    pub(super) const RANKS: usize = 1024;
+
     /// Adds ranks.
     pub(super) fn set(&self, ranks: &[usize]) {
-        for rank in ranks.iter().filter(|rank| **rank < MAX_RANKS as usize) {
+        for rank in ranks.iter().filter(|rank| **rank < RankBits::RANKS) {
             self.0[rank / 64].fetch_or(1 << (rank % 64), Ordering::AcqRel);
         }
     }
@@ -75,7 +77,7 @@ impl RankBits {
     /// Returns the ranks in ascending order.
     pub(super) fn get(&self) -> Vec<usize> {
         let is_in = |rank: &usize| self.0[rank / 64].load(Ordering::Acquire) >> (rank % 64) & 1 == 1;
-        (0..MAX_RANKS as usize).filter(is_in).collect()
+        (0..RankBits::RANKS).filter(is_in).collect()
     }
 }
 

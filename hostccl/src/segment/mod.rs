@@ -25,6 +25,7 @@ use std::ptr::NonNull;
 use std::sync::atomic;
 use std::time::{Duration, Instant};
 
+use self::header::RankBits;
 pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
@@ -41,6 +42,7 @@ use crate::types::{ncclInvalidUsage, ncclSystemError};
 pub(crate) const LAYOUT_VERSION: u32 = 7;
 /// How long a rank that came with another number of ranks than the first waits for a third rank.
 const THIRD_RANK: Duration = Duration::from_millis(250);
+const _: () = assert!(RankBits::RANKS >= MAX_RANKS as usize);
 /// The first bytes of a segment, by which another file is recognised.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 /// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.
