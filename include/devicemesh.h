@@ -134,6 +134,41 @@ typedef struct dm_error_info {
    * One line with the values. Borrowed: valid until this thread's next failing call.
    */
   const char *message;
+  /**
+   * The world ranks that the failure is about, in ascending order: those that were lost,
+   * aborted, did not come, failed, or made another call than the others. At most 1024. NULL
+   * when there are none. Borrowed: valid until this thread's next failing call.
+   */
+  const int32_t *ranks;
+  /**
+   * The number of ranks.
+   */
+  size_t num_ranks;
+  /**
+   * Those of ranks that are lost, in ascending order: their processes have ended, they left the
+   * world (dm_world_abort, dm_world_free), or their hosts fell silent. A rank that only aborted
+   * a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
+   * valid until this thread's next failing call.
+   */
+  const int32_t *lost_ranks;
+  /**
+   * The number of lost_ranks.
+   */
+  size_t num_lost;
+  /**
+   * The name of the dimension along which the failing call was made; NULL for a call that has no
+   * dimension. Borrowed: valid until this thread's next failing call.
+   */
+  const char *dim;
+  /**
+   * How long the failing call waited for other ranks, in seconds; negative when it did not wait.
+   */
+  double waited_seconds;
+  /**
+   * The number of the failing collective call, as the message shows it ("as call 7"); -1 when
+   * the call has no number.
+   */
+  int64_t call;
 } dm_error_info;
 
 /**
@@ -606,7 +641,9 @@ const char *dm_status_name(dm_status status);
 const char *dm_last_error(void);
 
 /**
- * This thread's last failing call in full: status, message and the codes of the layers below.
+ * This thread's last failing call in full: status, message, the codes of the layers below, and
+ * which ranks, dimension and call the failure is about. A program needs no text to go on without
+ * the ranks that are lost (dm_shrink).
  *
  * Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the
  * status is DM_STATUS_OK and the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is
@@ -1512,6 +1549,9 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  * Errors: the first error of any of the operations, as they would give it, also of one that was
  * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL
  * when no group was begun. Call it on every path: until then operations of this thread only wait.
+ * DM_STATUS_ABORTED where another thread has aborted a mesh with operations in the group: on cpu
+ * none of the group's operations runs, or, when the abort comes while they run, those on other
+ * meshes run to their end. The message says which.
  * On cpu, dm_abort of a mesh ends the group that its thread has open, so there is no group to end
  * after it. On cuda NCCL cannot end a group that holds an operation of a communicator which
  * dm_abort has ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this
@@ -1658,6 +1698,19 @@ dm_status dm_abort(const struct dm_mesh *mesh);
 dm_status dm_finalize(const struct dm_mesh *mesh, const struct dm_call_options *options);
 
 /**
+ * The world ranks of the mesh that are known to be lost by now, in ascending order: their
+ * processes have ended, they left the world (dm_world_abort, dm_world_free), or their hosts fell
+ * silent. dm_shrink takes them.
+ *
+ * Local: it asks the store, and waits for half a second at most where the store does not answer.
+ * *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The handle
+ * may be of a mesh that was aborted. Without a world (dm_from_comms) only losses are known that a
+ * communicator of the mesh has met. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capacity, size_t *len_out);
+
+/**
  * The mesh without those indices along dim that hold a lost rank, for going on after a rank has
  * died. Whole replicas go, with all their ranks.
  *
@@ -1730,7 +1783,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_error_info to pass to dm_last_error_info.
  */
-#define DM_ERROR_INFO_INIT { sizeof(dm_error_info), 0, 0, 0, 0, NULL }
+#define DM_ERROR_INFO_INIT { sizeof(dm_error_info), 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, NULL, -1.0, -1 }
 /**
  * A dm_world_options in which everything is the default.
  */

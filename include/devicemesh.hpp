@@ -130,6 +130,11 @@ public:
       error.ccl_result_ = info.ccl_result;
       error.device_error_ = info.device_error;
       error.os_error_ = info.os_error;
+      if (info.num_ranks > 0) error.ranks_.assign(info.ranks, info.ranks + info.num_ranks);
+      if (info.num_lost > 0) error.lost_ranks_.assign(info.lost_ranks, info.lost_ranks + info.num_lost);
+      if (info.dim != nullptr) error.dim_ = info.dim;
+      error.waited_seconds_ = info.waited_seconds;
+      error.call_ = info.call;
     }
     return error;
   }
@@ -142,12 +147,26 @@ public:
   [[nodiscard]] std::int32_t device_error() const noexcept { return device_error_; }
   /// The errno, 0 when the operating system was not involved.
   [[nodiscard]] std::int32_t os_error() const noexcept { return os_error_; }
+  /// The world ranks that the error is about, in ascending order.
+  [[nodiscard]] const std::vector<std::int32_t> &ranks() const noexcept { return ranks_; }
+  /// Those of ranks() that are lost.
+  [[nodiscard]] const std::vector<std::int32_t> &lost_ranks() const noexcept { return lost_ranks_; }
+  /// The dimension along which the call was made; empty for a call that has none.
+  [[nodiscard]] const std::string &dim() const noexcept { return dim_; }
+  /// How long the call waited for other ranks, in seconds; negative when it did not wait.
+  [[nodiscard]] double waited_seconds() const noexcept { return waited_seconds_; }
+  /// The number of the collective call, as the message shows it; -1 when it has none.
+  [[nodiscard]] std::int64_t call() const noexcept { return call_; }
   /// The library's line alone; what() has the name of the status before it. Lives as long as the error.
   [[nodiscard]] const char *message() const noexcept { return what() + std::strlen(status_name(status_)) + 2; }
 
 private:
   Status status_;
   std::int32_t ccl_result_ = 0, device_error_ = 0, os_error_ = 0;
+  std::vector<std::int32_t> ranks_, lost_ranks_;
+  std::string dim_;
+  double waited_seconds_ = -1;
+  std::int64_t call_ = -1;
 };
 
 namespace detail {
@@ -1500,6 +1519,13 @@ public:
     dm_call_options wishes = DM_CALL_OPTIONS_INIT;
     wishes.timeout_ms = timeout.count();
     return Calls::done(dm_finalize(capi(), &wishes));
+  }
+
+  /// The world ranks of the mesh that are known to be lost by now. Local. See dm_lost_ranks.
+  [[nodiscard]] Returns<std::vector<std::int32_t>> lost_ranks() const
+  {
+    return Calls::template list<std::int32_t>(
+        [&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) { return dm_lost_ranks(capi(), ranks, capacity, length); });
   }
 
   /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died: mesh.shrink("dp", {5}). Collective over the

@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 
 use libloading::os::unix::Library as Handle;
 
+use super::blame::Blame;
 use super::driver::{CurrentDevice, supported};
 use super::functions::{Functions, RawComm};
 use super::types::{NcclResult, result};
@@ -153,10 +154,14 @@ impl Library {
         }
         // SAFETY: the library returns a static string.
         let meaning = unsafe { text((self.functions.get_error_string)(code)) };
+        // The text may belong to an earlier error of this thread, where the code does not come from
+        // the library.
+        let blame = Blame::last(&self.functions);
+        let is_stale = blame.as_ref().is_some_and(|blame| blame.code != code);
         let detail = match self.functions.get_last_error {
             // SAFETY: NULL is allowed, a communicator is live; the string is copied at once.
-            Some(last) => unsafe { text(last(comm)) },
-            None => String::new(),
+            Some(last) if !is_stale => unsafe { text(last(comm)) },
+            _ => String::new(),
         };
         let detail = if detail.is_empty() { detail } else { format!(": {detail}") };
         // The usual reason is a driver that is older than the CUDA runtime with which NCCL was
@@ -171,8 +176,13 @@ impl Library {
             result::TIMEOUT => Status::Timeout,
             _ => Status::Ccl,
         };
-        Err(Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}{driver}", self.name))
-            .with_ccl_result(code))
+        let error = Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}{driver}", self.name))
+            .with_ccl_result(code);
+        Err(match blame.filter(|_| !is_stale) {
+            Some(Blame { ranks, waited: Some(waited), .. }) => error.blaming(ranks).after_waiting(waited),
+            Some(Blame { ranks, .. }) => error.blaming(ranks),
+            None => error,
+        })
     }
 }
 

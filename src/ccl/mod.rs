@@ -5,6 +5,7 @@
 //! enum would be undefined behaviour for a code that a newer library invents), and every symbol is
 //! optional, except those of the core (see `Library::from_lookup`).
 
+mod blame;
 mod call_name;
 mod communicators;
 mod config;

@@ -30,7 +30,7 @@ pub(super) fn in_background<T: Send + 'static>(
     let shared = Arc::clone(&progress);
     let work = move || {
         let done = catch_unwind(AssertUnwindSafe(|| device.select().and_then(|()| work())));
-        let done = done.unwrap_or_else(|_| Err(Error::internal("a call on a background thread panicked")));
+        let done = done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic)));
         let mut progress = shared.lock().unwrap_or_else(PoisonError::into_inner);
         match (&*progress, done) {
             (Progress::Abandoned, Ok(made)) => {
@@ -73,6 +73,6 @@ mod tests {
         );
         let error = ended.unwrap().unwrap_err();
         assert_eq!(error.status(), Status::Internal);
-        assert!(error.message().contains("panicked"), "{error}");
+        assert!(error.message().ends_with("please report it: as it is meant to"), "{error}");
     }
 }

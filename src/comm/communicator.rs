@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use hostccl::fork::Own;
 use once_cell::sync::OnceCell;
 
-use super::failure::{FirstFailure, blame, is_repeated, name_ranks};
+use super::failure::{FirstFailure, blame, is_repeated, name_ranks, with_world_ranks};
 use super::gate::Gate;
 use crate::ccl::{CommConfig, Library, RawComm, result};
 use crate::error::{Error, Result, Status};
@@ -347,16 +347,14 @@ impl Communicator {
         }
         let _asking = self.asking();
         let raw = self.ready()?;
-        self.library
-            .set_timeout(raw, millis)
-            .map_err(|error| self.explain_as(raw, error, self.library.poll(raw).is_err()))
+        self.library.set_timeout(raw, millis).map_err(|error| self.explain_as(error, self.library.poll(raw).is_err()))
     }
 
     /// Whether nothing is in progress on it. Fails when it has failed. Does not wait.
     pub(super) fn poll(&self) -> Result<bool> {
         let _asking = self.asking();
         let raw = self.ready()?;
-        self.library.poll(raw).map_err(|error| self.explain_as(raw, error, true))
+        self.library.poll(raw).map_err(|error| self.explain_as(error, true))
     }
 
     /// Ends it where another rank waits in a collective on it. This rank does not make that
@@ -388,12 +386,12 @@ impl Communicator {
             let _asking = self.asking();
             self.raw() == raw && self.library.poll(raw).is_err()
         };
-        self.explain_as(raw, error, has_failed)
+        self.explain_as(error, has_failed)
     }
 
     /// Does what [`explain`](Communicator::explain) does. `has_failed` says whether the whole
     /// communicator has failed, or only this call.
-    fn explain_as(&self, raw: RawComm, error: Error, has_failed: bool) -> Error {
+    fn explain_as(&self, error: Error, has_failed: bool) -> Error {
         if self.state() != State::Ready {
             return Error::aborted(format!("the communicator of {} was aborted during the call", self.label()))
                 .with_ccl_result(error.ccl_result());
@@ -402,16 +400,17 @@ impl Communicator {
             // The engine found that the ranks' calls do not fit together. Its message says who
             // called what.
             result::INVALID_USAGE if has_failed && self.library.is_host_engine() => {
-                Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result())
+                let mismatch = Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result());
+                mismatch.with_facts_of(&error)
             }
             _ => error,
         };
-        let is_repeated = has_failed && is_repeated(&self.library, &error);
-        let error = blame(&self.library, raw, &self.group, error);
-        if is_repeated {
+        if has_failed && is_repeated(&self.library, &error) {
+            let error = with_world_ranks(&self.group, error);
             self.note_failure(&error);
             return self.earlier_failure().unwrap_or(error);
         }
+        let error = blame(&self.group, error);
         if has_failed {
             self.note_failure(&error);
         }

@@ -36,7 +36,7 @@ pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
             }
         }
         let outcome = here.into_iter().map(|communicator| communicator.abort()).fold(Ok(()), Result::and);
-        let panicked = |_| Err(Error::internal("aborting a communicator panicked"));
+        let panicked = |panic: Box<dyn std::any::Any + Send>| Err(Error::of_panic(&*panic));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(outcome, Result::and)
     })
 }
@@ -62,7 +62,7 @@ pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&
         }
     };
     let flushed = finalized.and_then(|()| {
-        let blamed = |error| blame(library, raw, communicator.group(), error);
+        let blamed = |error| blame(communicator.group(), error);
         poll_until_done(wait, what, |pause| library.rest(raw, pause), || library.poll(raw).map_err(blamed))
     });
     match flushed {

@@ -82,10 +82,10 @@ impl Maker<'_> {
         let explain = |error: Error| match group.ranks().first() {
             // The communicator was never complete, so the engine cannot name the lost rank. Then
             // the lost rank is the one that made the id.
-            Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
-                error.within(&format!("rank {maker} was lost (it made the id)")).with_ranks(&[*maker])
+            Some(maker) if error.status() == Status::PeerLost && error.blamed().is_empty() => {
+                error.within(&format!("rank {maker} was lost (it made the id)")).with_lost(&[*maker])
             }
-            _ => blame(self.library, comm, group, error),
+            _ => blame(group, error),
         };
         self.poll_new(comm, what, explain)?;
         Ok(comm)
@@ -180,7 +180,7 @@ impl Maker<'_> {
             ));
         }
         // The child may still be in progress by itself, so it is waited for as well.
-        let made = self.poll_new(child, what, |error| blame(self.library, child, group, error));
+        let made = self.poll_new(child, what, |error| blame(group, error));
         let restored = parent.set_timeout(millis(self.timeout));
         made?;
         if let Err(error) = restored {
@@ -216,7 +216,7 @@ impl Maker<'_> {
                     // parent does not write to it any more.
                     drop(unsafe { Box::from_raw(child) });
                 }
-                self.poll_new(made, what, |error| blame(self.library, made, group, error)).map(|()| made)
+                self.poll_new(made, what, |error| blame(group, error)).map(|()| made)
             }
             Ok(()) => {
                 Err(Error::new(Status::Ccl, format!("ncclCommShrink of {} left no communicator", self.library.name())))

@@ -82,6 +82,17 @@ impl View {
         if let Some((buffer, _)) = buffers.iter().find(|(_, pointer)| count > 0 && pointer.is_null()) {
             return Err(Error::invalid(format!("{name}: {buffer} is NULL, but count is {count}")));
         }
+        self.issue(name, index, stream, issue).map_err(|error| self.with_dim(error, index))
+    }
+
+    /// Runs `issue` on the communicator along dimension `index`. The arguments are checked.
+    fn issue(
+        &self,
+        name: &str,
+        index: usize,
+        stream: *mut c_void,
+        issue: impl FnOnce(&Library, RawComm) -> NcclResult,
+    ) -> Result<()> {
         let raw = self.comm(index)?;
         let communicator = self.communicator(index)?;
         let library = communicator.library();
@@ -107,7 +118,7 @@ impl View {
             }),
         };
         if outcome.is_ok() {
-            groups::note(library, || format!("{name} along {}", self.mesh().dim_name(index)));
+            groups::note(communicator, || format!("{name} along {}", self.mesh().dim_name(index)));
         }
         outcome
     }
@@ -259,7 +270,8 @@ impl View {
 
     /// The asynchronous error of the communicator along dimension `index`. Local.
     pub fn check(&self, index: usize) -> Result<()> {
-        self.communicator(index)?.poll().map(drop)
+        let checked = self.communicator(index).and_then(|communicator| communicator.poll().map(drop));
+        checked.map_err(|error| self.with_dim(error, index))
     }
 
     fn outcome(&self, name: &str, communicator: &Arc<Communicator>, raw: RawComm, code: NcclResult) -> Result<()> {

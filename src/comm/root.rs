@@ -157,6 +157,16 @@ impl RootComms {
         &self.id
     }
 
+    /// The words that tell this mesh from others with the same dimension names, for messages.
+    pub(super) fn apart(&self) -> String {
+        let shape: Vec<String> = self.mesh.shape().iter().map(usize::to_string).collect();
+        let made = match self.id.strip_prefix("mesh").filter(|call| call.parse::<u64>().is_ok()) {
+            Some(call) => format!("that call {call} made"),
+            None => format!("\"{}\"", self.id),
+        };
+        format!("on the mesh of shape ({}) {made}", shape.join(", "))
+    }
+
     pub(super) fn is_lazy(&self) -> bool {
         self.is_lazy
     }
@@ -226,7 +236,10 @@ impl RootComms {
     pub(super) fn alive(&self) -> Result<()> {
         match self.life() {
             Life::Alive => self.cancel.check(),
-            Life::Aborted => Err(Error::aborted(format!("{} was aborted by dm_abort", self.mesh.describe()))),
+            Life::Aborted => {
+                let by = if self.cancel.is_raised_above() { "dm_world_abort" } else { "dm_abort" };
+                Err(Error::aborted(format!("{} was aborted by {by}", self.mesh.describe())))
+            }
             Life::Finalized => Err(Error::aborted(format!("{} was finalized by dm_finalize", self.mesh.describe()))),
             Life::Shrunk => Err(Error::aborted(format!(
                 "{} was ended by dm_shrink: go on with the mesh that it gave",

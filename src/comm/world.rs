@@ -208,7 +208,7 @@ impl World {
             }
         }
         let outcome = abort_all(&ended);
-        self.library.iter().for_each(groups::abandon);
+        self.library.iter().for_each(|library| groups::abandon(library, "dm_world_abort"));
         self.comms.share_nothing();
         if !self.is_departure_told.swap(true, Ordering::SeqCst) {
             self.rendezvous.leave();

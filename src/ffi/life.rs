@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::arguments::list;
+use super::arguments::{give_list, list};
 use super::ask::dim_text;
 use super::communicators::view_along;
 use super::guard::guard;
@@ -71,6 +71,32 @@ pub unsafe extern "C" fn dm_finalize(mesh: *const dm_mesh, options: *const dm_ca
         // SAFETY: the caller's contract.
         let options = unsafe { read_call_options(options, 0)? };
         find(mesh)?.root_comms().finalize_within(options.timeout)
+    })
+}
+
+/// The world ranks of the mesh that are known to be lost by now, in ascending order: their
+/// processes have ended, they left the world (dm_world_abort, dm_world_free), or their hosts fell
+/// silent. dm_shrink takes them.
+///
+/// Local: it asks the store, and waits for half a second at most where the store does not answer.
+/// *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The handle
+/// may be of a mesh that was aborted. Without a world (dm_from_comms) only losses are known that a
+/// communicator of the mesh has met. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// ranks is NULL or has room for capacity elements; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_lost_ranks(
+    mesh: *const dm_mesh,
+    ranks: *mut i32,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let lost = find(mesh)?.lost_ranks()?;
+        // SAFETY: the caller's contract.
+        unsafe { give_list("ranks", &lost, ranks, capacity, len_out) }
     })
 }
 

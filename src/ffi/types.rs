@@ -136,6 +136,27 @@ pub struct dm_error_info {
     pub os_error: i32,
     /// One line with the values. Borrowed: valid until this thread's next failing call.
     pub message: *const c_char,
+    /// The world ranks that the failure is about, in ascending order: those that were lost,
+    /// aborted, did not come, failed, or made another call than the others. At most 512. NULL
+    /// when there are none. Borrowed: valid until this thread's next failing call.
+    pub ranks: *const i32,
+    /// The number of ranks.
+    pub num_ranks: usize,
+    /// Those of ranks that are lost, in ascending order: their processes have ended, they left the
+    /// world (dm_world_abort, dm_world_free), or their hosts fell silent. A rank that only aborted
+    /// a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
+    /// valid until this thread's next failing call.
+    pub lost_ranks: *const i32,
+    /// The number of lost_ranks.
+    pub num_lost: usize,
+    /// The name of the dimension along which the failing call was made; NULL for a call that has no
+    /// dimension. Borrowed: valid until this thread's next failing call.
+    pub dim: *const c_char,
+    /// How long the failing call waited for other ranks, in seconds; negative when it did not wait.
+    pub waited_seconds: f64,
+    /// The number of the failing collective call, as the message shows it ("as call 7"); -1 when
+    /// the call has no number.
+    pub call: i64,
 }
 
 /// World flag: no rendezvous and no communicators; layout and planning for any rank of any world,

@@ -462,7 +462,7 @@ int main(int count, char **arguments)
   const double began = seconds_now();
   const dm_status joined = dm_world_init("cuda", &join, &world);
   if (joined != DM_STATUS_OK) {
-    dm_error_info info = {sizeof info, DM_STATUS_OK, 0, 0, 0, NULL};
+    dm_error_info info = DM_ERROR_INFO_INIT;
     OK(dm_last_error_info(&info));
     printf("joined %s device_error=%d: %s\n", dm_status_name(joined), info.device_error, info.message);
     CHECK(seconds_now() - began < 15);
