@@ -16,6 +16,7 @@ mod host_engine;
 mod library;
 mod load;
 mod operations;
+mod stream;
 mod types;
 mod wheel;
 
@@ -28,5 +29,6 @@ pub use functions::RawComm;
 pub use library::Library;
 pub(crate) use load::device_type;
 pub use load::{LIBRARY_VARIABLE, for_device, named_or_usual, open};
+pub(crate) use stream::Stream;
 pub use types::{DATA_TYPES, NcclResult, element_size, result};
 pub(crate) use types::{NO_COLOR, REDUCTIONS, UniqueId};
