@@ -51,6 +51,25 @@ pub(super) fn in_background<T: Send + 'static>(
     }
 }
 
+/// Runs `work` on a thread of its own, which has the calling thread's device and no group. Where no
+/// thread can be started, runs it here.
+pub(super) fn on_own_thread(library: &Library, name: &str, work: impl Fn() -> Result<()> + Sync) -> Result<()> {
+    let device = library.current_device();
+    std::thread::scope(|scope| {
+        let begin = || {
+            // Where the device cannot be selected, the work is tried all the same.
+            let _ = device.and_then(|device| device.select());
+            work()
+        };
+        match hostccl::thread::spawn_scoped(scope, name, begin) {
+            Ok(thread) => {
+                thread.join().unwrap_or_else(|_| Err(Error::internal("a call on a thread of its own panicked")))
+            }
+            Err(_) => work(),
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

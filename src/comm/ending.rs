@@ -45,7 +45,7 @@ pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
 /// `tell` is called with the error before the abort, because the other ranks take a rank that
 /// aborts for a lost one.
 pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
-    let Some(raw) = communicator.take_to_finalize() else {
+    let Some(raw) = communicator.take_to_finalize(wait.deadline.left()).inspect_err(tell)? else {
         return Ok(());
     };
     let library = communicator.library();

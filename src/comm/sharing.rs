@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hostccl::fork;
 
@@ -172,7 +173,8 @@ impl Drop for CommTable {
         // streams, destroying it may wait for the device.
         let ours = single.filter(|single| !fork::is_child() && !single.library().has_streams());
         if let Some(single) = ours.filter(|single| single.drop_user()) {
-            single.take_to_finalize().map(|raw| single.library().destroy(raw));
+            let raw = single.take_to_finalize(Duration::ZERO).ok().flatten();
+            raw.map(|raw| single.library().destroy(raw));
         }
     }
 }
