@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hostccl::fork::Own;
-use once_cell::sync::OnceCell;
 
 use super::background::on_own_thread;
 use super::failure::{FirstFailure, blame, is_repeated, name_ranks};
@@ -117,8 +116,9 @@ pub(crate) struct Communicator {
     /// How its first use makes it.
     first_use: FirstUse,
     /// The scope in which the ranks of a lazy communicator agree on making it. It is kept after a
-    /// failed call, because the next try is the next call of the same scope.
-    scope: OnceCell<Scope>,
+    /// failed call, because the next try is the next call of the same scope. It is `None` before
+    /// the first try, and after a try that succeeded, because it keeps the store of the world.
+    scope: Mutex<Option<Arc<Scope>>>,
     /// The milliseconds that [`set_timeout`](Communicator::set_timeout) has set last.
     timeout_millis: AtomicU64,
     /// The name under which the ranks of an agreed call know it: equal on all its ranks, and
@@ -153,7 +153,7 @@ impl Communicator {
             holders: AtomicUsize::new(0),
             is_owned: true,
             first_use,
-            scope: OnceCell::new(),
+            scope: Mutex::default(),
             timeout_millis: AtomicU64::new(0),
             agreed_name: OnceLock::new(),
             failure: FirstFailure::default(),
@@ -194,8 +194,17 @@ impl Communicator {
 
     /// The scope in which the ranks of a lazy communicator agree. `make` makes the scope at the
     /// first call.
-    pub(super) fn scope(&self, make: impl FnOnce() -> Result<Scope>) -> Result<&Scope> {
-        self.scope.get_or_try_init(make)
+    pub(super) fn scope(&self, make: impl FnOnce() -> Result<Scope>) -> Result<Arc<Scope>> {
+        let mut scope = self.scope.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*scope {
+            Some(known) => Ok(Arc::clone(known)),
+            None => Ok(Arc::clone(scope.insert(Arc::new(make()?)))),
+        }
+    }
+
+    /// Forgets the scope, which the made communicator does not need.
+    pub(super) fn forget_scope(&self) {
+        self.scope.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Sets the name under which the ranks of an agreed call know it. A name that was set before

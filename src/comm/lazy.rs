@@ -48,11 +48,13 @@ impl RootComms {
         if communicator.state() != State::Unmade {
             return Ok(());
         }
-        call.agree(scope, &format!("dm_get_comm(dim={dim})"))?.run(|work| {
+        call.agree(&scope, &format!("dm_get_comm(dim={dim})"))?.run(|work| {
             world.select_device()?;
             let raw = Maker { library, peers: work.peers, timeout }.meet_for_use("comm/lazy", group, config)?;
             work.log.made(communicator, raw, timeout);
             Ok(())
-        })
+        })?;
+        communicator.forget_scope();
+        Ok(())
     }
 }

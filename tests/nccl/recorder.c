@@ -10,7 +10,8 @@
  * call code": which call of which rank (-1: every one) fails with what; RECORDER_LATE,
  * milliseconds for which an operation stays in progress, and it is then never done;
  * RECORDER_INSIDE, microseconds that an operation and the end of a group last on the host;
- * RECORDER_STUCK, the rank whose ncclCommFinalize does not return; RECORDER_TOGETHER, how many
+ * RECORDER_STUCK, the rank whose ncclCommFinalize (RECORDER_STUCK_DESTROY: ncclCommDestroy of a
+ * communicator that was split) does not return; RECORDER_TOGETHER, how many
  * ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on,
  * it lacks that function. */
 #include <hostccl.h>
@@ -109,6 +110,14 @@ int recorder_living(void)
 /* The last communicator that was made by an id. The others are split from it. */
 static struct ncclComm *root;
 
+/* How many threads are inside an operation. */
+static int insiders;
+int recorder_inside(void);
+int recorder_inside(void)
+{
+  return __atomic_load_n(&insiders, __ATOMIC_SEQ_CST);
+}
+
 /* From now on that communicator (NULL: the root) has an asynchronous error on this rank. */
 void recorder_break(ncclComm_t comm, int code);
 void recorder_break(ncclComm_t comm, int code)
@@ -150,6 +159,11 @@ static struct ncclComm *made(int blocking)
   comm->number = __atomic_add_fetch(&comms, 1, __ATOMIC_SEQ_CST);
   __atomic_add_fetch(&living, 1, __ATOMIC_SEQ_CST);
   return comm;
+}
+
+static void note_net_name(const ncclConfig_t *config)
+{
+  if (config != NULL && config->netName != NULL) note("net %s", config->netName);
 }
 
 /* The caller's configuration as any release lays it out. */
@@ -234,6 +248,7 @@ static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int
   *out = made(blocking);
   (*out)->real = comm;
   if (size > 1) root = *out;
+  note_net_name(config);
   note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids, name_of(config), device());
   return blocking ? ncclSuccess : ncclInProgress;
 }
@@ -265,6 +280,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
   ncclComm_t nobody = NULL;
   const int blocking = wants_blocking(config);
   if (code != ncclSuccess) return code;
+  note_net_name(config);
   host.blocking = parent->blocking;
   *out = NULL;
   code = told_to("split");
@@ -376,6 +392,10 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
+  if (number_from("RECORDER_STUCK_DESTROY", -1) == number_from("RANK", 0) && comm != NULL && comm->blocking) {
+    note("stuck in destroy c%d", comm->number);
+    sleep(60);
+  }
   return end(comm, kDestroyed, REAL(ncclCommDestroy), "destroy");
 }
 
@@ -444,12 +464,14 @@ static __thread struct {
 
 static void enter(struct ncclComm *comm, const char *call)
 {
+  __atomic_add_fetch(&insiders, 1, __ATOMIC_SEQ_CST);
   if (__atomic_fetch_add(&comm->inside, 1, __ATOMIC_SEQ_CST) > 0) note("BUSY %s c%d: another thread is inside", call, comm->number);
 }
 
 static void leave(struct ncclComm *comm)
 {
   __atomic_fetch_sub(&comm->inside, 1, __ATOMIC_SEQ_CST);
+  __atomic_sub_fetch(&insiders, 1, __ATOMIC_SEQ_CST);
 }
 
 static void stay_inside(void)
@@ -520,6 +542,7 @@ ncclResult_t ncclGroupEnd(void)
   note("group end");
   if (--group.depth > 0) return REAL(ncclGroupEnd)();
   for (int at = 0; at < group.count; ++at) {
+    __atomic_add_fetch(&insiders, 1, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&group.comms[at]->inside, 1, __ATOMIC_SEQ_CST);
     if (group.comms[at]->state != kLives) note("STALE group end c%d", group.comms[at]->number);
   }

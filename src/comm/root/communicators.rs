@@ -207,4 +207,9 @@ impl EndsWithWorld for RootComms {
         self.cancel.raise();
         self.own_communicators()
     }
+
+    fn finalize_with_world(&self) -> Vec<Arc<Communicator>> {
+        self.end(Life::Finalized);
+        self.communicators()
+    }
 }
