@@ -13,7 +13,11 @@
  * Threads: every function may be called from several threads at once, on the same handle. A handle is a token (slot and generation), not an
  * address: one that is stale, freed twice or made up gives DM_STATUS_INVALID_HANDLE, never undefined behaviour. A process with several
  * devices joins one dm_world per device, with explicit ranks, and makes its collective calls from one thread per device. Collective calls of one
- * world happen one after another, in the same order on every rank.
+ * world happen one after another, in the same order on every rank. A communicator has one order of issue: on cpu two threads that call along
+ * dimensions that share one get the right numbers in any order, and two that call along one dimension at the same time are refused
+ * (DM_STATUS_MISMATCH). NCCL does not show the order of the peers: there the library lets one host call at a time into a communicator, and the
+ * program issues the calls in the same order on all ranks. dm_abort may come at any time, also beside a call that is just being issued
+ * (docs/threads.md).
  *
  * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a process that has a world or communicators
  * every call gives DM_STATUS_UNSUPPORTED, but for questions to a handle (dm_rank, dm_size, dm_local_shard ...); dm_free and dm_world_free do
