@@ -77,9 +77,9 @@ impl Stream {
     pub(crate) fn allocate(&self, bytes: usize) -> Result<*mut u8> {
         let mut address = 0;
         // SAFETY: the out-parameter is valid.
-        self.driver
-            .check("cuMemAlloc", unsafe { (self.allocate)(&mut address, bytes) })
-            .map_err(|error| error.within(&format!("no memory for {bytes} bytes")))?;
+        let code = unsafe { (self.allocate)(&mut address, bytes) };
+        let allocated = self.driver.check("cuMemAlloc", code);
+        allocated.map_err(|error| error.within(&format!("no memory for {bytes} bytes")))?;
         Ok(address as *mut u8)
     }
 
