@@ -828,6 +828,19 @@ public:
   /// Aborts the default worlds, which init() of a mesh joins by itself. See dm_default_world_abort.
   static Returns<void> abort_default() { return Calls::done(dm_default_world_abort()); }
 
+  /// Ends the world in order, with all its meshes. Collective over the world. 0: the world's timeout. See dm_world_finalize.
+  Returns<void> finalize(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_finalize(capi(), timeout.count())); }
+
+  /// Ends the default worlds in order; the next init() of a mesh joins anew. Collective over them. See dm_default_world_finalize.
+  static Returns<void> finalize_default(std::chrono::milliseconds timeout = {}) { return Calls::done(dm_default_world_finalize(timeout.count())); }
+
+  /// Makes the NCCL that is linked into this program the library of device type cuda. Local, before anything of that type.
+  /// See dm_set_ccl_resolver.
+  static Returns<void> set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data = nullptr)
+  {
+    return Calls::done(dm_set_ccl_resolver(resolve, user_data));
+  }
+
   /// The C handle, borrowed; NULL of an empty one.
   [[nodiscard]] dm_world *capi() const noexcept { return world_.get(); }
   /// Gives the C handle away, to be freed with dm_world_free.
@@ -1498,13 +1511,18 @@ public:
   /// A function of the library that made the communicators: mesh.proc<decltype(&ncclAllReduce)>("ncclAllReduce"). Local. See dm_get_proc.
   template <class Function> [[nodiscard]] Returns<Function> proc(const Text &symbol) const
   {
-    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");
-    static_assert(sizeof(Function) == sizeof(void *));
     void *address = nullptr;
-    Function function = nullptr;
     const dm_status status = dm_get_proc(capi(), symbol.c_str(), &address);
-    std::memcpy(&function, &address, sizeof function);
-    return Calls::give(status, function);
+    return Calls::give(status, function<Function>(address));
+  }
+
+  /// A function of the library that meshes of a device type will get, before there is one: device_proc<decltype(&ncclMemAlloc)>("cuda",
+  /// "ncclMemAlloc"). Local. See dm_get_device_proc.
+  template <class Function> [[nodiscard]] static Returns<Function> device_proc(const Text &device_type, const Text &symbol)
+  {
+    void *address = nullptr;
+    const dm_status status = dm_get_device_proc(device_type.c_str(), symbol.c_str(), &address);
+    return Calls::give(status, function<Function>(address));
   }
 
   /// The asynchronous error of dim's communicator, without waiting; success while it is well. Local. See dm_check.
@@ -1846,6 +1864,15 @@ public:
   }
 
 private:
+  template <class Function> static Function function(void *address)
+  {
+    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");
+    static_assert(sizeof(Function) == sizeof(void *));
+    Function function = nullptr;
+    std::memcpy(&function, &address, sizeof function);
+    return function;
+  }
+
   struct Free {
     void operator()(dm_mesh *mesh) const noexcept { dm_free(mesh); }
   };

@@ -9,6 +9,7 @@ use libloading::os::unix::Library as Handle;
 use super::blame::Blame;
 use super::driver::{CurrentDevice, supported};
 use super::functions::{Functions, RawComm};
+use super::resolver::Resolver;
 use super::types::{NcclResult, result};
 use crate::error::{Error, Result, Status};
 
@@ -20,10 +21,19 @@ pub struct Library {
     version: i32,
     /// The addresses of its functions.
     pub(super) functions: Functions,
-    /// The loader's handle, by which further symbols are found; `None` in the embedded engine. It
-    /// is never closed, because NCCL leaves threads behind that run its code, one for each id that
-    /// nobody used.
-    handle: Option<ManuallyDrop<Handle>>,
+    /// Where further symbols are found.
+    source: Source,
+}
+
+/// Where the functions of a library are found.
+enum Source {
+    /// The embedded host engine.
+    Embedded,
+    /// The loader's handle. It is never closed, because NCCL leaves threads behind that run its
+    /// code, one for each id that nobody used.
+    Loaded(ManuallyDrop<Handle>),
+    /// The program, which has the library linked into itself.
+    Program(Resolver),
 }
 
 /// `ncclGetVersion` of the oldest release that has the functions of the core.
@@ -56,12 +66,18 @@ impl Library {
             return Err(Error::new(Status::Library, format!("{name} is NCCL {this}, older than {oldest}")));
         }
         let functions = Functions::from_lookup(&lookup, |symbol| missing(symbol, version))?;
-        Ok(Library { name: name.to_owned(), version, functions, handle: None })
+        Ok(Library { name: name.to_owned(), version, functions, source: Source::Embedded })
     }
 
     /// Keeps the loader's handle, so that the library stays loaded and later lookups work.
     pub(super) fn keep(mut self, handle: Handle) -> Library {
-        self.handle = Some(ManuallyDrop::new(handle));
+        self.source = Source::Loaded(ManuallyDrop::new(handle));
+        self
+    }
+
+    /// Keeps the program's resolver for later lookups.
+    pub(super) fn keep_resolver(mut self, resolver: Resolver) -> Library {
+        self.source = Source::Program(resolver);
         self
     }
 
@@ -137,13 +153,19 @@ impl Library {
 
     /// The address of any function of the library, by its C name.
     pub fn symbol(&self, name: &str) -> Option<*const c_void> {
-        match &self.handle {
-            None => hostccl::symbol(name),
+        match &self.source {
+            Source::Embedded => hostccl::symbol(name),
             // SAFETY: the address is handed on, not called.
-            Some(handle) => unsafe {
+            Source::Loaded(handle) => unsafe {
                 handle.get::<*const c_void>(name.as_bytes()).ok().map(|address| address.into_raw().cast_const())
             },
+            Source::Program(resolver) => resolver.find(name),
         }
+    }
+
+    /// Does what [`symbol`](Library::symbol) does; `DM_STATUS_NOT_FOUND` where there is none.
+    pub(crate) fn required_symbol(&self, name: &str) -> Result<*const c_void> {
+        self.symbol(name).ok_or_else(|| Error::not_found(format!("{} has no symbol {name}", self.label())))
     }
 
     /// Turns a result code into an error with the library's own words. Success and "in progress"

@@ -73,17 +73,36 @@ impl OpenGroup {
         })
     }
 
+    /// Enters all communicators of the group where the library is about to run the group, so that
+    /// nobody ends one of them meanwhile. Returns them. `None` where one has ended: the group is
+    /// then lost.
+    fn enter_all(&mut self) -> Option<Vec<Arc<Communicator>>> {
+        if self.is_lost {
+            return None;
+        }
+        if self.depth > 1 || !self.library.has_streams() {
+            return Some(Vec::new());
+        }
+        let entered = self.inside.iter().take_while(|communicator| communicator.enter_again().is_ok()).count();
+        if entered < self.inside.len() {
+            self.inside[..entered].iter().for_each(|communicator| communicator.pause());
+            self.lose();
+            return None;
+        }
+        Some(self.inside.clone())
+    }
+
     /// Gives the group up: the library cannot end it.
     fn lose(&mut self) {
         self.is_lost = true;
         self.queued = 0;
-        self.inside.drain(..).for_each(|communicator| communicator.gate().leave());
+        self.inside.drain(..).for_each(|communicator| communicator.leave());
     }
 }
 
 impl Drop for OpenGroup {
     fn drop(&mut self) {
-        self.inside.iter().for_each(|communicator| communicator.gate().leave());
+        self.inside.iter().for_each(|communicator| communicator.leave());
     }
 }
 
@@ -176,21 +195,17 @@ pub(super) fn begin(library: &Arc<Library>) {
 pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, bool)> {
     // When a communicator was aborted meanwhile, its operations are still in the library's list,
     // but its memory is gone. So the library must not run the list.
-    let is_lost = with_group(library, |group| {
-        if group.is_lost || (group.depth == 1 && library.has_streams() && group.holds_ended()) {
-            group.lose();
-        }
-        group.is_lost
-    });
-    if is_lost == Some(true) {
-        return Err((lost(library), false));
-    }
+    let inside = match with_group(library, |group| group.enter_all()) {
+        Some(None) => return Err((lost(library), false)),
+        entered => entered.flatten().unwrap_or_default(),
+    };
     // The host engine would run the other operations, but a group runs as a whole.
     let ended_before = with_group(library, |group| if group.depth == 1 { group.ended_before() } else { None });
     if let Some(error) = ended_before.flatten() {
         refuse(Some(library), &error);
     }
     let ended = library.group_end();
+    inside.iter().for_each(|communicator| communicator.pause());
     let closed = with_open(|open| {
         let at = open.iter().position(|group| group.library.is_same(library))?;
         open[at].depth -= 1;

@@ -18,7 +18,7 @@ use super::ending::finalize;
 use super::failure::{blame, name_ranks};
 use super::names::world_ranks;
 use super::polling::{millis, poll_until_done};
-use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm, UniqueId};
+use crate::ccl::{CallName, CommConfig, Library, NO_COLOR, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
 
@@ -250,10 +250,20 @@ impl Maker<'_> {
         what: impl Fn() -> String,
         start: impl FnOnce(RawComm, *mut RawComm) -> Result<()>,
     ) -> Result<(*mut RawComm, Result<()>)> {
-        let raw = parent.ready()?;
+        let mut raw = parent.ready()?;
         parent.set_timeout(self.millis_left())?;
         let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
-        if let Err(error) = start(raw, child) {
+        let started = match self.library.has_streams() {
+            false => start(raw, child),
+            // No other thread ends the parent while the library begins.
+            true => parent.enter(CallName::OF_MAKING.tag(), || self.peers.wait().clone(), &what).and_then(|now| {
+                raw = now;
+                let started = start(now, child);
+                parent.leave();
+                started
+            }),
+        };
+        if let Err(error) = started {
             // SAFETY: the handle came from a box, and a library that refuses to start does not keep
             // its place.
             drop(unsafe { Box::from_raw(child) });

@@ -113,7 +113,7 @@ impl View {
                 library.name_next_call(call);
                 self.outcome(name, communicator, raw, issue(library, raw))
             }
-            false => self.through_gate(name, index, communicator, call, || {
+            false => self.through_gate(name, index, communicator, call, |raw| {
                 self.outcome(name, communicator, raw, issue(library, raw))
             }),
         };
@@ -138,27 +138,30 @@ impl View {
         )))
     }
 
-    /// Runs `issue` while no other thread issues anything on the communicator. Inside a group, no
-    /// other thread does so until the end of the group.
+    /// Runs `issue` while no other thread issues anything on the communicator, and nobody ends it.
+    /// Inside a group, no other thread issues anything until the end of the group.
     fn through_gate(
         &self,
         name: &str,
         index: usize,
         communicator: &Arc<Communicator>,
         call: &CallName,
-        issue: impl FnOnce() -> Result<()>,
+        issue: impl FnOnce(RawComm) -> Result<()>,
     ) -> Result<()> {
         if groups::holds_gate(communicator) {
-            return issue();
+            let outcome = issue(communicator.enter_again()?);
+            communicator.pause();
+            return outcome;
         }
         let described = || format!("{name} along {}", self.mesh().dim_name(index));
         // Sends, receives and collectives of one dimension have different tags. So they wait for
         // each other, and are not refused.
         let lane = if name.ends_with("send") { 1 } else { u64::from(name.ends_with("recv")) * 2 };
-        communicator.gate().enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
-        let outcome = issue();
-        if !groups::hold_gate(communicator) {
-            communicator.gate().leave();
+        let raw = communicator.enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
+        let outcome = issue(raw);
+        match groups::hold_gate(communicator) {
+            true => communicator.pause(),
+            false => communicator.leave(),
         }
         outcome
     }

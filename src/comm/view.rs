@@ -220,7 +220,6 @@ impl View {
 
     /// The address of a function of that library.
     pub fn symbol(&self, name: &str) -> Result<*const c_void> {
-        let library = self.library()?;
-        library.symbol(name).ok_or_else(|| Error::not_found(format!("{} has no symbol {name}", library.label())))
+        self.library()?.required_symbol(name)
     }
 }

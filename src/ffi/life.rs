@@ -40,7 +40,10 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// communicators from dm_get_comm must not be used any more. A second abort, or one after
 /// dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh yet: dm_world_abort
 /// ends it. With NCCL it returns when this root's work has left the streams: where that lies
-/// behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this
+/// behind a stuck call of another mesh, dm_world_abort ends both. NCCL forbids ending a
+/// communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
+/// and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
+/// returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
 /// one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
 /// is told by dm_world_abort only; otherwise it waits until its deadline.
 #[unsafe(no_mangle)]

@@ -233,7 +233,8 @@ pub struct dm_store_callbacks {
     pub add: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32,
     >,
-    /// Called exactly once, when the world is gone. May be NULL.
+    /// Called exactly once, when the world is gone: by dm_world_free, or on a thread of the library
+    /// after dm_free of the last mesh. May be NULL.
     pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
     /// Removes key; it is no error when it is not there. What it returns does not matter. May be
     /// NULL: then what the library has stored stays in the caller's service, some kilobytes for
@@ -255,7 +256,8 @@ pub struct dm_dim_options {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config
+    /// NULL or the caller's ncclConfig_t; copied by its own size field, with its strings (netName,
+    /// commName). A dimension with a config
     /// does not share its communicator. The fields other than names must be the same on every rank.
     pub nccl_config: *const c_void,
     /// The communicator's name in the library's logs. NULL: "mesh_" and the dimension's name.
