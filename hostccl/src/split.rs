@@ -264,7 +264,11 @@ impl Operation for Split {
                     };
                     let message = match error.blame().ranks.is_empty() {
                         true => {
-                            format!("{} could not join its split: {}", self.parent.label(self.parent.rank), error.message())
+                            format!(
+                                "{} could not join its split: {}",
+                                self.parent.label(self.parent.rank),
+                                error.message()
+                            )
                         }
                         false => format!("a split failed: {}", error.message()),
                     };

@@ -49,10 +49,12 @@ impl RootComms {
         }
         let text = format!("dm_finalize({})", self.mesh().dim_names().join(", "));
         let (world, scope) = self.participants(&text)?;
-        Call::begin(world, Some(self), self.wait_to_finalize(&text, timeout))?.agree_on_mesh(scope, &text)?.run(|work| {
-            self.end(Life::Finalized);
-            self.destroy(work.peers)
-        })
+        Call::begin(world, Some(self), self.wait_to_finalize(&text, timeout))?.agree_on_mesh(scope, &text)?.run(
+            |work| {
+                self.end(Life::Finalized);
+                self.destroy(work.peers)
+            },
+        )
     }
 
     /// A wait of at most `timeout` for the other ranks' dm_finalize. It ends soon where a communicator has failed,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::arguments::{check_flags, check_reserved, natural, optional_text, read_struct, text, timeout};
 use super::types::{
-    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_OFFLINE, dm_call_options, dm_dim_options, dm_init_options,
-    dm_store_callbacks, dm_world, dm_world_options,
+    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_OFFLINE, dm_call_options, dm_dim_options,
+    dm_init_options, dm_store_callbacks, dm_world, dm_world_options,
 };
 use crate::ccl::copied_config;
 use crate::comm::{self, CallOptions, DimOptions, MeshOptions};
