@@ -140,7 +140,7 @@ typedef struct dm_error_info {
   const char *message;
   /**
    * The world ranks that the failure is about, in ascending order: those that were lost,
-   * aborted, did not come, failed, or made another call than the others. At most 1024. NULL
+   * aborted, did not come, failed, or made another call than the others. At most 512. NULL
    * when there are none. Borrowed: valid until this thread's next failing call.
    */
   const int32_t *ranks;
@@ -291,7 +291,6 @@ typedef struct dm_dim_options {
    */
   uint32_t reserved;
   /**
-   * NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config
    * NULL or the caller's ncclConfig_t; copied by its own size field, with its strings (netName,
    * commName). A dimension with a config
    * does not share its communicator. The fields other than names must be the same on every rank.
@@ -431,7 +430,6 @@ typedef struct dm_plan_options {
 } dm_plan_options;
 
 /**
- * The type of a buffer's elements: the values of ncclDataType_t.
  * The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255 goes
  * to NCCL, which refuses those that it does not know; of a number that is not listed here, the
  * overlap of buffers is not checked.
@@ -759,6 +757,8 @@ dm_status dm_world_abort(const struct dm_world *world);
  * theirs. Without a default world it does nothing. Errors: DM_STATUS_CCL.
  */
 dm_status dm_default_world_abort(void);
+
+/**
  * Ends the world in order: waits for the outstanding work of all its meshes on all ranks, destroys
  * their communicators, also those of meshes whose handles were freed, and ends the meshes and the
  * world. It is what destroy_process_group() is in PyTorch.
