@@ -52,6 +52,13 @@
 #define DM_WORLD_OFFLINE 1
 
 /**
+ * World flag: the options name the device. It counts before the current device of a thread: a
+ * call that makes communicators makes it current on its thread. Beside RCCL the program itself
+ * makes it current. It is an error on cpu, and an offline world does not use it.
+ */
+#define DM_WORLD_DEVICE 2
+
+/**
  * Dimension flag: never share this dimension's communicator with one over the same ranks.
  */
 #define DM_DIM_OWN_COMM 1
@@ -240,9 +247,21 @@ typedef struct dm_world_options {
    */
   int32_t rank;
   /**
-   * This process's device index in its host; used when world_size is given.
+   * This process's rank in its host, from which its device follows; used when world_size is
+   * given. Ranks that leave it at 0 get the numbers that no other rank of their host has, the
+   * lowest world rank first. So it may stay 0 on all ranks.
    */
   int32_t local_rank;
+  /**
+   * The index of the device on which communicators are made, among those that this process sees;
+   * used when flags has DM_WORLD_DEVICE. Otherwise it is the current device of the thread that
+   * joins, or where that thread has none, the local rank modulo the number of devices.
+   */
+  int32_t device;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
   /**
    * How long a call of the library may wait, in milliseconds. 0: 600000.
    */
@@ -272,6 +291,63 @@ typedef struct dm_world_options {
    */
   struct dm_world **joining_out;
 } dm_world_options;
+
+/**
+ * What dm_world_get_info tells about a world. Initialise with DM_WORLD_INFO_INIT.
+ */
+typedef struct dm_world_info {
+  /**
+   * sizeof(dm_world_info), set by the caller.
+   */
+  size_t struct_size;
+  /**
+   * This process's rank in the world, 0 to size - 1.
+   */
+  int32_t rank;
+  /**
+   * The number of ranks in the world.
+   */
+  int32_t size;
+  /**
+   * This rank's number among the ranks of its host: what the launcher or dm_world_options says.
+   * The ranks for which neither says one get the free numbers, the lowest world rank first.
+   */
+  int32_t local_rank;
+  /**
+   * The number of ranks on this host: what the launcher says where it says the local rank too,
+   * otherwise the number of ranks that run on this host's kernel. In an offline world all ranks
+   * count as ranks of one host.
+   */
+  int32_t local_size;
+  /**
+   * The number of this host, 0 to num_hosts - 1. Hosts are numbered in the order of the lowest
+   * rank on each. Containers of one machine are one host, as for dm_world_locations.
+   */
+  int32_t host;
+  /**
+   * The number of hosts on which the world's ranks run.
+   */
+  int32_t num_hosts;
+  /**
+   * The index of this rank's device, among those that this process sees; -1 on cpu, in an
+   * offline world, and beside RCCL where dm_world_options names none.
+   */
+  int32_t device;
+  /**
+   * The version of the communicator library as ncclGetVersion gives it (22707 is 2.27.7); 0 in an
+   * offline world.
+   */
+  int32_t version;
+  /**
+   * "cuda" or "cpu". Static.
+   */
+  const char *device_type;
+  /**
+   * The communicator library: its path or SONAME, or the name of the embedded host engine; "" in
+   * an offline world. Borrowed from the world: valid until its last handle and mesh are freed.
+   */
+  const char *library;
+} dm_world_info;
 
 /**
  * Options of one dimension's communicator. Initialise with DM_DIM_OPTIONS_INIT.
@@ -794,6 +870,50 @@ dm_status dm_default_world_finalize(int64_t timeout_ms);
  * rank 0 when its server has ended.
  */
 void dm_world_free(struct dm_world *world);
+
+/**
+ * Gives the world that the mesh is in, also when dm_init joined it by itself.
+ *
+ * Local; it works for each view of the mesh, and after the mesh has ended too. *world_out is a new
+ * handle, which the caller frees with dm_world_free. The world lives on as long as one of its
+ * handles or meshes does. Errors: DM_STATUS_UNSUPPORTED (a mesh of dm_from_comms without a world),
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (world_out is NULL).
+ */
+dm_status dm_get_world(const struct dm_mesh *mesh, struct dm_world **world_out);
+
+/**
+ * Gives the default world, the one that dm_init joins where its options name no world. Joins it
+ * first where this process is not in it.
+ *
+ * Collective over the world where this process is not in it, local otherwise. device_type is as
+ * for dm_world_init; each device type has a default world of its own. The ranks and their store
+ * come from the launcher's environment. timeout_ms bounds the joining; 0: 600000. *world_out is a
+ * new handle, which the caller frees with dm_world_free; this process stays in the default world.
+ * After dm_default_world_abort, dm_default_world_finalize, or a dm_world_abort or
+ * dm_world_finalize of this world, the next call joins anew, with all ranks. Errors: those of
+ * dm_world_init.
+ */
+dm_status dm_default_world(const char *device_type, int64_t timeout_ms, struct dm_world **world_out);
+
+/**
+ * Tells who this process is in the world, where it runs, and what makes its communicators.
+ *
+ * Local; it answers after the world has ended too. `info_out->struct_size` is set by the caller
+ * (DM_WORLD_INFO_INIT). A program needs no environment variable to choose its device: the
+ * library has chosen `device` for this rank, and works on it also on threads that have no current
+ * device. Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (info_out is NULL, or its
+ * struct_size is wrong).
+ *
+ * ```c
+ * dm_world *world;
+ * dm_world_info info = DM_WORLD_INFO_INIT;
+ * dm_get_world(mesh, &world);
+ * dm_world_get_info(world, &info);
+ * cudaSetDevice(info.device);
+ * dm_world_free(world);
+ * ```
+ */
+dm_status dm_world_get_info(const struct dm_world *world, struct dm_world_info *info_out);
 
 /* ---- making meshes ---- */
 
@@ -1861,7 +1981,11 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_world_options in which everything is the default.
  */
-#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL }
+#define DM_WORLD_OPTIONS_INIT { sizeof(dm_world_options), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL }
+/**
+ * A dm_world_info to pass to dm_world_get_info.
+ */
+#define DM_WORLD_INFO_INIT { sizeof(dm_world_info), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
 /**
  * A dm_store_callbacks without functions: set, get and add are to be filled in.
  */

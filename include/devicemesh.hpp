@@ -662,8 +662,10 @@ struct WorldOptions {
   std::int32_t world_size = 0;
   /// This process's rank, used when world_size is given.
   std::int32_t rank = 0;
-  /// This process's device index in its host, used when world_size is given.
+  /// This process's rank in its host, used when world_size is given. It may stay 0 on all ranks: the library then finds it out.
   std::int32_t local_rank = 0;
+  /// The index of the device on which communicators are made (DM_WORLD_DEVICE). Negative: the thread's current device, or that of the local rank.
+  std::int32_t device = -1;
   /// Every wait of the library ends by then. 0: ten minutes.
   std::chrono::milliseconds timeout{0};
   /// "env://" (also when empty), "tcp://host:port" or "file:///path".
@@ -674,6 +676,30 @@ struct WorldOptions {
   std::shared_ptr<Store> store = nullptr;
   /// nullptr, or where the token is written by which dm_world_abort of another thread ends the joining (see dm_world_options).
   dm_world **joining_out = nullptr;
+};
+
+/// Who a process is in a world, where it runs, and what makes its communicators. See dm_world_info.
+struct WorldInfo {
+  /// This process's rank in the world.
+  std::int32_t rank = 0;
+  /// The number of ranks in the world.
+  std::int32_t size = 0;
+  /// This rank's number among the ranks of its host.
+  std::int32_t local_rank = 0;
+  /// The number of ranks on this host.
+  std::int32_t local_size = 0;
+  /// The number of this host, in the order of the lowest rank on each.
+  std::int32_t host = 0;
+  /// The number of hosts.
+  std::int32_t num_hosts = 0;
+  /// The index of this rank's device; -1 where the library has chosen none (cpu, offline, RCCL).
+  std::int32_t device = -1;
+  /// The version of the communicator library, as ncclGetVersion gives it; 0 in an offline world.
+  std::int32_t version = 0;
+  /// "cuda" or "cpu".
+  std::string device_type = {};
+  /// The communicator library by path, SONAME or name; empty in an offline world.
+  std::string library = {};
 };
 
 template <class Style> class BasicWorld;
@@ -782,10 +808,11 @@ public:
     std::unique_ptr<std::shared_ptr<Store>> store;
     dm_store_callbacks callbacks;
     dm_world_options join = DM_WORLD_OPTIONS_INIT;
-    join.flags = options.offline ? DM_WORLD_OFFLINE : 0;
+    join.flags = (options.offline ? DM_WORLD_OFFLINE : 0u) | (options.device >= 0 ? DM_WORLD_DEVICE : 0u);
     join.world_size = options.world_size;
     join.rank = options.rank;
     join.local_rank = options.local_rank;
+    join.device = options.device >= 0 ? options.device : 0;
     join.timeout_ms = options.timeout.count();
     join.init_method = options.init_method.empty() ? nullptr : init_method.c_str();
     join.ccl_library = options.ccl_library.empty() ? nullptr : ccl_library.c_str();
@@ -799,6 +826,27 @@ public:
     const dm_status status = dm_world_init(device_type.c_str(), &join, &world);
     if (status == DM_STATUS_OK) static_cast<void>(store.release());  // the library drops it when the world is gone
     return Calls::give(status, BasicWorld(world));
+  }
+
+  /// The default world, which init() of a mesh joins by itself. Joins it first where this process is not in it: then collective over the
+  /// world. timeout bounds the joining; 0: ten minutes. See dm_default_world.
+  [[nodiscard]] static Returns<BasicWorld> default_world(const Text &device_type = {}, std::chrono::milliseconds timeout = {})
+  {
+    dm_world *world = nullptr;
+    const dm_status status = dm_default_world(device_type.c_str(), timeout.count(), &world);
+    return Calls::give(status, BasicWorld(world));
+  }
+
+  /// Who this process is in the world, where it runs, and its device. Local. See dm_world_get_info.
+  [[nodiscard]] Returns<WorldInfo> info() const
+  {
+    dm_world_info raw = DM_WORLD_INFO_INIT;
+    WorldInfo info;
+    const dm_status status = dm_world_get_info(capi(), &raw);
+    if (status == DM_STATUS_OK) {
+      info = {raw.rank, raw.size, raw.local_rank, raw.local_size, raw.host, raw.num_hosts, raw.device, raw.version, raw.device_type, raw.library};
+    }
+    return Calls::give(status, std::move(info));
   }
 
   /// This process's rank, 0 to size() - 1. Local. See dm_world_rank.
@@ -1458,6 +1506,14 @@ public:
     std::uint64_t hash = 0;
     const dm_status status = dm_hash(capi(), &hash);
     return Calls::give(status, hash);
+  }
+
+  /// The world that the mesh is in, also one that init() joined by itself. Local. See dm_get_world.
+  [[nodiscard]] Returns<BasicWorld<Style>> world() const
+  {
+    dm_world *world = nullptr;
+    const dm_status status = dm_get_world(capi(), &world);
+    return Calls::give(status, BasicWorld<Style>(world));
   }
 
   /// DeviceMesh((dp=2, tp=4), 'cuda', stride=(4, 1)). Local. See dm_describe.

@@ -122,7 +122,7 @@ pub(crate) fn device_type(named: Option<&str>) -> Result<&'static str> {
         None => Ok("cpu"),
         Some(other) => Err(match other.split_once(':') {
             Some((device_type, _)) => Error::invalid(format!(
-                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank"
+                "device type with index is not supported, got {other}: pass {device_type}; the device is chosen by the local rank, or by dm_world_options.device"
             )),
             None => Error::invalid(format!("device_type is {other:?}, not \"cuda\" or \"cpu\"")),
         }),

@@ -107,7 +107,7 @@ impl DefaultWorld {
         drop(earlier);
         let mut joining = Joining { world: self, joined: false };
         let join = JoinOptions { deadline: Some(deadline), cancel: cancel.clone(), ..JoinOptions::default() };
-        let world = Arc::new(World::join(self.device_type, &WorldOptions { join, library: None })?);
+        let world = Arc::new(World::join(self.device_type, &WorldOptions::new(join))?);
         // Because of the lock, an abort either finds the world joined or has raised the flag
         // before.
         let mut state = self.lock();

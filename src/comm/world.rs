@@ -13,10 +13,10 @@ use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
 use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
-use crate::ccl::{self, Device, Library};
+use crate::ccl::{self, Device, DeviceChoice, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
-use crate::rendezvous::{self, Equipment, JoinOptions};
+use crate::rendezvous::{self, Equipment, JoinOptions, LocalPlace};
 use crate::wait::{Cancel, Wait};
 
 /// How long a join waits for the end of an earlier world whose last handle was freed.
@@ -31,12 +31,23 @@ pub struct WorldOptions {
     /// A library with NCCL's C API, instead of the default for the device type. Whoever sets it has
     /// vouched for the library.
     pub(crate) library: Option<String>,
+    /// The device on which the communicators are made. `None`: the current device of the thread
+    /// that joins, or else the one of the rank's number in its host.
+    pub device: Option<usize>,
 }
 
 impl WorldOptions {
     /// Options that say where the ranks meet. The rest is the default.
     pub fn new(join: JoinOptions) -> WorldOptions {
-        WorldOptions { join, library: None }
+        WorldOptions { join, library: None, device: None }
+    }
+
+    /// Sets the device on which the communicators are made, by its number among the devices that
+    /// this process sees.
+    #[must_use]
+    pub fn device(mut self, device: usize) -> WorldOptions {
+        self.device = Some(device);
+        self
     }
 
     /// Sets a library that has NCCL's C API, by path or SONAME, instead of the default for the
@@ -80,8 +91,11 @@ pub struct World {
     rendezvous: rendezvous::World,
     /// The library that makes the communicators; `None` in an offline world.
     library: Option<Arc<Library>>,
-    /// The device on which communicators are made when the calling thread has chosen none.
+    /// The device on which communicators are made when the calling thread has chosen none; `None`
+    /// where this library selects no device.
     device: Option<Device>,
+    /// The device's number for those who ask. Beside RCCL it is the number that the program gave.
+    device_number: Option<usize>,
     /// Whether a thread is inside a collective call of this world.
     is_in_call: Mutex<bool>,
     /// Wakes the threads that wait for their turn.
@@ -109,28 +123,42 @@ pub(super) struct Turn<'a>(&'a World);
 impl World {
     /// Joins the world of `device_type`. **Collective over the world** unless it is offline.
     ///
-    /// The library is found, and for cuda a device is chosen, before anybody is waited for. A rank
-    /// that fails in that tells the others.
+    /// The library and the driver are found before anybody is waited for. The device is chosen when
+    /// the ranks have told each other their hosts. A rank that fails in either tells the others.
     pub fn join(device_type: &str, options: &WorldOptions) -> Result<World> {
         options.join.cancel.check()?;
         // An earlier world may be about to end, and with it a server at the same address.
         wait_for_handed_over(FREEING);
-        let prepare = |local_rank, world_size| {
+        let prepare = |world_size| {
             if options.join.offline {
-                return Ok(((None, None), None));
+                return Ok((None, None));
+            }
+            if let Some(device) = options.device.filter(|_| device_type == "cpu") {
+                return Err(Error::invalid(format!("the options name device {device}, but device type cpu has none")));
             }
             // SAFETY: whoever named the library vouches for it.
             let library = unsafe { ccl::named_or_usual(device_type, options.library.as_deref()) }?;
-            if library.is_host_engine() {
-                return Ok(((Some(library), None), None));
+            if takes_device(&library) {
+                ccl::check_devices(options.device, world_size)?;
             }
-            let device = (!library.is_rccl()).then(|| ccl::select_device(local_rank, world_size)).transpose()?;
-            let equipment =
-                Equipment { library: library.release(), device: device.as_ref().and_then(exclusive_device) };
-            Ok(((Some(library), device), Some(equipment)))
+            Ok((Some(library), None))
         };
-        let (rendezvous, (library, device)) = rendezvous::World::join_with(device_type, &options.join, prepare)?;
+        let equip = |prepared: &mut (Option<Arc<Library>>, Option<Device>), local: LocalPlace| {
+            let Some(library) = prepared.0.as_ref().filter(|library| !library.is_host_engine()) else {
+                return Ok(None);
+            };
+            if takes_device(library) {
+                let choice = options.device.map_or(DeviceChoice::LocalRank(local.local_rank), DeviceChoice::Named);
+                prepared.1 = Some(ccl::select_device(choice)?);
+            }
+            let device = prepared.1.as_ref().and_then(exclusive_device);
+            Ok(Some(Equipment { library: library.release(), device }))
+        };
+        let (rendezvous, (library, device)) = rendezvous::World::join_with(device_type, &options.join, prepare, equip)?;
+        let is_rccl = library.as_ref().is_some_and(|library| library.is_rccl());
+        let device_number = device.as_ref().map(|device| device.number).or(options.device.filter(|_| is_rccl));
         Ok(World {
+            device_number,
             comms: CommTable::default(),
             rendezvous,
             library,
@@ -155,6 +183,22 @@ impl World {
     /// The number of ranks.
     pub fn size(&self) -> usize {
         self.rendezvous.size()
+    }
+
+    /// The number of this rank's device among the devices that this process sees. `None` on cpu,
+    /// in an offline world, and where the program has chosen the device itself (RCCL).
+    pub fn device(&self) -> Option<usize> {
+        self.device_number
+    }
+
+    /// Where this rank is among the ranks of its host, and its host among the hosts.
+    pub fn local_place(&self) -> LocalPlace {
+        self.rendezvous.local_place()
+    }
+
+    /// The device type, "cuda" or "cpu".
+    pub fn device_type(&self) -> &str {
+        self.rendezvous.device_type()
     }
 
     /// This process's place in the job, without communicators.
@@ -289,9 +333,10 @@ impl World {
         roots.push(root);
     }
 
-    /// Makes this world's device the calling thread's device, where that thread has none.
+    /// Makes this world's device the calling thread's device, where that thread has none or the
+    /// program has named the world's device.
     pub(super) fn select_device(&self) -> Result<()> {
-        self.device.as_ref().map_or(Ok(()), Device::select_unless_chosen)
+        self.device.as_ref().map_or(Ok(()), Device::select)
     }
 
     /// Waits for the calling thread's turn to make a collective call, because the calls of one
@@ -336,6 +381,11 @@ impl Drop for Turn<'_> {
         *lock(&self.0.is_in_call) = false;
         self.0.turn_over.notify_one();
     }
+}
+
+/// Whether this library chooses the device on which that library makes communicators.
+fn takes_device(library: &Library) -> bool {
+    !library.is_host_engine() && !library.is_rccl()
 }
 
 /// The device that no other rank may have, by its identity, with its name for messages; `None`

@@ -28,6 +28,7 @@ mod topology;
 mod types;
 mod views;
 mod world;
+mod world_info;
 
 pub use ask::*;
 pub use collectives::*;
@@ -44,3 +45,4 @@ pub use topology::*;
 pub use types::*;
 pub use views::*;
 pub use world::*;
+pub use world_info::*;

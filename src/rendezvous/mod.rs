@@ -15,6 +15,7 @@ mod join_attempt;
 mod joining;
 pub mod launcher;
 mod listeners;
+mod local_place;
 mod locations;
 mod losses;
 mod one_host;
@@ -29,5 +30,6 @@ pub use agreement::{Round, Scope};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};
+pub use local_place::LocalPlace;
 pub use options::{DEFAULT_TIMEOUT, JoinOptions};
 pub use world::World;

@@ -23,6 +23,7 @@ int main(void)
   for (int32_t number = 0; number < 10; ++number) CHECK(types[number] == number && nccl_types[number] == number);
   CHECK(DM_SUM == (int)ncclSum && DM_PROD == (int)ncclProd && DM_MAX == (int)ncclMax && DM_MIN == (int)ncclMin && DM_AVG == (int)ncclAvg);
   CHECK(DM_WORLD_OFFLINE == 1u && DM_DIM_OWN_COMM == 1u && DM_INIT_LAZY == 1u && DM_INIT_OWN_COMMS == 2u);
+  CHECK(DM_WORLD_DEVICE == 2u);
 
   CHECK(sizeof(dm_error_info) == 88);
   AT(dm_error_info, status, 8); AT(dm_error_info, ccl_result, 12); AT(dm_error_info, device_error, 16);
@@ -30,11 +31,16 @@ int main(void)
   AT(dm_error_info, ranks, 32); AT(dm_error_info, num_ranks, 40); AT(dm_error_info, lost_ranks, 48);
   AT(dm_error_info, num_lost, 56); AT(dm_error_info, dim, 64); AT(dm_error_info, waited_seconds, 72);
   AT(dm_error_info, call, 80);
-  CHECK(sizeof(dm_world_options) == 64);
+  CHECK(sizeof(dm_world_options) == 72);
   AT(dm_world_options, flags, 8); AT(dm_world_options, world_size, 12); AT(dm_world_options, rank, 16);
-  AT(dm_world_options, local_rank, 20); AT(dm_world_options, timeout_ms, 24); AT(dm_world_options, init_method, 32);
-  AT(dm_world_options, ccl_library, 40); AT(dm_world_options, store, 48);
-  AT(dm_world_options, joining_out, 56);
+  AT(dm_world_options, local_rank, 20); AT(dm_world_options, device, 24); AT(dm_world_options, reserved, 28);
+  AT(dm_world_options, timeout_ms, 32); AT(dm_world_options, init_method, 40);
+  AT(dm_world_options, ccl_library, 48); AT(dm_world_options, store, 56);
+  AT(dm_world_options, joining_out, 64);
+  CHECK(sizeof(dm_world_info) == 56);
+  AT(dm_world_info, rank, 8); AT(dm_world_info, size, 12); AT(dm_world_info, local_rank, 16); AT(dm_world_info, local_size, 20);
+  AT(dm_world_info, host, 24); AT(dm_world_info, num_hosts, 28); AT(dm_world_info, device, 32); AT(dm_world_info, version, 36);
+  AT(dm_world_info, device_type, 40); AT(dm_world_info, library, 48);
   CHECK(sizeof(dm_store_callbacks) == 56);
   AT(dm_store_callbacks, user_data, 8); AT(dm_store_callbacks, set, 16); AT(dm_store_callbacks, get, 24);
   AT(dm_store_callbacks, add, 32); AT(dm_store_callbacks, drop, 40);
@@ -59,7 +65,11 @@ int main(void)
         error.os_error == 0 && error.message == NULL);
   dm_world_options world = DM_WORLD_OPTIONS_INIT;
   CHECK(world.struct_size == sizeof world && world.flags == 0 && world.world_size == 0 && world.rank == 0 && world.local_rank == 0 &&
-        world.timeout_ms == 0 && world.init_method == NULL && world.ccl_library == NULL && world.store == NULL);
+        world.timeout_ms == 0 && world.init_method == NULL && world.ccl_library == NULL && world.store == NULL && world.device == 0 &&
+        world.reserved == 0 && world.joining_out == NULL);
+  dm_world_info about = DM_WORLD_INFO_INIT;
+  CHECK(about.struct_size == sizeof about && about.rank == 0 && about.size == 0 && about.local_rank == 0 && about.local_size == 0 &&
+        about.host == 0 && about.num_hosts == 0 && about.device == 0 && about.version == 0 && about.device_type == NULL && about.library == NULL);
   dm_store_callbacks store = DM_STORE_CALLBACKS_INIT;
   CHECK(store.struct_size == sizeof store && store.user_data == NULL && !store.set && !store.get && !store.add && !store.drop);
   dm_dim_options dim = DM_DIM_OPTIONS_INIT;

@@ -22,6 +22,11 @@ static void worlds(void)
   /* dm_world_abort takes NULL for the default worlds: tests/c/world_abort.c. */
   NO("rank_out", dm_world_rank(world, NULL));
   NO("size_out", dm_world_size(world, NULL));
+  dm_world_info info = DM_WORLD_INFO_INIT;
+  NO_HANDLE(dm_world_get_info(NULL, &info));
+  NO("info_out", dm_world_get_info(world, NULL));
+  CHECK(info.size == 0 && info.device_type == NULL);
+  NO("world_out", dm_default_world("cpu", 0, NULL));
   CHECK(number == 77);
   dm_world_free(NULL);
   dm_world_free(world);
@@ -70,6 +75,10 @@ static void making(const dm_mesh *mesh, ncclComm_t comm)
   NO_HANDLE(dm_submesh(NULL, names, 1, 0, &made));
   NO("dim_names", dm_submesh(mesh, NULL, 1, 0, &made));
   NO("mesh_out", dm_submesh(mesh, names, 1, 0, NULL));
+  dm_world *world = NULL;
+  NO_HANDLE(dm_get_world(NULL, &world));
+  NO("world_out", dm_get_world(mesh, NULL));
+  CHECK(world == NULL);
   NO_HANDLE(dm_clone(NULL, &made));
   NO("mesh_out", dm_clone(mesh, NULL));
   dm_free(NULL);
