@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them; each file's functions stand under a heading of their own.
-const SOURCES: [(&str, &str); 15] = [
+const SOURCES: [(&str, &str); 16] = [
     ("types", "types"),
     ("errors", "errors and versions"),
     ("world", "the world"),
@@ -17,6 +17,7 @@ const SOURCES: [(&str, &str); 15] = [
     ("communicators", "raw communicators"),
     ("collectives", "collectives"),
     ("ragged", "collectives with a count for each rank"),
+    ("control", "the control plane: barriers and bytes"),
     ("life", "life and death of a mesh"),
     ("registry", "meshes by name"),
 ];
