@@ -1608,9 +1608,9 @@ dm_status dm_recv(const struct dm_mesh *mesh,
  *
  * No operation of a group may write to a buffer that another one of the same group reads or
  * writes: their order is not defined. A group that is not ended does nothing: while operations are
- * queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are
- * refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
- * these operations fail for all their ranks.
+ * queued in one, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations and the like of the
+ * same thread are refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the
+ * communicators of these operations fail for all their ranks.
  *
  * Local. Groups nest: only the outermost end runs the operations. A group has the operations on
  * all meshes of the same library, also those on raw communicators. Calls that make communicators
@@ -1867,8 +1867,9 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
  * and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
  * returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
- * one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
- * is told by dm_world_abort only; otherwise it waits until its deadline.
+ * one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made yet, or
+ * in dm_barrier and its neighbours where no communicator of the host engine tells it) is told by
+ * dm_world_abort only; otherwise it waits until its deadline.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 

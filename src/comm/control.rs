@@ -17,25 +17,49 @@ use crate::error::{Error, Result, Status};
 use crate::rendezvous::{Round, Scope, check_len};
 use crate::wait::{Wait, Watch};
 
-/// The calls along a dimension. `timeout` bounds the call; `None` stands for the mesh's timeout.
+/// The calls along a dimension, which may be a flattened one. `timeout` bounds the call; `None` stands
+/// for the mesh's timeout.
 impl View {
-    /// Returns when every rank of this rank's group along dimension `index` has called it.
-    /// **Collective over the group**. It says nothing about work on devices.
-    pub fn barrier(&self, index: usize, timeout: Option<Duration>) -> Result<()> {
+    /// Returns when every rank of this rank's group along `dim` has called it. **Collective over the
+    /// group**. It says nothing about work on devices.
+    pub fn barrier(&self, dim: &str, timeout: Option<Duration>) -> Result<()> {
+        let (view, index) = self.along_for_control(Ok(Some(dim)))?;
+        view.barrier_along(index, timeout)
+    }
+
+    /// Returns the bytes that each rank of this rank's group along `dim` gives, in rank order.
+    /// **Collective over the group**. The lengths may differ and may be 0. Each rank gives at most
+    /// 8 MiB, and all of them together at most 64 MiB.
+    pub fn all_gather_bytes(&self, dim: &str, data: &[u8], timeout: Option<Duration>) -> Result<Vec<Vec<u8>>> {
+        let (view, index) = self.along_for_control(Ok(Some(dim)))?;
+        view.all_gather_bytes_along(index, data, timeout)
+    }
+
+    /// Returns the bytes that the rank `root` along `dim` gives, 8 MiB at most. **Collective over
+    /// this rank's group along `dim`**. `data` counts on the root only.
+    pub fn broadcast_bytes(&self, dim: &str, data: &[u8], root: usize, timeout: Option<Duration>) -> Result<Vec<u8>> {
+        let (view, index) = self.along_for_control(Ok(Some(dim)))?;
+        view.broadcast_bytes_along(index, data, root, timeout)
+    }
+
+    /// Does what [`barrier`](View::barrier) does, along dimension `index`.
+    pub(crate) fn barrier_along(&self, index: usize, timeout: Option<Duration>) -> Result<()> {
         self.control("dm_barrier", index, "", timeout, || Ok(()), |_, _| Ok(()))
     }
 
-    /// Returns the bytes that each rank of this rank's group along dimension `index` gives, in rank
-    /// order. **Collective over the group**. The lengths may differ and may be 0. Each rank gives at
-    /// most 8 MiB, and all of them together at most 64 MiB.
-    pub fn all_gather_bytes(&self, index: usize, data: &[u8], timeout: Option<Duration>) -> Result<Vec<Vec<u8>>> {
+    /// Does what [`all_gather_bytes`](View::all_gather_bytes) does, along dimension `index`.
+    pub(crate) fn all_gather_bytes_along(
+        &self,
+        index: usize,
+        data: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>> {
         let check = || check_len(data.len());
         self.control("dm_all_gather_bytes", index, "", timeout, check, |round, wait| round.all_gather(data, wait))
     }
 
-    /// Returns the bytes that the rank `root` along dimension `index` gives, 8 MiB at most.
-    /// **Collective over this rank's group along it**. `data` counts on the root only.
-    pub fn broadcast_bytes(
+    /// Does what [`broadcast_bytes`](View::broadcast_bytes) does, along dimension `index`.
+    pub(crate) fn broadcast_bytes_along(
         &self,
         index: usize,
         data: &[u8],
@@ -44,7 +68,7 @@ impl View {
     ) -> Result<Vec<u8>> {
         const NAME: &str = "dm_broadcast_bytes";
         let check = || {
-            self.check_peer(NAME, index, "root", i32::try_from(root).unwrap_or(-1))?;
+            self.check_peer(NAME, index, "root", i32::try_from(root).unwrap_or(i32::MAX))?;
             if self.mesh().local_rank(index)? == root { check_len(data.len()) } else { Ok(()) }
         };
         let arguments = format!(", root={root}");
@@ -87,8 +111,8 @@ impl View {
             )));
         }
         self.mesh().local_rank(index)?;
-        root.participants(function)?;
-        root.control_scope(self.mesh(), index)
+        let (world, _) = root.participants(function)?;
+        root.control_scopes().of_group(world.rendezvous(), root.id(), self.mesh(), index)
     }
 
     /// Runs `call`, which is a call of `function` that is collective over this rank's group along
@@ -106,10 +130,11 @@ impl View {
     /// The view in which the dimension of that name is, and its index there, for a call of the
     /// control plane. Where there is none, nobody can know which group this rank means. So the rank
     /// notes that it may be behind the others in every group.
-    pub(crate) fn along_for_control(self: &Arc<Self>, name: Result<Option<&str>>) -> Result<(Arc<View>, usize)> {
-        let along =
-            name.and_then(|name| self.mesh().along(name)).inspect_err(|_| self.space().note_refused_control())?;
-        Ok((Arc::new(self.with(along.0)), along.1))
+    pub(crate) fn along_for_control(&self, name: Result<Option<&str>>) -> Result<(View, usize)> {
+        let along = name
+            .and_then(|name| self.mesh().along(name))
+            .inspect_err(|_| self.space().control_scopes().note_refused())?;
+        Ok((self.with(along.0), along.1))
     }
 
     /// A wait of at most `timeout` for the ranks of this rank's group along dimension `index`. The

@@ -164,6 +164,11 @@ impl RootComms {
         &self.id
     }
 
+    /// The scopes in which groups along the root's dimensions make calls of the control plane.
+    pub(super) fn control_scopes(&self) -> &ControlScopes {
+        &self.control
+    }
+
     /// The words that tell this mesh from others with the same dimension names, for messages.
     pub(super) fn apart(&self) -> String {
         let shape: Vec<String> = self.mesh.shape().iter().map(usize::to_string).collect();

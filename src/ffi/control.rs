@@ -37,7 +37,9 @@ static BUFFERS: Table<usize, Vec<Vec<u8>>> = Table::new(0xd35b, "dm_buffers");
 pub unsafe extern "C" fn dm_barrier(mesh: *const dm_mesh, dim: *const c_char, timeout_ms: i64) -> dm_status {
     guard(|| {
         // SAFETY: the caller's contract.
-        unsafe { along("dm_barrier", mesh, dim, |view, index| view.barrier(index, timeout("timeout_ms", timeout_ms)?)) }
+        unsafe {
+            along("dm_barrier", mesh, dim, |view, index| view.barrier_along(index, timeout("timeout_ms", timeout_ms)?))
+        }
     })
 }
 
@@ -76,7 +78,7 @@ pub unsafe extern "C" fn dm_all_gather_bytes(
             along("dm_all_gather_bytes", mesh, dim, |view, index| {
                 let buffers_out = out("buffers_out", buffers_out)?;
                 let data = list("data", data.cast::<u8>(), len)?;
-                let all = view.all_gather_bytes(index, data, timeout("timeout_ms", timeout_ms)?)?;
+                let all = view.all_gather_bytes_along(index, data, timeout("timeout_ms", timeout_ms)?)?;
                 give(all, buffers_out.as_ptr())
             })
         }
@@ -111,7 +113,7 @@ pub unsafe extern "C" fn dm_broadcast_bytes(
                 let buffers_out = out("buffers_out", buffers_out)?;
                 let root = natural("root", root)?;
                 let data = data_of_root(data, len, root, view.mesh().local_rank(index)?)?;
-                let bytes = view.broadcast_bytes(index, data, root, timeout("timeout_ms", timeout_ms)?)?;
+                let bytes = view.broadcast_bytes_along(index, data, root, timeout("timeout_ms", timeout_ms)?)?;
                 give(vec![bytes], buffers_out.as_ptr())
             })
         }
