@@ -28,11 +28,13 @@ def test_complete():
     cpp = without_comments(HEADER.read_text())
     wanted = {rf"\b{name}\(": name for name in re.findall(r"\b(dm_\w+)\(", c)}
     wanted |= {rf"\b{name}\b": name for name in re.findall(r"#define (DM_\w+)", c)}
+    # The macros that make a placement stand for its kinds.
+    cpp = re.sub(r"\bDM_PLACEMENT_(\w+)\b", r"DM_PLACEMENT_\1 DM_\1", cpp)
     fields = 0
     for struct, body in re.findall(r"typedef struct (dm_\w+) \{(.*?)\}", c, re.S):
         for field in re.findall(r"\(\*(\w+)\)|(\w+);", body):
             field = field[0] or field[1]
-            if struct not in ("dm_placement",) and field not in ("struct_size", "status", "message"):
+            if struct not in ("dm_placement",) and field not in ("struct_size", "reserved", "status", "message"):
                 wanted[rf"\.{field}\b"] = f"{struct}.{field}"
                 fields += 1
     assert len(wanted) > 100 and fields > 20, f"only {len(wanted)} names were found in devicemesh.h"

@@ -267,6 +267,9 @@ impl World {
     /// Runs `call`, which is a call of `function` that is collective over this world. If this rank
     /// refuses the call, the other ranks are told.
     pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.rendezvous.is_offline() {
+            return call();
+        }
         let scope = self.rendezvous.scope().ok().filter(|_| self.alive().is_ok());
         tell_if_refused(scope.map(|scope| &**scope), self.cancel(), function, call)
     }
@@ -279,7 +282,10 @@ impl World {
     /// Notes a root mesh, so that aborting the world ends the root mesh too.
     pub(super) fn register(&self, root: Weak<dyn EndsWithWorld>) {
         let mut roots = lock(&self.roots);
-        roots.retain(|known| known.strong_count() > 0);
+        // The list is cleaned before it would grow, so a mesh costs the same however many there are.
+        if roots.len() == roots.capacity() {
+            roots.retain(|known| known.strong_count() > 0);
+        }
         roots.push(root);
     }
 
