@@ -11,6 +11,7 @@ mod asking;
 mod carrying;
 mod collectives;
 mod control;
+mod ending;
 mod making;
 mod memory;
 mod views;
