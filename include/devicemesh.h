@@ -94,6 +94,13 @@
 /* ---- types ---- */
 
 /**
+ * Bytes of one or several ranks: the result of dm_all_gather_bytes and its neighbours.
+ *
+ * A handle is a token, not an address, as dm_mesh is. Freed by dm_buffers_free.
+ */
+typedef struct dm_buffers dm_buffers;
+
+/**
  * One rank's immutable view of a mesh: shape, names, ranks, communicators.
  *
  * A handle is a token, not an address: a stale, freed or made-up one gives
@@ -1721,9 +1728,9 @@ dm_status dm_recv(const struct dm_mesh *mesh,
  *
  * No operation of a group may write to a buffer that another one of the same group reads or
  * writes: their order is not defined. A group that is not ended does nothing: while operations are
- * queued in one, dm_finalize, dm_world_barrier and dm_world_locations of the same thread are
- * refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the communicators of
- * these operations fail for all their ranks.
+ * queued in one, dm_finalize, dm_barrier, dm_world_barrier, dm_world_locations and the like of the
+ * same thread are refused (DM_STATUS_INVALID_ARGUMENT), and when the thread ends, on cpu the
+ * communicators of these operations fail for all their ranks.
  *
  * Local. Groups nest: only the outermost end runs the operations. A group has the operations on
  * all meshes of the same library, also those on raw communicators. Calls that make communicators
@@ -1841,6 +1848,118 @@ dm_status dm_reduce_scatterv(const struct dm_mesh *mesh,
                              dm_op op,
                              void *stream);
 
+/* ---- the control plane: barriers and bytes ---- */
+
+/**
+ * Returns when every rank of this rank's group along dim has called it.
+ *
+ * Collective over this rank's group along dim. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the
+ * mesh's timeout. The call goes through the store and uses no communicator, so it works on every
+ * device type, makes nothing on a mesh with DM_INIT_LAZY, and costs some round trips. It says
+ * nothing about work on devices. Like the calls that make something, the calls of one world happen
+ * one after another, in the same order on every rank.
+ *
+ * Errors: DM_STATUS_TIMEOUT (names the ranks that did not come), DM_STATUS_MISMATCH (names a rank
+ * that made another call), DM_STATUS_PEER_LOST (a rank of the group is lost), DM_STATUS_ABORTED,
+ * DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_INVALID_ARGUMENT (a negative timeout, or
+ * operations wait in a group of this thread), DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an
+ * offline world, or a mesh of dm_from_comms without a world), DM_STATUS_STORE.
+ */
+dm_status dm_barrier(const struct dm_mesh *mesh, const char *dim, int64_t timeout_ms);
+
+/**
+ * Gathers len bytes of every rank of dim on every rank: element i of the result is what the rank i
+ * along dim gave.
+ *
+ * Collective over this rank's group along dim. len may differ from rank to rank and may be 0; data
+ * is NULL then, or anything. A rank gives at most 8 MiB, all ranks of the group together 64 MiB. dim
+ * NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The bytes travel through the
+ * store, as dm_barrier does: seeds, IPC handles, names of files, configuration. The caller frees
+ * the result with dm_buffers_free.
+ *
+ * ```c
+ * dm_all_gather_bytes(mesh, "tp", &handle, sizeof handle, 0, &handles);
+ * dm_buffers_get(handles, peer, &bytes, &len);
+ * ```
+ *
+ * Errors: those of dm_barrier, and DM_STATUS_INVALID_ARGUMENT (too many bytes; when one rank gives
+ * too many, all ranks get the error).
+ */
+dm_status dm_all_gather_bytes(const struct dm_mesh *mesh,
+                              const char *dim,
+                              const void *data,
+                              size_t len,
+                              int64_t timeout_ms,
+                              struct dm_buffers **buffers_out);
+
+/**
+ * Gives every rank of dim the len bytes of its rank root: the result has one element.
+ *
+ * Collective over this rank's group along dim. data and len are used on the root only; len is at
+ * most 8 MiB and may be 0. dim NULL is allowed on a 1-D mesh. timeout_ms 0: the mesh's timeout. The
+ * bytes travel through the store, as dm_barrier does. The caller frees the result with
+ * dm_buffers_free. Errors: those of dm_all_gather_bytes; DM_STATUS_MISMATCH also when ranks give
+ * different roots.
+ */
+dm_status dm_broadcast_bytes(const struct dm_mesh *mesh,
+                             const char *dim,
+                             const void *data,
+                             size_t len,
+                             int32_t root,
+                             int64_t timeout_ms,
+                             struct dm_buffers **buffers_out);
+
+/**
+ * Gathers len bytes of every rank of the world on every rank, as dm_all_gather_bytes does along a
+ * dimension: element i of the result is what world rank i gave.
+ *
+ * Collective over the world. timeout_ms 0: the world's timeout. Errors: those of dm_world_barrier,
+ * DM_STATUS_INVALID_ARGUMENT (more than 8 MiB of this rank, or 64 MiB of all ranks) and
+ * DM_STATUS_UNSUPPORTED (an offline world).
+ */
+dm_status dm_world_all_gather_bytes(const struct dm_world *world,
+                                    const void *data,
+                                    size_t len,
+                                    int64_t timeout_ms,
+                                    struct dm_buffers **buffers_out);
+
+/**
+ * Gives every rank of the world the len bytes of the world rank root, as dm_broadcast_bytes does
+ * along a dimension: the result has one element.
+ *
+ * Collective over the world. data and len are used on the root only. timeout_ms 0: the world's
+ * timeout. Errors: those of dm_world_all_gather_bytes; DM_STATUS_MISMATCH also when ranks give
+ * different roots.
+ */
+dm_status dm_world_broadcast_bytes(const struct dm_world *world,
+                                   const void *data,
+                                   size_t len,
+                                   int32_t root,
+                                   int64_t timeout_ms,
+                                   struct dm_buffers **buffers_out);
+
+/**
+ * The number of elements: the number of ranks for an all-gather, 1 for a broadcast; 0 for an
+ * invalid handle (dm_last_error then says so).
+ *
+ * Local.
+ */
+size_t dm_buffers_count(const struct dm_buffers *buffers);
+
+/**
+ * One element: its bytes and their number.
+ *
+ * Local. *data_out is borrowed from the handle: valid until dm_buffers_free. It is never NULL, and
+ * a NUL follows the bytes that len does not count, so text that was sent without one is a string.
+ * Errors: DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT (no such element).
+ */
+dm_status dm_buffers_get(const struct dm_buffers *buffers, size_t index, const void **data_out, size_t *len_out);
+
+/**
+ * Frees the result of a call. Local; NULL is a no-op, and so is a handle that was freed before.
+ */
+void dm_buffers_free(struct dm_buffers *buffers);
+
 /* ---- life and death of a mesh ---- */
 
 /**
@@ -1868,8 +1987,9 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
  * and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
  * returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
- * one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
- * is told by dm_world_abort only; otherwise it waits until its deadline.
+ * one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made yet, or
+ * in dm_barrier and its neighbours where no communicator of the host engine tells it) is told by
+ * dm_world_abort only; otherwise it waits until its deadline.
  */
 dm_status dm_abort(const struct dm_mesh *mesh);
 

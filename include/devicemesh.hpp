@@ -368,6 +368,39 @@ template <class Style> struct Calls {
     if (!value.empty()) value.pop_back();  // the NUL
     return give(status, std::move(value));
   }
+
+  // The bytes that a call of the control plane gives, for each rank or for the root alone.
+  template <class Call> static dm_status buffers(std::vector<std::string> &values, Call call)
+  {
+    dm_buffers *given = nullptr;
+    const dm_status status = call(&given);
+    if (status != DM_STATUS_OK) return status;
+    const std::unique_ptr<dm_buffers, void (*)(dm_buffers *)> held(given, dm_buffers_free);
+    values.resize(dm_buffers_count(given));
+    for (std::size_t at = 0; at < values.size(); ++at) {
+      const void *data = nullptr;
+      std::size_t length = 0;
+      if (const dm_status got = dm_buffers_get(given, at, &data, &length); got != DM_STATUS_OK) return got;
+      values[at].assign(static_cast<const char *>(data), length);
+    }
+    return DM_STATUS_OK;
+  }
+
+  // All values of a call that gives the bytes of each rank.
+  template <class Call> static Returns<std::vector<std::string>> bytes_of_all(Call call)
+  {
+    std::vector<std::string> values;
+    const dm_status status = buffers(values, call);
+    return give(status, std::move(values));
+  }
+
+  // The one value of a call that gives the bytes of the root.
+  template <class Call> static Returns<std::string> bytes_of_root(Call call)
+  {
+    std::vector<std::string> values;
+    const dm_status status = buffers(values, call);
+    return give(status, values.empty() ? std::string() : std::move(values.front()));
+  }
 };
 
 }  // namespace detail
@@ -867,6 +900,21 @@ public:
 
   /// Returns when every rank of the world has called it. Collective over the world. 0: the world's timeout. See dm_world_barrier.
   Returns<void> barrier(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_barrier(capi(), timeout.count())); }
+
+  /// The bytes that each rank of the world gives, in rank order: 8 MiB at most of each, and 64 MiB of all. Collective over the world. 0: the world's timeout.
+  /// See dm_world_all_gather_bytes.
+  [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(std::string_view data, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::bytes_of_all(
+        [&](dm_buffers **out) { return dm_world_all_gather_bytes(capi(), data.data(), data.size(), timeout.count(), out); });
+  }
+
+  /// The bytes that world rank root gives, 8 MiB at most; data counts on the root only. Collective over the world. See dm_world_broadcast_bytes.
+  [[nodiscard]] Returns<std::string> broadcast_bytes(std::string_view data, std::int32_t root, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::bytes_of_root(
+        [&](dm_buffers **out) { return dm_world_broadcast_bytes(capi(), data.data(), data.size(), root, timeout.count(), out); });
+  }
 
   /// Where every rank of the world is, in rank order, for plan_ranks(). Collective over the world. location is this rank's, "rack1/host3/nvl0";
   /// nullptr: the name of its host. See dm_world_locations.
@@ -1597,6 +1645,30 @@ public:
 
   /// The asynchronous error of dim's communicator, without waiting; success while it is well. Local. See dm_check.
   Returns<void> check(const Text &dim = {}) const { return Calls::done(dm_check(capi(), dim.c_str())); }
+
+  /// Returns when every rank of this rank's group along dim has called it; says nothing about work on devices. Collective over the group. 0: the mesh's
+  /// timeout. See dm_barrier.
+  Returns<void> barrier(const Text &dim = {}, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::done(dm_barrier(capi(), dim.c_str(), timeout.count()));
+  }
+
+  /// The bytes that each rank of this rank's group along dim gives, in rank order: 8 MiB at most of each, and 64 MiB of all. They travel through the store.
+  /// Collective over the group. 0: the mesh's timeout. See dm_all_gather_bytes.
+  [[nodiscard]] Returns<std::vector<std::string>> all_gather_bytes(const Text &dim, std::string_view data, std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::bytes_of_all(
+        [&](dm_buffers **out) { return dm_all_gather_bytes(capi(), dim.c_str(), data.data(), data.size(), timeout.count(), out); });
+  }
+
+  /// The bytes that the rank root along dim gives, 8 MiB at most; data counts on the root only. Collective over this rank's group along dim. See
+  /// dm_broadcast_bytes.
+  [[nodiscard]] Returns<std::string> broadcast_bytes(const Text &dim, std::string_view data, std::int32_t root,
+                                                     std::chrono::milliseconds timeout = {}) const
+  {
+    return Calls::bytes_of_root(
+        [&](dm_buffers **out) { return dm_broadcast_bytes(capi(), dim.c_str(), data.data(), data.size(), root, timeout.count(), out); });
+  }
 
   /// Ends the root mesh on this rank, at once, and wakes every call that is blocked in it. Local, from any thread. See dm_abort.
   Returns<void> abort() const { return Calls::done(dm_abort(capi())); }

@@ -18,6 +18,7 @@ const SOURCES: [(&str, &str); 16] = [
     ("communicators", "raw communicators"),
     ("collectives", "collectives"),
     ("ragged", "collectives with a count for each rank"),
+    ("control", "the control plane: barriers and bytes"),
     ("life", "life and death of a mesh"),
     ("registry", "meshes by name"),
 ];

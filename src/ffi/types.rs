@@ -33,6 +33,13 @@ pub struct dm_mesh {
     _private: [u8; 0],
 }
 
+/// Bytes of one or several ranks: the result of dm_all_gather_bytes and its neighbours.
+///
+/// A handle is a token, not an address, as dm_mesh is. Freed by dm_buffers_free.
+pub struct dm_buffers {
+    _private: [u8; 0],
+}
+
 /// The outcome of a call: one of the DM_STATUS_ values.
 pub type dm_status = i32;
 /// Success.

@@ -24,9 +24,9 @@ mod serve;
 pub mod store;
 mod world;
 
-pub(crate) use agreement::ranges;
 #[doc(hidden)]
 pub use agreement::{Round, Scope};
+pub(crate) use agreement::{check_len, ranges};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};

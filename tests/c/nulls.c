@@ -19,6 +19,14 @@ static void worlds(void)
   NO_HANDLE(dm_world_rank(NULL, &number));
   NO_HANDLE(dm_world_size(NULL, &number));
   NO_HANDLE(dm_world_barrier(NULL, 0));
+  dm_buffers *bytes = NULL;
+  NO_HANDLE(dm_world_all_gather_bytes(NULL, "x", 1, 0, &bytes));
+  NO_HANDLE(dm_world_broadcast_bytes(NULL, "x", 1, 0, 0, &bytes));
+  NO("data", dm_world_all_gather_bytes(world, NULL, 1, 0, &bytes));
+  NO("buffers_out", dm_world_all_gather_bytes(world, "x", 1, 0, NULL));
+  NO("data", dm_world_broadcast_bytes(world, NULL, 1, 0, 0, &bytes));
+  NO("buffers_out", dm_world_broadcast_bytes(world, "x", 1, 0, 0, NULL));
+  CHECK(bytes == NULL);
   /* dm_world_abort takes NULL for the default worlds: tests/c/world_abort.c. */
   NO("rank_out", dm_world_rank(world, NULL));
   NO("size_out", dm_world_size(world, NULL));
@@ -30,6 +38,28 @@ static void worlds(void)
   CHECK(number == 77);
   dm_world_free(NULL);
   dm_world_free(world);
+}
+
+static void control(const dm_mesh *mesh)
+{
+  const void *data = NULL;
+  size_t length = 77;
+  dm_buffers *bytes = NULL;
+  NO_HANDLE(dm_barrier(NULL, "tp", 0));
+  NO_HANDLE(dm_all_gather_bytes(NULL, "tp", "x", 1, 0, &bytes));
+  NO_HANDLE(dm_broadcast_bytes(NULL, "tp", "x", 1, 0, 0, &bytes));
+  NO("data", dm_all_gather_bytes(mesh, "tp", NULL, 1, 0, &bytes));
+  NO("buffers_out", dm_all_gather_bytes(mesh, "tp", "x", 1, 0, NULL));
+  NO("data", dm_broadcast_bytes(mesh, "tp", NULL, 1, 0, 0, &bytes));
+  NO("buffers_out", dm_broadcast_bytes(mesh, "tp", "x", 1, 0, 0, NULL));
+  CHECK(bytes == NULL);
+  REQUIRE(dm_all_gather_bytes(mesh, "tp", "x", 1, 0, &bytes));
+  NO_HANDLE(dm_buffers_get(NULL, 0, &data, &length));
+  NO("data_out", dm_buffers_get(bytes, 0, NULL, &length));
+  NO("len_out", dm_buffers_get(bytes, 0, &data, NULL));
+  CHECK(data == NULL && length == 77 && dm_buffers_count(NULL) == 0);
+  dm_buffers_free(NULL);
+  dm_buffers_free(bytes);
 }
 
 static void making(const dm_mesh *mesh, ncclComm_t comm)
@@ -221,6 +251,7 @@ int main(void)
   REQUIRE(dm_init("cpu", ones, 2, names, NULL, &mesh));
   REQUIRE(dm_get_comm(mesh, "dp", &comm));
   making(mesh, comm);
+  control(mesh);
   asking(mesh);
   communicating(mesh);
   OK(dm_finalize(mesh, NULL));
