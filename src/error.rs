@@ -51,11 +51,13 @@ pub enum Status {
     PeerLost = 14,
     /// A bug in this library.
     Internal = 15,
+    /// Handles, memory, descriptors or threads ran out.
+    Exhausted = 16,
 }
 
 impl Status {
     /// All statuses, in the order of their numbers.
-    pub const ALL: [Status; 16] = [
+    pub const ALL: [Status; 17] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::InvalidHandle,
@@ -72,6 +74,7 @@ impl Status {
         Status::Aborted,
         Status::PeerLost,
         Status::Internal,
+        Status::Exhausted,
     ];
 
     /// The status with that number, if there is one.
@@ -107,6 +110,7 @@ impl Status {
             Status::Aborted => c"DM_STATUS_ABORTED",
             Status::PeerLost => c"DM_STATUS_PEER_LOST",
             Status::Internal => c"DM_STATUS_INTERNAL",
+            Status::Exhausted => c"DM_STATUS_EXHAUSTED",
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them; each file's functions stand under a heading of their own.
-const SOURCES: [(&str, &str); 15] = [
+const SOURCES: [(&str, &str); 16] = [
     ("types", "types"),
     ("errors", "errors and versions"),
+    ("logging", "the log"),
     ("world", "the world"),
     ("make", "making meshes"),
     ("text", "meshes as text"),
