@@ -5,7 +5,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::background::wait_for_handed_over;
 use super::communicator::Communicator;
@@ -16,6 +16,7 @@ use super::sharing::CommTable;
 use crate::ccl::{self, Device, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
+use crate::logging::Me;
 use crate::rendezvous::{self, Equipment, JoinOptions};
 use crate::wait::{Cancel, Wait};
 
@@ -113,6 +114,7 @@ impl World {
     /// that fails in that tells the others.
     pub fn join(device_type: &str, options: &WorldOptions) -> Result<World> {
         options.join.cancel.check()?;
+        let began = Instant::now();
         // An earlier world may be about to end, and with it a server at the same address.
         wait_for_handed_over(FREEING);
         let prepare = |local_rank, world_size| {
@@ -125,11 +127,15 @@ impl World {
                 return Ok(((Some(library), None), None));
             }
             let device = (!library.is_rccl()).then(|| ccl::select_device(local_rank, world_size)).transpose()?;
+            if let Some(device) = &device {
+                log::debug!("{Me}: takes device {} of {} on this host", device.number, device.count);
+            }
             let equipment =
                 Equipment { library: library.release(), device: device.as_ref().and_then(exclusive_device) };
             Ok(((Some(library), device), Some(equipment)))
         };
         let (rendezvous, (library, device)) = rendezvous::World::join_with(device_type, &options.join, prepare)?;
+        log_join(&rendezvous, library.as_deref(), device.as_ref(), began);
         Ok(World {
             comms: CommTable::default(),
             rendezvous,
@@ -212,6 +218,9 @@ impl World {
     /// all its communicators. Local, from any thread; takes no lock that a blocked call holds. The
     /// other ranks learn of it when they wait for this one.
     pub fn abort(&self) -> Result<()> {
+        if !self.cancel.is_raised() {
+            log::warn!("rank {}: dm_world_abort ends the world of {} ranks here", self.rank(), self.size());
+        }
         self.cancel.raise();
         let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
         let mut ended: Vec<_> = roots.iter().flat_map(|root| root.end_with_world()).collect();
@@ -330,6 +339,28 @@ impl Drop for Turn<'_> {
         *lock(&self.0.is_in_call) = false;
         self.0.turn_over.notify_one();
     }
+}
+
+/// Tells the log what this process has joined.
+fn log_join(world: &rendezvous::World, library: Option<&Library>, device: Option<&Device>, began: Instant) {
+    if !log::log_enabled!(log::Level::Info) {
+        return;
+    }
+    let device = device.map_or_else(String::new, |device| format!(", device {}", device.number));
+    let library = library.map_or_else(
+        || "offline".to_owned(),
+        |library| format!("{} at {}, met in {}", library.label(), library.path(), world.store_name()),
+    );
+    log::info!(
+        "rank {}: joined a world of {} ranks in {:.1} ms: launcher {}, local rank {}, device type {}{device}, {library}, libdevicemesh {}",
+        world.rank(),
+        world.size(),
+        began.elapsed().as_secs_f64() * 1e3,
+        world.launcher(),
+        world.local_rank(),
+        world.device_type(),
+        env!("CARGO_PKG_VERSION")
+    );
 }
 
 /// The device that no other rank may have, by its identity, with its name for messages; `None`

@@ -19,6 +19,7 @@ use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use super::world::{Session, World};
 use crate::error::{Error, Result, Status};
+use crate::logging::{Me, set_rank};
 use crate::wait::{Deadline, Wait};
 
 /// How long a rank that cannot take part tries to tell the others.
@@ -45,6 +46,15 @@ impl World {
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let place = place(options, &method)?;
+        set_rank(place.rank);
+        log::debug!(
+            "{Me}: rank {} of {} and local rank {} come from {}; it joins within {} ms",
+            place.rank,
+            place.size,
+            place.local_rank,
+            place.launcher,
+            timeout.as_millis()
+        );
         let mut world =
             World { device_type: device_type.to_owned(), place, timeout, offline: options.offline, session: None };
         let (prepared, equipment) = match prepare(world.place.local_rank, world.place.size) {
@@ -63,6 +73,8 @@ impl World {
         let mut server = None;
         let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, join, host)| {
             server = session.server.clone();
+            let serves = if server.is_some() { " and serves it" } else { "" };
+            log::debug!("{Me}: has met rank 0 in {}{serves}", session.store.name());
             world.session = Some(Own::new(session));
             let agree = || world.agree_on_join(failure.as_ref(), equipment.as_ref(), &wait);
             let agreed = match host {

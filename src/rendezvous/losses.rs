@@ -35,6 +35,8 @@ pub(super) struct Losses {
     store: Arc<dyn Store>,
     /// The keys of the world begin with this prefix.
     prefix: String,
+    /// This process's rank.
+    me: i32,
     /// The losses that were read so far.
     known: Mutex<Known>,
     /// The ranks of this host; `None` where the store itself knows who is lost.
@@ -56,6 +58,8 @@ struct Known {
     /// How many of the notes in the store were read. This number may differ from the number of
     /// ranks, because this rank learns of some losses without a note.
     read: usize,
+    /// The ranks of whose loss the log has told.
+    logged: HashSet<i32>,
     /// When this rank learned of the last loss.
     last: Option<Instant>,
 }
@@ -84,6 +88,7 @@ impl Losses {
         Ok(Losses {
             store,
             prefix: prefix.to_owned(),
+            me: rank as i32,
             known: Mutex::default(),
             local_ranks,
             told_deadlocks: Mutex::default(),
@@ -96,6 +101,7 @@ impl Losses {
         Losses {
             store,
             prefix: prefix.to_owned(),
+            me: 0,
             known: Mutex::default(),
             local_ranks: None,
             told_deadlocks: Mutex::default(),
@@ -126,6 +132,18 @@ impl Losses {
         if known.read + 1 == number {
             known.read = number;
             known.add(rank);
+        }
+        drop(known);
+        if let Some(rank) = rank {
+            self.warn_of(rank, "the store says so: its connections have ended, or it has left");
+        }
+    }
+
+    /// Tells the log once that another rank is lost, and how this rank has noticed it.
+    pub(super) fn warn_of(&self, rank: i32, how: &str) {
+        let is_new = rank != self.me && self.known().logged.insert(rank);
+        if is_new {
+            log::warn!("rank {}: rank {rank} is lost ({how})", self.me);
         }
     }
 
@@ -189,6 +207,7 @@ impl Losses {
     pub(super) fn look(&self, of_caller: &Wait) {
         let Some(local_ranks) = &self.local_ranks else { return };
         for rank in local_ranks.newly_dead(&*self.store, &of_caller.with_deadline(Deadline::after(SHORT))) {
+            self.warn_of(rank, "its process on this host has ended");
             self.announce(rank);
         }
     }
