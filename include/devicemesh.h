@@ -633,7 +633,7 @@ typedef int32_t dm_op;
  */
 #define DM_AVG 4
 
-/* ---- flags and placements ---- */
+/* ---- levels of the log ---- */
 
 /**
  * Nothing is logged.

@@ -91,7 +91,8 @@ impl<F: Send + Sync + 'static, T: Send + Sync + 'static> Table<F, T> {
                 (free.used - 1, 0)
             }
             None => {
-                let message = format!("{} handles of type {} are alive, which is the limit: free some", MASK + 1, self.noun);
+                let message =
+                    format!("{} handles of type {} are alive, which is the limit: free some", MASK + 1, self.noun);
                 return Err(Error::new(Status::Exhausted, message));
             }
         };

@@ -23,6 +23,7 @@ static void worlds(void)
   NO("rank_out", dm_world_rank(world, NULL));
   NO("size_out", dm_world_size(world, NULL));
   CHECK(number == 77);
+  OK(dm_set_log(DM_LOG_OFF, NULL, NULL)); /* NULL stands for stderr */
   dm_world_free(NULL);
   dm_world_free(world);
 }

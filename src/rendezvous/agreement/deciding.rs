@@ -44,6 +44,9 @@ impl Round {
             let millis = began.elapsed().as_secs_f64() * 1e3;
             log::debug!("rank {}: call {} {outcome} after {millis:.1} ms: {}", self.my_rank(), self.number, self.call);
         }
+        if let Err(error) = &settled {
+            self.membership.losses.warn_of(error.lost());
+        }
         settled.map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
     }
 

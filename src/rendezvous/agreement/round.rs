@@ -41,7 +41,7 @@ impl Membership {
         if error.status() != Status::Store || full || !self.served || self.serving {
             return error;
         }
-        self.losses.warn_of(0, "the store that it serves does not answer");
+        self.losses.noticed(0, "the store that it serves does not answer");
         Error::new(
             Status::PeerLost,
             format!("rank 0, which serves the store of this job, was lost: {}", error.message()),
