@@ -190,6 +190,11 @@ typedef struct dm_error_info {
 } dm_error_info;
 
 /**
+ * A level of the log. A record is logged when its level is at most the level that is set.
+ */
+typedef int32_t dm_log_level;
+
+/**
  * Any key-value service of the caller (JAX's, MPI's, etcd ...) as the store the ranks meet in.
  *
  * Keys are short printable ASCII, values at most 8 MiB. The functions may be called from any
@@ -609,6 +614,12 @@ typedef int32_t dm_op;
  */
 #define DM_STATUS_INTERNAL 15
 
+/**
+ * This process has no more handles (2^24 of a kind), memory, descriptors or threads; the message
+ * names the limit and how to raise it.
+ */
+#define DM_STATUS_EXHAUSTED 16
+
 /* ---- types of elements ---- */
 
 /**
@@ -705,6 +716,33 @@ typedef int32_t dm_op;
  */
 #define DM_AVG 4
 
+/* ---- levels of the log ---- */
+
+/**
+ * Nothing is logged.
+ */
+#define DM_LOG_OFF 0
+
+/**
+ * A failure that no caller is told of.
+ */
+#define DM_LOG_ERROR 1
+
+/**
+ * A rank that is lost, an abort, a communicator that has failed, a deadline that comes near.
+ */
+#define DM_LOG_WARN 2
+
+/**
+ * Joining and leaving a world, and each communicator with its cost.
+ */
+#define DM_LOG_INFO 3
+
+/**
+ * Each step of joining, each agreement of the ranks, each error that a caller gets.
+ */
+#define DM_LOG_DEBUG 4
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -745,6 +783,31 @@ dm_status dm_last_error_info(struct dm_error_info *info_out);
  * Local.
  */
 uint32_t dm_version(void);
+
+/* ---- the log ---- */
+
+/**
+ * Sets what the library logs, and where. It replaces what the environment variable DM_LOG (error,
+ * warn, info or debug) has set; without both nothing is logged.
+ *
+ * Local. log NULL: each record is one line on stderr, with time (UTC), level and rank. Otherwise
+ * the library calls log(user_data, level, message) in place of that. message is one line of UTF-8
+ * without a newline, which begins with the rank ("rank 3: ..."); it is valid during the call.
+ *
+ * log is called from threads of the library too, from several threads at once, and never while
+ * the library holds a lock that a local function needs: it may call dm_abort, dm_rank, dm_set_log
+ * and other local functions, but no collective ones. What such calls log on this thread is
+ * dropped. log must return: a C++ exception that leaves it ends the process, and longjmp out of it
+ * is not allowed. After dm_set_log has replaced log, user_data may be freed, unless dm_set_log was
+ * called from inside log. In a forked child of a process with a world nothing is logged.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT (level is no DM_LOG_ value), DM_STATUS_TIMEOUT (the new log
+ * is set, but another thread has been inside the earlier one for 5 s), DM_STATUS_UNSUPPORTED (a
+ * Rust program has a logger of its own).
+ */
+dm_status dm_set_log(dm_log_level level,
+                     void (*log)(void *user_data, dm_log_level level, const char *message),
+                     void *user_data);
 
 /* ---- the world ---- */
 

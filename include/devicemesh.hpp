@@ -24,6 +24,7 @@
 
 #include "devicemesh.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -76,6 +77,7 @@ enum class Status : dm_status {
   aborted = DM_STATUS_ABORTED,
   peer_lost = DM_STATUS_PEER_LOST,
   internal = DM_STATUS_INTERNAL,
+  exhausted = DM_STATUS_EXHAUSTED,
 };
 
 /// A reduction: DM_SUM and so on, the values of ncclRedOp_t.
@@ -98,6 +100,36 @@ enum class Dtype : dm_dtype {
   float8e4m3 = DM_FLOAT8E4M3,
   float8e5m2 = DM_FLOAT8E5M2,
 };
+
+/// A level of the log: DM_LOG_OFF and so on. A record is logged when its level is at most the level that is set.
+enum class LogLevel : dm_log_level { off = DM_LOG_OFF, error = DM_LOG_ERROR, warn = DM_LOG_WARN, info = DM_LOG_INFO, debug = DM_LOG_DEBUG };
+
+/// A function that gets the records of the log: the level, and one line that begins with the rank. An exception that leaves it ends the program.
+using LogCallback = std::function<void(LogLevel level, std::string_view message)>;
+
+namespace detail {
+
+/* A LogCallback behind dm_set_log. It stays for the whole program, because another thread may still be in it. The list keeps it reachable for tools
+ * that look for leaks. */
+struct LogBridge {
+  LogCallback log;
+  LogBridge *earlier;
+
+  static void call(void *user_data, dm_log_level level, const char *message) noexcept
+  {
+    static_cast<LogBridge *>(user_data)->log(static_cast<LogLevel>(level), message);
+  }
+
+  static LogBridge *make(LogCallback &&log)
+  {
+    static std::atomic<LogBridge *> last{nullptr};
+    LogBridge *made = new LogBridge{std::move(log), last.load()};
+    while (!last.compare_exchange_weak(made->earlier, made)) {}
+    return made;
+  }
+};
+
+}  // namespace detail
 
 /// The name of a status, for example "DM_STATUS_TIMEOUT". Static; see dm_status_name.
 [[nodiscard]] inline const char *status_name(Status status) noexcept { return dm_status_name(static_cast<dm_status>(status)); }
@@ -949,6 +981,15 @@ public:
   static Returns<void> set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data = nullptr)
   {
     return Calls::done(dm_set_ccl_resolver(resolve, user_data));
+  }
+
+  /// Sets what the library logs, and where: an empty log stands for lines on stderr. Local, for the whole process. Each log stays until the program ends.
+  /// See dm_set_log.
+  static Returns<void> set_log(LogLevel level, LogCallback log = {})
+  {
+    const dm_log_level number = static_cast<dm_log_level>(level);
+    if (!log) return Calls::done(dm_set_log(number, nullptr, nullptr));
+    return Calls::done(dm_set_log(number, &detail::LogBridge::call, detail::LogBridge::make(std::move(log))));
   }
 
   /// The C handle, borrowed; NULL of an empty one.

@@ -88,6 +88,7 @@ mod digest;
 pub mod error;
 pub mod ffi;
 pub mod layout;
+pub mod logging;
 pub mod mesh;
 #[doc(hidden)]
 pub mod printable;

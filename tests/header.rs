@@ -6,6 +6,7 @@ use std::path::Path;
 const SOURCES: [(&str, &str); 16] = [
     ("types", "types"),
     ("errors", "errors and versions"),
+    ("logging", "the log"),
     ("world", "the world"),
     ("world_info", "the world"),
     ("make", "making meshes"),
@@ -78,6 +79,7 @@ fn heading<'a>(item: &str, functions: &[(String, &'a str)]) -> &'a str {
         Some(name) if ["DM_INT", "DM_UINT", "DM_FLOAT", "DM_BFLOAT"].iter().any(|dtype| name.starts_with(dtype)) => {
             "types of elements"
         }
+        Some(name) if name.starts_with("DM_LOG_") => "levels of the log",
         Some(name) if name.contains("_INIT ") => "initialisers",
         Some(_) => "flags and placements",
         None if item.starts_with("typedef ") => "types",

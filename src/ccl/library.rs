@@ -94,6 +94,18 @@ impl Library {
         &self.c_name
     }
 
+    /// The file from which the library's code comes, as the dynamic loader names it.
+    pub(crate) fn path(&self) -> String {
+        let address = self.functions.group_start as *const c_void;
+        // SAFETY: all fields of the struct are pointers, which may be NULL.
+        let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: the address is only looked up, and `found` is writable.
+        let is_known = unsafe { libc::dladdr(address, &raw mut found) } != 0;
+        // SAFETY: the loader's string lives as long as the library, which is never unloaded.
+        let path = if is_known { unsafe { text(found.dli_fname) } } else { String::new() };
+        if path.is_empty() { "an unknown path".to_owned() } else { path }
+    }
+
     /// The number that `ncclGetVersion` gave: 22707 is 2.27.7.
     pub fn version(&self) -> i32 {
         self.version

@@ -215,7 +215,9 @@ fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
     match (mine, verdict) {
         (Ok(value), verdict) => verdict.map(|()| value),
         (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
-            (Status::Aborted, _) | (_, Status::Aborted | Status::Store) | (Status::Timeout, Status::Timeout) => mine,
+            (Status::Aborted, _)
+            | (_, Status::Aborted | Status::Store | Status::Exhausted)
+            | (Status::Timeout, Status::Timeout) => mine,
             _ => verdict,
         }),
         (Err(mine), Ok(())) => Err(mine),

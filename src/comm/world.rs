@@ -5,7 +5,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::background::wait_for_handed_over;
 use super::communicator::Communicator;
@@ -16,6 +16,7 @@ use super::sharing::CommTable;
 use crate::ccl::{self, Device, DeviceChoice, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
+use crate::logging::Me;
 use crate::rendezvous::{self, Equipment, JoinOptions, LocalPlace};
 use crate::wait::{Cancel, Wait};
 
@@ -127,6 +128,7 @@ impl World {
     /// the ranks have told each other their hosts. A rank that fails in either tells the others.
     pub fn join(device_type: &str, options: &WorldOptions) -> Result<World> {
         options.join.cancel.check()?;
+        let began = Instant::now();
         // An earlier world may be about to end, and with it a server at the same address.
         wait_for_handed_over(FREEING);
         let prepare = |world_size| {
@@ -149,7 +151,9 @@ impl World {
             };
             if takes_device(library) {
                 let choice = options.device.map_or(DeviceChoice::LocalRank(local.local_rank), DeviceChoice::Named);
-                prepared.1 = Some(ccl::select_device(choice)?);
+                let device = ccl::select_device(choice)?;
+                log::debug!("{Me}: takes device {} of {} on this host", device.number, device.count);
+                prepared.1 = Some(device);
             }
             let device = prepared.1.as_ref().and_then(exclusive_device);
             Ok(Some(Equipment { library: library.release(), device }))
@@ -157,6 +161,7 @@ impl World {
         let (rendezvous, (library, device)) = rendezvous::World::join_with(device_type, &options.join, prepare, equip)?;
         let is_rccl = library.as_ref().is_some_and(|library| library.is_rccl());
         let device_number = device.as_ref().map(|device| device.number).or(options.device.filter(|_| is_rccl));
+        log_join(&rendezvous, library.as_deref(), device_number, began);
         Ok(World {
             device_number,
             comms: CommTable::default(),
@@ -256,6 +261,9 @@ impl World {
     /// all its communicators. Local, from any thread; takes no lock that a blocked call holds. The
     /// other ranks learn of it when they wait for this one.
     pub fn abort(&self) -> Result<()> {
+        if !self.cancel.is_raised() {
+            log::warn!("rank {}: dm_world_abort ends the world of {} ranks here", self.rank(), self.size());
+        }
         self.cancel.raise();
         let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
         let mut ended: Vec<_> = roots.iter().flat_map(|root| root.end_with_world()).collect();
@@ -386,6 +394,28 @@ impl Drop for Turn<'_> {
 /// Whether this library chooses the device on which that library makes communicators.
 fn takes_device(library: &Library) -> bool {
     !library.is_host_engine() && !library.is_rccl()
+}
+
+/// Tells the log what this process has joined.
+fn log_join(world: &rendezvous::World, library: Option<&Library>, device: Option<usize>, began: Instant) {
+    if !log::log_enabled!(log::Level::Info) {
+        return;
+    }
+    let device = device.map_or_else(String::new, |device| format!(", device {device}"));
+    let library = library.map_or_else(
+        || "offline".to_owned(),
+        |library| format!("{} at {}, met in {}", library.label(), library.path(), world.store_name()),
+    );
+    log::info!(
+        "rank {}: joined a world of {} ranks in {:.1} ms: launcher {}, local rank {}, device type {}{device}, {library}, libdevicemesh {}",
+        world.rank(),
+        world.size(),
+        began.elapsed().as_secs_f64() * 1e3,
+        world.launcher(),
+        world.local_rank(),
+        world.device_type(),
+        env!("CARGO_PKG_VERSION")
+    );
 }
 
 /// The device that no other rank may have, by its identity, with its name for messages; `None`

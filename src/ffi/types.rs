@@ -76,6 +76,9 @@ pub const DM_STATUS_ABORTED: dm_status = 13;
 pub const DM_STATUS_PEER_LOST: dm_status = 14;
 /// A bug in this library (a caught panic).
 pub const DM_STATUS_INTERNAL: dm_status = 15;
+/// This process has no more handles (2^24 of a kind), memory, descriptors or threads; the message
+/// names the limit and how to raise it.
+pub const DM_STATUS_EXHAUSTED: dm_status = 16;
 
 /// The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255 goes
 /// to NCCL, which refuses those that it does not know; of a number that is not listed here, the

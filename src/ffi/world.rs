@@ -14,6 +14,7 @@ use super::types::{dm_status, dm_world, dm_world_options};
 use crate::ccl;
 use crate::comm::{self, World};
 use crate::error::Result;
+use crate::logging;
 use crate::wait::Cancel;
 
 static WORLDS: Table<(), World> = Table::new(0xd357, "dm_world");
@@ -53,6 +54,7 @@ pub unsafe extern "C" fn dm_world_init(
     world_out: *mut *mut dm_world,
 ) -> dm_status {
     guard(|| {
+        logging::init_from_environment();
         let world_out = out("world_out", world_out)?;
         // SAFETY: the caller's contract.
         let device_type = unsafe { optional_text("device_type", device_type)? };

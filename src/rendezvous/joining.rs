@@ -20,6 +20,7 @@ use super::serve::serve;
 use super::store::{FileStore, MemoryStore, Secret, Server, Store, TcpStore};
 use super::world::{Session, World};
 use crate::error::{Error, Result, Status};
+use crate::logging::{Me, set_rank};
 use crate::wait::{Deadline, Wait};
 
 /// How long a rank that cannot take part tries to tell the others.
@@ -48,6 +49,15 @@ impl World {
         let timeout = options.timeout.unwrap_or(DEFAULT_TIMEOUT);
         let method = Method::parse(options.init_method.as_deref())?;
         let place = place(options, &method)?;
+        set_rank(place.rank);
+        log::debug!(
+            "{Me}: rank {} of {} and {} come from {}; it joins within {} ms",
+            place.rank,
+            place.size,
+            place.local_rank.map_or_else(|| "no local rank".to_owned(), |local| format!("local rank {local}")),
+            place.launcher,
+            timeout.as_millis()
+        );
         let local = LocalPlace::on_one_host(&place);
         let (device_type, offline) = (device_type.to_owned(), options.offline);
         let mut world = World { device_type, place, local, timeout, offline, session: None };
@@ -64,6 +74,8 @@ impl World {
         let mut server = None;
         let joined = world.meet(method, options.store.clone(), &wait).and_then(|(session, join, host)| {
             server = session.server.clone();
+            let serves = if server.is_some() { " and serves it" } else { "" };
+            log::debug!("{Me}: has met rank 0 in {}{serves}", session.store.name());
             world.session = Some(Own::new(session));
             let equip = |local| prepared.as_mut().map_or(Ok(None), |prepared| equip(prepared, local));
             let agree = || world.agree_on_join(failure.as_ref(), equip, &wait);

@@ -94,6 +94,11 @@ impl World {
         self.place.launcher
     }
 
+    /// Returns where the ranks meet, for messages.
+    pub fn store_name(&self) -> &str {
+        self.session.as_ref().map_or("no store", |session| session.store.name())
+    }
+
     /// Returns all ranks as a set that makes collective calls.
     pub fn scope(&self) -> Result<&Arc<Scope>> {
         Ok(&self.session()?.scope)

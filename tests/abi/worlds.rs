@@ -10,7 +10,7 @@ use super::memory::{Room, Text};
 use super::{Call, Given, Known, Session, last_error};
 
 pub const CALLS: &[Call] =
-    &[offline_world, real_world, any_world, default_world, world_of_mesh, ask, info, barrier, abort, free, errors];
+    &[offline_world, real_world, any_world, default_world, world_of_mesh, ask, info, barrier, abort, free, errors, log];
 
 /// A good offline world, of any size.
 pub fn offline_world(session: &mut Session<'_>) {
@@ -175,11 +175,27 @@ fn free(session: &mut Session<'_>) {
     }
 }
 
+/// A level, often none, and a callback that asks the library.
+fn log(session: &mut Session<'_>) {
+    unsafe extern "C-unwind" fn on_record(_user_data: *mut c_void, level: dm_log_level, message: *const c_char) {
+        assert!((DM_LOG_ERROR..=DM_LOG_DEBUG).contains(&level));
+        // SAFETY: the library's line lives through the call.
+        let message = unsafe { CStr::from_ptr(message) }.to_str().unwrap();
+        assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+        assert!(dm_version() >= 100, "a callback may ask the library");
+    }
+    let level = if session.rarely(4) { session.number() as i32 } else { session.below(5) as i32 };
+    // SAFETY: the callback may be called from any thread.
+    let status = unsafe { dm_set_log(level, Some(on_record), std::ptr::null_mut()) };
+    let wrong = !(DM_LOG_OFF..=DM_LOG_DEBUG).contains(&level);
+    session.ended("dm_set_log", status, Given { wrong, ..Given::default() }, &[]);
+}
+
 fn errors(session: &mut Session<'_>) {
     let status = session.number() as i32;
     // SAFETY: a static string.
     let name = unsafe { CStr::from_ptr(dm_status_name(status)) }.to_str().unwrap();
-    assert_eq!(name == "DM_STATUS_UNKNOWN", !(DM_STATUS_OK..=DM_STATUS_INTERNAL).contains(&status), "{status}");
+    assert_eq!(name == "DM_STATUS_UNKNOWN", !(DM_STATUS_OK..=DM_STATUS_EXHAUSTED).contains(&status), "{status}");
     assert!(dm_version() >= 100);
     let size = session.struct_size(size_of::<dm_error_info>());
     let place = Room::<dm_error_info>::of_bytes(size.clamp(8, 8 + 4096));

@@ -9,19 +9,20 @@ int main(void)
   const int32_t statuses[] = {DM_STATUS_OK, DM_STATUS_INVALID_ARGUMENT, DM_STATUS_INVALID_HANDLE, DM_STATUS_NOT_FOUND,
                               DM_STATUS_NOT_MEMBER, DM_STATUS_BUFFER_TOO_SMALL, DM_STATUS_MISMATCH, DM_STATUS_TIMEOUT,
                               DM_STATUS_STORE, DM_STATUS_CCL, DM_STATUS_DEVICE, DM_STATUS_LIBRARY, DM_STATUS_UNSUPPORTED,
-                              DM_STATUS_ABORTED, DM_STATUS_PEER_LOST, DM_STATUS_INTERNAL};
-  for (int32_t number = 0; number < 16; ++number) {
+                              DM_STATUS_ABORTED, DM_STATUS_PEER_LOST, DM_STATUS_INTERNAL, DM_STATUS_EXHAUSTED};
+  for (int32_t number = 0; number < 17; ++number) {
     CHECK(statuses[number] == number);
     CHECK(strncmp(dm_status_name(number), "DM_STATUS_", 10) == 0);
     for (int32_t other = 0; other < number; ++other) CHECK(strcmp(dm_status_name(number), dm_status_name(other)) != 0);
   }
   CHECK(strcmp(dm_status_name(DM_STATUS_TIMEOUT), "DM_STATUS_TIMEOUT") == 0);
-  CHECK(dm_status_name(16) != NULL && dm_status_name(-1) != NULL);
+  CHECK(dm_status_name(17) != NULL && dm_status_name(-1) != NULL);
 
   const int32_t types[] = {DM_INT8, DM_UINT8, DM_INT32, DM_UINT32, DM_INT64, DM_UINT64, DM_FLOAT16, DM_FLOAT32, DM_FLOAT64, DM_BFLOAT16, DM_FLOAT8E4M3, DM_FLOAT8E5M2};
   const int32_t nccl_types[] = {ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2};
   for (int32_t number = 0; number < 10; ++number) CHECK(types[number] == number && nccl_types[number] == number);
   CHECK(DM_SUM == (int)ncclSum && DM_PROD == (int)ncclProd && DM_MAX == (int)ncclMax && DM_MIN == (int)ncclMin && DM_AVG == (int)ncclAvg);
+  CHECK(DM_LOG_OFF == 0 && DM_LOG_ERROR == 1 && DM_LOG_WARN == 2 && DM_LOG_INFO == 3 && DM_LOG_DEBUG == 4);
   CHECK(DM_WORLD_OFFLINE == 1u && DM_DIM_OWN_COMM == 1u && DM_INIT_LAZY == 1u && DM_INIT_OWN_COMMS == 2u);
   CHECK(DM_WORLD_DEVICE == 2u);
 

@@ -36,6 +36,7 @@ static void worlds(void)
   CHECK(info.size == 0 && info.device_type == NULL);
   NO("world_out", dm_default_world("cpu", 0, NULL));
   CHECK(number == 77);
+  OK(dm_set_log(DM_LOG_OFF, NULL, NULL)); /* NULL stands for stderr */
   dm_world_free(NULL);
   dm_world_free(world);
 }
