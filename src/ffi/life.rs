@@ -156,6 +156,7 @@ pub unsafe extern "C" fn dm_shrink(
         let (dim, lost) = unsafe { (dim_text(dim)?, list("lost_ranks", lost_ranks, num_lost)?) };
         // SAFETY: the caller's contract.
         let options = unsafe { read_call_options(options, view.mesh().ndim())? };
+        let lost = (!lost_ranks.is_null()).then_some(lost);
         give(view.shrink(dim, lost, &options)?, mesh_out)
     })
 }

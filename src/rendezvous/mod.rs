@@ -25,7 +25,7 @@ mod world;
 
 pub(crate) use agreement::ranges;
 #[doc(hidden)]
-pub use agreement::{Round, Scope};
+pub use agreement::{AgreedLosses, Round, Scope};
 #[doc(hidden)]
 pub use equipment::Equipment;
 pub use host::{HostIdentity, host_name};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::deciding::Part;
 use super::round::Round;
 use super::verdict::Verdict;
 use super::waiting::Found;
@@ -86,6 +87,10 @@ impl Round {
     /// Returns when every rank of the call got through its work. Otherwise every rank gets the
     /// first failure, or the ranks that did not get through.
     pub fn finish(self, wait: &Wait) -> Result<()> {
-        if self.membership.members.len() > 1 { self.reach_verdict("/end", None, wait).map(drop) } else { Ok(()) }
+        if self.membership.members.len() > 1 {
+            self.reach_verdict("/end", Part::Equal(None), wait).map(drop)
+        } else {
+            Ok(())
+        }
     }
 }
