@@ -21,6 +21,7 @@ mod neighbors;
 mod options;
 mod pointers;
 mod registry;
+mod release;
 mod sharding;
 mod text;
 mod topology;
