@@ -79,8 +79,8 @@ enum class Status : dm_status {
 };
 
 /// A reduction: DM_SUM and so on, the values of ncclRedOp_t.
-/// avg is the sum in the elements' own type, divided by the number of ranks: for integers the sum can overflow, and the quotient is truncated (on NCCL
-/// too). max and min ignore NaNs on the host engine.
+/// avg is the sum divided by the number of ranks, truncated for integers. It does not overflow on the host engine; NCCL makes the sum of integers in their
+/// own type. max and min are NaN on the host engine where a rank has NaN; NCCL ignores a NaN where another rank has a number.
 enum class Op : dm_op { sum = DM_SUM, prod = DM_PROD, max = DM_MAX, min = DM_MIN, avg = DM_AVG };
 
 /// The type of a buffer's elements: DM_INT8 and so on, the values of ncclDataType_t.
@@ -95,6 +95,8 @@ enum class Dtype : dm_dtype {
   float32 = DM_FLOAT32,
   float64 = DM_FLOAT64,
   bfloat16 = DM_BFLOAT16,
+  float8e4m3 = DM_FLOAT8E4M3,
+  float8e5m2 = DM_FLOAT8E5M2,
 };
 
 /// The name of a status, for example "DM_STATUS_TIMEOUT". Static; see dm_status_name.
@@ -128,6 +130,11 @@ public:
       error.ccl_result_ = info.ccl_result;
       error.device_error_ = info.device_error;
       error.os_error_ = info.os_error;
+      if (info.num_ranks > 0) error.ranks_.assign(info.ranks, info.ranks + info.num_ranks);
+      if (info.num_lost > 0) error.lost_ranks_.assign(info.lost_ranks, info.lost_ranks + info.num_lost);
+      if (info.dim != nullptr) error.dim_ = info.dim;
+      error.waited_seconds_ = info.waited_seconds;
+      error.call_ = info.call;
     }
     return error;
   }
@@ -140,12 +147,26 @@ public:
   [[nodiscard]] std::int32_t device_error() const noexcept { return device_error_; }
   /// The errno, 0 when the operating system was not involved.
   [[nodiscard]] std::int32_t os_error() const noexcept { return os_error_; }
+  /// The world ranks that the error is about, in ascending order.
+  [[nodiscard]] const std::vector<std::int32_t> &ranks() const noexcept { return ranks_; }
+  /// Those of ranks() that are lost.
+  [[nodiscard]] const std::vector<std::int32_t> &lost_ranks() const noexcept { return lost_ranks_; }
+  /// The dimension along which the call was made; empty for a call that has none.
+  [[nodiscard]] const std::string &dim() const noexcept { return dim_; }
+  /// How long the call waited for other ranks, in seconds; negative when it did not wait.
+  [[nodiscard]] double waited_seconds() const noexcept { return waited_seconds_; }
+  /// The number of the collective call, as the message shows it; -1 when it has none.
+  [[nodiscard]] std::int64_t call() const noexcept { return call_; }
   /// The library's line alone; what() has the name of the status before it. Lives as long as the error.
   [[nodiscard]] const char *message() const noexcept { return what() + std::strlen(status_name(status_)) + 2; }
 
 private:
   Status status_;
   std::int32_t ccl_result_ = 0, device_error_ = 0, os_error_ = 0;
+  std::vector<std::int32_t> ranks_, lost_ranks_;
+  std::string dim_;
+  double waited_seconds_ = -1;
+  std::int64_t call_ = -1;
 };
 
 namespace detail {
@@ -807,6 +828,19 @@ public:
   /// Aborts the default worlds, which init() of a mesh joins by itself. See dm_default_world_abort.
   static Returns<void> abort_default() { return Calls::done(dm_default_world_abort()); }
 
+  /// Ends the world in order, with all its meshes. Collective over the world. 0: the world's timeout. See dm_world_finalize.
+  Returns<void> finalize(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_finalize(capi(), timeout.count())); }
+
+  /// Ends the default worlds in order; the next init() of a mesh joins anew. Collective over them. See dm_default_world_finalize.
+  static Returns<void> finalize_default(std::chrono::milliseconds timeout = {}) { return Calls::done(dm_default_world_finalize(timeout.count())); }
+
+  /// Makes the NCCL that is linked into this program the library of device type cuda. Local, before anything of that type.
+  /// See dm_set_ccl_resolver.
+  static Returns<void> set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data = nullptr)
+  {
+    return Calls::done(dm_set_ccl_resolver(resolve, user_data));
+  }
+
   /// The C handle, borrowed; NULL of an empty one.
   [[nodiscard]] dm_world *capi() const noexcept { return world_.get(); }
   /// Gives the C handle away, to be freed with dm_world_free.
@@ -902,7 +936,9 @@ constexpr std::size_t size_of(Dtype dtype) noexcept
 {
   switch (dtype) {
   case Dtype::int8:
-  case Dtype::uint8: return 1;
+  case Dtype::uint8:
+  case Dtype::float8e4m3:
+  case Dtype::float8e5m2: return 1;
   case Dtype::float16:
   case Dtype::bfloat16: return 2;
   case Dtype::int32:
@@ -1058,7 +1094,7 @@ private:
     if (operands.member != nullptr && (operands.rank < 0 || operands.rank >= ranks))
       return std::string(operands.member) + " is " + std::to_string(operands.rank) + ", but dimension " + dim.string() + " has ranks 0 to " +
              std::to_string(ranks - 1);
-    if (operands.op < DM_SUM || operands.op > DM_AVG) return "op is " + std::to_string(operands.op) + ", not one of 0 to 4";
+    if (operands.op < DM_SUM) return "op is " + std::to_string(operands.op) + ", not one of 0 to 4 nor made by ncclRedOpCreatePreMulSum";
     if (operands.send_bytes > PTRDIFF_MAX || operands.recv_bytes > PTRDIFF_MAX) return "the buffers are larger than memory can be";
     if (operands.send == nullptr && operands.send_bytes > 0) return "send is NULL, but there are elements to send";
     if (operands.recv == nullptr && operands.recv_bytes > 0) return "recv is NULL, but there are elements to receive";
@@ -1475,13 +1511,18 @@ public:
   /// A function of the library that made the communicators: mesh.proc<decltype(&ncclAllReduce)>("ncclAllReduce"). Local. See dm_get_proc.
   template <class Function> [[nodiscard]] Returns<Function> proc(const Text &symbol) const
   {
-    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");
-    static_assert(sizeof(Function) == sizeof(void *));
     void *address = nullptr;
-    Function function = nullptr;
     const dm_status status = dm_get_proc(capi(), symbol.c_str(), &address);
-    std::memcpy(&function, &address, sizeof function);
-    return Calls::give(status, function);
+    return Calls::give(status, function<Function>(address));
+  }
+
+  /// A function of the library that meshes of a device type will get, before there is one: device_proc<decltype(&ncclMemAlloc)>("cuda",
+  /// "ncclMemAlloc"). Local. See dm_get_device_proc.
+  template <class Function> [[nodiscard]] static Returns<Function> device_proc(const Text &device_type, const Text &symbol)
+  {
+    void *address = nullptr;
+    const dm_status status = dm_get_device_proc(device_type.c_str(), symbol.c_str(), &address);
+    return Calls::give(status, function<Function>(address));
   }
 
   /// The asynchronous error of dim's communicator, without waiting; success while it is well. Local. See dm_check.
@@ -1496,6 +1537,13 @@ public:
     dm_call_options wishes = DM_CALL_OPTIONS_INIT;
     wishes.timeout_ms = timeout.count();
     return Calls::done(dm_finalize(capi(), &wishes));
+  }
+
+  /// The world ranks of the mesh that are known to be lost by now. Local. See dm_lost_ranks.
+  [[nodiscard]] Returns<std::vector<std::int32_t>> lost_ranks() const
+  {
+    return Calls::template list<std::int32_t>(
+        [&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) { return dm_lost_ranks(capi(), ranks, capacity, length); });
   }
 
   /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died: mesh.shrink("dp", {5}). Collective over the
@@ -1684,6 +1732,65 @@ public:
                    });
   }
 
+  /// Sends the next send_counts[i] elements of send to each rank i of dim, and receives the next recv_counts[i] elements of recv from it. The counts have
+  /// a number for each rank, and add up to the elements of their buffer. See dm_all_to_allv.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> all_to_allv(const Text &dim, Send &&send, Span<const std::size_t> send_counts, Recv &&recv, Span<const std::size_t> recv_counts,
+                            void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("all_to_allv");
+    const S from(send);
+    const R to(recv);
+    using T = detail::ElementOf<Recv>;
+    if (const std::optional<Error> problem = counted("all_to_allv", dim, "send", from.size(), send_counts)) return refused(*problem);
+    if (const std::optional<Error> problem = counted("all_to_allv", dim, "recv", to.size(), recv_counts)) return refused(*problem);
+    // Only a rank that is alone works in place.
+    const std::ptrdiff_t in_place = place(dim).ranks == 1 ? 0 : PTRDIFF_MIN;
+    return operate(dim, {"all_to_allv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), in_place, nullptr, 0, DM_SUM, stream},
+                   [from, to, out = list(send_counts), into = list(recv_counts), stream](const dm_mesh *mesh, const char *name) {
+                     return dm_all_to_allv(mesh, name, from.data(), out.data(), nullptr, to.data(), into.data(), nullptr, detail::dtype<T>(), stream);
+                   });
+  }
+
+  /// Gathers send of every rank of dim, in rank order, on every rank. recv_counts is the same on all ranks: the elements of each rank's send, which add
+  /// up to those of recv. See dm_all_gatherv.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> all_gatherv(const Text &dim, Send &&send, Recv &&recv, Span<const std::size_t> recv_counts, void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("all_gatherv");
+    const S from(send);
+    const R to(recv);
+    using T = detail::ElementOf<Recv>;
+    if (const std::optional<Error> problem = counted("all_gatherv", dim, "recv", to.size(), recv_counts, "send", from.size())) return refused(*problem);
+    return operate(dim, {"all_gatherv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), -own_place<T>(dim, recv_counts), nullptr, 0,
+                    DM_SUM, stream},
+                   [from, to, counts = list(recv_counts), stream](const dm_mesh *mesh, const char *name) {
+                     return dm_all_gatherv(mesh, name, from.data(), to.data(), counts.data(), nullptr, detail::dtype<T>(), stream);
+                   });
+  }
+
+  /// Reduces send over all ranks of dim and leaves the next send_counts[i] elements of the result on each rank i. send_counts is the same on all ranks: the
+  /// elements of each rank's recv, which add up to those of send. See dm_reduce_scatterv.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> reduce_scatterv(const Text &dim, Send &&send, Span<const std::size_t> send_counts, Recv &&recv, Op op = Op::sum,
+                                void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("reduce_scatterv");
+    const S from(send);
+    const R to(recv);
+    using T = detail::ElementOf<Recv>;
+    if (const std::optional<Error> problem = counted("reduce_scatterv", dim, "send", from.size(), send_counts, "recv", to.size())) return refused(*problem);
+    return operate(dim, {"reduce_scatterv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), own_place<T>(dim, send_counts), nullptr,
+                    0, static_cast<dm_op>(op), stream},
+                   [from, to, counts = list(send_counts), op, stream](const dm_mesh *mesh, const char *name) {
+                     return dm_reduce_scatterv(mesh, name, from.data(), counts.data(), nullptr, to.data(), detail::dtype<T>(), static_cast<dm_op>(op),
+                                               stream);
+                   });
+  }
+
   /// Sends a buffer to the rank peer of dim, which receives it with recv(). See dm_send.
   template <class Buffer, class S = detail::Sent<Buffer>>
   Returns<void> send(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
@@ -1757,6 +1864,15 @@ public:
   }
 
 private:
+  template <class Function> static Function function(void *address)
+  {
+    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");
+    static_assert(sizeof(Function) == sizeof(void *));
+    Function function = nullptr;
+    std::memcpy(&function, &address, sizeof function);
+    return function;
+  }
+
   struct Free {
     void operator()(dm_mesh *mesh) const noexcept { dm_free(mesh); }
   };
@@ -1811,6 +1927,41 @@ private:
     if (group_size(dim, &here.ranks) != DM_STATUS_OK) here.ranks = 1;
     return here;
   }
+
+  // Checks the counts of a buffer of that many elements: one for each rank of dim, and together the buffer's size. This rank's count is the size of the
+  // other buffer, where that one has a name.
+  std::optional<Error> counted(const char *call, const Text &dim, const char *which, std::size_t size, Span<const std::size_t> counts,
+                               const char *other_name = nullptr, std::size_t other = 0) const
+  {
+    std::size_t ranks = 0, left = size;
+    std::int32_t rank = 0;
+    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return Error::last(status);
+    if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return Error::last(status);
+    const std::string name = std::string(call) + ": " + which;
+    if (counts.size() != ranks)
+      return Error(Status::invalid_argument, name + " has " + std::to_string(counts.size()) + " counts, but the dimension has " + std::to_string(ranks) + " ranks");
+    for (std::size_t i = 0; i < ranks; ++i) {
+      if (counts[i] > left) left = 0, ranks = 0;
+      else left -= counts[i];
+    }
+    if (ranks == 0 || left != 0)
+      return Error(Status::invalid_argument, name + " has " + std::to_string(size) + " elements, which is not the sum of its counts");
+    const std::size_t own = counts[static_cast<std::size_t>(rank)];
+    if (other_name != nullptr && own != other)
+      return Error(Status::invalid_argument, std::string(call) + ": " + other_name + " has " + std::to_string(other) + " elements, but the count of this rank is " + std::to_string(own));
+    return std::nullopt;
+  }
+
+  // The bytes before this rank's block, for what a group checks.
+  template <class T> std::ptrdiff_t own_place(const Text &dim, Span<const std::size_t> counts) const noexcept
+  {
+    std::size_t before = 0;
+    for (std::size_t i = 0; i < place(dim).rank && i < counts.size(); ++i) before += counts[i];
+    return static_cast<std::ptrdiff_t>(bytes<T>(before));
+  }
+
+  // A copy of the counts, which a group needs when it runs.
+  static std::vector<std::size_t> list(Span<const std::size_t> counts) { return std::vector<std::size_t>(counts.data(), counts.data() + counts.size()); }
 
   // A new handle of what a C function makes.
   template <class Make> static Returns<BasicMesh> view(Make make)

@@ -182,6 +182,24 @@ def test_options_that_differ_are_named(job):
     assert "warmup=7" in ranks.errors[0] and "same command line" in ranks.errors[0], ranks
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_without_address_space_is_named(victim):
+    """Whatever the rank gets no memory for: a thread, the communicator of all ranks, that of a
+    dimension, or the buffers of the check."""
+    refusals = 0
+    for kib in (9_000, 20_000, 30_000, 36_000, 44_000, 54_000, 200_000):
+        script = f'[ "$RANK" = {victim} ] && ulimit -v {kib}; exec "$0" check 2,2 --no-measure --quiet'
+        job = processes.launch(4, "sh", "-c", script, TOOL, env=clean(), code=None, merged=True)
+        if job.returncode == 0:
+            continue
+        refusals += 1
+        assert "RLIMIT_AS of process" in job.stdout and "ulimit -v" in job.stdout, job.stdout
+        assert "NCCL_DEBUG" not in job.stdout and "stack backtrace" not in job.stdout, job.stdout
+        assert not re.search(rf"rank (?!{victim})\d failed (in|first)", job.stdout), job.stdout
+        assert f"rank {victim} failed first" in job.stdout, job.stdout
+    assert 2 <= refusals < 7, "some of these limits are too low, and the last one is enough"
+
+
 FAULTY = """
 #include <dlfcn.h>
 #include <stdlib.h>

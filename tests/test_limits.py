@@ -103,8 +103,12 @@ def test_threads(place, stage, victim):
     expect(said, "thread", "ulimit -u", "pids.max", on=[victim])
 
 
-def test_memory(place):
-    expect(place.said(PLAIN, ([], "mesh memory 6", None)), "ulimit -v", on=[1])
+@pytest.mark.parametrize("victim", range(4))
+def test_memory(place, victim):
+    """Whichever rank reports it first, every rank is told which rank gets no memory, and its limit."""
+    for _ in range(3):
+        said = place.said(*(([], "mesh memory 6", None) if rank == victim else PLAIN for rank in range(4)))
+        expect(said, f" rank {victim} failed in dm_init", "RLIMIT_AS of process", " more are needed", "ulimit -v", on=range(4))
 
 
 @as_root

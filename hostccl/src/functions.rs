@@ -78,6 +78,16 @@ macro_rules! for_each_function {
             /// Extension: writes the rank of `comm` that was found dead or gone, or the first rank
             /// that did not come in time. It writes -1 when none is known. Local.
             fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
+            /// Extension: says which ranks the calling thread's last error is about, as ranks of
+            /// the communicator of the failed call. `ranks` and `lost` have room for `capacity`
+            /// numbers, and `count` gets how many ranks there are. A place of `lost` is 1 where the
+            /// rank's process has ended. `waited_ms` gets how long the call waited for its peers
+            /// without any progress, or -1. `code` gets the error's code, or `ncclSuccess` when
+            /// the thread had no error since its last `hostcclNextCallName`. Local.
+            fn hostcclLastErrorRanks(
+                code: *mut ncclResult_t, ranks: *mut c_int, lost: *mut c_int, capacity: c_int, count: *mut c_int,
+                waited_ms: *mut i64
+            ) -> ncclResult_t;
             /// Extension: sets how long an operation of this rank may wait for its peers without
             /// any progress, in milliseconds. Then the communicator ends with `ncclTimeout`. With 0
             /// the value of `HOSTCCL_TIMEOUT_MS` applies. It holds for splits and shrinks of `comm`
@@ -141,6 +151,33 @@ macro_rules! for_each_function {
             fn ncclAlltoAll(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 comm: ncclComm_t, stream: cudaStream_t
+            ) -> ncclResult_t;
+            /// Extension: sends `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on to
+            /// each rank `r`, and receives `recvcounts[r]` elements from it at element `rdispls[r]` of
+            /// `recvbuff`. The arrays have one number for each rank, and are copied. Without `sdispls`
+            /// or `rdispls` the blocks follow each other. What one rank sends is what the other
+            /// expects; otherwise all ranks get `ncclInvalidUsage`. The blocks that are received
+            /// overlap nothing. Collective.
+            fn hostcclAlltoAllv(
+                sendbuff: *const c_void, sendcounts: *const usize, sdispls: *const usize, recvbuff: *mut c_void,
+                recvcounts: *const usize, rdispls: *const usize, datatype: ncclDataType_t, comm: ncclComm_t,
+                stream: cudaStream_t
+            ) -> ncclResult_t;
+            /// Extension: gathers `recvcounts[r]` elements of each rank `r` at element `rdispls[r]` of
+            /// every `recvbuff`. Each rank sends as many elements as its own `recvcounts` says. The
+            /// arrays are as in `hostcclAlltoAllv`. In place when `sendbuff == recvbuff +
+            /// rdispls[rank]`. Collective.
+            fn hostcclAllGatherv(
+                sendbuff: *const c_void, recvbuff: *mut c_void, recvcounts: *const usize, rdispls: *const usize,
+                datatype: ncclDataType_t, comm: ncclComm_t, stream: cudaStream_t
+            ) -> ncclResult_t;
+            /// Extension: reduces a block for each rank, and gives each rank its block: that of rank
+            /// `r` has `sendcounts[r]` elements from element `sdispls[r]` of `sendbuff` on. The arrays
+            /// are as in `hostcclAlltoAllv`. In place when `recvbuff == sendbuff + sdispls[rank]`.
+            /// Collective.
+            fn hostcclReduceScatterv(
+                sendbuff: *const c_void, sendcounts: *const usize, sdispls: *const usize, recvbuff: *mut c_void,
+                datatype: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t
             ) -> ncclResult_t;
             /// Gathers `count` elements of each rank in `recvbuff` of `root`. Other ranks may pass
             /// NULL there. Collective.

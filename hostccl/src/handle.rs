@@ -325,7 +325,7 @@ mod tests {
         for _ in 0..200 {
             let fd = segment::create([5; 16]).unwrap();
             let labels = Labels { comm_name: "it".to_owned(), global_ranks: GlobalRanks::default() };
-            let segment = Segment::map(&fd, 1, 0).unwrap();
+            let segment = Segment::map(&fd, 1, 0, &Labels::default()).unwrap();
             let comm = Arc::new(Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current()));
             let (handle, both) = (handle(), std::sync::Barrier::new(2));
             std::thread::scope(|scope| {

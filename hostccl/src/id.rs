@@ -196,6 +196,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::labels::Labels;
     use crate::types::*;
 
     #[test]
@@ -213,7 +214,7 @@ mod tests {
     fn ranks_that_come_after_its_maker_gave_up_read_why() {
         let id = Id::create().unwrap();
         id.give_up(0, &Error::new(ncclSystemError, "no memory"));
-        let error = segment::Segment::map(&id.open().unwrap(), 2, 1).unwrap_err();
+        let error = segment::Segment::map(&id.open().unwrap(), 2, 1, &Labels::default()).unwrap_err();
         assert_eq!((error.code(), error.lost()), (ncclSystemError, Some(0)));
         assert!(error.message().ends_with("no memory"), "{}", error.message());
         Id::create().unwrap().close();

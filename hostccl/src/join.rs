@@ -5,6 +5,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
@@ -49,7 +50,7 @@ impl Source {
             Source::Child { owner, .. } => (*owner, "the new communicator's memory", Some(0)),
         };
         let message = format!("the process that made {what} (pid {}) has gone before all ranks had joined", maker.pid);
-        maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(rank))
+        maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(Blame::of_lost(rank)))
     }
 }
 
@@ -115,10 +116,20 @@ impl Join {
         self.comm.clone()
     }
 
+    /// Describes this join in front of `error`. An error about another rank does not get the number
+    /// of this rank too, because a reader would take this rank for the one to blame.
+    pub(crate) fn describe_for(&self, error: &Error) -> String {
+        match error.lost() {
+            Some(lost) if lost != self.rank as usize => format!("joining {}", self.name),
+            _ => self.describe(),
+        }
+    }
+
     /// Opens and maps the segment, takes this rank's seat, and counts this rank in.
     fn arrive(&self) -> Result<Arc<Comm>> {
-        let fd = self.source.open()?;
-        let segment = Segment::map(&fd, self.nranks, self.rank)?;
+        let labels = Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks) };
+        let fd = self.source.open().map_err(|error| labels.refused(self.rank as usize, error))?;
+        let segment = Segment::map(&fd, self.nranks, self.rank, &labels)?;
         let me = ProcessId::current();
         let seat = segment.seat(self.rank as usize);
         if seat.claim.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -128,13 +139,12 @@ impl Join {
                 seat.pid.load(Ordering::Relaxed),
                 me.pid
             );
-            segment.header().fail(ncclInvalidUsage, None, &message, "");
+            segment.header().fail(ncclInvalidUsage, &Blame::of([self.rank as usize]), &message, "");
             return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
         }
         seat.pid.store(me.pid, Ordering::Relaxed);
         seat.start.store(me.start, Ordering::Relaxed);
         seat.claim.store(2, Ordering::Release);
-        let labels = Labels { comm_name: self.name.clone(), global_ranks: Arc::clone(&self.global_ranks) };
         let (rank, aborted) = (self.rank as usize, self.aborted.clone());
         let comm = Arc::new(Comm::new(segment, rank, self.ranks_on_machine, labels, aborted, me));
         let arrived = &comm.segment.header().arrived;
@@ -181,7 +191,7 @@ impl Operation for Join {
             {
                 if let Some(error) = self.source.orphaned() {
                     let seat = (0..comm.nranks).find(|&rank| comm.segment.process(rank) == Some(creator.id()));
-                    return Err(comm.fail(ncclRemoteError, seat, error.message()));
+                    return Err(comm.fail(ncclRemoteError, Blame::of_lost(seat), error.message()));
                 }
             }
         }
@@ -203,7 +213,7 @@ impl Drop for Join {
             Some(comm) if comm.segment.header().arrived.value() == self.nranks => return,
             Some(comm) => {
                 let message = format!("{} gave up joining", comm.describe(comm.rank));
-                comm.fail(ncclRemoteError, Some(comm.rank), &message);
+                comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);
             }
             None => {}
         }

@@ -2,6 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::blame::Blame;
+use crate::error::Error;
+use crate::types::ncclSystemError;
+
 /// The ranks of a communicator as ranks of a larger set, for messages: PyTorch's global ranks. The
 /// index is the rank in the communicator. While it is empty, messages use the communicator's own
 /// ranks.
@@ -11,7 +15,7 @@ pub(crate) type GlobalRanks = Arc<OnceLock<Box<[i32]>>>;
 const MOST_LISTED: usize = 8;
 
 /// The names of a communicator and of its ranks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Labels {
     /// The name of the communicator.
     pub(crate) comm_name: String,
@@ -33,6 +37,25 @@ impl Labels {
         }
     }
 
+    /// Returns "rank 3 of mesh_tp (pid 4711)", or "rank 7 (rank 3 of mesh_tp, pid 4711)".
+    pub(crate) fn process(&self, rank: usize, pid: u32) -> String {
+        match self.global_rank(rank) {
+            Some(_) => self.rank(rank, Some(pid)),
+            None => format!("rank {rank} of {} (pid {pid})", self.comm_name),
+        }
+    }
+
+    /// Returns the error for the ranks that join this communicator: it names `rank`, which is this
+    /// process, where the operating system has refused it something. An error that names a rank
+    /// already stays as it is.
+    pub(crate) fn refused(&self, rank: usize, error: Error) -> Error {
+        if error.code() != ncclSystemError || error.lost().is_some() {
+            return error;
+        }
+        let message = format!("{}: {}", self.process(rank, std::process::id()), error.message());
+        Error::new(error.code(), message).by(Blame::of([rank]))
+    }
+
     /// Returns "rank 3 of mesh_tp", or "rank 7 (rank 3 of mesh_tp)".
     pub(crate) fn rank_in_comm(&self, rank: usize) -> String {
         match self.global_rank(rank) {
@@ -46,8 +69,8 @@ impl Labels {
         let global: Vec<i32> = ranks.iter().map(|&rank| self.global_rank(rank).unwrap_or(rank as i32)).collect();
         let own: Vec<i32> = ranks.iter().map(|&rank| rank as i32).collect();
         match global == own {
-            true => list(&own),
-            false => format!("{} ({} of {})", list(&global), list(&own), self.comm_name),
+            true => list(own),
+            false => format!("{} ({} of {})", list(global), list(own), self.comm_name),
         }
     }
 
@@ -68,7 +91,8 @@ impl Labels {
 }
 
 /// Returns "ranks 1, 2 and 40 more".
-fn list(ranks: &[i32]) -> String {
+pub(crate) fn list(ranks: impl IntoIterator<Item = i32>) -> String {
+    let ranks: Vec<i32> = ranks.into_iter().collect();
     let shown: Vec<String> = ranks.iter().take(MOST_LISTED).map(i32::to_string).collect();
     let more =
         if ranks.len() > shown.len() { format!(" and {} more", ranks.len() - shown.len()) } else { String::new() };

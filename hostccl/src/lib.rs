@@ -53,8 +53,8 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `error` |
-//! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `reduce` (the kernels) |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error` |
+//! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `id` |
 //! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing) |
 //! | taking turns | `turn` on one rank, `admission` among the ranks, `operation` (the trait of all operations) |
@@ -65,6 +65,8 @@
 
 mod admission;
 mod api;
+mod blame;
+pub mod blocks;
 mod body;
 mod call_name;
 mod collective;

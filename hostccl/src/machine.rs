@@ -19,12 +19,48 @@ fn advice(error: &io::Error) -> Option<String> {
             None => "this process has as many files open as it may: raise `ulimit -n`".to_owned(),
         },
         libc::ENFILE => "this machine has as many files open as it may: raise the sysctl fs.file-max".to_owned(),
-        libc::ENOMEM => match limit(libc::RLIMIT_AS as i32) {
-            Some(limit) => format!("this process may have {limit} bytes of address space: raise `ulimit -v`"),
-            None => "address space or memory ran out: look at vm.max_map_count, vm.overcommit_memory and the container's limit".to_owned(),
-        },
+        libc::ENOMEM => no_memory(None),
         _ => return None,
     })
+}
+
+/// Returns the text of [`explained`] for a refused request of that many bytes of memory.
+pub fn explained_memory(bytes: usize, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => format!("{error}: {}", no_memory(Some(bytes as u64))),
+        _ => explained(error),
+    }
+}
+
+/// Returns why the kernel refuses memory, and what to do. `needed` is the number of bytes that were
+/// asked for, where that is known. Other ranks show the text too, so it names this process.
+fn no_memory(needed: Option<u64>) -> String {
+    const ELSEWHERE: &str = "memory ran out: look at vm.max_map_count, vm.overcommit_memory and the container's limit";
+    let Some(limit) = limit(libc::RLIMIT_AS as i32) else { return format!("address space or {ELSEWHERE}") };
+    let pid = std::process::id();
+    let mut said = format!("RLIMIT_AS of process {pid} is {limit} bytes");
+    let used = address_space();
+    if let (Some(used), Some(needed)) = (used, needed) {
+        if used.saturating_add(needed) <= limit {
+            return format!("{ELSEWHERE} (RLIMIT_AS of process {pid} is not the reason)");
+        }
+        said += &format!(", {used} are in use, and {needed} more are needed");
+    } else if let Some(used) = used {
+        said += &format!(", and {used} are in use");
+    }
+    let enough = used.zip(needed).map(|(used, needed)| used.saturating_add(needed).div_ceil(1024));
+    let at_least = enough.map_or_else(String::new, |kib| format!(", at least to {kib}"));
+    format!("{said}: raise `ulimit -v` there{at_least}, or remove it with `ulimit -v unlimited`")
+}
+
+/// Returns how many bytes of address space this process uses, or `None` where `/proc` does not
+/// tell.
+fn address_space() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_whitespace().next()?.parse().ok()?;
+    // SAFETY: the call only asks for a number.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+    pages.checked_mul(page)
 }
 
 /// Returns the text of [`explained`] for an error of the system call `call`. If a
@@ -47,7 +83,10 @@ pub fn no_thread(error: &io::Error) -> String {
         return said;
     }
     if let Err(no_memory) = room_for_stack() {
-        return format!("{said}, because there is no room for its stack: {}", explained(&no_memory));
+        return format!(
+            "{said}, because there is no room for its stack: {}",
+            explained_memory(STACK_BYTES, &no_memory)
+        );
     }
     let limit = limit(libc::RLIMIT_NPROC as i32).map_or(String::new(), |limit| format!(", now {limit}"));
     format!(
@@ -132,6 +171,8 @@ mod tests {
         let said = explained(&io::Error::from_raw_os_error(libc::EMFILE));
         assert!(said.contains("ulimit -n"), "{said}");
         assert!(no_thread(&io::Error::from_raw_os_error(libc::EAGAIN)).contains("pids.max"));
+        let memory = explained_memory(usize::MAX, &io::Error::from_raw_os_error(libc::ENOMEM));
+        assert!(memory.contains("Cannot allocate memory") && memory.contains("ran out"), "{memory}");
         assert!(explained_call("memfd_create", &io::Error::from_raw_os_error(libc::EPERM)).contains("seccomp"));
         let plain = io::Error::from_raw_os_error(libc::EINVAL);
         assert_eq!(explained(&plain), plain.to_string());

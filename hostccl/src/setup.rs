@@ -77,7 +77,7 @@ impl Operation for Init {
     fn poll(&mut self) -> Result<Poll> {
         let poll = self.join.poll().inspect_err(|error| {
             self.done = true;
-            self.handle.set_comm(Err(error.clone().within(&self.join.describe())));
+            self.handle.set_comm(Err(error.clone().within(&self.join.describe_for(error))));
         })?;
         if let (Poll::Done, Some(comm)) = (poll, self.join.joined()) {
             self.done = true;
@@ -107,7 +107,9 @@ impl Operation for Init {
 impl Drop for Init {
     fn drop(&mut self) {
         if !self.done {
-            self.handle.set_comm(Err(why_dropped(self.join.comm()).within(&self.join.describe())));
+            let error = why_dropped(self.join.comm());
+            let call = self.join.describe_for(&error);
+            self.handle.set_comm(Err(error.within(&call)));
         }
         // A caller that waited has the error and needs no handle. One that did not wait asks the
         // handle.

@@ -2,22 +2,19 @@
 //! with a stream. For programs that know the element type only when they run, such as tools and
 //! benchmarks.
 
-mod cuda;
-
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::ptr::{copy_nonoverlapping, null_mut};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use self::cuda::Stream;
 use super::elements::Operator;
 use super::groups::in_group;
 use super::operations::{BufferShape, Operands};
 use super::view::View;
 use super::world::World;
-use crate::ccl::{self, element_size};
-use crate::error::{Error, Result, Status};
+use crate::ccl::{self, Stream, element_size};
+use crate::error::{Error, Result};
 
 /// The alignment of every buffer in bytes. GPUs align their memory in this way.
 const ALIGNMENT: usize = 256;
@@ -170,7 +167,7 @@ impl Memory {
 
     /// A buffer of that many bytes. `DM_STATUS_DEVICE` where there is no memory for it.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        let too_large = || Error::new(Status::Device, format!("no memory for {bytes} bytes"));
+        let too_large = || Error::no_memory(bytes);
         let capacity = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;
         let address = match &*self.place {
             Place::Host => {
@@ -364,7 +361,7 @@ impl View {
         }
         let (size, me) = (self.mesh().dim_size(index), self.mesh().local_rank(index)?);
         let element = element_size(dtype)
-            .ok_or_else(|| Error::invalid(format!("{name}: dtype is {dtype}, not one of 0 to 9")))?;
+            .ok_or_else(|| Error::invalid(format!("{name}: dtype is {dtype}, not one of 0 to 11")))?;
         let bytes = |blocks: usize| {
             let bytes = count.checked_mul(element).and_then(|bytes| bytes.checked_mul(blocks));
             bytes.ok_or_else(|| Error::invalid(format!("{name}: {count} elements are more than memory can hold")))

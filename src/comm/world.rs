@@ -7,15 +7,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use super::background::wait_for_handed_over;
 use super::communicator::Communicator;
 use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
+use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
 use crate::ccl::{self, Device, Library};
 use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::rendezvous::{self, Equipment, JoinOptions};
 use crate::wait::{Cancel, Wait};
+
+/// How long a join waits for the end of an earlier world whose last handle was freed.
+const FREEING: Duration = Duration::from_secs(1);
 
 /// How a process joins a world.
 #[derive(Default)]
@@ -51,6 +56,10 @@ pub(super) trait EndsWithWorld: Send + Sync {
     /// Marks the root mesh as aborted on this rank, and returns its communicators, which the world
     /// then aborts.
     fn end_with_world(&self) -> Vec<Arc<Communicator>>;
+
+    /// Marks the root mesh as finalized on this rank, unless it has ended before, and returns all
+    /// its communicators, which the world then finalizes.
+    fn finalize_with_world(&self) -> Vec<Arc<Communicator>>;
 }
 
 /// Something that C callers borrow from a world.
@@ -81,6 +90,8 @@ pub struct World {
     adopted: Mutex<HashMap<Vec<i32>, u64>>,
     /// Raised by [`abort`](World::abort). The flags of the root meshes are its children.
     cancel: Cancel,
+    /// Whether the world was finalized.
+    is_finalized: AtomicBool,
     /// Whether the other ranks were told that this one takes no further part.
     is_departure_told: AtomicBool,
     /// The root meshes of this world, which its abort ends.
@@ -102,6 +113,8 @@ impl World {
     /// that fails in that tells the others.
     pub fn join(device_type: &str, options: &WorldOptions) -> Result<World> {
         options.join.cancel.check()?;
+        // An earlier world may be about to end, and with it a server at the same address.
+        wait_for_handed_over(FREEING);
         let prepare = |local_rank, world_size| {
             if options.join.offline {
                 return Ok(((None, None), None));
@@ -126,6 +139,7 @@ impl World {
             turn_over: Condvar::new(),
             adopted: Mutex::default(),
             cancel: options.join.cancel.clone(),
+            is_finalized: AtomicBool::new(false),
             is_departure_told: AtomicBool::new(false),
             roots: Mutex::default(),
             single_turn: Mutex::default(),
@@ -160,7 +174,7 @@ impl World {
     /// Returns when every rank of the world has called it. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         self.alive()?;
-        refuse_inside("dm_world_barrier", self.library.as_ref())?;
+        self.tell_if_refused("dm_world_barrier", || refuse_inside("dm_world_barrier", self.library.as_ref()))?;
         let wait = self.wait(timeout.unwrap_or(self.rendezvous.timeout()));
         let _turn = self.take_turn(&wait)?;
         wait.outcome(self.rendezvous.barrier_by(&wait))
@@ -169,10 +183,12 @@ impl World {
     /// Returns the location of every rank, in rank order. **Collective over the world**.
     pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
         self.alive()?;
-        refuse_inside("dm_world_locations", self.library.as_ref())?;
-        let wait = self.wait(self.rendezvous.timeout());
-        let _turn = self.take_turn(&wait)?;
-        wait.outcome(self.rendezvous.locations(mine, &wait))
+        self.tell_if_refused("dm_world_locations", || {
+            refuse_inside("dm_world_locations", self.library.as_ref())?;
+            let wait = self.wait(self.rendezvous.timeout());
+            let _turn = self.take_turn(&wait)?;
+            wait.outcome(self.rendezvous.locations(mine, &wait))
+        })
     }
 
     /// Something that callers borrow for as long as the world lives. `make` makes it, with what
@@ -205,7 +221,7 @@ impl World {
             }
         }
         let outcome = abort_all(&ended);
-        self.library.iter().for_each(groups::abandon);
+        self.library.iter().for_each(|library| groups::abandon(library, "dm_world_abort"));
         self.comms.share_nothing();
         if !self.is_departure_told.swap(true, Ordering::SeqCst) {
             self.rendezvous.leave();
@@ -217,14 +233,42 @@ impl World {
         &self.comms
     }
 
-    /// Fails with `DM_STATUS_ABORTED` after [`abort`](World::abort).
+    /// Fails with `DM_STATUS_ABORTED` after [`abort`](World::abort) and
+    /// [`finalize`](World::finalize).
     pub(super) fn alive(&self) -> Result<()> {
+        if self.is_finalized.load(Ordering::SeqCst) {
+            return Err(Error::aborted("the world was finalized by dm_world_finalize: join a new one"));
+        }
         self.cancel.check()
+    }
+
+    /// Marks the world and its root meshes as finalized on this rank. Returns their communicators,
+    /// the last made first, so that children come before the communicator from which they were
+    /// split.
+    pub(super) fn take_to_finalize(&self) -> Vec<Arc<Communicator>> {
+        self.is_finalized.store(true, Ordering::SeqCst);
+        let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
+        let mut taken = self.comms.take_living();
+        for known in roots.iter().flat_map(|root| root.finalize_with_world()) {
+            if !taken.iter().any(|other| Arc::ptr_eq(other, &known)) {
+                taken.push(known);
+            }
+        }
+        taken.retain(|communicator| !communicator.raw().is_null());
+        taken.reverse();
+        taken
     }
 
     /// A flag for a root mesh, which counts as raised also when the world's flag is.
     pub(super) fn cancel(&self) -> Cancel {
         self.cancel.child()
+    }
+
+    /// Runs `call`, which is a call of `function` that is collective over this world. If this rank
+    /// refuses the call, the other ranks are told.
+    pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let scope = self.rendezvous.scope().ok().filter(|_| self.alive().is_ok());
+        tell_if_refused(scope.map(|scope| &**scope), self.cancel(), function, call)
     }
 
     /// A wait of at most `timeout`, which the world's abort ends.

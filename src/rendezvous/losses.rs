@@ -6,9 +6,9 @@
 //! rank leaves its process number under the name of its host, and a rank that waits for long looks
 //! whether the processes of its own host live.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hostccl::machine;
 use hostccl::process::{Process, ProcessId};
@@ -17,11 +17,17 @@ use super::agreement::WorldKeys;
 use super::host::HostIdentity;
 use super::store::Store;
 use crate::digest::Fnv1a;
-use crate::error::Result;
+use crate::error::{Result, Status};
 use crate::wait::{Deadline, Wait};
 
 /// How long it may take to write or read a note of a lost rank.
 const SHORT: Duration = Duration::from_millis(500);
+
+/// A loss after which no other one was told for so long stands alone.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// How long a call that has found a loss waits for others at most.
+const LONGEST_SETTLING: Duration = Duration::from_millis(250);
 
 /// The ranks of one world that are lost, as far as this rank knows.
 pub(super) struct Losses {
@@ -33,7 +39,14 @@ pub(super) struct Losses {
     known: Mutex<Known>,
     /// The ranks of this host; `None` where the store itself knows who is lost.
     local_ranks: Option<LocalRanks>,
+    /// The deadlocks between calls of this world of which this rank's caller was told, the last
+    /// ones only. Every scope of the world has these losses, so it is kept here.
+    told_deadlocks: Mutex<VecDeque<String>>,
 }
+
+/// How many deadlocks are remembered. A rank that makes this many further calls that end in a
+/// deadlock is told of an older one twice.
+const DEADLOCKS: usize = 64;
 
 /// The losses that this rank knows of.
 #[derive(Default)]
@@ -43,6 +56,15 @@ struct Known {
     /// How many of the notes in the store were read. This number may differ from the number of
     /// ranks, because this rank learns of some losses without a note.
     read: usize,
+    /// When this rank learned of the last loss.
+    last: Option<Instant>,
+}
+
+impl Known {
+    fn add(&mut self, rank: Option<i32>) {
+        self.ranks.extend(rank);
+        self.last = Some(Instant::now());
+    }
 }
 
 impl Losses {
@@ -59,13 +81,25 @@ impl Losses {
         if size > 1 && !store.leave_last_word(&format!("{prefix}/lost"), rank.to_string().as_bytes(), wait)? {
             local_ranks = LocalRanks::join(&*store, prefix, leftovers, rank, wait)?;
         }
-        Ok(Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks })
+        Ok(Losses {
+            store,
+            prefix: prefix.to_owned(),
+            known: Mutex::default(),
+            local_ranks,
+            told_deadlocks: Mutex::default(),
+        })
     }
 
     /// Makes the losses of a world in which no rank can be lost.
     #[cfg(test)]
     pub(super) fn none(store: Arc<dyn Store>, prefix: &str) -> Losses {
-        Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks: None }
+        Losses {
+            store,
+            prefix: prefix.to_owned(),
+            known: Mutex::default(),
+            local_ranks: None,
+            told_deadlocks: Mutex::default(),
+        }
     }
 
     /// Returns the prefix of all keys of the world.
@@ -91,8 +125,20 @@ impl Losses {
         // next note is found.
         if known.read + 1 == number {
             known.read = number;
-            known.ranks.extend(rank);
+            known.add(rank);
         }
+    }
+
+    /// Notes that this rank's caller is told of that deadlock. Returns whether this is the first
+    /// time.
+    pub(super) fn tell_deadlock(&self, id: &str) -> bool {
+        let mut told = self.told_deadlocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = told.iter().all(|known| known != id);
+        if is_new {
+            told.truncate(DEADLOCKS - 1);
+            told.push_front(id.to_owned());
+        }
+        is_new
     }
 
     /// Returns the first rank that is known to be lost and for which `is_missed` holds.
@@ -103,6 +149,39 @@ impl Losses {
     /// Returns all ranks that are known to be lost and for which `is_missed` holds.
     pub(super) fn all(&self, is_missed: impl Fn(i32) -> bool) -> HashSet<i32> {
         self.known().ranks.iter().copied().filter(|rank| is_missed(*rank)).collect()
+    }
+
+    /// Returns once no further rank was lost for a moment. Ranks whose host or launcher has ended
+    /// are lost one right after the other.
+    pub(super) fn settle(&self, of_caller: &Wait) {
+        let end = Deadline::after(LONGEST_SETTLING);
+        let wait = Wait { watch: None, ..of_caller.clone() };
+        loop {
+            self.look(&wait);
+            let last = self.known().last;
+            let left = last.map_or(Duration::ZERO, |last| QUIET.saturating_sub(last.elapsed()));
+            if left.is_zero() || end.passed() || wait.cancel.is_raised() {
+                return;
+            }
+            let (number, key) = self.next();
+            match self.store.get(&key, &wait.with_deadline(Deadline::after(left))) {
+                Ok(value) => self.note(number, &value),
+                Err(error) if error.status() == Status::Timeout => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Reads the notes of losses that are in the store by now. Fails when the store does not answer.
+    pub(super) fn refresh(&self, of_caller: &Wait) -> Result<()> {
+        let wait = Wait { watch: None, ..of_caller.with_deadline(Deadline::after(SHORT)) };
+        self.look(&wait);
+        while !wait.deadline.passed() {
+            let (number, key) = self.next();
+            let Some(value) = self.store.try_get(&key, &wait)? else { break };
+            self.note(number, &value);
+        }
+        Ok(())
     }
 
     /// Looks at the processes of this host, where the store does not know who is lost. What is
@@ -123,7 +202,7 @@ impl Losses {
         });
         // The store may have ended with that rank.
         if told.is_err() {
-            self.known().ranks.push(rank);
+            self.known().add(Some(rank));
         }
     }
 }

@@ -19,7 +19,7 @@ mod verify;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use devicemesh::ccl;
 use devicemesh::comm::{Buffer, CallOptions, Memory, MeshOptions, RootComms, View, World, WorldOptions};
@@ -42,6 +42,9 @@ use crate::library;
 use crate::stdio::{print, say};
 
 pub use self::options::Options;
+
+/// How much longer than a rank that failed the other ranks live.
+const AFTER_FAILED: Duration = Duration::from_millis(300);
 
 /// Runs the check as one of its ranks. The exit code is the same on all ranks.
 pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
@@ -70,6 +73,7 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
         Err(error) => return alike(error.message().to_owned()),
     };
     let json = options.json;
+    let began = Instant::now();
     let clock = Clock::start(options.timeout, {
         let limit = options.timeout.as_secs_f64();
         move |doing| {
@@ -84,14 +88,21 @@ pub fn check(options: &Options) -> std::result::Result<u8, Failure> {
             TIMED_OUT
         }
     })
-    .map_err(|error| Failure::new(NOT_MADE, format!("starting a thread: {error}")))?;
+    .map_err(|error| Failure::new(NOT_MADE, Error::no_thread(&error).message()))?;
     let progress = Progress::new(options.quiet || rank > 0);
     match work(options, device_type, mesh, clock, progress) {
         Ok(code) => Ok(code),
         Err(error) => {
             if rank == 0 || rank == 1 && may_miss_rank_0(&error) {
                 let status = error.status().name().trim_start_matches("DM_STATUS_");
-                tell(json && rank == 0, status, &format!("{}{}", error.message(), advice(&error)));
+                tell(json && rank == 0, status, &format!("{}{}", error.message(), advice(&error, device_type)));
+            }
+            // `devicemesh run` names the rank that ends first. That is to be the rank that failed. A
+            // rank that was lost or did not come has ended already, or ends by itself.
+            let has_failed = ![Status::PeerLost, Status::Timeout].contains(&error.status());
+            if has_failed && !error.ranks().is_empty() && !error.ranks().contains(&(rank as i32)) {
+                let left = options.timeout.saturating_sub(began.elapsed());
+                std::thread::sleep(AFTER_FAILED.min(left / 2));
             }
             Ok(NOT_MADE)
         }
@@ -130,9 +141,15 @@ fn tell(json: bool, status: &str, message: &str) {
     }
 }
 
-/// What the user can do next, where the message does not say it.
-fn advice(error: &Error) -> &'static str {
+/// Says what the user can do next, where the message does not say it. `device_type` is that of the
+/// mesh.
+fn advice(error: &Error, device_type: &str) -> &'static str {
     match error.status() {
+        // The host engine has no such variable, and its messages say what to do.
+        Status::Ccl if device_type == "cpu" => "",
+        Status::Timeout if device_type == "cpu" => {
+            "; next: see what the ranks named are doing (gdb -p on their hosts), and check again without these hosts"
+        }
         Status::PeerLost => {
             "; next: look at that rank's own output and its host's kernel log, and check again without that host"
         }
@@ -176,11 +193,22 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
         warmup: options.warmup,
         repeats: options.repeats,
     };
-    let largest = schedule.sizes.last().copied().unwrap_or(0).max(measure::copies(device_type == "cuda").0);
-    let sizes = views.iter().map(|(view, index)| view.mesh().dim_size(*index));
-    let bytes = sizes.map(|size| verify::buffer_bytes(size, options.dtype, largest)).max().unwrap_or(0);
-    let buffer = || memory.buffer(bytes).map_err(smaller_sizes);
-    let (send, recv) = (buffer()?, buffer()?);
+    let copied = measure::copies(device_type == "cuda").0;
+    let largest = schedule.sizes.last().copied().unwrap_or(0).max(copied);
+    let largest = if options.no_measure { 0 } else { largest };
+    let sizes: Vec<usize> = views.iter().map(|(view, index)| view.mesh().dim_size(*index)).collect();
+    let needed = |measured: usize| {
+        let each = sizes.iter().map(|size| verify::buffer_bytes(*size, options.dtype, measured));
+        each.max().unwrap_or(0)
+    };
+    let bytes = needed(largest);
+    let (send, recv) = team.step("allocating the buffers", |_| {
+        let buffer = || {
+            let error = |error| if bytes > needed(copied) { smaller_sizes(error) } else { error };
+            memory.buffer(bytes).map_err(error)
+        };
+        Ok((buffer()?, buffer()?))
+    })?;
     let benches: Vec<Bench<'_>> = views
         .iter()
         .map(|(view, index)| bench(view, *index, options, &memory, (&send, &recv), patience))
@@ -193,10 +221,10 @@ fn work(options: &Options, device_type: &str, planned: Mesh, clock: Clock, progr
     Ok(code)
 }
 
-/// Adds to an error of too little memory what the user can do.
+/// Adds to an error of too little memory that smaller sizes need less.
 fn smaller_sizes(error: Error) -> Error {
-    let message = format!("{}; take smaller --sizes", error.message());
-    Error::new(error.status(), message).with_device_error(error.device_error())
+    let message = format!("{}; or take smaller --sizes", error.message());
+    Error::new(error.status(), message).with_device_error(error.device_error()).with_os_error(error.os_error())
 }
 
 /// The number of steps of a check in which nothing goes wrong.
@@ -207,7 +235,7 @@ fn steps(options: &Options, mesh: &Mesh) -> Result<usize> {
         sizes.push(mesh.slice(&dims)?.size());
     }
     let measured = sizes.iter().filter(|size| **size > 1 && !options.no_measure).count();
-    let around = if options.no_measure { 6 } else { 7 };
+    let around = if options.no_measure { 7 } else { 8 };
     Ok(options.collectives().len() * (sizes.len() + measured) + around)
 }
 
@@ -242,7 +270,7 @@ struct Checked<'a> {
     options: &'a Options,
     /// The dimensions of the mesh, then the flattened ones.
     benches: Vec<Bench<'a>>,
-    /// What is measured, and how often.
+    /// The sizes that are measured, and how often.
     schedule: Schedule,
 }
 

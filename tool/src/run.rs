@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use devicemesh::rendezvous::host_name;
 use devicemesh::rendezvous::store::{Secret, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
+use rustix::process::{Rlimit, Signal};
 
 use self::assignment::Assignment;
 use self::cause::{Cause, Ended, How, signal_name};
@@ -64,9 +64,12 @@ struct Job<'a> {
     output: Output,
     /// The other nodes. `None` in a job of one node.
     nodes: Option<Nodes>,
+    /// The limit on open files that the ranks get. In a job of several nodes it is known when the
+    /// nodes have met.
+    open_files: Option<Rlimit>,
     /// The ranks of this node, once they are started.
     ranks: Option<Ranks>,
-    /// What this node calls itself when it reports a cause. `None` in a job of one node.
+    /// The name of this node in a cause that it reports. `None` in a job of one node.
     reporter: Option<String>,
     /// When the current phase ends by the clock: by `--timeout` while the ranks run, and by STAY
     /// when they have ended.
@@ -90,10 +93,15 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
         std::fs::create_dir_all(folder)
             .map_err(|error| Failure::new(1, format!("cannot make --log-dir {}: {error}", folder.display())))?;
     }
+    let output = Output::new(options.route());
+    let one_node = rendezvous.nodes == 1;
+    let open_files =
+        one_node.then(|| open_files::make_room_for_one_node(rendezvous.ranks, output.route())).transpose()?;
     let mut job = Job {
         options,
         signals: Signals::catch()?,
-        output: Output::new(options.route()),
+        output,
+        open_files,
         nodes: None,
         ranks: None,
         reporter: None,
@@ -104,12 +112,9 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
         loss_is_told: false,
         style: Style::new(options.color, &std::io::stderr()),
     };
+    // The ranks of one node need the server until the job ends.
     let mut server = None;
-    let assignment = if rendezvous.nodes > 1 {
-        job.reporter = Some(host_name());
-        job.nodes = Some(Nodes::meet(rendezvous)?);
-        job.wait_for_nodes()
-    } else {
+    let assignment = if one_node {
         let server = server.insert(
             Secret::from_environment()
                 .and_then(|secret| Server::at(&rendezvous.host, rendezvous.port, secret))
@@ -117,9 +122,13 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
         );
         server.expect_ranks(rendezvous.ranks as usize);
         Some(Assignment::whole_job(rendezvous, server.local_addr().port()))
+    } else {
+        job.reporter = Some(host_name());
+        job.nodes = Some(Nodes::meet(rendezvous)?);
+        job.wait_for_nodes()
     };
     if let Some(assignment) = assignment {
-        job.start(&assignment, server.is_some())?;
+        job.start(&assignment)?;
     }
     job.watch();
     Ok(job.finish())
@@ -145,12 +154,13 @@ impl Job<'_> {
         None
     }
 
-    /// Starts the ranks. `serves` tells whether this function's caller serves the store. Without
-    /// other nodes a failure is this function's, else it ends the job.
-    fn start(&mut self, assignment: &Assignment, serves: bool) -> Result<(), Failure> {
-        let serves = serves || self.nodes.as_ref().is_some_and(Nodes::serves);
-        let started = open_files::make_room(assignment, self.output.route(), serves)
-            .and_then(|limit| Ranks::start(assignment, &self.options.command, limit, &mut self.output));
+    /// Starts the ranks. Without other nodes a failure is this function's, else it ends the job.
+    fn start(&mut self, assignment: &Assignment) -> Result<(), Failure> {
+        let serves = self.nodes.as_ref().is_some_and(Nodes::serves);
+        let served = if serves { assignment.world_size } else { 0 };
+        let ranks = open_files::Ranks { here: assignment.ranks, served, tools: assignment.nodes };
+        let limit = self.open_files.map_or_else(|| open_files::make_room(ranks, self.output.route()), Ok);
+        let started = limit.and_then(|limit| Ranks::start(assignment, &self.options.command, limit, &mut self.output));
         let host_name = assignment.host_name.as_ref();
         self.reporter = host_name.map(|host| format!("node {} ({host})", assignment.node));
         match started {
@@ -381,7 +391,7 @@ fn count(ranks: usize) -> String {
     if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") }
 }
 
-/// What happens to the ranks that still run.
+/// Says what happens to the ranks that still run.
 fn ending(running: usize, here: &str, grace: Duration) -> String {
     let seconds = grace.as_secs_f64();
     match running {

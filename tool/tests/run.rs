@@ -275,6 +275,13 @@ fn a_low_limit_on_open_files_is_told_with_what_is_needed() {
         said.contains("64 ranks on this host need ") && said.contains("and the limit is 60: raise it with `ulimit -n "),
         "{said}"
     );
+    // It names one number, however low the limit is.
+    let number = said.split("need ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    for limit in [8, 12, 20, 40] {
+        let refused = limited(limit, limit, &["-n", "64", "--prefix", "--", "/bin/sh", "-c", "ulimit -n"]);
+        let said = text(&refused.stderr);
+        assert!(said.contains(&format!("need {number} open files")), "{limit}: {said}");
+    }
     // The number that it names is enough, as a hard limit. The ranks have the soft limit that the
     // tool had.
     let needed = said.split("`ulimit -n ").nth(1).and_then(|rest| rest.split('`').next()).unwrap();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 fn tool(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_devicemesh"));
-    // What the tests were started with must not decide about colours.
+    // The environment of the tests must not decide about colours.
     for name in ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
         command.env_remove(name);
     }
@@ -126,6 +126,18 @@ fn json_is_read_as_json() {
         (&large["size"], &large["ranks"], &large["dimensions"][0]["groups"]),
         (&json!(1 << 20), &Value::Null, &json!(1024))
     );
+}
+
+#[test]
+fn names_that_share_a_communicator_are_told() {
+    let arguments = "2,1,4 pp,dp,tp --flatten pp,dp=all --reshape 2x4:epp,etp";
+    let text = shown(arguments);
+    assert!(text.contains("\npp, all and epp share one communicator\ntp and etp share one communicator\n"), "{text}");
+    let value: Value = serde_json::from_str(&shown(&format!("{arguments} --json"))).unwrap();
+    assert_eq!(value["shared_communicators"], json!([["pp", "all", "epp"], ["tp", "etp"]]));
+    assert!(!shown("2,4 dp,tp --flatten dp,tp=all").contains("share"), "all has other ranks than dp and tp");
+    // A range has communicators of its own.
+    assert!(!shown("4,2 pp,tp --range pp=0:2").contains("share"));
 }
 
 #[test]

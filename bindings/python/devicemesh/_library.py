@@ -136,7 +136,8 @@ def in_order(what: str, values: Iterable[Any]) -> Iterable[Any]:
 def listing(what: str, values: Any) -> Iterable[Any]:
     """Does what in_order does, and refuses a value that cannot be iterated over."""
     if not hasattr(type(values), "__iter__"):
-        raise TypeError(f"{what} is {values!r} (a {type(values).__name__}); a tuple or a list was expected")
+        written = f": write ({values},)" if type(values) is int else ""
+        raise TypeError(f"{what} is {values!r} (a {type(values).__name__}); a tuple or a list was expected{written}")
     return in_order(what, values)
 
 
@@ -169,7 +170,11 @@ def size(what: str, value: Any) -> int:
 
 def sizes(what: str, values: Iterable[Any]) -> Any:
     """A C array of size_t."""
-    numbers = [size(what, value) for value in listing(what, values)]
+    given = list(listing(what, values))
+    for value in given:
+        if integer(what, value) < 0:
+            raise InvalidArgumentError(f"{what} is {tuple(given)!r}, and {value} is no size: write every size as a number, because none stands for the rest")
+    numbers = [size(what, value) for value in given]
     return (ctypes.c_size_t * len(numbers))(*numbers)
 
 
@@ -191,8 +196,10 @@ def milliseconds(timeout: Union[None, float, timedelta]) -> int:
     if is_bool(timeout) or isinstance(timeout, (str, bytes, bytearray)) or not (isinstance(timeout, timedelta) or hasattr(type(timeout), "__float__")):
         raise TypeError(f"timeout is {timeout!r} (a {type(timeout).__name__}); give seconds, a timedelta, or None for the default")
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not 0 < seconds < 2**53:
-        raise InvalidArgumentError(f"timeout is {seconds} seconds; give more than 0, or None for the default")
+    if seconds >= 2**53:
+        raise InvalidArgumentError(f"timeout is {seconds:g} seconds, longer than the library can count; every wait has an end, so give 1e9 for 31 years, or None for the default")
+    if not seconds > 0:
+        raise InvalidArgumentError(f"timeout is {seconds:g} seconds; give more than 0, or None for the default")
     return max(1, round(seconds * 1000))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Seque
 from . import _interrupt as interrupt
 from ._beside import group_changes
 from ._library import check, library
-from ._open_groups import opened
+from ._open_groups import current_task, open_group, opened
 from ._queries import MeshQueries
 from .errors import InvalidHandleError
 
@@ -57,10 +57,13 @@ class Group:
         self._handle = 0
         self._queue: List[Queued] = []
         self._refused: Optional[Exception] = None
+        # The task that began the group: asyncio's or trio's, or None outside of tasks.
+        self._task: Any = None
 
     def __enter__(self) -> "Group":
         if self._handle:
             raise RuntimeError("this group is open already; call mesh.group() again for one within it")
+        open_group("mesh.group")
         # The group has a handle of its own, so it can end although the body has closed the mesh.
         handle = ctypes.c_void_p()
         check(library.dm_clone(self._mesh._handle, ctypes.byref(handle)))
@@ -72,13 +75,15 @@ class Group:
         except BaseException:
             library.dm_free(own)
             raise
-        self._handle, self._refused = own, None
+        self._handle, self._refused, self._task = own, None, current_task()
         opened.groups.append(self)
         for changed in group_changes:
             changed(1)
         return self
 
     def __exit__(self, _: Any, raised: Optional[BaseException], __: Any) -> None:
+        if not self._handle:
+            raise RuntimeError("this group is not open: each `with mesh.group():` ends once")
         if not opened.groups or opened.groups[-1] is not self:
             raise RuntimeError("groups end in the reverse order of their beginnings, each in the thread that began it")
         opened.groups.pop()
@@ -102,7 +107,7 @@ class Group:
             for changed in group_changes:
                 changed(-1)
             library.dm_free(self._handle)
-            self._handle = 0
+            self._handle, self._task = 0, None
             release(queue)
         if failure is not None and failure is not raised:
             raise failure
@@ -142,13 +147,13 @@ def operation(method: Method) -> Method:
 
     @functools.wraps(method)
     def noting(*arguments: Any, **named: Any) -> None:
-        groups = opened.groups
-        if not groups:
+        group = open_group(method.__name__) if opened.groups else None
+        if group is None:
             return method(*arguments, **named)
         try:
             method(*arguments, **named)
         except Exception as error:
-            groups[-1].refuse(error)
+            group.refuse(error)
             raise
 
     return cast(Method, noting)

@@ -8,21 +8,22 @@ import threading
 import weakref
 from ctypes import byref
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._arguments import Timeout, as_many, as_tuple, init_options, labels, nested, split
+from ._arguments import Timeout, as_many, init_options, labels, nested
 from ._beside import mesh_changes
-from ._library import check, flag, library, listing, optional_text, ranks, sizes, string, texts
+from ._library import check, flag, library, listing, optional_text, sizes, string
 from ._library import text as as_text
 from ._open_groups import outside_groups
-from ._queries import Dim, MeshQueries
+from ._queries import Dim
+from ._views import MeshViews, has_ended, world_end
 from .communicator import Collectives, adopted_handle
-from .errors import DeviceMeshError, InvalidArgumentError
+from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError
 from .group import Group
-from .options import DimOptions, DimOptionsLike
-from .world import World, abort_default_worlds
+from .options import DimOptionsLike
+from .world import World
 
 __all__ = ["Communicator", "DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
 
@@ -51,7 +52,7 @@ class Communicator(Collectives):
         return self._mesh
 
 
-class DeviceMesh(MeshQueries):
+class DeviceMesh(MeshViews):
     """One rank's view of an n-dimensional array of ranks, with a communicator for every dimension:
     PyTorch's DeviceMesh.
 
@@ -84,6 +85,8 @@ class DeviceMesh(MeshQueries):
         timeout: Timeout = None,
         dim_options: DimOptionsLike = None,
     ) -> None:
+        if mesh is None:
+            raise TypeError("mesh is None; pass its ranks in nested lists or an array, or call init_device_mesh with a shape")
         shape, numbers = nested(mesh)
         self._init(device_type, shape, numbers, mesh_dim_names, world, lazy, timeout, dim_options)
 
@@ -97,7 +100,7 @@ class DeviceMesh(MeshQueries):
         as_many(lengths, numbers)
         handle = ctypes.c_void_p()
         check(interrupt.call(
-            _world_end(world), library.dm_init, optional_text("device_type", device_type), lengths, len(lengths), names_array, byref(options), byref(handle)))
+            world_end(world), library.dm_init, optional_text("device_type", device_type), lengths, len(lengths), names_array, byref(options), byref(handle)))
         self._adopt(handle, world)
 
     def _adopt(self, handle: ctypes.c_void_p, world: Optional[World]) -> None:
@@ -111,11 +114,11 @@ class DeviceMesh(MeshQueries):
         for changed in mesh_changes:
             changed(self)
 
-    def _view(self, function: Any, *arguments: Any) -> "DeviceMesh":
-        """The mesh that function(arguments, mesh_out) makes from this one."""
-        handle = ctypes.c_void_p()
-        check(interrupt.call(self._end, function, *arguments, byref(handle)))
-        return _adopted(handle, self._world)
+    @staticmethod
+    def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> "DeviceMesh":
+        made = DeviceMesh.__new__(DeviceMesh)
+        made._adopt(handle, world)
+        return made
 
     # --- groups ---
 
@@ -147,99 +150,7 @@ class DeviceMesh(MeshQueries):
         check(library.dm_get_proc(self._handle, as_text("symbol", symbol), byref(answer)))
         return answer.value or 0
 
-    # --- views ---
-
-    def __getitem__(self, mesh_dim_names: Union[str, Tuple[str, ...]]) -> "DeviceMesh":
-        """A view of the named dimensions, in the order given: ``mesh["dp"]``,
-        ``mesh["dp", "cp"]``. Local; it shares the communicators."""
-        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
-        if names == self._names and self._free.alive:
-            return self
-        array = texts("mesh_dim_names", names)
-        return self._view(library.dm_slice, self._handle, array, len(array))
-
-    def flatten(self, mesh_dim_name: Optional[str] = None, *, options: Optional[DimOptions] = None) -> "DeviceMesh":
-        """Makes one dimension out of all dimensions of this view. Collective over the root mesh.
-        The name defaults to the dimensions' names joined with "_"."""
-        struct = None if options is None else byref(options.struct())
-        return self._view(library.dm_flatten, self._handle, optional_text("mesh_dim_name", mesh_dim_name), struct)
-
-    def unflatten(
-        self, dim: Union[int, str], mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None
-    ) -> "DeviceMesh":
-        """The view with one dimension replaced by several, whose sizes multiply to its size.
-        Collective over the root mesh."""
-        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
-        return self._view(library.dm_unflatten, self._handle, self._dim(dim), lengths, array, len(lengths), wishes)
-
-    def reshape(self, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None) -> "DeviceMesh":
-        """All ranks of this view under another shape. Collective over the root mesh. A name that
-        exists already must mean the same groups."""
-        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
-        return self._view(library.dm_reshape, self._handle, lengths, array, len(lengths), wishes)
-
-    def slice_range(self, dim: Dim, indices: Union[range, slice]) -> "DeviceMesh":
-        """The view with a dimension restricted to some of its indices:
-        ``mesh.slice_range("pp", range(2, 4))``. Collective over the root mesh, also for the ranks
-        at other indices, whose handle raises NotMemberError where membership matters."""
-        if isinstance(indices, slice):
-            indices = range(self.size(self._names[0] if dim is None else dim))[indices]
-        if not isinstance(indices, range):
-            raise TypeError(f"indices is a {type(indices).__name__}, not a range or a slice")
-        if indices.step < 0 or (len(indices) and indices[0] < 0):
-            raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
-        return self._view(library.dm_slice_range, self._handle, self._dim(dim), indices.start if len(indices) else 0, len(indices), indices.step)
-
-    def shrink(self, mesh_dim: Dim, lost_ranks: Sequence[int]) -> "DeviceMesh":
-        """The mesh without the indices along a dimension that hold a lost rank, so that a job can
-        go on after a rank has died. Whole replicas leave the mesh. This mesh ends.
-
-        Collective over the ranks that are not lost. A rank whose replica leaves also makes the
-        call, and gets a mesh that it is not in. When the call fails because another rank died
-        meanwhile, make it again on this mesh.
-        """
-        lost, handle = ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
-        # The mesh ends at once, so only the world can end the call.
-        check(interrupt.call(_world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost), byref(handle)))
-        _has_ended()
-        return _adopted(handle, self._world)
-
-    @staticmethod
-    def concatenate(meshes: Sequence["DeviceMesh"]) -> "DeviceMesh":
-        """Views of one root mesh side by side: a view with the dimensions of all of them, in
-        order. Local."""
-        for mesh in listing("meshes", meshes):
-            if not isinstance(mesh, DeviceMesh):
-                raise TypeError(f"meshes has a {type(mesh).__name__}, not a DeviceMesh")
-        handles = (ctypes.c_void_p * len(meshes))(*(mesh._handle for mesh in meshes))
-        handle = ctypes.c_void_p()
-        check(library.dm_concatenate(handles, len(meshes), byref(handle)))
-        return _adopted(handle, meshes[0]._world)
-
-    def root(self) -> "DeviceMesh":
-        """The mesh of which this is a view."""
-        return self._view(library.dm_root, self._handle)
-
-    def submesh_count(self, mesh_dim_names: Union[str, Sequence[str]]) -> int:
-        """How many parallel copies of the named dimensions there are over the ranks of the root
-        mesh."""
-        array, answer = texts("mesh_dim_names", as_tuple(mesh_dim_names)), ctypes.c_size_t()
-        check(library.dm_submesh_count(self._handle, array, len(array), byref(answer)))
-        return answer.value
-
-    def submeshes(self, mesh_dim_names: Union[str, Sequence[str]]) -> List["DeviceMesh"]:
-        """All parallel copies of the named dimensions, ordered by the position of their first
-        rank. The copy that holds this rank equals mesh[names]."""
-        array = texts("mesh_dim_names", as_tuple(mesh_dim_names))
-        count = self.submesh_count(mesh_dim_names)
-        return [self._view(library.dm_submesh, self._handle, array, len(array), index) for index in range(count)]
-
-    # PyTorch's names of these methods.
-    _flatten = flatten
-    _unflatten = unflatten
-    _concatenate = concatenate
-    _get_root_mesh = root
-    _get_all_submeshes = submeshes
+    # --- meshes over communicators that exist ---
 
     @staticmethod
     def from_group(
@@ -282,7 +193,7 @@ class DeviceMesh(MeshQueries):
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
         handle = ctypes.c_void_p()
         check(library.dm_from_comms(as_text("device_type", device_type), lengths, len(shape), array, comms, byref(options), byref(handle)))
-        made = _adopted(handle, world)
+        made = DeviceMesh._adopted(handle, world)
         made._adopted_groups = groups
         return made
 
@@ -294,6 +205,9 @@ class DeviceMesh(MeshQueries):
         return self
 
     def __exit__(self, *_: Any) -> None:
+        if not stack.meshes or stack.meshes[-1] is not self:
+            raise RuntimeError(
+                f"{self!r} is not this thread's current mesh: each `with mesh:` ends once, in the thread that began it, and the innermost one first")
         stack.meshes.pop()
 
     def check(self, mesh_dim: Dim = None) -> None:
@@ -305,14 +219,14 @@ class DeviceMesh(MeshQueries):
         """Ends the root mesh on this rank at once, and wakes every call that is blocked in any of
         its views. Local, from any thread."""
         check(library.dm_abort(self._handle))
-        _has_ended()
+        has_ended()
 
     def finalize(self) -> None:
         """Waits for outstanding work and destroys the communicators of the root mesh. Collective
         over the root mesh. From then on every view raises AbortedError."""
         outside_groups("finalize")
         check(interrupt.call(self._end, library.dm_finalize, self._handle))
-        _has_ended()
+        has_ended()
 
     def close(self) -> None:
         """Frees the handle. Communicators and other views live on. The garbage collector does this
@@ -333,6 +247,8 @@ class DeviceMesh(MeshQueries):
         # A pickle holds the mesh's text. If this process has that view already, unpickling gives
         # it without communication, as PyTorch finds its groups by name. Otherwise unpickling calls
         # deserialize() in the default world, which is collective.
+        if not self._free.alive:
+            raise InvalidHandleError("this mesh was closed (close()), so it cannot be pickled: pickle it before, or pickle a mesh that it was made from")
         return _unpickled, (self.serialize(),)
 
     def __copy__(self) -> "DeviceMesh":
@@ -382,8 +298,8 @@ def deserialize(
     options, _kept = init_options(world, None, ndim, names, timeout, dim_options)
     options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
     handle = ctypes.c_void_p()
-    check(interrupt.call(_world_end(world), library.dm_deserialize, as_text("text", text), byref(options), byref(handle)))
-    return _adopted(handle, world)
+    check(interrupt.call(world_end(world), library.dm_deserialize, as_text("text", text), byref(options), byref(handle)))
+    return DeviceMesh._adopted(handle, world)
 
 
 def _unpickled(text: str) -> DeviceMesh:
@@ -401,25 +317,9 @@ def lookup(name: str) -> DeviceMesh:
     """The view that was registered under that name, in any language of this process."""
     handle = ctypes.c_void_p()
     check(library.dm_lookup(as_text("name", name), byref(handle)))
-    return _adopted(handle, None)
+    return DeviceMesh._adopted(handle, None)
 
 
 def unregister(name: str) -> None:
     """Forgets the name."""
     check(library.dm_register(None, as_text("name", name)))
-
-
-def _world_end(world: Optional[World]) -> interrupt.End:
-    """The function that ends a call that waits for the whole world."""
-    return abort_default_worlds if world is None else world._end
-
-
-def _has_ended() -> None:
-    for changed in mesh_changes:
-        changed(None)
-
-
-def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> DeviceMesh:
-    made = DeviceMesh.__new__(DeviceMesh)
-    made._adopt(handle, world)
-    return made

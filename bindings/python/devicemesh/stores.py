@@ -13,7 +13,7 @@ __all__ = ["Store", "TorchStore"]
 
 
 class Store(Protocol):
-    """What a key-value service must do. Keys are short printable ASCII, values at most 8 MiB.
+    """The functions of a key-value service. Keys are short printable ASCII, values at most 8 MiB.
 
     The methods are called from threads of the library, and from several at once. An exception ends
     the call that needed the store with StoreError.

@@ -33,7 +33,7 @@ def reduce():
 
 
 def work(number):
-    """What a data loader's worker asks of a mesh: which part of the data is its."""
+    """The questions of a data loader's worker to a mesh: which part of the data is its."""
     return number, mesh.get_local_rank("dp"), mesh.size("dp"), mesh.get_coordinate()
 
 

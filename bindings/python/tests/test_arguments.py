@@ -1,9 +1,11 @@
-"""What is refused because it would give other numbers than were meant: operators, integers and truth values of other kinds, and arrays that say more than their memory."""
+"""Arguments that are refused, because they would give other numbers than were meant: operators, integers and truth values of other kinds, and arrays that say more than
+their memory."""
 
 import array
 import ctypes
 import datetime
 import enum
+import pickle
 import sys
 import types
 import unittest
@@ -11,7 +13,7 @@ from unittest import mock
 
 import numpy
 
-from devicemesh import DeviceMesh, DimOptions, InvalidArgumentError, ReduceOp, Shard, World, _library, buffers, init_device_mesh, stores
+from devicemesh import DeviceMesh, DimOptions, InvalidArgumentError, InvalidHandleError, ReduceOp, Shard, World, _library, buffers, init_device_mesh, stores
 from devicemesh.constants import reduction
 
 try:
@@ -133,8 +135,28 @@ class Numbers(unittest.TestCase):
                          [0, 500, 3000, 2000, 60000, 1500])
         for wrong in (0, -1, float("nan"), float("inf"), datetime.timedelta(0)):
             self.refuses(ValueError, "timeout is", lambda: _library.milliseconds(wrong))
+        for endless in (float("inf"), 1e30):
+            self.refuses(ValueError, "give 1e9 for 31 years", lambda: _library.milliseconds(endless))
         for wrong in (True, "3", b"3", [3], numpy.bool_(True), numpy.timedelta64(3, "ns")):
             self.refuses(TypeError, "timeout is", lambda: _library.milliseconds(wrong))
+
+    def test_wrong_words_are_told_the_right_ones(self):
+        mesh = offline()
+        for wrong in (0, slice(0, 2), None, 1.5):
+            self.refuses(TypeError, "write mesh['dp'] (this mesh has dp, tp), or mesh.slice_range", lambda: mesh[wrong])
+        self.refuses(ValueError, "mesh_shape is (2, -1), and -1 is no size", lambda: offline(shape=(2, -1)))
+        self.refuses(TypeError, "mesh_shape is None", lambda: offline(shape=None))
+        self.refuses(TypeError, "expected: write (8,)", lambda: offline(shape=8, names=("dp",)))
+        self.refuses(TypeError, "call init_device_mesh with a shape", lambda: DeviceMesh("cpu", None, world=mesh.world))
+        with mesh:
+            pass
+        self.refuses(RuntimeError, "not this thread's current mesh", lambda: mesh.__exit__(None, None, None))
+        other = offline()
+        mesh.__enter__()
+        self.refuses(RuntimeError, "not this thread's current mesh", lambda: other.__exit__(None, None, None))
+        mesh.__exit__(None, None, None)
+        other.close()
+        self.refuses(InvalidHandleError, "so it cannot be pickled", lambda: pickle.dumps(other))
 
     def test_containers(self):
         self.refuses(TypeError, "a set, which has no order", lambda: offline(shape={2, 4}))

@@ -1,5 +1,6 @@
 """Groups run whole or not at all: under `devicemesh run -n N -- python -m unittest tests/test_groups.py`, for any N. Every rank runs every test."""
 
+import asyncio
 import gc
 import os
 import threading
@@ -13,7 +14,7 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class Mistake(Exception):
-    """What the tests raise."""
+    """The exception that the tests raise."""
 
 
 class Groups(unittest.TestCase):
@@ -141,6 +142,40 @@ class Groups(unittest.TestCase):
                 mesh.get_group().all_reduce(self.mine)
                 mesh.close()
         self.assertEqual(self.mine[0], RANK + 1)
+        self.exchange()
+
+    def test_another_task_cannot_call_while_a_task_awaits_inside_a_group(self):
+        inside, refused = asyncio.Event(), asyncio.Event()
+        others = numpy.ones(1)
+
+        async def exchange():
+            with self.mesh.group():
+                self.group.send(self.mine, self.right)
+                inside.set()
+                await refused.wait()
+                self.group.recv(self.theirs, self.left)
+
+        async def other():
+            await inside.wait()
+            for call in (lambda: self.group.all_reduce(others), self.mesh.group().__enter__, self.mesh.finalize):
+                with self.assertRaisesRegex(InvalidArgumentError, "another task of this thread awaits inside"):
+                    call()
+            refused.set()
+
+        async def both():
+            await asyncio.gather(exchange(), other())
+            self.group.all_reduce(others)
+
+        asyncio.run(both())
+        self.assertEqual((self.theirs[0], others[0]), (self.left + 1, SIZE))
+        self.exchange()
+
+    def test_a_group_ends_once(self):
+        group = self.mesh.group()
+        with group:
+            self.group.all_reduce(self.mine)
+        with self.assertRaisesRegex(RuntimeError, "not open"):
+            group.__exit__(None, None, None)
         self.exchange()
 
     def test_a_lazy_mesh(self):

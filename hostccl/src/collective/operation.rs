@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::call::Call;
 use super::descriptor::Descriptor;
+use super::ragged::Ragged;
 use super::stages::Stages;
 use crate::admission::Admission;
 use crate::call_name::Name;
@@ -23,19 +24,28 @@ pub(crate) struct Collective {
     admission: Admission,
     /// Whether some rank may not have ended the step before the next stage.
     waiting: bool,
+    /// Whether the call has begun. It may wait for its turn since then. A failure that happens
+    /// meanwhile is its own.
+    has_begun: bool,
 }
 
 impl Collective {
-    /// Returns a collective that has not begun. Fails when the communicator takes no more calls.
+    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its own.
+    /// Fails when the communicator takes no more calls.
     ///
     /// # Safety
     /// The buffers hold what the call says, and stay valid until the operation is dropped.
-    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call, name: Name) -> Result<Collective> {
+    pub(crate) unsafe fn new(
+        comm: Arc<Comm>,
+        call: Call,
+        ragged: Option<Box<Ragged>>,
+        name: Name,
+    ) -> Result<Collective> {
         comm.check_open()?;
         let descriptor = Descriptor::new(&call, name);
         // SAFETY: the caller's promise.
-        let work = unsafe { Stages::new(comm, call) };
-        Ok(Collective { work, descriptor, admission: Admission::new(name), waiting: false })
+        let work = unsafe { Stages::new(comm, call, ragged) };
+        Ok(Collective { work, descriptor, admission: Admission::new(name), waiting: false, has_begun: false })
     }
 
     /// The name under which the call is issued.
@@ -58,9 +68,16 @@ impl Operation for Collective {
                     self.work.stage = 0;
                     self.admission.withdraw(&self.work.comm);
                 }
+                if self.work.stage == 1 {
+                    // SAFETY: all ranks have ended the first stage's step.
+                    unsafe { self.work.agree()? };
+                }
             }
             if self.work.stage == 0 {
-                self.work.comm.check_before_call()?;
+                match std::mem::replace(&mut self.has_begun, true) {
+                    false => self.work.comm.check_before_call()?,
+                    true => self.work.comm.check()?,
+                }
                 let (comm, signature) = (&self.work.comm, &self.descriptor.signature);
                 if let Some(blocked) = self.admission.poll(comm, || signature.to_string())? {
                     return Ok(blocked);

@@ -1,5 +1,6 @@
 //! Ranks as threads over a store in memory.
 
+mod level;
 mod serving;
 
 use std::sync::Arc;
@@ -181,7 +182,10 @@ fn a_late_rank_gets_the_verdict_that_stands() {
     let began = Instant::now();
     let late = scope(&store, 1, 2).agree("dm_init()", &soon()).map(drop).unwrap_err();
     assert_eq!(first.message(), "rank 1 never called dm_init() as call 0 within 100 ms");
-    let told = format!("rank 1, which is this process, came too late; the others were told: {}", first.message());
+    let told = format!(
+        "rank 1, which is this process, came too late with dm_init(): rank 0 had waited 100 ms in call 0, and gave it up; the next call of this process meets the next one of the others, who were told: {}",
+        first.message()
+    );
     assert_eq!((late.status(), late.message()), (Status::Timeout, told.as_str()));
     assert!(began.elapsed() < Duration::from_secs(5));
 }
@@ -368,9 +372,9 @@ fn what_one_rank_does_not_have_is_shared_by_none() {
     let shared = ranks(3, |me, scope| {
         let mine: Vec<Option<String>> =
             offers[me].iter().map(|name| (!name.is_empty()).then(|| (*name).to_owned())).collect();
-        let (first, shared) = scope.agree_to_share("dm_init()", &mine, &soon()).unwrap();
+        let (first, shared) = scope.agree_to_share("dm_init()", "", &mine, &soon()).unwrap();
         first.finish(&soon()).unwrap();
-        let (second, nothing) = scope.agree_to_share("dm_init()", &[None, None], &soon()).unwrap();
+        let (second, nothing) = scope.agree_to_share("dm_init()", "", &[None, None], &soon()).unwrap();
         second.finish(&soon()).unwrap();
         assert_eq!(nothing, [false, false]);
         shared
@@ -383,7 +387,7 @@ fn calls_that_share_are_compared_without_what_they_share() {
     let errors = ranks(3, |me, scope| {
         let call = if me == 2 { "dm_init(other)" } else { "dm_init()" };
         let offers = [Some(format!("of rank {me}").replace(' ', "-"))];
-        scope.agree_to_share(call, &offers, &soon()).map(drop).unwrap_err()
+        scope.agree_to_share(call, "", &offers, &soon()).map(drop).unwrap_err()
     });
     for error in errors {
         assert_eq!(error.status(), Status::Mismatch);

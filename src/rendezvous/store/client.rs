@@ -96,7 +96,8 @@ impl TcpStore {
         }
         let mut connection = self.address.reach_again(wait)?;
         if let Some((key, word)) = self.last_word.get() {
-            leave(&mut connection, key, word, wait).map_err(|broken| self.explain(broken, "LAST_WORD", wait))?;
+            let left = leave(&mut connection, key, word, wait);
+            left.map_err(|broken| self.explain(broken, connection.nonce, "LAST_WORD", wait))?;
         }
         self.retired().clear();
         Ok(connection)
@@ -120,10 +121,11 @@ impl TcpStore {
                 Ok(value)
             }
             Err(broken) => {
+                let nonce = connection.nonce;
                 if !matches!(broken, ExchangeError::Io(_)) {
                     self.retired().push(connection);
                 }
-                Err(self.explain(broken, &what(), wait))
+                Err(self.explain(broken, nonce, &what(), wait))
             }
         }
     }
@@ -149,7 +151,9 @@ impl TcpStore {
         Some((keys.iter().fold(writer, remove).finish(), answers))
     }
 
-    fn explain(&self, broken: ExchangeError, what: &str, wait: &Wait) -> Error {
+    /// Returns the error of an exchange that ended early. `nonce` is that of the connection's
+    /// greeting.
+    fn explain(&self, broken: ExchangeError, nonce: u32, what: &str, wait: &Wait) -> Error {
         let name = &self.address.name;
         match broken {
             ExchangeError::Ended(error) => error,
@@ -157,7 +161,7 @@ impl TcpStore {
                 "{what} at {name} had no answer within {} ms; the process that serves it (rank 0 or the launcher) is stopped or out of reach",
                 wait.deadline.timeout().as_millis()
             )),
-            ExchangeError::Io(error) => self.full(what, wait).unwrap_or_else(|| Error::store_io(
+            ExchangeError::Io(error) => self.come_back(nonce, what, wait).unwrap_or_else(|| Error::store_io(
                 format!(
                     "the store at {name} closed the connection during {what}; the process that serves it (rank 0 or the launcher) may have ended"
                 ),
@@ -166,16 +170,28 @@ impl TcpStore {
         }
     }
 
-    /// Returns the error that the store is full, if this is why the store closed a connection. A
-    /// server of this library says so under [`SERVER_KEY`], to which another connection asks.
-    fn full(&self, what: &str, wait: &Wait) -> Option<Error> {
+    /// Makes a connection in place of one that a server of this library has closed, and leaves the
+    /// last word on it at once, so the server misses this process if it ends now. Returns the error
+    /// that there was no room for what the closed connection asked, if the server says so under
+    /// that connection's nonce.
+    fn come_back(&self, nonce: u32, what: &str, wait: &Wait) -> Option<Error> {
         if !self.ours.load(Ordering::SeqCst) || wait.cancel.is_raised() {
             return None;
         }
         let short = Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_WHY)) };
         let mut connection = self.address.reach_again(&short).ok()?;
-        connection.send(&Writer::new(op::GET).string(SERVER_KEY).finish(), &short).ok()?;
-        let said = connection.string(&short).ok().filter(|said| !said.is_empty())?;
+        let why = [SERVER_KEY, format!("/{nonce:08x}").as_bytes()].concat();
+        connection.send(&Writer::new(op::GET).string(&why).finish(), &short).ok()?;
+        let said = connection.string(&short).ok();
+        let left = match self.last_word.get() {
+            _ if said.is_none() => false,
+            Some((key, word)) => leave(&mut connection, key, word, &short).is_ok(),
+            None => true,
+        };
+        if left {
+            self.idle().push(connection);
+        }
+        let said = said.filter(|said| !said.is_empty())?;
         let message = format!(
             "the store at {} is full and refused {what}: {}",
             self.address.name,

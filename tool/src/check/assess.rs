@@ -12,21 +12,21 @@ use super::report::{Dimension, Evidence, Host, Measurement, Rank, Report, SCHEMA
 use super::slow::{Rule, crossing, median};
 use super::verify::Wrong;
 
-/// What was checked.
+/// The mesh that was checked, and how.
 pub struct Subject<'a> {
     /// The mesh in the words of `dm_describe`.
     pub mesh: String,
     /// The communicator library.
     pub library: &'a Library,
     pub device_type: &'a str,
-    /// Who started the ranks.
+    /// The launcher that started the ranks.
     pub launcher: &'a str,
     /// The host of each rank.
     pub hosts: &'a [String],
     /// The dimensions of the mesh, then the flattened ones.
     pub dimensions: &'a [Measured<'a>],
     pub collectives: &'a [Collective],
-    /// What was measured, and how often.
+    /// The sizes that were measured, and how often.
     pub schedule: &'a Schedule,
     pub options: &'a Options,
     /// How long the check has taken.
@@ -150,8 +150,8 @@ fn gbps(bytes: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 }
 }
 
-/// The dimensions below their expected bus bandwidth. What counts is the first collective that was
-/// measured (all_reduce, unless others were asked for), at its largest size.
+/// The dimensions below their expected bus bandwidth. The first collective that was measured counts
+/// (all_reduce, unless others were asked for), at its largest size.
 fn below(dimensions: &[Dimension], expected: &[(String, f64)]) -> Vec<SlowDimension> {
     let mut found = Vec::new();
     for (name, expected) in expected {

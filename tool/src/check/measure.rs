@@ -20,7 +20,7 @@ const COPIES_OF_HOST: (usize, usize) = (4 << 20, 150);
 /// GPU's caches.
 const COPIES_OF_DEVICE: (usize, usize) = (64 << 20, 40);
 
-/// What is measured, and how often.
+/// The sizes that are measured, and how often.
 #[derive(Debug, Clone)]
 pub struct Schedule {
     /// The sizes in bytes, in growing order.

@@ -1,4 +1,4 @@
-//! What each rank found, as it tells rank 0.
+//! The notes in which each rank tells rank 0 what it found.
 
 use devicemesh::error::{Error, Result, Status};
 use serde::{Deserialize, Serialize};
@@ -6,22 +6,22 @@ use serde::{Deserialize, Serialize};
 use super::measure::Timed;
 use super::verify::Wrong;
 
-/// What one rank found. Lists by dimension have the order of the mesh's dimensions, then of the
-/// flattened ones.
+/// The findings of one rank. Lists by dimension have the order of the mesh's dimensions, then of
+/// the flattened ones.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Notes {
     /// The name of its device, where it has one.
     pub device: Option<String>,
     /// How many ranks share a core of its host. 0 on devices, which ranks do not share.
     pub ranks_per_core: f64,
-    /// By dimension: how many calls were verified.
+    /// How many calls were verified, by dimension.
     pub calls: Vec<usize>,
     /// The first wrong results of each collective.
     pub wrong: Vec<Wrong>,
-    /// By dimension: the first world rank of this rank's group, and this rank's position in the
-    /// group.
+    /// The first world rank of this rank's group and this rank's position in the group, by
+    /// dimension.
     pub groups: Vec<(i32, usize)>,
-    /// By dimension, collective and size: how long the calls took.
+    /// How long the calls took, by dimension, collective and size.
     pub times: Vec<Vec<Vec<Timed>>>,
     /// Seconds per copy in its own memory, for each batch. Empty where it was not measured.
     pub copies: Vec<f64>,

@@ -24,7 +24,7 @@ pub struct Report {
     /// The name and the version of the communicator library.
     pub library: String,
     pub library_version: String,
-    /// Who started the ranks.
+    /// The launcher that started the ranks.
     pub launcher: String,
     pub world_size: usize,
     /// The type of the elements.

@@ -68,7 +68,7 @@ pub fn text(report: &Report) -> String {
     out + &format!("{} {} ({:.1} s){}\n", style.bold("verdict:"), report.verdict, report.seconds, next(report))
 }
 
-/// What the user can do next.
+/// Says what the user can do next.
 fn next(report: &Report) -> &'static str {
     match report.verdict {
         "wrong" => {

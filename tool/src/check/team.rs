@@ -136,8 +136,8 @@ impl Team {
     }
 }
 
-/// What the ranks tell each other in a step. It passes through the store, because the communicators
-/// are what is checked.
+/// The values that the ranks give each other in a step. They pass through the store, because the
+/// communicators are what is checked.
 pub struct Exchange<'a> {
     team: &'a Team,
     round: &'a Round,

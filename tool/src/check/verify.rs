@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use devicemesh::comm::{Buffer, Memory, View};
-use devicemesh::error::Result;
+use devicemesh::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::operation::{Call, Collective};
@@ -121,7 +121,7 @@ pub fn verify(
         {
             let call = Call { collective, operator, root, in_place: false, count };
             exchange.alive()?;
-            let wanted = wanted(bench, &call);
+            let wanted = wanted(bench, &call)?;
             let ways: &[bool] = if collective.can_be_in_place() { &[false, true] } else { &[false] };
             for in_place in ways {
                 let call = Call { in_place: *in_place, ..call };
@@ -180,8 +180,22 @@ fn sent(bench: &Bench<'_>, call: &Call, position: usize, index: usize) -> i64 {
     }
 }
 
+/// An empty list with room for that many values. Fails where this process gets no memory for it.
+fn room<T>(values: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(values).map_err(|_| Error::no_memory(values.saturating_mul(size_of::<T>())))?;
+    Ok(list)
+}
+
+/// A list of that many bytes, which all have that value.
+fn bytes(count: usize, value: u8) -> Result<Vec<u8>> {
+    let mut list = room(count)?;
+    list.resize(count, value);
+    Ok(list)
+}
+
 /// The elements that this rank must receive. There is none where it receives nothing.
-fn wanted(bench: &Bench<'_>, call: &Call) -> Vec<Expected> {
+fn wanted(bench: &Bench<'_>, call: &Call) -> Result<Vec<Expected>> {
     let (size, me, count, kind) = (bench.size(), bench.position, call.count, bench.kind);
     let reduced = |index: usize| {
         let values = (0..size).map(|position| sent(bench, call, position, index));
@@ -194,17 +208,21 @@ fn wanted(bench: &Bench<'_>, call: &Call) -> Vec<Expected> {
         }
     };
     let moved = |position: usize, index: usize| kind.exactly(sent(bench, call, position, index));
-    match call.collective {
-        Collective::Reduce if me != call.root => Vec::new(),
-        Collective::AllReduce | Collective::Reduce => (0..count).map(reduced).collect(),
-        Collective::ReduceScatter => (me * count..(me + 1) * count).map(reduced).collect(),
-        Collective::Broadcast => (0..count).map(|index| moved(call.root, index)).collect(),
-        Collective::AllGather => (0..count * size).map(|index| moved(index / count, index % count)).collect(),
-        Collective::AllToAll => {
-            (0..count * size).map(|index| moved(index / count, me * count + index % count)).collect()
-        }
-        Collective::SendRecv => (0..count).map(|index| moved((me + size - 1) % size, index)).collect(),
-    }
+    let element = |index: usize| match call.collective {
+        Collective::AllReduce | Collective::Reduce => reduced(index),
+        Collective::ReduceScatter => reduced(me * count + index),
+        Collective::Broadcast => moved(call.root, index),
+        Collective::AllGather => moved(index / count, index % count),
+        Collective::AllToAll => moved(index / count, me * count + index % count),
+        Collective::SendRecv => moved((me + size - 1) % size, index),
+    };
+    let elements = match call.collective {
+        Collective::Reduce if me != call.root => 0,
+        collective => collective.blocks(size).1 * count,
+    };
+    let mut list = room(elements)?;
+    list.extend((0..elements).map(element));
+    Ok(list)
 }
 
 /// The world rank from which an element of the result comes. `None` where it comes from all.
@@ -219,7 +237,7 @@ fn source(call: &Call, bench: &Bench<'_>, index: usize) -> Option<i32> {
     bench.group.get(position).copied()
 }
 
-/// What is wrong in a result. The fields mean the same as those of [`Wrong`].
+/// A wrong result. The fields of [`Wrong`] with these names say what each one holds.
 #[derive(Debug, PartialEq)]
 struct Found {
     index: usize,
@@ -233,9 +251,11 @@ fn verify_call(bench: &Bench<'_>, call: &Call, wanted: &[Expected]) -> Result<Op
     let (kind, me) = (bench.kind, bench.position);
     let (blocks, back) = call.collective.blocks(bench.size());
     let (block, sends) = (call.count * kind.bytes(), call.collective != Collective::Broadcast || me == call.root);
-    let data: Vec<u8> = (0..if sends { blocks * call.count } else { 0 })
-        .flat_map(|index| kind.encode(sent(bench, call, me, index)).into_iter().take(kind.bytes()))
-        .collect();
+    let elements = if sends { blocks * call.count } else { 0 };
+    let mut data: Vec<u8> = room(elements * kind.bytes())?;
+    data.extend(
+        (0..elements).flat_map(|index| kind.encode(sent(bench, call, me, index)).into_iter().take(kind.bytes())),
+    );
     // In place, the smaller buffer is this rank's block of the larger one.
     let (sends_at, receives_at) = match (call.in_place, call.collective) {
         (true, Collective::AllGather) => (me * block, 0),
@@ -243,13 +263,13 @@ fn verify_call(bench: &Bench<'_>, call: &Call, wanted: &[Expected]) -> Result<Op
         _ => (0, 0),
     };
     let send = if call.in_place { bench.recv } else { bench.send };
-    bench.recv.write(0, &vec![POISON; block * blocks.max(back) + GUARD])?;
+    bench.recv.write(0, &bytes(block * blocks.max(back) + GUARD, POISON)?)?;
     send.write(sends_at, &data)?;
     bench.run(call, send, (sends_at, receives_at))?;
     if wanted.is_empty() {
         return Ok(None);
     }
-    let mut got = vec![0; wanted.len() * kind.bytes() + GUARD];
+    let mut got = bytes(wanted.len() * kind.bytes() + GUARD, 0)?;
     bench.recv.read(receives_at, &mut got)?;
     // In place, this rank's block is followed by the rest of what it sent.
     let guarded = !(call.in_place && call.collective == Collective::ReduceScatter);

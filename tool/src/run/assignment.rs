@@ -1,4 +1,4 @@
-//! Which ranks of a job this node starts.
+//! The ranks of a job that this node starts.
 
 use super::rendezvous::Rendezvous;
 

@@ -1,4 +1,4 @@
-//! How ranks end, and why a job does.
+//! The ways in which ranks end, and the causes for which a job ends.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct Ended {
     pub how: How,
 }
 
-/// How a process ended.
+/// The way in which a process ended.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum How {

@@ -168,7 +168,7 @@ impl Options {
         }
     }
 
-    /// Where the ranks' output goes.
+    /// Returns where the ranks' output goes.
     pub fn route(&self) -> Route {
         Route {
             prefix: self.prefix,
@@ -179,7 +179,7 @@ impl Options {
         }
     }
 
-    /// Where this node meets the others.
+    /// Returns where this node meets the others.
     pub fn rendezvous(&self, ranks: u32) -> Rendezvous {
         let (host, port) = self.rdzv_endpoint.clone().unwrap_or_else(|| ("127.0.0.1".to_owned(), 0));
         let (nodes, node, id) = (self.nnodes, self.node_rank, self.rdzv_id.clone());

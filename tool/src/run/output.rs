@@ -1,5 +1,5 @@
-//! What the ranks write. It goes to the tool's own descriptors, with the rank before each line,
-//! into a file for each rank, or both. The end of it is kept for the report of a failure.
+//! Passes on what the ranks write. It goes to the tool's own descriptors, with the rank before each
+//! line, into a file for each rank, or both. The end of it is kept for the report of a failure.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom, Write};
@@ -20,7 +20,7 @@ const MAX_LINE: usize = 64 << 10;
 /// that holds the pipe and goes on writing cannot keep the tool.
 const LAST_READS: usize = 1024;
 
-/// Where the ranks' output goes.
+/// The places to which the ranks' output goes.
 pub struct Route {
     /// Whether the rank stands before each line.
     pub prefix: bool,
@@ -41,8 +41,8 @@ impl Route {
         self.logs.as_ref().map(|folder| folder.join(format!("rank-{rank}.log")))
     }
 
-    /// How many files of this process a rank's output holds open: pipes, and for each of them the
-    /// log.
+    /// The number of files that this process holds open for the output of one rank: pipes, and for
+    /// each of them the log.
     pub fn files_per_rank(&self) -> u64 {
         match (self.logs.is_some(), self.prefix) {
             (true, _) if self.only_logs() => 0,

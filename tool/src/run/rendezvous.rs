@@ -1,4 +1,4 @@
-//! Where the nodes of a job meet, and what this node says there.
+//! The place where the nodes of a job meet, and what this node says there.
 
 use std::time::Duration;
 

@@ -4,21 +4,45 @@ use std::str::FromStr;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-/// The sizes of the dimensions, as "2,2,2".
+/// A list of numbers, as "2,2,2".
 #[derive(Debug, Clone)]
-pub struct Sizes(pub Vec<usize>);
+pub struct Numbers<T>(pub Vec<T>);
+
+/// The sizes of the dimensions, as "2,2,2".
+pub type Sizes = Numbers<usize>;
+
+/// World ranks, as "7,5,3,1".
+pub type Ranks = Numbers<i32>;
+
+/// How much a rank exchanges along each dimension, as "1,100".
+pub type Weights = Numbers<u32>;
+
+/// A number of a [`Numbers`], with its words in messages.
+pub trait Number: FromStr {
+    /// The noun for the number.
+    const NOUN: &'static str;
+    /// A list of such numbers.
+    const EXAMPLE: &'static str;
+}
+
+impl Number for usize {
+    const NOUN: &'static str = "size";
+    const EXAMPLE: &'static str = "2,2,2";
+}
+
+impl Number for i32 {
+    const NOUN: &'static str = "rank";
+    const EXAMPLE: &'static str = "7,5,3,1";
+}
+
+impl Number for u32 {
+    const NOUN: &'static str = "weight";
+    const EXAMPLE: &'static str = "1,100";
+}
 
 /// Names of dimensions, as "dp,cp,tp".
 #[derive(Debug, Clone)]
 pub struct Names(pub Vec<String>);
-
-/// World ranks, as "7,5,3,1".
-#[derive(Debug, Clone)]
-pub struct Ranks(pub Vec<i32>);
-
-/// How much a rank exchanges along each dimension, as "1,100".
-#[derive(Debug, Clone)]
-pub struct Weights(pub Vec<u32>);
 
 /// The number of hosts and of ranks on each, as "2x4".
 #[derive(Debug, Clone, Copy)]
@@ -50,27 +74,11 @@ fn numbers<T: FromStr>(text: &str, separator: char, what: &str, example: &str) -
     text.split(separator).map(number).collect()
 }
 
-impl FromStr for Sizes {
+impl<T: Number> FromStr for Numbers<T> {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Sizes, String> {
-        numbers(text, ',', "size", "2,2,2").map(Sizes)
-    }
-}
-
-impl FromStr for Ranks {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Ranks, String> {
-        numbers(text, ',', "rank", "7,5,3,1").map(Ranks)
-    }
-}
-
-impl FromStr for Weights {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Weights, String> {
-        numbers(text, ',', "weight", "1,100").map(Weights)
+    fn from_str(text: &str) -> Result<Numbers<T>, String> {
+        numbers(text, ',', T::NOUN, T::EXAMPLE).map(Numbers)
     }
 }
 

@@ -15,7 +15,7 @@ const BETWEEN: usize = 3;
 /// A line, after its length without escape sequences.
 type Line = (usize, String);
 
-/// How the ranks are laid out.
+/// The arrangement of the ranks in rows, columns and blocks.
 struct Layout<'a> {
     view: &'a View,
     /// The dimension whose groups are coloured.

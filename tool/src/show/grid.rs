@@ -1,4 +1,4 @@
-//! Where the cell of each rank lies in a picture. The last dimension gives the columns, the one
+//! Places the cell of each rank in a picture. The last dimension gives the columns, the one
 //! before it the rows, and the others blocks of such grids. A dimension of size 1 takes no room. A
 //! long one continues in the next line or block. All lengths are in pixels.
 
@@ -35,7 +35,7 @@ pub struct Cell {
     /// Its upper left corner in the picture.
     pub x: i32,
     pub y: i32,
-    /// Which block it is in, and at which row and column of the block.
+    /// The number of its block, and its row and column in the block.
     pub block: usize,
     pub row: usize,
     pub column: usize,
@@ -52,10 +52,10 @@ pub struct Block {
 
 /// A text beside the cells.
 pub struct Label {
-    /// Where its anchor lies, on the baseline.
+    /// The place of its anchor, on the baseline.
     pub x: i32,
     pub y: i32,
-    /// Which part of the text lies there, as SVG calls it: "middle" or "end".
+    /// The part of the text that lies at the anchor, in the words of SVG: "middle" or "end".
     pub anchor: &'static str,
     /// Whether the label is the title of a block.
     pub title: bool,
@@ -80,7 +80,7 @@ pub struct Grid {
 struct Step {
     /// The index of the dimension.
     dim: usize,
-    /// By how much the coordinate grows in one step.
+    /// The number by which the coordinate grows in one step.
     unit: usize,
     /// The number of steps.
     length: usize,
@@ -104,8 +104,8 @@ fn steps(sizes: &[usize]) -> Vec<Step> {
     steps
 }
 
-/// Where each line of cells begins, from 0, and where the last one ends. `wide` tells after which
-/// lines the gap is wide.
+/// Returns the position at which each line of cells begins, from 0, and the end of the last line.
+/// `wide` tells after which lines the gap is wide.
 fn lines(count: usize, cell: i32, wide: &[bool], gap: i32) -> (Vec<i32>, i32) {
     let mut at = 0;
     let mut starts = Vec::with_capacity(count);
@@ -215,8 +215,8 @@ impl<'a> Layout<'a> {
         (columns, rows)
     }
 
-    /// Where each block begins, and the width and height of all. The directions go to the right and
-    /// down in turn.
+    /// Returns the corner of each block, and the width and height of all blocks. The directions go
+    /// to the right and down in turn.
     fn corners(&self, block: (i32, i32), texts: &Texts) -> (Vec<(i32, i32)>, i32, i32) {
         let (mut width, mut height) = (texts.block_label + block.0, texts.head() + block.1);
         // For each direction: how many blocks stand beside each other, and how far it is to the

@@ -16,10 +16,12 @@ pub fn html(view: &View, axes: &[&Axis]) -> String {
     let hosts = if view.hosts.is_some() { "<th>across hosts</th>" } else { "" };
     let rows: String = view.axes.iter().map(|axis| row(view, axis)).collect();
     let plan = view.plan_text().map(|text| format!("<p>{}.</p>\n", escape(&text))).unwrap_or_default();
+    let line = |text: String| format!("<p>{}.</p>\n", escape(&text));
+    let shared: String = view.shared_text().into_iter().map(line).collect();
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
          <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p>{}.</p>\n{plan}{}\
-         <table>\n<tr><th>dimension</th><th>size</th><th>stride</th><th>groups</th>{hosts}<th>ranks of the groups</th></tr>\n{rows}</table>\n\
+         <table>\n<tr><th>dimension</th><th>size</th><th>stride</th><th>groups</th>{hosts}<th>ranks of the groups</th></tr>\n{rows}</table>\n{shared}\
          </body>\n</html>\n",
         escape(&view.summary()),
         svg(view, axes)

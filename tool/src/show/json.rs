@@ -23,6 +23,8 @@ pub fn json(view: &View) -> String {
     let (dims, flattened) = view.axes.split_at(view.grid.sizes.len());
     fields.push(field("dimensions", &array(dims.iter().map(|axis| dimension(view, axis, listed)))));
     fields.push(field("flattened", &array(flattened.iter().map(|axis| dimension(view, axis, listed)))));
+    let names = |names: &Vec<String>| array(names.iter().map(|name| string(name)));
+    fields.push(field("shared_communicators", &array(view.shared.iter().map(names))));
     if listed {
         fields.push(field("ranks", &array(view.grid.ranks.iter())));
     }

@@ -13,6 +13,7 @@ pub fn text(view: &View, axis: Option<&Axis>, style: Style) -> String {
     let mut out = format!("{}\n{}\n", style.bold(&view.describe), view.summary());
     out.extend(view.plan_text().map(|text| text + "\n"));
     out += &table(view, style);
+    out.extend(view.shared_text().into_iter().map(|text| style.dim(&text) + "\n"));
     if view.grid.ranks.len() <= MAX_DRAWN {
         out += &blocks(view, axis, style);
     }
@@ -47,7 +48,7 @@ fn table(view: &View, style: Style) -> String {
     out
 }
 
-/// As many groups as fit into the width. The group of the chosen rank is always among them.
+/// Lists as many groups as fit into the width. The group of the chosen rank is always among them.
 fn groups(view: &View, axis: &Axis, width: usize, style: Style) -> String {
     let (all, chosen) = (view.groups(axis), view.chosen_group(axis));
     let mut parts = Vec::new();

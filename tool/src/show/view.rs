@@ -58,6 +58,10 @@ pub struct View {
     pub root: Option<Ranks>,
     /// The dimensions of the view, then the flattened ones that it holds.
     pub axes: Vec<Axis>,
+    /// The names that share a communicator, as lists of at least two names. They are the dimensions
+    /// of the view, of the root, and of all views on the way. After a range they are those of the
+    /// range.
+    pub shared: Vec<Vec<String>>,
     /// The number of parallel views like this one in the root mesh.
     parallel: usize,
     /// The rank whose view it is.
@@ -114,8 +118,11 @@ impl View {
             let there = list(root.root_ranks().iter(), 8, ", ");
             return Err(wrong(format!("rank {rank} is not in the mesh; its ranks are {there}")));
         }
-        let (mesh, flattened) = operate(root, &options.operations.0)?;
+        let mut known = Known::default();
+        known.add(&root);
+        let (mesh, flattened) = operate(root, &options.operations.0, &mut known)?;
         let mut view = View::of(&mesh, options.rank.is_some())?;
+        view.shared = known.shared();
         view.add_flattened(&mesh, &flattened)?;
         view.rank_is_outside = options.rank.is_some() && !mesh.is_member();
         (view.hosts, view.plan) = (hosts, plan);
@@ -132,6 +139,7 @@ impl View {
             device_type: mesh.device_type().to_owned(),
             hash: mesh.hash(),
             axes: axes.collect::<Result<_, _>>()?,
+            shared: Vec::new(),
             root: (mesh.size() < root.size()).then(|| Ranks::of(&root)),
             parallel: mesh.root_size() / mesh.size(),
             rank: mesh.rank(),
@@ -202,6 +210,15 @@ impl View {
             None => {}
         }
         parts.join("; ")
+    }
+
+    /// One line for each communicator that several names share.
+    pub fn shared_text(&self) -> Vec<String> {
+        let line = |names: &Vec<String>| match names.split_last() {
+            Some((last, others)) => format!("{} and {last} share one communicator", others.join(", ")),
+            None => String::new(),
+        };
+        self.shared.iter().map(line).collect()
     }
 
     /// One line about what the plan saves.
@@ -292,8 +309,38 @@ struct Flattened {
     dims: Vec<String>,
 }
 
-/// The view to which the operations lead, and the dimensions that were flattened on the way.
-fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<Flattened>), Failure> {
+/// The dimensions of one root, with the layouts that decide about their communicators.
+#[derive(Default)]
+struct Known(Vec<(String, Vec<Pair>)>);
+
+impl Known {
+    /// Adds the dimensions of a view.
+    fn add(&mut self, mesh: &Mesh) {
+        for index in 0..mesh.ndim() {
+            let dim = (mesh.dim_name(index).to_owned(), mesh.dim_layout(index).pairs().to_vec());
+            if !self.0.contains(&dim) {
+                self.0.push(dim);
+            }
+        }
+    }
+
+    /// The names that share a communicator: dimensions with equal layouts have the same ranks in
+    /// the same order.
+    fn shared(&self) -> Vec<Vec<String>> {
+        let mut groups: Vec<(&[Pair], Vec<String>)> = Vec::new();
+        for (name, pairs) in &self.0 {
+            match groups.iter_mut().find(|(known, _)| known == pairs) {
+                Some((_, names)) => names.push(name.clone()),
+                None => groups.push((pairs, vec![name.clone()])),
+            }
+        }
+        groups.into_iter().map(|(_, names)| names).filter(|names| names.len() > 1).collect()
+    }
+}
+
+/// The view to which the operations lead, and the dimensions that were flattened on the way. Adds
+/// the dimensions of all views to `known`.
+fn operate(root: Mesh, operations: &[Operation], known: &mut Known) -> Result<(Mesh, Vec<Flattened>), Failure> {
     fn borrowed(names: &[String]) -> Vec<&str> {
         names.iter().map(String::as_str).collect()
     }
@@ -312,10 +359,16 @@ fn operate(root: Mesh, operations: &[Operation]) -> Result<(Mesh, Vec<Flattened>
                 let part = mesh.slice(&borrowed(dims)).map_err(refused)?;
                 let flat = part.flatten(name.as_deref()).map_err(refused)?;
                 flat.publish().map_err(refused)?;
+                known.add(&flat);
                 flattened.push(Flattened { name: flat.dim_name(0).to_owned(), dims: dims.clone() });
                 mesh
             }
         };
+        if matches!(operation, Operation::Range { .. }) {
+            // A range makes a root of its own, whose layouts count its own ranks.
+            *known = Known::default();
+        }
+        known.add(&mesh);
     }
     Ok((mesh, flattened))
 }

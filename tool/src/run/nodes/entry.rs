@@ -1,4 +1,4 @@
-//! What each node tells the others about itself, and the number that it gets.
+//! The entry in which each node tells the others about itself, and the number that the node gets.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! How a node reaches the job's store, finds the other nodes there, and learns its share of the
+//! Brings a node to the job's store, where it finds the other nodes and learns its share of the
 //! ranks.
 
 use std::time::Duration;
@@ -174,8 +174,8 @@ fn collect(
     Ok(())
 }
 
-/// Which nodes have not arrived. Where all that have arrived claim a number, the numbers of the
-/// others are known.
+/// Says which nodes have not arrived. Where all that have arrived claim a number, the numbers of
+/// the others are known.
 fn missing(rendezvous: &Rendezvous, entries: &[Entry]) -> String {
     let (nodes, arrived) = (rendezvous.nodes, entries.len());
     let claimed: Vec<u32> = entries.iter().filter_map(|entry| entry.node).collect();

@@ -1,4 +1,4 @@
-//! What the tool's main thread and the thread that waits in the store both use.
+//! The state that the tool's main thread shares with the thread that waits in the store.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ use crate::run::cause::Cause;
 /// How long one question to the store may take when the job ends.
 pub const TELL: Duration = Duration::from_secs(3);
 
-/// What the waiting thread finds out while the main thread watches the ranks.
+/// News that the waiting thread finds out while the main thread watches the ranks.
 pub enum News {
     /// All nodes have arrived.
     Joined(Assignment),

@@ -1,0 +1,145 @@
+"""The views of a mesh, and the meshes that are made from one."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, TypeVar, Union, cast
+
+from . import _interrupt as interrupt
+from ._arguments import as_tuple, split
+from ._beside import mesh_changes
+from ._library import check, library, listing, optional_text, ranks, texts
+from ._queries import Dim, MeshQueries
+from .errors import InvalidArgumentError
+from .options import DimOptions, DimOptionsLike
+from .world import World, abort_default_worlds
+
+__all__ = ["MeshViews", "has_ended", "world_end"]
+
+Mesh = TypeVar("Mesh", bound="MeshViews")
+
+
+class MeshViews(MeshQueries):
+    """A mesh from which other views can be made. DeviceMesh adds how meshes begin, end and move
+    data."""
+
+    _end: Callable[[], Any]
+
+    @staticmethod
+    def _adopted(handle: ctypes.c_void_p, world: Optional[World]) -> Any:
+        """A mesh that owns a handle. DeviceMesh has this method."""
+        raise NotImplementedError
+
+    def _view(self: Mesh, function: Any, *arguments: Any) -> Mesh:
+        """The mesh that function(arguments, mesh_out) makes from this one."""
+        handle = ctypes.c_void_p()
+        check(interrupt.call(self._end, function, *arguments, byref(handle)))
+        return cast(Mesh, self._adopted(handle, self._world))
+
+    def __getitem__(self: Mesh, mesh_dim_names: Union[str, Tuple[str, ...]]) -> Mesh:
+        """A view of the named dimensions, in the order given: ``mesh["dp"]``,
+        ``mesh["dp", "cp"]``. Local; it shares the communicators."""
+        if isinstance(mesh_dim_names, slice) or not hasattr(type(mesh_dim_names), "__iter__"):
+            example = self._names[0] if self._names else "dp"
+            raise TypeError(
+                f"mesh[{mesh_dim_names!r}]: a view is chosen by the names of its dimensions; write mesh[{example!r}] "
+                f"(this mesh has {', '.join(self._names)}), or mesh.slice_range({example!r}, range(0, 1)) for some indices of a dimension")
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if names == self._names and self._free.alive:
+            return self
+        array = texts("mesh_dim_names", names)
+        return self._view(library.dm_slice, self._handle, array, len(array))
+
+    def flatten(self: Mesh, mesh_dim_name: Optional[str] = None, *, options: Optional[DimOptions] = None) -> Mesh:
+        """Makes one dimension out of all dimensions of this view. Collective over the root mesh.
+        The name defaults to the dimensions' names joined with "_"."""
+        struct = None if options is None else byref(options.struct())
+        return self._view(library.dm_flatten, self._handle, optional_text("mesh_dim_name", mesh_dim_name), struct)
+
+    def unflatten(
+        self: Mesh, dim: Union[int, str], mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None
+    ) -> Mesh:
+        """The view with one dimension replaced by several, whose sizes multiply to its size.
+        Collective over the root mesh."""
+        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
+        return self._view(library.dm_unflatten, self._handle, self._dim(dim), lengths, array, len(lengths), wishes)
+
+    def reshape(self: Mesh, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None) -> Mesh:
+        """All ranks of this view under another shape. Collective over the root mesh. A name that
+        exists already must mean the same groups."""
+        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
+        return self._view(library.dm_reshape, self._handle, lengths, array, len(lengths), wishes)
+
+    def slice_range(self: Mesh, dim: Dim, indices: Union[range, slice]) -> Mesh:
+        """The view with a dimension restricted to some of its indices:
+        ``mesh.slice_range("pp", range(2, 4))``. Collective over the root mesh, also for the ranks
+        at other indices, whose handle raises NotMemberError where membership matters."""
+        if isinstance(indices, slice):
+            indices = range(self.size(self._names[0] if dim is None else dim))[indices]
+        if not isinstance(indices, range):
+            raise TypeError(f"indices is a {type(indices).__name__}, not a range or a slice")
+        if indices.step < 0 or (len(indices) and indices[0] < 0):
+            raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
+        return self._view(library.dm_slice_range, self._handle, self._dim(dim), indices.start if len(indices) else 0, len(indices), indices.step)
+
+    def shrink(self: Mesh, mesh_dim: Dim, lost_ranks: Sequence[int]) -> Mesh:
+        """The mesh without the indices along a dimension that hold a lost rank, so that a job can
+        go on after a rank has died. Whole replicas leave the mesh. This mesh ends.
+
+        Collective over the ranks that are not lost. A rank whose replica leaves also makes the
+        call, and gets a mesh that it is not in. When the call fails because another rank died
+        meanwhile, make it again on this mesh.
+        """
+        lost, handle = ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
+        # The mesh ends at once, so only the world can end the call.
+        check(interrupt.call(world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost), byref(handle)))
+        has_ended()
+        return cast(Mesh, self._adopted(handle, self._world))
+
+    @classmethod
+    def concatenate(cls: Type[Mesh], meshes: Sequence[Mesh]) -> Mesh:
+        """Views of one root mesh side by side: a view with the dimensions of all of them, in
+        order. Local."""
+        for mesh in listing("meshes", meshes):
+            if not isinstance(mesh, MeshViews):
+                raise TypeError(f"meshes has a {type(mesh).__name__}, not a DeviceMesh")
+        handles = (ctypes.c_void_p * len(meshes))(*(mesh._handle for mesh in meshes))
+        handle = ctypes.c_void_p()
+        check(library.dm_concatenate(handles, len(meshes), byref(handle)))
+        return cast(Mesh, cls._adopted(handle, meshes[0]._world))
+
+    def root(self: Mesh) -> Mesh:
+        """The mesh of which this is a view."""
+        return self._view(library.dm_root, self._handle)
+
+    def submesh_count(self, mesh_dim_names: Union[str, Sequence[str]]) -> int:
+        """How many parallel copies of the named dimensions there are over the ranks of the root
+        mesh."""
+        array, answer = texts("mesh_dim_names", as_tuple(mesh_dim_names)), ctypes.c_size_t()
+        check(library.dm_submesh_count(self._handle, array, len(array), byref(answer)))
+        return answer.value
+
+    def submeshes(self: Mesh, mesh_dim_names: Union[str, Sequence[str]]) -> List[Mesh]:
+        """All parallel copies of the named dimensions, ordered by the position of their first
+        rank. The copy that holds this rank equals mesh[names]."""
+        array = texts("mesh_dim_names", as_tuple(mesh_dim_names))
+        count = self.submesh_count(mesh_dim_names)
+        return [self._view(library.dm_submesh, self._handle, array, len(array), index) for index in range(count)]
+
+    # PyTorch's names of these methods.
+    _flatten = flatten
+    _unflatten = unflatten
+    _concatenate = concatenate
+    _get_root_mesh = root
+    _get_all_submeshes = submeshes
+
+
+def world_end(world: Optional[World]) -> interrupt.End:
+    """The function that ends a call that waits for the whole world."""
+    return abort_default_worlds if world is None else world._end
+
+
+def has_ended() -> None:
+    for changed in mesh_changes:
+        changed(None)
