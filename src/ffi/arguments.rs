@@ -125,7 +125,7 @@ macro_rules! growing {
 }
 
 growing!(
-    dm_error_info = 32,
+    dm_error_info = 88,
     dm_world_options = 64,
     dm_store_callbacks = 56,
     dm_call_options = 32,

@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 const STEM: &str = "libdevicemesh.so.";
 
 /// Refuses the call in a process that loaded this library under another release's name. The
-/// functions that need no handle call it, since every program begins with one of them.
+/// functions that need no handle and take structs or ranks call it, since every program begins
+/// with one of them.
 pub(super) fn check() -> Result<()> {
     static REFUSED: OnceLock<Option<String>> = OnceLock::new();
     match REFUSED.get_or_init(|| refusal(&loaded_as()?)) {

@@ -15,7 +15,7 @@ static void check(const char *name, size_t least, size_t less, dm_status status)
   snprintf(said, sizeof said, "struct_size is %zu, but the struct has at least %zu bytes", least - less, least);
   const int refused = status == DM_STATUS_INVALID_ARGUMENT && strstr(dm_last_error(), said) != NULL;
   if (refused == (less == 1) && (refused || !strstr(dm_last_error(), "struct_size"))) return;
-  fprintf(stderr, "%s with struct_size %zu of at least %zu: status %d, \"%s\"\n", name, least - less, least, (int)status, dm_last_error());
+  fprintf(stderr, "%s (FIRST_SIZE in src/ffi/arguments.rs) with struct_size %zu of at least %zu: status %d, \"%s\"\n", name, least - less, least, (int)status, dm_last_error());
   ++failures;
 }
 
