@@ -780,7 +780,10 @@ dm_status dm_last_error_info(struct dm_error_info *info_out);
 /**
  * The version of the loaded library: 10000 * major + 100 * minor + patch, so 200 is 0.2.0.
  *
- * Local.
+ * Local. A program that loads the library by dlopen checks it first: another minor version
+ * (below 1.0) or major version has other functions and types. Where the library was loaded by
+ * the file name of such a version (libdevicemesh.so.0.1), dm_world_init, dm_init, dm_from_comms,
+ * dm_deserialize and dm_plan_ranks fail with DM_STATUS_UNSUPPORTED.
  */
 uint32_t dm_version(void);
 
