@@ -26,13 +26,13 @@ from .group import Group
 from .mesh import Communicator, DeviceMesh, deserialize, init_device_mesh, lookup, unregister
 from .options import DimOptions
 from .planning import RankPlan, plan_ranks
-from .sharding import Placement, Replicate, Shard, local_shard
+from .sharding import Partial, Placement, Replicate, Shard, local_shard
 from .stores import Store, TorchStore
 from .world import World, abort_default_worlds
 
 __version__ = _version()
 __all__ = [
-    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
+    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
     "World",
     "abort_default_worlds", "deserialize", "get_current_mesh", "init_device_mesh", "last_error", "local_shard", "lookup", "plan_ranks", "status_name",
     "unregister",

@@ -16,7 +16,7 @@ from .errors import BY_STATUS, DeviceMeshError, InvalidArgumentError
 HERE = Path(__file__).resolve().parent
 SONAME = "libdevicemesh.so.0.2"
 # Below 1.0 a minor version may change the ABI, so this package works with one minor version.
-VERSIONS = range(100, 200)
+VERSIONS = range(200, 300)
 BUFFER_TOO_SMALL = 5
 
 
@@ -176,6 +176,12 @@ def sizes(what: str, values: Iterable[Any]) -> Any:
             raise InvalidArgumentError(f"{what} is {tuple(given)!r}, and {value} is no size: write every size as a number, because none stands for the rest")
     numbers = [size(what, value) for value in given]
     return (ctypes.c_size_t * len(numbers))(*numbers)
+
+
+def rank_counts(what: str, values: Iterable[Any]) -> Any:
+    """A C array of int32_t, from sizes that count ranks: the shape of a mesh."""
+    numbers = [int32(what, number) for number in sizes(what, values)]
+    return (ctypes.c_int32 * len(numbers))(*numbers)
 
 
 def ranks(what: str, values: Iterable[Any]) -> Any:

@@ -12,9 +12,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._arguments import Timeout, as_many, init_options, labels, nested
+from ._arguments import Timeout, as_many, call_options, init_options, labels, nested
 from ._beside import mesh_changes
-from ._library import check, flag, library, listing, optional_text, sizes, string
+from ._library import check, flag, library, listing, optional_text, rank_counts, string
 from ._library import text as as_text
 from ._open_groups import outside_groups
 from ._queries import Dim
@@ -94,7 +94,7 @@ class DeviceMesh(MeshViews):
         self, device_type: Optional[str], shape: Sequence[int], numbers: Optional[Sequence[int]], names: Optional[Sequence[str]],
         world: Optional[World], lazy: bool, timeout: Timeout, wishes: DimOptionsLike,
     ) -> None:
-        lengths, names_array = sizes("mesh_shape", shape), labels(names, len(shape))
+        lengths, names_array = rank_counts("mesh_shape", shape), labels(names, len(shape))
         options, _kept = init_options(world, numbers, len(lengths), names, timeout, wishes)
         options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
         as_many(lengths, numbers)
@@ -187,7 +187,7 @@ class DeviceMesh(MeshViews):
             raise InvalidArgumentError(f"mesh has {len(shape)} dimensions, but there are {len(groups)} groups")
         if world is None:
             world = next((each._mesh._world for each in groups if isinstance(each, Communicator)), None)
-        lengths, array = sizes("mesh", shape), labels(mesh_dim_names, len(shape))
+        lengths, array = rank_counts("mesh", shape), labels(mesh_dim_names, len(shape))
         options, _kept = init_options(world, numbers if world is not None else None, len(shape), mesh_dim_names, None, None)
         options.flags = declarations.INIT_OWN_COMMS if flag("own", own) else 0
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
@@ -221,11 +221,11 @@ class DeviceMesh(MeshViews):
         check(library.dm_abort(self._handle))
         has_ended()
 
-    def finalize(self) -> None:
+    def finalize(self, *, timeout: Timeout = None) -> None:
         """Waits for outstanding work and destroys the communicators of the root mesh. Collective
         over the root mesh. From then on every view raises AbortedError."""
         outside_groups("finalize")
-        check(interrupt.call(self._end, library.dm_finalize, self._handle))
+        check(interrupt.call(self._end, library.dm_finalize, self._handle, call_options(timeout)))
         has_ended()
 
     def close(self) -> None:
@@ -321,5 +321,5 @@ def lookup(name: str) -> DeviceMesh:
 
 
 def unregister(name: str) -> None:
-    """Forgets the name."""
-    check(library.dm_register(None, as_text("name", name)))
+    """Forgets the view that was registered under that name. NotFoundError where there is none."""
+    check(library.dm_unregister(as_text("name", name)))

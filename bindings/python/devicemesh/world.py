@@ -161,4 +161,4 @@ def _abort_and_free(handle: int) -> None:
 def abort_default_worlds() -> None:
     """Ends the worlds that init_device_mesh joins by itself, also while one is being joined. A
     later init_device_mesh joins anew."""
-    check(library.dm_world_abort(None))
+    check(library.dm_default_world_abort())

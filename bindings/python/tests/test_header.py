@@ -18,7 +18,8 @@ VALUES = {
     "void": None}
 STRUCTS = {
     "dm_error_info": declarations.ErrorInfo, "dm_store_callbacks": declarations.StoreCallbacks, "dm_world_options": declarations.WorldOptions,
-    "dm_dim_options": declarations.DimOptions, "dm_init_options": declarations.InitOptions, "dm_placement": declarations.Placement}
+    "dm_dim_options": declarations.DimOptions, "dm_init_options": declarations.InitOptions, "dm_call_options": declarations.CallOptions,
+    "dm_placement": declarations.Placement, "dm_plan_options": declarations.PlanOptions}
 
 
 def ctype(text):
@@ -48,7 +49,7 @@ class Header(unittest.TestCase):
             parts = [] if parameters.strip() == "void" else parameters.split(",")
             found[name] = (ctype(result), [parameter(part) for part in parts])
         self.assertEqual(len(found), len(re.findall(r"\bdm_\w+\([^)]*\);", HEADER)), "the pattern read the whole header")
-        self.assertGreaterEqual(len(found), 57)
+        self.assertGreaterEqual(len(found), 61)
         for name, signature in found.items():
             self.assertEqual(declarations.FUNCTIONS.get(name), signature, name)
         self.assertEqual(set(declarations.FUNCTIONS), set(found))
@@ -69,6 +70,9 @@ class Header(unittest.TestCase):
                 if callback:
                     result, field, parameters = callback.groups()
                     fields.append((field, ctypes.CFUNCTYPE(VALUES[result], *(parameter(part) for part in parameters.split(",")))))
+                elif line.endswith("]"):
+                    element, field, count = re.match(r"(\w+) (\w+)\[(\d+)\]$", line).groups()
+                    fields.append((field, VALUES[element] * int(count)))
                 elif line:
                     fields.append((re.search(r"\w+$", line).group(), parameter(line)))
             self.assertEqual(fields, STRUCTS[name]._fields_, name)
