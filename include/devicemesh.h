@@ -390,11 +390,15 @@ typedef struct dm_plan_options {
 
 /**
  * The type of a buffer's elements: the values of ncclDataType_t.
+ * The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255 goes
+ * to NCCL, which refuses those that it does not know; of a number that is not listed here, the
+ * overlap of buffers is not checked.
  */
 typedef int32_t dm_dtype;
 
 /**
- * A reduction: the values of ncclRedOp_t.
+ * A reduction: the values of ncclRedOp_t. A number that ncclRedOpCreatePreMulSum of the library
+ * (dm_get_proc) has made for the communicator (dm_get_comm) is one, too.
  */
 typedef int32_t dm_op;
 
@@ -534,6 +538,19 @@ typedef int32_t dm_op;
  */
 #define DM_BFLOAT16 9
 
+/**
+ * ncclFloat8e4m3 (NCCL 2.24): 4 bits of exponent, 3 of mantissa, no infinity, 448 at most. The host
+ * engine computes in binary32 and rounds once; what is beyond the largest number becomes the largest
+ * number, as in NCCL.
+ */
+#define DM_FLOAT8E4M3 10
+
+/**
+ * ncclFloat8e5m2 (NCCL 2.24): 5 bits of exponent, 2 of mantissa, 57344 at most. Rounded as
+ * DM_FLOAT8E4M3; so the sum of infinities is the largest number, but DM_MAX and DM_MIN keep them.
+ */
+#define DM_FLOAT8E5M2 11
+
 /* ---- reductions ---- */
 
 /**
@@ -547,18 +564,21 @@ typedef int32_t dm_op;
 #define DM_PROD 1
 
 /**
- * Maximum. The host engine ignores NaNs where another rank has a number.
+ * Maximum. On the host engine it is NaN where a rank has NaN; NCCL ignores a NaN where another rank
+ * has a number.
  */
 #define DM_MAX 2
 
 /**
- * Minimum. The host engine ignores NaNs where another rank has a number.
+ * Minimum. NaNs are as in DM_MAX.
  */
 #define DM_MIN 3
 
 /**
- * Sum divided by the number of ranks. For integers the sum is made in the element's own type,
- * where it can overflow, and the quotient is truncated; on NCCL too.
+ * Sum divided by the number of ranks. On the host engine it does not overflow, and that of integers
+ * is the exact sum divided and truncated towards zero. NCCL makes the sum of integers in the
+ * element's own type, where it can overflow, and multiplies floating-point numbers by 1/n before it
+ * adds them.
  */
 #define DM_AVG 4
 
@@ -1499,6 +1519,96 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  * ends the group that this thread has begun last; on cpu none of its operations runs.
  */
 dm_status dm_group_end(const struct dm_mesh *mesh);
+
+/* ---- collectives with a count for each rank ---- */
+
+/**
+ * Sends send_counts[i] elements to rank i of dim, and receives recv_counts[i] elements from it.
+ *
+ * Collective over this rank's group along dim. The block for rank i begins send_displs[i] elements
+ * after send, that from rank i recv_displs[i] elements after recv; without displacements (NULL) the
+ * blocks follow each other. A count may be 0. What rank i sends to rank k is what k expects from i:
+ * on cpu other counts are DM_STATUS_MISMATCH on all ranks, before anything is written; NCCL does not
+ * compare them. No block of recv overlaps another block of either buffer.
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh. The lists of counts are copied.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
+ * (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
+ * whose size is not known here).
+ */
+dm_status dm_all_to_allv(const struct dm_mesh *mesh,
+                         const char *dim,
+                         const void *send,
+                         const size_t *send_counts,
+                         const size_t *send_displs,
+                         void *recv,
+                         const size_t *recv_counts,
+                         const size_t *recv_displs,
+                         dm_dtype dtype,
+                         void *stream);
+
+/**
+ * Gathers recv_counts[i] elements of each rank i of dim on every rank, recv_displs[i] elements after
+ * recv.
+ *
+ * Collective over this rank's group along dim. All ranks give the same counts, and each sends as many
+ * elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks, before
+ * anything is written; NCCL does not compare them. Without displacements (NULL) the blocks follow
+ * each other. A count may be 0. The blocks of recv do not overlap. In place when send == recv +
+ * recv_displs[my rank in dim].
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh. The lists of counts are copied.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
+ * (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
+ * whose size is not known here).
+ */
+dm_status dm_all_gatherv(const struct dm_mesh *mesh,
+                         const char *dim,
+                         const void *send,
+                         void *recv,
+                         const size_t *recv_counts,
+                         const size_t *recv_displs,
+                         dm_dtype dtype,
+                         void *stream);
+
+/**
+ * Reduces over all ranks of dim a block for each rank i, send_counts[i] elements that begin
+ * send_displs[i] elements after send, and leaves it on rank i.
+ *
+ * Collective over this rank's group along dim. All ranks give the same counts, and each receives as
+ * many elements as its own count says: on cpu other counts are DM_STATUS_MISMATCH on all ranks,
+ * before anything is written; NCCL does not compare them. Without displacements (NULL) the blocks
+ * follow each other. A count may be 0. In place when recv == send + send_displs[my rank in dim].
+ *
+ * Buffers: device memory on cuda, host memory on cpu. stream: a cudaStream_t on cuda (the call
+ * returns when the work is enqueued); NULL on cpu (it returns when the result is there). dim NULL
+ * is allowed on a 1-D mesh. The lists of counts are copied.
+ *
+ * Errors: DM_STATUS_INVALID_ARGUMENT, DM_STATUS_NOT_FOUND, DM_STATUS_NOT_MEMBER, DM_STATUS_MISMATCH
+ * (cpu: the counts of two ranks do not fit together; the message has both), DM_STATUS_CCL,
+ * DM_STATUS_PEER_LOST, DM_STATUS_TIMEOUT (cpu: a peer did not come by the mesh's timeout),
+ * DM_STATUS_ABORTED, DM_STATUS_INVALID_HANDLE, DM_STATUS_UNSUPPORTED (an offline world, or a dtype
+ * whose size is not known here).
+ */
+dm_status dm_reduce_scatterv(const struct dm_mesh *mesh,
+                             const char *dim,
+                             const void *send,
+                             const size_t *send_counts,
+                             const size_t *send_displs,
+                             void *recv,
+                             dm_dtype dtype,
+                             dm_op op,
+                             void *stream);
 
 /* ---- life and death of a mesh ---- */
 

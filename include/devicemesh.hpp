@@ -79,8 +79,8 @@ enum class Status : dm_status {
 };
 
 /// A reduction: DM_SUM and so on, the values of ncclRedOp_t.
-/// avg is the sum in the elements' own type, divided by the number of ranks: for integers the sum can overflow, and the quotient is truncated (on NCCL
-/// too). max and min ignore NaNs on the host engine.
+/// avg is the sum divided by the number of ranks, truncated for integers. It does not overflow on the host engine; NCCL makes the sum of integers in their
+/// own type. max and min are NaN on the host engine where a rank has NaN; NCCL ignores a NaN where another rank has a number.
 enum class Op : dm_op { sum = DM_SUM, prod = DM_PROD, max = DM_MAX, min = DM_MIN, avg = DM_AVG };
 
 /// The type of a buffer's elements: DM_INT8 and so on, the values of ncclDataType_t.
@@ -95,6 +95,8 @@ enum class Dtype : dm_dtype {
   float32 = DM_FLOAT32,
   float64 = DM_FLOAT64,
   bfloat16 = DM_BFLOAT16,
+  float8e4m3 = DM_FLOAT8E4M3,
+  float8e5m2 = DM_FLOAT8E5M2,
 };
 
 /// The name of a status, for example "DM_STATUS_TIMEOUT". Static; see dm_status_name.
@@ -902,7 +904,9 @@ constexpr std::size_t size_of(Dtype dtype) noexcept
 {
   switch (dtype) {
   case Dtype::int8:
-  case Dtype::uint8: return 1;
+  case Dtype::uint8:
+  case Dtype::float8e4m3:
+  case Dtype::float8e5m2: return 1;
   case Dtype::float16:
   case Dtype::bfloat16: return 2;
   case Dtype::int32:
@@ -1058,7 +1062,7 @@ private:
     if (operands.member != nullptr && (operands.rank < 0 || operands.rank >= ranks))
       return std::string(operands.member) + " is " + std::to_string(operands.rank) + ", but dimension " + dim.string() + " has ranks 0 to " +
              std::to_string(ranks - 1);
-    if (operands.op < DM_SUM || operands.op > DM_AVG) return "op is " + std::to_string(operands.op) + ", not one of 0 to 4";
+    if (operands.op < DM_SUM) return "op is " + std::to_string(operands.op) + ", not one of 0 to 4 nor made by ncclRedOpCreatePreMulSum";
     if (operands.send_bytes > PTRDIFF_MAX || operands.recv_bytes > PTRDIFF_MAX) return "the buffers are larger than memory can be";
     if (operands.send == nullptr && operands.send_bytes > 0) return "send is NULL, but there are elements to send";
     if (operands.recv == nullptr && operands.recv_bytes > 0) return "recv is NULL, but there are elements to receive";
@@ -1684,6 +1688,65 @@ public:
                    });
   }
 
+  /// Sends the next send_counts[i] elements of send to each rank i of dim, and receives the next recv_counts[i] elements of recv from it. The counts have
+  /// a number for each rank, and add up to the elements of their buffer. See dm_all_to_allv.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> all_to_allv(const Text &dim, Send &&send, Span<const std::size_t> send_counts, Recv &&recv, Span<const std::size_t> recv_counts,
+                            void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("all_to_allv");
+    const S from(send);
+    const R to(recv);
+    using T = detail::ElementOf<Recv>;
+    if (const std::optional<Error> problem = counted("all_to_allv", dim, "send", from.size(), send_counts)) return refused(*problem);
+    if (const std::optional<Error> problem = counted("all_to_allv", dim, "recv", to.size(), recv_counts)) return refused(*problem);
+    // Only a rank that is alone works in place.
+    const std::ptrdiff_t in_place = place(dim).ranks == 1 ? 0 : PTRDIFF_MIN;
+    return operate(dim, {"all_to_allv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), in_place, nullptr, 0, DM_SUM, stream},
+                   [from, to, out = list(send_counts), into = list(recv_counts), stream](const dm_mesh *mesh, const char *name) {
+                     return dm_all_to_allv(mesh, name, from.data(), out.data(), nullptr, to.data(), into.data(), nullptr, detail::dtype<T>(), stream);
+                   });
+  }
+
+  /// Gathers send of every rank of dim, in rank order, on every rank. recv_counts is the same on all ranks: the elements of each rank's send, which add
+  /// up to those of recv. See dm_all_gatherv.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> all_gatherv(const Text &dim, Send &&send, Recv &&recv, Span<const std::size_t> recv_counts, void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("all_gatherv");
+    const S from(send);
+    const R to(recv);
+    using T = detail::ElementOf<Recv>;
+    if (const std::optional<Error> problem = counted("all_gatherv", dim, "recv", to.size(), recv_counts, "send", from.size())) return refused(*problem);
+    return operate(dim, {"all_gatherv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), -own_place<T>(dim, recv_counts), nullptr, 0,
+                    DM_SUM, stream},
+                   [from, to, counts = list(recv_counts), stream](const dm_mesh *mesh, const char *name) {
+                     return dm_all_gatherv(mesh, name, from.data(), to.data(), counts.data(), nullptr, detail::dtype<T>(), stream);
+                   });
+  }
+
+  /// Reduces send over all ranks of dim and leaves the next send_counts[i] elements of the result on each rank i. send_counts is the same on all ranks: the
+  /// elements of each rank's recv, which add up to those of send. See dm_reduce_scatterv.
+  template <class Send, class Recv, class S = detail::Sent<Send>, class R = detail::Received<Recv>>
+  Returns<void> reduce_scatterv(const Text &dim, Send &&send, Span<const std::size_t> send_counts, Recv &&recv, Op op = Op::sum,
+                                void *stream = nullptr) const
+  {
+    detail::check_types<Send, Recv>();
+    if (gone<Send>()) return temporary("reduce_scatterv");
+    const S from(send);
+    const R to(recv);
+    using T = detail::ElementOf<Recv>;
+    if (const std::optional<Error> problem = counted("reduce_scatterv", dim, "send", from.size(), send_counts, "recv", to.size())) return refused(*problem);
+    return operate(dim, {"reduce_scatterv", from.data(), to.data(), bytes<T>(from.size()), bytes<T>(to.size()), own_place<T>(dim, send_counts), nullptr,
+                    0, static_cast<dm_op>(op), stream},
+                   [from, to, counts = list(send_counts), op, stream](const dm_mesh *mesh, const char *name) {
+                     return dm_reduce_scatterv(mesh, name, from.data(), counts.data(), nullptr, to.data(), detail::dtype<T>(), static_cast<dm_op>(op),
+                                               stream);
+                   });
+  }
+
   /// Sends a buffer to the rank peer of dim, which receives it with recv(). See dm_send.
   template <class Buffer, class S = detail::Sent<Buffer>>
   Returns<void> send(const Text &dim, Buffer &&buffer, std::int32_t peer, void *stream = nullptr) const
@@ -1811,6 +1874,41 @@ private:
     if (group_size(dim, &here.ranks) != DM_STATUS_OK) here.ranks = 1;
     return here;
   }
+
+  // Checks the counts of a buffer of that many elements: one for each rank of dim, and together the buffer's size. This rank's count is the size of the
+  // other buffer, where that one has a name.
+  std::optional<Error> counted(const char *call, const Text &dim, const char *which, std::size_t size, Span<const std::size_t> counts,
+                               const char *other_name = nullptr, std::size_t other = 0) const
+  {
+    std::size_t ranks = 0, left = size;
+    std::int32_t rank = 0;
+    if (const dm_status status = group_size(dim, &ranks); status != DM_STATUS_OK) return Error::last(status);
+    if (const dm_status status = dm_get_local_rank(capi(), dim.c_str(), &rank); status != DM_STATUS_OK) return Error::last(status);
+    const std::string name = std::string(call) + ": " + which;
+    if (counts.size() != ranks)
+      return Error(Status::invalid_argument, name + " has " + std::to_string(counts.size()) + " counts, but the dimension has " + std::to_string(ranks) + " ranks");
+    for (std::size_t i = 0; i < ranks; ++i) {
+      if (counts[i] > left) left = 0, ranks = 0;
+      else left -= counts[i];
+    }
+    if (ranks == 0 || left != 0)
+      return Error(Status::invalid_argument, name + " has " + std::to_string(size) + " elements, which is not the sum of its counts");
+    const std::size_t own = counts[static_cast<std::size_t>(rank)];
+    if (other_name != nullptr && own != other)
+      return Error(Status::invalid_argument, std::string(call) + ": " + other_name + " has " + std::to_string(other) + " elements, but the count of this rank is " + std::to_string(own));
+    return std::nullopt;
+  }
+
+  // The bytes before this rank's block, for what a group checks.
+  template <class T> std::ptrdiff_t own_place(const Text &dim, Span<const std::size_t> counts) const noexcept
+  {
+    std::size_t before = 0;
+    for (std::size_t i = 0; i < place(dim).rank && i < counts.size(); ++i) before += counts[i];
+    return static_cast<std::ptrdiff_t>(bytes<T>(before));
+  }
+
+  // A copy of the counts, which a group needs when it runs.
+  static std::vector<std::size_t> list(Span<const std::size_t> counts) { return std::vector<std::size_t>(counts.data(), counts.data() + counts.size()); }
 
   // A new handle of what a C function makes.
   template <class Make> static Returns<BasicMesh> view(Make make)

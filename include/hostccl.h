@@ -88,8 +88,9 @@ typedef enum {
   ncclNumResults = 9
 } ncclResult_t;
 
-/* Element types. Reductions of ncclFloat16 and ncclBfloat16 compute in single precision and round
- * once, at the end. */
+/* Element types. Reductions of ncclFloat16, ncclBfloat16 and the 8-bit types compute in single
+ * precision and round once, at the end. Results of the 8-bit types that are beyond the largest
+ * number become the largest number, as in NCCL. */
 typedef enum {
   ncclInt8 = 0,
   ncclChar = 0,
@@ -106,11 +107,14 @@ typedef enum {
   ncclFloat64 = 8,
   ncclDouble = 8,
   ncclBfloat16 = 9,
-  ncclNumTypes = 10
+  ncclFloat8e4m3 = 10,
+  ncclFloat8e5m2 = 11,
+  ncclNumTypes = 12
 } ncclDataType_t;
 
-/* Reductions. Integers wrap, and their average is truncated towards zero. The maximum and the
- * minimum of floating-point numbers ignore a NaN where another rank has a number.
+/* Reductions. Sums and products of integers wrap. An average does not overflow; that of integers is
+ * the exact sum divided by the number of ranks, truncated towards zero. The maximum and the minimum
+ * of floating-point numbers are NaN where a rank has NaN.
  * ncclRedOpCreatePreMulSum returns values from ncclNumOps to ncclMaxRedOp. */
 typedef enum {
   ncclSum = 0,
@@ -369,6 +373,26 @@ ncclResult_t hostcclCommRefuse(ncclComm_t comm, const char *call);
 /* Makes the calling thread's open group fail at its end with the reason why, before any of its
  * operations runs. It does nothing when no group is open. Local. */
 ncclResult_t hostcclGroupFail(const char *why);
+
+/* Collectives in which each rank has a count of its own. The lists have a number for each rank and
+ * are copied. Block r of a buffer has counts[r] elements and begins displs[r] elements after the
+ * buffer's address; without displs (NULL) the blocks follow each other. What one rank sends is what
+ * the other expects; otherwise all ranks get ncclInvalidUsage and nothing is written. Blocks that are
+ * received overlap nothing. Collective. */
+
+/* Sends block r of sendbuff to rank r, and receives block r of recvbuff from it. */
+ncclResult_t hostcclAlltoAllv(const void *sendbuff, const size_t *sendcounts, const size_t *sdispls, void *recvbuff,
+                              const size_t *recvcounts, const size_t *rdispls, ncclDataType_t datatype,
+                              ncclComm_t comm, cudaStream_t stream);
+/* Block r of recvbuff = sendbuff of rank r, which has as many elements. In place: sendbuff == recvbuff
+ * + rdispls[rank] elements. */
+ncclResult_t hostcclAllGatherv(const void *sendbuff, void *recvbuff, const size_t *recvcounts, const size_t *rdispls,
+                               ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
+/* recvbuff of rank r = the reduction of block r of sendbuff of all ranks. In place: recvbuff ==
+ * sendbuff + sdispls[rank] elements. */
+ncclResult_t hostcclReduceScatterv(const void *sendbuff, const size_t *sendcounts, const size_t *sdispls,
+                                   void *recvbuff, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                                   cudaStream_t stream);
 
 /* Writes what ncclCommGetAsyncError writes, but first waits while that would be ncclInProgress,
  * for timeout_ms milliseconds at most. Local. */

@@ -309,7 +309,7 @@ impl Error {
 }
 
 /// How many ranks an error names: enough to look at, and few enough to pass on to every rank.
-const MOST_RANKS: usize = 64;
+pub(crate) const MOST_RANKS: usize = 64;
 
 fn one_line(message: &str) -> String {
     printable(message.trim_end_matches(['\n', '\r'])).into_owned()

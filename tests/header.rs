@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them; each file's functions stand under a heading of their own.
-const SOURCES: [(&str, &str); 14] = [
+const SOURCES: [(&str, &str); 15] = [
     ("types", "types"),
     ("errors", "errors and versions"),
     ("world", "the world"),
@@ -16,6 +16,7 @@ const SOURCES: [(&str, &str); 14] = [
     ("topology", "rank plans"),
     ("communicators", "raw communicators"),
     ("collectives", "collectives"),
+    ("ragged", "collectives with a count for each rank"),
     ("life", "life and death of a mesh"),
     ("registry", "meshes by name"),
 ];

@@ -70,6 +70,20 @@ fn collectives_over_slices() {
         mesh.all_to_all("shard", &[rank as i32 * 10, rank as i32 * 10 + 1], &mut exchanged).unwrap();
         assert_eq!(exchanged, along_shard.map(|peer| (peer * 10 + rank % 2) as i32));
 
+        // Counts for each rank: two elements for the rank at 0, and three for the rank at 1.
+        let (me, shard) = (rank % 2, rank as i32);
+        let mut blocks = vec![-1i32; if me == 0 { 4 } else { 6 }];
+        let received = if me == 0 { [2, 2] } else { [3, 3] };
+        mesh.all_to_allv("shard", &[shard; 5], &[2, 3], &mut blocks, &received).unwrap();
+        let expected: Vec<i32> = along_shard.iter().flat_map(|peer| vec![*peer as i32; received[0]]).collect();
+        assert_eq!(blocks, expected);
+        let mut gathered = [0i32; 5];
+        mesh.all_gatherv("shard", &vec![shard; 2 + me], &mut gathered, &[2, 3]).unwrap();
+        assert_eq!(gathered, [0, 0, 1, 1, 1].map(|index: usize| along_shard[index] as i32));
+        let mut block = vec![0i32; 2 + me];
+        mesh.reduce_scatterv("shard", &[1, 2, 3, 4, 5], &[2, 3], &mut block, Operator::Sum).unwrap();
+        assert_eq!(block, [&[2, 4][..], &[6, 8, 10]][me]);
+
         // A flattened dimension, under its name, from the view that it was made of.
         mesh.flatten(Some("all"), &Default::default()).unwrap();
         let mut everybody = [1u64];
@@ -186,6 +200,21 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
             mesh.all_to_all("replicate", &[1.0; 3], &mut [0.0; 3]),
             Status::InvalidArgument,
             "the same multiple of 2",
+        );
+        refused(
+            mesh.all_to_allv("replicate", &[1.0; 3], &[1, 1], &mut [0.0; 2], &[1, 1]),
+            Status::InvalidArgument,
+            "send has 3 elements, which is not the sum of its counts",
+        );
+        refused(
+            mesh.all_gatherv("replicate", &[1.0; 3], &mut four, &[2, 2]),
+            Status::InvalidArgument,
+            "send has 3 elements, but the count of this rank is 2",
+        );
+        refused(
+            mesh.all_gatherv("replicate", &[1.0; 4], &mut four, &[4]),
+            Status::InvalidArgument,
+            "has 1 numbers, but dimension replicate has 2 ranks",
         );
         mesh.group_start().unwrap();
         refused(mesh.all_reduce("replicate", &mut four, Operator::Sum), Status::Unsupported, "end the group first");
@@ -424,7 +453,7 @@ fn collectives_over_buffers_move_bytes_and_refuse_what_does_not_fit() {
             (mesh.collective(0, sum, UINT8, 1, send.at(4), other.at(0)), "from offset 4 on"),
             (mesh.collective(0, sum, UINT8, 2, send.at(0), send.at(1)), "overlap, but not as in place"),
             (mesh.collective(0, Collective::Shift, UINT8, 2, send.at(0), send.at(0)), "never works in place"),
-            (mesh.collective(0, sum, 10, 1, send.at(0), other.at(0)), "dtype is 10"),
+            (mesh.collective(0, sum, 12, 1, send.at(0), other.at(0)), "dtype is 12"),
             (mesh.collective(0, Collective::Broadcast { root: 2 }, UINT8, 1, send.at(0), other.at(0)), "root is 2"),
             (mesh.collective(0, sum, UINT8, usize::MAX, send.at(0), other.at(0)), "are not inside"),
         ] {

@@ -2,7 +2,7 @@
 //! beside a client that asks one small thing after another. It takes about 15 s, because each flood
 //! lasts long enough to show a slow answer.
 //!
-//! What is certain is the server's work: the server counts what it does between two looks at the
+//! The server's work is what is certain: the server counts what it does between two looks at the
 //! sockets. The clock is looked at too. An answer takes at most 100 ms, without the time in which
 //! the server or this test waited for a processor that another program had. The machine gets
 //! several chances, the server none.
@@ -15,23 +15,25 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use devicemesh::rendezvous::store::{Server, Store, TcpStore};
+use devicemesh::rendezvous::{JoinOptions, World};
 use wire::{connect, greeted, honest, soon, string};
 
 const LIMIT: Duration = Duration::from_millis(100);
 const CHANCES: usize = 4;
 /// Whatever is asked for, a turn ends when so much was done: the limits of server/serving.rs, and
 /// the step that passes them.
-const SMALL_TURN: usize = 768 << 10;
-const ROUND: usize = 512 << 10;
+const SMALL_TURN: usize = 256 << 10;
+const ROUND: usize = 256 << 10;
 /// The most work between two looks at the sockets: the small turns of 256 clients, a round, and the
 /// lists of waits.
-const LOOK: usize = 4 << 20;
+const LOOK: usize = 3 << 20;
 
-/// How long threads of this process have waited for a processor: the server's and this one. The
-/// kernel's schedstat says so, where it exists.
+/// Tells how long threads of this process have waited for a processor: those of the server and of
+/// the ranks, and this one. The kernel's schedstat says so, where it exists.
 struct Processors {
     paths: Vec<PathBuf>,
 }
@@ -39,7 +41,8 @@ struct Processors {
 impl Processors {
     fn new() -> Processors {
         let tasks = fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
-        let is_server = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "dm-store\n");
+        let counts = |name: String| name == "dm-store\n" || name.starts_with("rank");
+        let is_server = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(counts);
         let server = tasks.filter(is_server).map(|task| task.join("schedstat"));
         Processors { paths: server.chain([PathBuf::from("/proc/thread-self/schedstat")]).collect() }
     }
@@ -47,6 +50,53 @@ impl Processors {
     fn waited_for(&self) -> Duration {
         let waited = |path: &PathBuf| fs::read_to_string(path).ok()?.split_whitespace().nth(1)?.parse::<u64>().ok();
         Duration::from_nanos(self.paths.iter().filter_map(waited).sum())
+    }
+}
+
+/// The slowest of that many barriers of two ranks, as [`slowest`] has it.
+fn slowest_barrier(worlds: &[World; 2], barriers: usize) -> (Duration, Duration) {
+    std::thread::scope(|scope| {
+        // The thread stays until the end, because the kernel forgets how long it has waited.
+        let (over, is_over) = channel::<()>();
+        let second = move || {
+            (0..barriers).for_each(|_| worlds[1].barrier(None).unwrap());
+            let _ = is_over.recv();
+        };
+        std::thread::Builder::new().name("rank 1".to_owned()).spawn_scoped(scope, second).unwrap();
+        let processors = Processors::new();
+        let (mut slowest, mut slowest_own) = (Duration::ZERO, Duration::ZERO);
+        for _ in 0..barriers {
+            let (before, began) = (processors.waited_for(), Instant::now());
+            worlds[0].barrier(None).unwrap();
+            let took = began.elapsed();
+            slowest = slowest.max(took);
+            slowest_own = slowest_own.max(took.saturating_sub(processors.waited_for() - before));
+        }
+        drop(over);
+        (slowest, slowest_own)
+    })
+}
+
+/// A barrier needs about a dozen answers, one after another.
+fn holds_up_no_barrier(what: &str, server: &Server, worlds: &[World; 2], flood: impl Fn(&AtomicBool) + Sync) {
+    for chance in 1.. {
+        let over = AtomicBool::new(false);
+        let (flooded, own) = std::thread::scope(|scope| {
+            let _ending = RaiseOnDrop(&over);
+            scope.spawn(|| flood(&over));
+            std::thread::sleep(Duration::from_millis(200));
+            server.most_work();
+            slowest_barrier(worlds, 30)
+        });
+        let (small, round, look) = server.most_work();
+        println!(
+            "{what}: slowest barrier {flooded:?}, {own:?} without waiting for a processor; most work of a small turn {small}, of a round {round}, between looks {look}"
+        );
+        assert!(small < SMALL_TURN && round < ROUND && look < LOOK, "{what}: {small}, {round} and {look}");
+        if own <= LIMIT {
+            return;
+        }
+        assert!(chance < CHANCES, "{what}: {own:?} for one barrier, of {flooded:?} by the clock");
     }
 }
 
@@ -75,11 +125,10 @@ fn holds_up_nobody(what: &str, server: &Server, flood: impl Fn(&AtomicBool) + Sy
         let (calm, _) = slowest(&store, Duration::from_millis(300));
         let over = AtomicBool::new(false);
         let (flooded, own) = std::thread::scope(|scope| {
+            let _ending = RaiseOnDrop(&over);
             scope.spawn(|| flood(&over));
             std::thread::sleep(Duration::from_millis(200));
-            let flooded = slowest(&store, Duration::from_millis(1000));
-            over.store(true, Ordering::SeqCst);
-            flooded
+            slowest(&store, Duration::from_millis(1000))
         });
         let (small, round, look) = server.most_work();
         println!(
@@ -90,6 +139,15 @@ fn holds_up_nobody(what: &str, server: &Server, flood: impl Fn(&AtomicBool) + Sy
             return;
         }
         assert!(chance < CHANCES, "{what}: {own:?} for one round trip, of {flooded:?} by the clock");
+    }
+}
+
+/// Raises the flag when it is dropped, so a flood ends also when what is measured beside it fails.
+struct RaiseOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for RaiseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
@@ -133,7 +191,7 @@ fn floods_hold_up_nobody() {
     let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
     // SAFETY: a valid structure. Where it is refused, the limit is as good.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
-    // As in a C program: whoever closes its end must not end the server's process.
+    // A C program does not ignore SIGPIPE. A client that closes its end must not end the process.
     // SAFETY: this test is the only one of its process.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let server = Server::bind("127.0.0.1:0").unwrap();
@@ -146,12 +204,22 @@ fn floods_hold_up_nobody() {
     let many = multi_get.repeat(20);
     holds_up_nobody("20 times MULTI_GET of 24 MiB", &server, |over| roll(&server, over, 100, &many));
 
+    let method = format!("tcp://127.0.0.1:{}", server.local_addr().port());
+    let join = |rank| World::join("cpu", &JoinOptions::ranked(rank, 2).init_method(method.clone())).unwrap();
+    let worlds = std::thread::scope(|scope| {
+        let second = scope.spawn(|| join(1));
+        [join(0), second.join().unwrap()]
+    });
     let wait = keys(6, (0..131_072).map(|number| format!("rolling{number}")));
     holds_up_nobody("rolling WAIT for 131,072 keys", &server, |over| roll(&server, over, 300, &wait));
+    holds_up_no_barrier("rolling WAIT for 131,072 keys", &server, &worlds, |over| roll(&server, over, 300, &wait));
     let wait = keys(6, (0..110_000).map(|number| format!("{}", number % 9)));
     holds_up_nobody("WAIT for 110,000 keys", &server, |over| repeat(&server, over, 60, &wait));
     let wait = keys(100, (0..110_000).map(|number| format!("any{number}")));
     holds_up_nobody("WAIT_ANY of 110,000 keys", &server, |over| repeat(&server, over, 20, &wait));
+    holds_up_no_barrier("WAIT_ANY of 110,000 keys", &server, &worlds, |over| repeat(&server, over, 20, &wait));
+    let wait = keys(6, (0..7_000).map(|number| format!("{number:08192}")));
+    holds_up_nobody("WAIT for 7,000 keys of 8 KiB", &server, |over| repeat(&server, over, 20, &wait));
     let check = keys(5, std::iter::repeat_n("/big0".to_owned(), 131_072));
     holds_up_nobody("CHECK of 131,072 keys", &server, |over| repeat(&server, over, 20, &check));
     let get = [&[3][..], &string("/big0")].concat();

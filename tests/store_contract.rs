@@ -1,4 +1,4 @@
-//! What every store promises, over all four of them.
+//! Checks what every store promises, on all four kinds of store.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -283,7 +283,7 @@ fn a_last_word_is_passed_on_when_the_last_connection_ends() {
     drop(other);
     assert_eq!(staying.get("lost/2", &soon()).unwrap(), b"5");
     assert_eq!(staying.get("lost", &soon()).unwrap(), b"2");
-    // Who does not know cannot promise.
+    // A store that cannot know who has gone does not promise to tell.
     assert!(!MemoryStore::new().leave_last_word("lost", b"1", &soon()).unwrap());
 }
 
@@ -401,7 +401,7 @@ fn connecting_takes_its_whole_time_and_ends_when_cancelled() {
     let wait = soon();
     let cancel = wait.cancel.clone();
     let connecting = std::thread::spawn(move || TcpStore::connect("127.0.0.1", port, &wait).err().unwrap());
-    // By now the pauses between attempts are half a second long.
+    // The pauses between attempts are half a second long by now.
     std::thread::sleep(Duration::from_millis(1300));
     let raised = Instant::now();
     cancel.raise();

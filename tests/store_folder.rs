@@ -5,10 +5,12 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use devicemesh::error::{Result, Status};
 use devicemesh::rendezvous::store::{FileStore, Store};
+use devicemesh::rendezvous::{JoinOptions, World};
 use devicemesh::wait::Wait;
 
 /// A folder of this test's own, which goes with it.
@@ -130,4 +132,85 @@ fn a_folder_that_is_not_this_users_alone_is_refused() {
         refused("another user's file", || store.get("key", &soon()), &["key", "belongs to user 12345"]);
     }
     assert!(home.at("own.devicemesh").exists());
+}
+
+/// Both ranks of a job, which meet in this folder.
+fn job(path: &Path) -> [World; 2] {
+    let join = |rank| {
+        let options = JoinOptions::ranked(rank, 2).init_method(format!("file://{}", path.display()));
+        World::join("cpu", &options.timeout(Duration::from_secs(30))).unwrap()
+    };
+    std::thread::scope(|threads| {
+        let second = threads.spawn(|| join(1));
+        [join(0), second.join().unwrap()]
+    })
+}
+
+/// The names of the library's own keys in a folder, sorted.
+fn keys_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut keys: Vec<String> = entries.filter(|name| name.starts_with("kdevicemesh")).collect();
+    keys.sort();
+    keys
+}
+
+#[test]
+fn the_last_rank_that_leaves_removes_the_folder() {
+    let home = Folder::new("leave");
+    let [first, second] = job(&home.at("job"));
+    drop(first);
+    assert!(home.at("job.devicemesh").exists(), "a rank is still there");
+    drop(second);
+    assert_eq!(fs::read_dir(&home.0).unwrap().count(), 0, "something is left");
+}
+
+/// A rank that leaves at once joins again while the other one still removes the folder.
+#[test]
+fn ranks_that_leave_and_join_again_at_once_find_each_other() {
+    let home = Folder::new("again");
+    let method = format!("file://{}", home.at("job").display());
+    let lives = |rank| {
+        for _ in 0..30 {
+            let options = JoinOptions::ranked(rank, 2).init_method(method.clone());
+            let world = World::join("cpu", &options.timeout(Duration::from_secs(30))).unwrap();
+            world.barrier(None).unwrap();
+        }
+    };
+    std::thread::scope(|threads| {
+        threads.spawn(|| lives(1));
+        lives(0);
+    });
+    assert_eq!(fs::read_dir(&home.0).unwrap().count(), 0, "something is left");
+}
+
+#[test]
+fn what_the_job_did_not_make_stays() {
+    let home = Folder::new("others");
+    let store = FileStore::open(&home.at("job")).unwrap();
+    store.set("mine", b"value", &soon()).unwrap();
+    drop(job(&home.at("job")));
+    assert_eq!(store.get("mine", &soon()).unwrap(), b"value");
+    assert_eq!(keys_in(&home.at("job.devicemesh")), [""; 0]);
+}
+
+/// A crashed job leaves its keys. The next job there works, and removes its own keys only.
+#[test]
+fn a_job_meets_in_the_folder_of_a_crashed_one() {
+    if let Some(path) = std::env::var_os("DM_TEST_CRASHES") {
+        let _worlds = job(Path::new(&path));
+        // SAFETY: nothing of this process is used afterwards.
+        unsafe { libc::_exit(3) };
+    }
+    let home = Folder::new("crashed");
+    let mut crashing = Command::new(std::env::current_exe().unwrap());
+    crashing.args(["--exact", "a_job_meets_in_the_folder_of_a_crashed_one"]).env("DM_TEST_CRASHES", home.at("job"));
+    assert_eq!(crashing.output().unwrap().status.code(), Some(3));
+    let left = keys_in(&home.at("job.devicemesh"));
+    assert!(!left.is_empty());
+    let worlds = job(&home.at("job"));
+    std::thread::scope(|threads| {
+        worlds.iter().for_each(|world| drop(threads.spawn(|| world.barrier(None).unwrap())));
+    });
+    drop(worlds);
+    assert_eq!(keys_in(&home.at("job.devicemesh")), left);
 }

@@ -146,7 +146,7 @@ fn a_client_that_never_reads_is_not_listened_to() {
     // They asked for 4000 MiB each; one reply may be under way to each.
     assert!(grown < 8 * 8 + 32, "{grown} MiB for 8 clients that do not read");
 
-    // One that reads late gets everything, in order.
+    // A client that reads late gets everything, in order.
     let mut slow = greeted(&server);
     for _ in 0..20 {
         slow.write_all(&question).unwrap();
@@ -195,7 +195,7 @@ fn who_does_not_greet_is_dropped_after_a_while() {
         let waited = began.elapsed();
         assert!(waited > Duration::from_secs(9) && waited < Duration::from_secs(15), "{waited:?}");
     }
-    // Who has greeted may be silent for as long as it likes.
+    // A client that has greeted may be silent for as long as it likes.
     greeted.write_all(&[13, 9, 9, 9, 9]).unwrap();
     let mut echo = [0; 4];
     greeted.read_exact(&mut echo).unwrap();

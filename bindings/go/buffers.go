@@ -14,24 +14,26 @@ type DType int32
 
 // The types of elements.
 const (
-	DTypeInt8     DType = C.DM_INT8
-	DTypeUint8    DType = C.DM_UINT8
-	DTypeInt32    DType = C.DM_INT32
-	DTypeUint32   DType = C.DM_UINT32
-	DTypeInt64    DType = C.DM_INT64
-	DTypeUint64   DType = C.DM_UINT64
-	DTypeFloat16  DType = C.DM_FLOAT16
-	DTypeFloat32  DType = C.DM_FLOAT32
-	DTypeFloat64  DType = C.DM_FLOAT64
-	DTypeBFloat16 DType = C.DM_BFLOAT16
+	DTypeInt8       DType = C.DM_INT8
+	DTypeUint8      DType = C.DM_UINT8
+	DTypeInt32      DType = C.DM_INT32
+	DTypeUint32     DType = C.DM_UINT32
+	DTypeInt64      DType = C.DM_INT64
+	DTypeUint64     DType = C.DM_UINT64
+	DTypeFloat16    DType = C.DM_FLOAT16
+	DTypeFloat32    DType = C.DM_FLOAT32
+	DTypeFloat64    DType = C.DM_FLOAT64
+	DTypeBFloat16   DType = C.DM_BFLOAT16
+	DTypeFloat8E4M3 DType = C.DM_FLOAT8E4M3
+	DTypeFloat8E5M2 DType = C.DM_FLOAT8E5M2
 )
 
 // An Op is a reduction operator. It has the values of ncclRedOp_t.
 type Op int32
 
-// The reduction operators. Avg is the sum divided by the number of ranks. For integers the sum has
-// the element's own type, so it can overflow, and the quotient is truncated. NCCL does so too. Max
-// and Min ignore NaNs on the host engine.
+// The reduction operators. Avg is the sum divided by the number of ranks, truncated for integers. It
+// does not overflow on the host engine. NCCL makes the sum of integers in their own type. Max and Min
+// are NaN on the host engine where a rank has NaN; NCCL ignores a NaN where another rank has a number.
 const (
 	Sum  Op = C.DM_SUM
 	Prod Op = C.DM_PROD
@@ -92,7 +94,7 @@ func (b Buffer) bytes() uintptr {
 }
 
 // The bytes of an element, by DType. 0 stands for a type that does not exist.
-var sizes = [...]uintptr{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 0}
+var sizes = [...]uintptr{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 0}
 
 // nothing is the address of an empty slice, because the library takes no NULL.
 var nothing [8]byte

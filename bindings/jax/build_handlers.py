@@ -44,8 +44,12 @@ def fetched_headers() -> Path:
 def compile_handlers(headers: Path, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     made = output.with_name(f"{output.name}.{os.getpid()}")
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler.split()[0]) is None:
+        raise SystemExit(f"devicemesh_jax: no C++ compiler {compiler!r} on the PATH (apt-get install g++, or name one in CXX)")
+    print(f"devicemesh_jax: {compiler} compiles the XLA handlers", flush=True)
     subprocess.run(
-        [os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror",
+        [*compiler.split(), "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror",
          f"-I{ROOT / 'include'}", "-isystem", str(headers), str(HERE / "src/handlers.cpp"), "-ldl", "-Wl,-s", "-o", str(made)], check=True)
     made.rename(output)
 

@@ -25,7 +25,14 @@ NATIVE = ("libdevicemesh.so", "devicemesh")
 
 def native(into: Path) -> list[Path]:
     """Builds the library and the tool, and copies them without their debug sections."""
-    subprocess.run(["cargo", "build", "--release", "--locked", "--package", "devicemesh", "--package", "devicemesh-tool"], cwd=ROOT, check=True)
+    # pip shows what this writes with -v alone, and everything when the build fails.
+    print("devicemesh: cargo builds the library and the tool, which takes minutes the first time", flush=True)
+    if shutil.which("cargo") is None:
+        raise SystemExit("devicemesh: no cargo on the PATH, which compiles the library (https://rustup.rs, or apt-get install cargo; Rust 1.85 or later, and a C linker)")
+    command = ["cargo", "build", "--release", "--locked", "--package", "devicemesh", "--package", "devicemesh-tool"]
+    built = subprocess.run(command, cwd=ROOT)
+    if built.returncode != 0:
+        raise SystemExit(f"devicemesh: {' '.join(command)} in {ROOT} failed with exit code {built.returncode}; its own lines are above")
     release = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
     made = []
     for name in NATIVE:
@@ -94,6 +101,19 @@ def write(folder: str, files: dict[str, bytes | Path], platform_tag: str) -> str
 
 def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
     return []
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: object = None) -> str:
+    """The metadata without a build, so that pip says "Building wheel" while cargo is at work."""
+    folder = f"devicemesh-{version()}.dist-info"
+    for name, text in metadata().items():
+        path = Path(metadata_directory) / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: str | None = None) -> str:

@@ -99,6 +99,7 @@ impl Admission {
             }
             let seen = header.wants.value();
             let Some(tag) = wanted_by_all(comm) else {
+                turn::show_others(comm);
                 return Some(Poll::Blocked { seen, blocker: Blocker::CommonName(posted) });
             };
             header.verdict_tag.store(tag, Ordering::Relaxed);

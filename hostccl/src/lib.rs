@@ -54,7 +54,7 @@
 //! | layer | files |
 //! |---|---|
 //! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `error` |
-//! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `reduce` (the kernels) |
+//! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `id` |
 //! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing) |
 //! | taking turns | `turn` on one rank, `admission` among the ranks, `operation` (the trait of all operations) |
@@ -65,6 +65,7 @@
 
 mod admission;
 mod api;
+pub mod blocks;
 mod body;
 mod call_name;
 mod collective;

@@ -11,6 +11,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crate::call_name::NO_TAG;
 use crate::event::Event;
@@ -63,6 +64,11 @@ pub(crate) struct Entries {
     pub(crate) list: Vec<Entry>,
     /// The number that the last entry got.
     pub(crate) last: u64,
+    /// On rank 0: since when its cells show the same tags. `None` while all its collectives have
+    /// fitted into the cells.
+    pub(crate) shown_since: Option<Instant>,
+    /// On rank 0: the number of the entry that got its cell last when the cells changed hands.
+    pub(crate) shown_up_to: u64,
 }
 
 /// The places of one rank of a communicator.

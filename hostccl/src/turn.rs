@@ -10,6 +10,7 @@
 //! with a communicator of its own.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use crate::call_name::Name;
 use crate::comm::Comm;
@@ -17,6 +18,10 @@ use crate::error::Result;
 use crate::places::{ALONE, Entries, Entry, Place};
 use crate::poll::{Blocker, Poll};
 use crate::types::ncclInvalidUsage;
+
+/// How long the cells of rank 0 show the same collectives when no rank has answered with a common
+/// name. It is longer than the longest sleep of a rank that waits.
+const SHOWN: Duration = Duration::from_millis(150);
 
 /// How a call holds its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,6 +245,39 @@ pub(crate) fn answer(comm: &Comm) {
         comm.segment.header().wants.count();
         comm.segment.header().wants.wake();
     }
+}
+
+/// Lets rank 0's cells show other collectives, where it has more than cells. Each rank that has more
+/// than cells, too, shows those that rank 0 shows. So the ranks find each common name after some
+/// rounds, however many names there are.
+#[cold]
+pub(crate) fn show_others(comm: &Comm) {
+    let (seat, place) = (comm.segment.seat(comm.rank), Place::Collectives.index(comm.nranks));
+    let mut entries = comm.places.lock();
+    let Entries { list, shown_since, shown_up_to, .. } = &mut *entries;
+    let mut hidden: Vec<usize> =
+        (0..list.len()).filter(|index| list[*index].place == place && list[*index].cell.is_none()).collect();
+    if hidden.is_empty() {
+        *shown_since = None;
+        return;
+    }
+    if shown_since.get_or_insert_with(Instant::now).elapsed() < SHOWN {
+        return;
+    }
+    *shown_since = Some(Instant::now());
+    // Every collective has its turn: those that began after the last one go first.
+    hidden.sort_by_key(|index| (list[*index].id <= *shown_up_to, list[*index].id));
+    let shown: Vec<usize> =
+        (0..list.len()).filter(|index| list[*index].place == place && list[*index].cell.is_some()).collect();
+    for (next, last) in hidden.into_iter().zip(shown) {
+        let Some(cell) = list[last].cell.take() else { continue };
+        *shown_up_to = list[next].id;
+        list[next].cell = Some(cell);
+        seat.wanted[cell].store(list[next].tag, Ordering::SeqCst);
+    }
+    drop(entries);
+    // The ranks that wait for the decision look at the cells when they wake.
+    comm.segment.header().verdict.wake();
 }
 
 /// Writes the tags of this rank's collectives to its cells, as far as there is room.

@@ -148,11 +148,16 @@ pub enum DataType {
     Float64 = 8,
     /// `ncclBfloat16`.
     Bfloat16 = 9,
+    /// `ncclFloat8e4m3`: 4 bits of exponent and 3 of mantissa. It has no infinities, and one NaN of
+    /// each sign.
+    Float8E4M3 = 10,
+    /// `ncclFloat8e5m2`: 5 bits of exponent and 2 of mantissa.
+    Float8E5M2 = 11,
 }
 
 impl DataType {
     /// Every type, in the order of its integer value.
-    pub const ALL: [DataType; 10] = [
+    pub const ALL: [DataType; 12] = [
         DataType::Int8,
         DataType::Uint8,
         DataType::Int32,
@@ -163,6 +168,8 @@ impl DataType {
         DataType::Float32,
         DataType::Float64,
         DataType::Bfloat16,
+        DataType::Float8E4M3,
+        DataType::Float8E5M2,
     ];
 
     /// Returns the type of that integer value.
@@ -173,7 +180,7 @@ impl DataType {
     /// The size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
-            DataType::Int8 | DataType::Uint8 => 1,
+            DataType::Int8 | DataType::Uint8 | DataType::Float8E4M3 | DataType::Float8E5M2 => 1,
             DataType::Float16 | DataType::Bfloat16 => 2,
             DataType::Int32 | DataType::Uint32 | DataType::Float32 => 4,
             DataType::Int64 | DataType::Uint64 | DataType::Float64 => 8,
@@ -193,6 +200,8 @@ impl DataType {
             DataType::Float32 => "float32",
             DataType::Float64 => "float64",
             DataType::Bfloat16 => "bfloat16",
+            DataType::Float8E4M3 => "float8e4m3",
+            DataType::Float8E5M2 => "float8e5m2",
         }
     }
 }
@@ -250,7 +259,7 @@ mod tests {
             assert_eq!(ReduceOp::from_raw(raw as c_int), Some(op));
         }
         assert_eq!(DataType::from_raw(-1), None);
-        assert_eq!(DataType::from_raw(10), None);
+        assert_eq!(DataType::from_raw(12), None);
         assert_eq!(ReduceOp::from_raw(5), None);
     }
 }

@@ -92,7 +92,7 @@ fn values_out_of_range_leave_the_communicator_usable() {
         // SAFETY: the buffers have eight elements. A value out of range is refused before a buffer
         // is used.
         unsafe {
-            for dtype in [-1, 10, 11, c_int::MAX] {
+            for dtype in [-1, 12, 13, c_int::MAX] {
                 let words = format!("datatype {dtype}");
                 refused(ncclAllReduce(at, at, 1, dtype, SUM, comm, null_mut()), 4, "ncclAllReduce", &words);
                 refused(ncclAllGather(at, at, 1, dtype, comm, null_mut()), 4, "ncclAllGather", &words);

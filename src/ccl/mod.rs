@@ -16,6 +16,7 @@ mod host_engine;
 mod library;
 mod load;
 mod operations;
+mod ragged;
 mod types;
 mod wheel;
 

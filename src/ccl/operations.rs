@@ -103,13 +103,14 @@ impl Library {
             // SAFETY: the caller's contract is NCCL's.
             return unsafe { all_to_all(send, recv, count_per_peer, dtype, comm, stream) };
         }
+        let Some(element) = element_size(dtype) else { return result::INVALID_ARGUMENT };
         let mut size = 0;
         // SAFETY: the out-parameter is valid.
         let code = unsafe { (self.functions.count)(comm, &mut size) };
         if code != result::SUCCESS {
             return code;
         }
-        let block = count_per_peer * element_size(dtype).unwrap_or(0);
+        let block = count_per_peer * element;
         // SAFETY: both buffers hold `size` blocks of `block` bytes; a group that was started is
         // always ended.
         unsafe {

@@ -14,8 +14,9 @@ pub(crate) use hostccl::types::NCCL_SPLIT_NOCOLOR as NO_COLOR;
 /// Values of `ncclResult_t`.
 pub mod result {
     pub use hostccl::types::{
-        ncclInProgress as IN_PROGRESS, ncclInvalidUsage as INVALID_USAGE, ncclRemoteError as REMOTE_ERROR,
-        ncclSuccess as SUCCESS, ncclTimeout as TIMEOUT, ncclUnhandledCudaError as UNHANDLED_CUDA_ERROR,
+        ncclInProgress as IN_PROGRESS, ncclInvalidArgument as INVALID_ARGUMENT, ncclInvalidUsage as INVALID_USAGE,
+        ncclRemoteError as REMOTE_ERROR, ncclSuccess as SUCCESS, ncclTimeout as TIMEOUT,
+        ncclUnhandledCudaError as UNHANDLED_CUDA_ERROR,
     };
 }
 
@@ -37,7 +38,7 @@ impl UniqueId {
     }
 }
 
-/// Names and sizes in bytes of the ten data types, by their `ncclDataType_t` number.
+/// Names and sizes in bytes of the data types, by their `ncclDataType_t` number.
 pub const DATA_TYPES: [(&str, usize); DataType::ALL.len()] = {
     let mut table = [("", 0); DataType::ALL.len()];
     let mut index = 0;
@@ -59,7 +60,7 @@ pub(crate) const REDUCTIONS: [&str; ReduceOp::ALL.len()] = {
     table
 };
 
-/// Bytes of one element of that `ncclDataType_t`, `None` for a number outside 0..=9.
+/// Bytes of one element of that `ncclDataType_t`, `None` for a number outside 0..=11.
 pub fn element_size(dtype: i32) -> Option<usize> {
     DataType::from_raw(dtype).map(DataType::size)
 }

@@ -364,7 +364,7 @@ impl View {
         }
         let (size, me) = (self.mesh().dim_size(index), self.mesh().local_rank(index)?);
         let element = element_size(dtype)
-            .ok_or_else(|| Error::invalid(format!("{name}: dtype is {dtype}, not one of 0 to 9")))?;
+            .ok_or_else(|| Error::invalid(format!("{name}: dtype is {dtype}, not one of 0 to 11")))?;
         let bytes = |blocks: usize| {
             let bytes = count.checked_mul(element).and_then(|bytes| bytes.checked_mul(blocks));
             bytes.ok_or_else(|| Error::invalid(format!("{name}: {count} elements are more than memory can hold")))

@@ -24,6 +24,9 @@
 //! 7. Each rank keeps what the work has made, or undoes it from the log of the call. A dimension's
 //!    communicator stays unmade for other threads until this step.
 //!
+//! A rank may refuse its own call before step 3, for example because of a wrong argument. Then it
+//! tells the other ranks (refusal.rs).
+//!
 //! The caller of this file hands in what differs between calls: the scope (the ranks that take
 //! part), the text on which all ranks must agree, and the work.
 //!

@@ -14,8 +14,19 @@ static CUDA_WORLD: DefaultWorld = DefaultWorld::new("cuda");
 /// `deadline` bounds; the call is then **collective over the world**. With `None` the default
 /// timeout bounds the join.
 pub(crate) fn default_world(device_type: &str, deadline: Option<Deadline>) -> Result<Arc<World>> {
-    let world = if device_type == CPU_WORLD.device_type { &CPU_WORLD } else { &CUDA_WORLD };
-    world.get_or_join(deadline)
+    of_type(device_type).get_or_join(deadline)
+}
+
+/// Returns the default world of a device type if this process is in it.
+pub(crate) fn joined_default_world(device_type: &str) -> Option<Arc<World>> {
+    match &*of_type(device_type).lock() {
+        State::Joined(world) => Some(Arc::clone(world)),
+        State::Absent | State::Joining(_) => None,
+    }
+}
+
+fn of_type(device_type: &str) -> &'static DefaultWorld {
+    if device_type == CPU_WORLD.device_type { &CPU_WORLD } else { &CUDA_WORLD }
 }
 
 /// Ends the default worlds on this rank, joined or being joined. The next [`default_world`] joins

@@ -48,12 +48,14 @@ pub enum Operator {
     Sum = ReduceOp::Sum as i32,
     /// Their product.
     Product = ReduceOp::Prod as i32,
-    /// The largest. The host engine ignores NaNs where another rank has a number.
+    /// The largest. On the host engine it is NaN where a rank has NaN; NCCL ignores a NaN where
+    /// another rank has a number.
     Max = ReduceOp::Max as i32,
-    /// The smallest. The host engine ignores NaNs where another rank has a number.
+    /// The smallest. NaNs are as in `Max`.
     Min = ReduceOp::Min as i32,
-    /// Their sum divided by the number of ranks. For integers the sum is made in the element's own
-    /// type, where it can overflow, and the quotient is truncated; on NCCL too.
+    /// Their sum divided by the number of ranks. On the host engine it does not overflow, and that of
+    /// integers is the exact sum divided and truncated towards zero. NCCL makes the sum of integers
+    /// in the element's own type, where it can overflow.
     Average = ReduceOp::Avg as i32,
 }
 

@@ -41,7 +41,7 @@ impl RootComms {
     /// Does what [`finalize`](RootComms::finalize) does, and waits for at most `timeout` (`None`:
     /// the mesh's timeout).
     pub fn finalize_within(&self, timeout: Option<Duration>) -> Result<()> {
-        refuse_inside("dm_finalize", self.library())?;
+        self.tell_if_refused("dm_finalize", || refuse_inside("dm_finalize", self.library()))?;
         if self.scope().is_none() {
             self.alive()?;
             self.end(Life::Finalized);

@@ -10,6 +10,7 @@ use super::maker::Maker;
 use super::names::named_config;
 use super::root::RootComms;
 use crate::error::{Error, Result};
+use crate::rendezvous::Scope;
 
 impl RootComms {
     /// Makes a planned communicator of this root; `dim` is the name of its dimension. Collective
@@ -38,11 +39,7 @@ impl RootComms {
                 })
             });
         }
-        let Some(scope_id) = &first_use.scope_id else {
-            return Err(Error::internal(format!("the communicator of {dim} was planned eagerly but not made")));
-        };
-        let position = group.local_rank(0)?;
-        let scope = communicator.scope(|| world.rendezvous().subscope(scope_id, group.ranks().into(), position))?;
+        let scope = self.scope_of_first_use(communicator)?;
         let call = Call::begin(world, Some(self), wait)?;
         // Another thread, which had the turn before, may have made it.
         if communicator.state() != State::Unmade {
@@ -54,5 +51,28 @@ impl RootComms {
             work.log.made(communicator, raw, timeout);
             Ok(())
         })
+    }
+
+    /// Notes that this rank has refused a call that may have been the first use of a communicator.
+    /// The other ranks may wait for that use until their deadline.
+    pub(super) fn note_refused_first_use(&self) {
+        for communicator in self.dim_communicators().iter().filter(|_| self.is_lazy()) {
+            if communicator.state() == State::Unmade && communicator.group().size() > 1 {
+                // Without a scope this rank cannot make the communicator, and learns of that when it
+                // tries.
+                let _ = self.scope_of_first_use(communicator).map(Scope::may_be_behind);
+            }
+        }
+    }
+
+    /// The scope in which the ranks of a planned communicator agree on its first use.
+    pub(super) fn scope_of_first_use<'a>(&self, communicator: &'a Communicator) -> Result<&'a Scope> {
+        let group = communicator.group();
+        let (Some(world), Some(scope_id)) = (self.world(), &communicator.first_use().scope_id) else {
+            let what = group.describe();
+            return Err(Error::internal(format!("the communicator of {what} was planned eagerly but not made")));
+        };
+        let position = group.local_rank(0)?;
+        communicator.scope(|| world.rendezvous().subscope(scope_id, group.ranks().into(), position))
     }
 }

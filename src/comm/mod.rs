@@ -16,14 +16,14 @@
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!
 //! ```text
-//! 7  what a program calls     operations  view_groups  slices  buffers  on_stream  default_world
+//! 7  what a program calls     operations  ragged  view_groups  slices  buffers  on_stream  default_world
 //! 6  collective calls         lazy  view  new_dims  create  shrink  end
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call
 //! 3  who calls                world  root
 //! 2  sets of communicators    ending  groups  sharing
 //! 1  one communicator         failure  communicator
-//! 0  tools                    gate  background  polling  names  elements  options
+//! 0  tools                    gate  background  refusal  polling  names  elements  options
 //! ```
 
 mod background;
@@ -48,6 +48,8 @@ mod on_stream;
 mod operations;
 mod options;
 mod polling;
+mod ragged;
+mod refusal;
 mod root;
 mod sharing;
 mod shrink;
@@ -58,7 +60,7 @@ mod world;
 
 pub use buffers::{Buffer, BufferAt, Collective, Memory};
 pub(crate) use create::adopted_position;
-pub(crate) use default_world::{abort_default_worlds, default_world};
+pub(crate) use default_world::{abort_default_worlds, default_world, joined_default_world};
 pub use elements::{Element, Operator};
 pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_group};
 #[cfg(feature = "cudarc")]
@@ -66,6 +68,7 @@ pub use on_stream::{DeviceBuffer, OnStream};
 pub(crate) use operations::BufferShape;
 pub use operations::Operands;
 pub use options::{CallOptions, DimOptions, MeshOptions};
+pub(crate) use ragged::{Counts, Exchange};
 pub use root::RootComms;
 pub(crate) use view::DimComms;
 pub use view::View;

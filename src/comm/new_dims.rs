@@ -14,6 +14,10 @@ impl View {
     /// All dimensions of this view joined into one, with a communicator. **Collective over the
     /// root mesh**, but local when this dimension exists under this name already.
     pub fn flatten(&self, name: Option<&str>, options: &CallOptions) -> Result<View> {
+        self.tell_if_refused("dm_flatten", || self.join_dims(name, options))
+    }
+
+    fn join_dims(&self, name: Option<&str>, options: &CallOptions) -> Result<View> {
         self.root_comms().alive()?;
         let flat = self.mesh().flatten(name)?;
         // A single dimension that keeps its name stays as it is: there is nothing to make, and no
@@ -39,20 +43,24 @@ impl View {
     /// Dimension `dim` replaced by several, each with a communicator. **Collective over the root
     /// mesh**.
     pub fn unflatten(&self, dim: &str, sizes: &[usize], names: &[&str], options: &CallOptions) -> Result<View> {
-        self.root_comms().alive()?;
-        let at = self.mesh().dim_index(dim)?;
-        let split = self.mesh().unflatten(dim, sizes, names)?;
-        let call = || format!("dm_unflatten(dims=({}), dim={dim}", self.mesh().dim_names().join(", "));
-        self.replace(call, split, at, sizes, names, options)
+        self.tell_if_refused("dm_unflatten", || {
+            self.root_comms().alive()?;
+            let at = self.mesh().dim_index(dim)?;
+            let split = self.mesh().unflatten(dim, sizes, names)?;
+            let call = || format!("dm_unflatten(dims=({}), dim={dim}", self.mesh().dim_names().join(", "));
+            self.replace(call, split, at, sizes, names, options)
+        })
     }
 
     /// All ranks of this view, row-major, under another shape, each dimension with a communicator.
     /// **Collective over the root mesh**.
     pub fn reshape(&self, sizes: &[usize], names: &[&str], options: &CallOptions) -> Result<View> {
-        self.root_comms().alive()?;
-        let other = self.mesh().reshape(sizes, names)?;
-        let call = || format!("dm_reshape(dims=({})", self.mesh().dim_names().join(", "));
-        self.replace(call, other, 0, sizes, names, options)
+        self.tell_if_refused("dm_reshape", || {
+            self.root_comms().alive()?;
+            let other = self.mesh().reshape(sizes, names)?;
+            let call = || format!("dm_reshape(dims=({})", self.mesh().dim_names().join(", "));
+            self.replace(call, other, 0, sizes, names, options)
+        })
     }
 
     /// `mesh` with communicators for the new dimensions from index `at`.
@@ -80,6 +88,17 @@ impl View {
     /// them), and a communicator for what is left of it. **Collective over the root mesh**, also
     /// for the ranks at the other indices.
     pub fn slice_range(
+        &self,
+        dim: Option<&str>,
+        start: usize,
+        len: usize,
+        step: usize,
+        options: &CallOptions,
+    ) -> Result<View> {
+        self.tell_if_refused("dm_slice_range", || self.cut(dim, start, len, step, options))
+    }
+
+    fn cut(
         &self,
         dim: Option<&str>,
         start: usize,

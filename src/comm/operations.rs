@@ -19,7 +19,7 @@ pub struct Operands {
     /// The number of elements, as the operation counts them: for gathers and scatters, the elements
     /// of each rank.
     pub count: usize,
-    /// The `ncclDataType_t` of the elements, 0 to 9.
+    /// The `ncclDataType_t` of the elements: 0 to 11, or on NCCL any number that it knows.
     pub dtype: i32,
     /// The `cudaStream_t` on which the operation runs; NULL on host memory.
     pub stream: *mut c_void,
@@ -49,6 +49,13 @@ pub(crate) enum BufferShape {
     AllToAll,
 }
 
+/// The largest number that is taken for an `ncclDataType_t` of a later NCCL.
+const LARGEST_DTYPE: i32 = 255;
+
+fn wrong_operator(op: i32) -> String {
+    format!("op is {op}, not one of 0 to 4 ({}) nor made by ncclRedOpCreatePreMulSum", REDUCTIONS.join(", "))
+}
+
 impl View {
     /// Checks what all operations have in common, and runs `issue` on the communicator along
     /// dimension `index`. `buffers` are the pointers that may not be NULL, with their names.
@@ -62,11 +69,10 @@ impl View {
     ) -> Result<()> {
         self.check_index(index)?;
         let Operands { count, dtype, stream } = operands;
-        let Some(element) = element_size(dtype) else {
-            let known: Vec<&str> = DATA_TYPES.iter().map(|(name, _)| *name).collect();
-            return Err(Error::invalid(format!("{name}: dtype is {dtype}, not one of 0 to 9 ({})", known.join(", "))));
-        };
+        let element = self.element_size(name, dtype)?;
         let size = self.mesh().dim_size(index);
+        // Of elements whose size only the library knows, each has at least one byte.
+        let element = element.unwrap_or(1);
         let bytes = count.checked_mul(element).and_then(|bytes| bytes.checked_mul(size));
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(Error::invalid(format!(
@@ -104,6 +110,21 @@ impl View {
             groups::note(library, || format!("{name} along {}", self.mesh().dim_name(index)));
         }
         outcome
+    }
+
+    /// The bytes of one element of that type. `None` for a type that this library does not know, but
+    /// NCCL may. The host engine has no such types.
+    pub(crate) fn element_size(&self, name: &str, dtype: i32) -> Result<Option<usize>> {
+        let known = element_size(dtype);
+        if known.is_some() || (0..=LARGEST_DTYPE).contains(&dtype) && self.library().is_ok_and(|it| it.has_streams()) {
+            return Ok(known);
+        }
+        let names: Vec<&str> = DATA_TYPES.iter().map(|(name, _)| *name).collect();
+        Err(Error::invalid(format!(
+            "{name}: dtype is {dtype}, not one of 0 to {} ({})",
+            names.len() - 1,
+            names.join(", ")
+        )))
     }
 
     /// Runs `issue` while no other thread issues anything on the communicator. Inside a group, no
@@ -191,11 +212,35 @@ impl View {
         Ok(())
     }
 
-    /// Fails when `op` is not one of the five operators.
+    /// Fails when `op` cannot be an operator. The library judges the numbers beyond the five
+    /// operators, which `ncclRedOpCreatePreMulSum` gives.
     pub(crate) fn check_operator(&self, name: &str, op: i32) -> Result<()> {
-        match usize::try_from(op).ok().and_then(|op| REDUCTIONS.get(op)) {
-            Some(_) => Ok(()),
-            None => Err(Error::invalid(format!("{name}: op is {op}, not one of 0 to 4 ({})", REDUCTIONS.join(", ")))),
+        match op < 0 {
+            false => Ok(()),
+            true => Err(Error::invalid(format!("{name}: {}", wrong_operator(op)))),
+        }
+    }
+
+    /// The error of a reduction with that operator: an invalid argument where the library has
+    /// refused an operator that is none of the five.
+    pub(crate) fn judge_operator(&self, name: &str, op: i32, error: Error) -> Error {
+        let is_its_own = usize::try_from(op).is_ok_and(|op| op >= REDUCTIONS.len());
+        if !is_its_own || error.ccl_result() != result::INVALID_ARGUMENT {
+            return error;
+        }
+        let said = format!("{name}: {}: {}", wrong_operator(op), error.message());
+        Error::invalid(said).with_ccl_result(error.ccl_result())
+    }
+
+    /// Fails for an all-to-all of elements whose size is not known, on a library without a call of
+    /// its own for it.
+    pub(crate) fn check_all_to_all(&self, name: &str, dtype: i32) -> Result<()> {
+        match self.element_size(name, dtype)? {
+            None if self.library()?.lacks_all_to_all() => Err(Error::unsupported(format!(
+                "{name}: dtype is {dtype}, whose size is not known here, and {} has no ncclAlltoAll, which NCCL has from 2.28 on: send the bytes (uint8)",
+                self.library()?.label()
+            ))),
+            _ => Ok(()),
         }
     }
 

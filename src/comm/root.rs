@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use super::communicator::Held;
+use super::refusal::tell_if_refused;
 use super::world::World;
 use crate::ccl::{CallName, Library};
 use crate::error::{Error, Result};
@@ -185,6 +186,14 @@ impl RootComms {
                 self.mesh.describe()
             ))
         })
+    }
+
+    /// Runs `call`, which is a call of `function` that is collective over this root. If this rank
+    /// refuses the call, the other ranks are told.
+    pub(super) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let takes_part = self.world.is_some() && self.mesh.is_member() && self.alive().is_ok();
+        let scope = self.scope.as_deref().filter(|_| takes_part);
+        tell_if_refused(scope, self.cancel.clone(), function, call)
     }
 
     /// A wait of at most `timeout` (`None`: the mesh's own), which the root's abort ends.

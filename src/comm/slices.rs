@@ -10,6 +10,7 @@ use super::elements::{Element, Operator, block_for_each_rank, block_of_each_rank
 use super::groups::in_group;
 use super::operations::Operands;
 use super::options::MeshOptions;
+use super::ragged::{Counts, Exchange};
 use super::root::RootComms;
 use super::view::View;
 use super::world::World;
@@ -124,6 +125,87 @@ impl View {
         })
     }
 
+    /// Sends the next `send_counts[i]` elements of `send` to each rank `i` of the group, and receives
+    /// the next `recv_counts[i]` elements of `recv` from it. Each list has a count for each rank, and
+    /// its counts add up to the length of its slice. What one rank sends is what the other expects;
+    /// otherwise all ranks get `Status::Mismatch`. **Collective over the group.**
+    pub fn all_to_allv<T: Element>(
+        &self,
+        dim: &str,
+        send: &[T],
+        send_counts: &[usize],
+        recv: &mut [T],
+        recv_counts: &[usize],
+    ) -> Result<()> {
+        let exchange = Exchange::AllToAll { send: all("send", send_counts), recv: all("recv", recv_counts) };
+        let lists = [("send", send.len(), send_counts), ("recv", recv.len(), recv_counts)];
+        self.exchange_slices("all_to_allv", dim, exchange, lists, send, recv)
+    }
+
+    /// Puts `send` of every rank of the group into `recv`, in rank order. All ranks give the same
+    /// `recv_counts`, which has the length of each rank's `send`. **Collective over the group.**
+    pub fn all_gatherv<T: Element>(&self, dim: &str, send: &[T], recv: &mut [T], recv_counts: &[usize]) -> Result<()> {
+        let exchange = Exchange::AllGather { recv: all("recv", recv_counts) };
+        let lists = [("recv", recv.len(), recv_counts)];
+        self.along_dim(dim, |view, index| view.check_own("all_gatherv", index, "send", send.len(), recv_counts))?;
+        self.exchange_slices("all_gatherv", dim, exchange, lists, send, recv)
+    }
+
+    /// Reduces `send` over the group, and leaves the next `send_counts[i]` elements of the result on
+    /// each rank `i`. All ranks give the same `send_counts`, which has the length of each rank's
+    /// `recv`. **Collective over the group.**
+    pub fn reduce_scatterv<T: Element>(
+        &self,
+        dim: &str,
+        send: &[T],
+        send_counts: &[usize],
+        recv: &mut [T],
+        op: Operator,
+    ) -> Result<()> {
+        let exchange = Exchange::ReduceScatter { send: all("send", send_counts), op: op as i32 };
+        let lists = [("send", send.len(), send_counts)];
+        self.along_dim(dim, |view, index| view.check_own("reduce_scatterv", index, "recv", recv.len(), send_counts))?;
+        self.exchange_slices("reduce_scatterv", dim, exchange, lists, send, recv)
+    }
+
+    /// Fails unless the slice of this rank's own block has as many elements as its count says.
+    fn check_own(&self, name: &str, index: usize, what: &str, len: usize, counts: &[usize]) -> Result<()> {
+        match counts.get(self.mesh().local_rank(index)?) {
+            Some(count) if *count != len => {
+                Err(Error::invalid(format!("{name}: {what} has {len} elements, but the count of this rank is {count}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes an exchange over slices. Each of `lists` has the name and the length of a slice, and the
+    /// counts that have to add up to it.
+    fn exchange_slices<T: Element, const N: usize>(
+        &self,
+        name: &str,
+        dim: &str,
+        exchange: Exchange<'_>,
+        lists: [(&str, usize, &[usize]); N],
+        send: &[T],
+        recv: &mut [T],
+    ) -> Result<()> {
+        self.check_slices(name)?;
+        for (what, len, counts) in lists {
+            let sum = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
+            if sum != Some(len) {
+                return Err(Error::invalid(format!(
+                    "{name}: {what} has {len} elements, which is not the sum of its counts {counts:?}"
+                )));
+            }
+        }
+        let buffers = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
+        self.along_dim(dim, |view, index| {
+            // SAFETY: the slices hold the blocks, as the sums of the counts show. The host engine is
+            // done when it returns, as in `all_reduce`.
+            unsafe { view.exchange(name, index, exchange, buffers, (T::DTYPE, std::ptr::null_mut())) }
+        })
+    }
+
     /// Runs `issue` with the communicator along `dim`. `count` gives the element count from the
     /// size of the dimension. Fails on a library that works on device memory, and inside a group,
     /// where the work would outlast the borrow of the slices.
@@ -134,6 +216,17 @@ impl View {
         count: impl FnOnce(usize) -> Result<usize>,
         issue: impl FnOnce(&Library, RawComm, usize) -> NcclResult,
     ) -> Result<()> {
+        self.check_slices(name)?;
+        self.along_dim(dim, |view, index| {
+            let count = count(view.mesh().dim_size(index))?;
+            let operands = Operands { count, dtype: T::DTYPE, stream: std::ptr::null_mut() };
+            view.operate(name, index, operands, &[], |library, comm| issue(library, comm, count))
+        })
+    }
+
+    /// Fails where slices cannot be operands: on a library that works on device memory, and inside a
+    /// group.
+    fn check_slices(&self, name: &str) -> Result<()> {
         let library = self.library()?;
         if !library.is_host_engine() {
             return Err(Error::unsupported(format!(
@@ -147,11 +240,7 @@ impl View {
                 "{name}: a group puts its work off, but slices are borrowed for the call alone: end the group first"
             )));
         }
-        self.along_dim(dim, |view, index| {
-            let count = count(view.mesh().dim_size(index))?;
-            let operands = Operands { count, dtype: T::DTYPE, stream: std::ptr::null_mut() };
-            view.operate(name, index, operands, &[], |library, comm| issue(library, comm, count))
-        })
+        Ok(())
     }
 
     /// Runs `work` with the view that has the dimension `dim` and the dimension's index there: this
@@ -165,4 +254,9 @@ impl View {
             }
         }
     }
+}
+
+/// Counts of blocks that follow each other.
+fn all<'a>(name: &'static str, counts: &'a [usize]) -> Counts<'a> {
+    Counts { name, counts, displs: None }
 }

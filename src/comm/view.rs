@@ -73,6 +73,12 @@ impl View {
         &self.comms
     }
 
+    /// Runs `call`, which is a call of `function` that is collective over the root mesh. If this
+    /// rank refuses the call, the other ranks are told.
+    pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.space.tell_if_refused(function, call)
+    }
+
     /// The view of the whole root mesh.
     pub fn of_root(root: Arc<RootComms>) -> View {
         View::new(root.mesh().clone(), Arc::clone(&root), root)
@@ -99,7 +105,10 @@ impl View {
     pub(crate) fn along(self: &Arc<Self>, name: Option<&str>) -> Result<(Arc<View>, usize)> {
         match self.mesh.dim_index_or_only(name) {
             Ok(index) => Ok((Arc::clone(self), index)),
-            Err(_) => self.mesh.along(name).map(|(mesh, index)| (Arc::new(self.with(mesh)), index)),
+            Err(_) => {
+                let along = self.mesh.along(name).inspect_err(|_| self.space.note_refused_first_use())?;
+                Ok((Arc::new(self.with(along.0)), along.1))
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::communicator::Communicator;
 use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
+use super::refusal::tell_if_refused;
 use super::sharing::CommTable;
 use crate::ccl::{self, Device, Library};
 use crate::digest::Fnv1a;
@@ -160,7 +161,7 @@ impl World {
     /// Returns when every rank of the world has called it. **Collective over the world**.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<()> {
         self.alive()?;
-        refuse_inside("dm_world_barrier", self.library.as_ref())?;
+        self.tell_if_refused("dm_world_barrier", || refuse_inside("dm_world_barrier", self.library.as_ref()))?;
         let wait = self.wait(timeout.unwrap_or(self.rendezvous.timeout()));
         let _turn = self.take_turn(&wait)?;
         wait.outcome(self.rendezvous.barrier_by(&wait))
@@ -169,10 +170,12 @@ impl World {
     /// Returns the location of every rank, in rank order. **Collective over the world**.
     pub fn locations(&self, mine: Option<&str>) -> Result<Vec<String>> {
         self.alive()?;
-        refuse_inside("dm_world_locations", self.library.as_ref())?;
-        let wait = self.wait(self.rendezvous.timeout());
-        let _turn = self.take_turn(&wait)?;
-        wait.outcome(self.rendezvous.locations(mine, &wait))
+        self.tell_if_refused("dm_world_locations", || {
+            refuse_inside("dm_world_locations", self.library.as_ref())?;
+            let wait = self.wait(self.rendezvous.timeout());
+            let _turn = self.take_turn(&wait)?;
+            wait.outcome(self.rendezvous.locations(mine, &wait))
+        })
     }
 
     /// Something that callers borrow for as long as the world lives. `make` makes it, with what
@@ -225,6 +228,13 @@ impl World {
     /// A flag for a root mesh, which counts as raised also when the world's flag is.
     pub(super) fn cancel(&self) -> Cancel {
         self.cancel.child()
+    }
+
+    /// Runs `call`, which is a call of `function` that is collective over this world. If this rank
+    /// refuses the call, the other ranks are told.
+    pub(crate) fn tell_if_refused<T>(&self, function: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let scope = self.rendezvous.scope().ok().filter(|_| self.alive().is_ok());
+        tell_if_refused(scope.map(|scope| &**scope), self.cancel(), function, call)
     }
 
     /// A wait of at most `timeout`, which the world's abort ends.

@@ -50,6 +50,7 @@ pub unsafe extern "C" fn dm_all_reduce(
             // SAFETY: the caller's contract is the library's.
             unsafe { library.all_reduce(send, recv, count, dtype, op, comm, stream) }
         })
+        .map_err(|error| call.view.judge_operator(call.name, op, error))
     })
 }
 
@@ -96,6 +97,7 @@ pub unsafe extern "C" fn dm_reduce(
             // SAFETY: the caller's contract is the library's.
             unsafe { library.reduce(send, recv, count, dtype, op, root, comm, stream) }
         })
+        .map_err(|error| call.view.judge_operator(call.name, op, error))
     })
 }
 
@@ -216,6 +218,7 @@ pub unsafe extern "C" fn dm_reduce_scatter(
             // SAFETY: the caller's contract is the library's.
             unsafe { library.reduce_scatter(send, recv, recv_count, dtype, op, comm, stream) }
         })
+        .map_err(|error| call.view.judge_operator(call.name, op, error))
     })
 }
 
@@ -247,6 +250,7 @@ pub unsafe extern "C" fn dm_all_to_all(
     // SAFETY: the caller's contract.
     let dim = || unsafe { dim_text(dim) };
     operation("dm_all_to_all", mesh, dim, |call, index| {
+        call.view.check_all_to_all(call.name, dtype)?;
         let operands = Operands { count: count_per_peer, dtype, stream };
         call.view.check_overlap(call.name, index, operands, send, recv, BufferShape::AllToAll)?;
         call.run(index, operands, &[("send", send), ("recv", recv.cast_const())], |library, comm| {
@@ -367,16 +371,16 @@ pub extern "C" fn dm_group_end(mesh: *const dm_mesh) -> dm_status {
 }
 
 /// An operation that a program calls.
-struct Operation {
+pub(super) struct Operation {
     /// The name of the C function, for messages.
-    name: &'static str,
+    pub(super) name: &'static str,
     /// The view in which the operation's dimension is.
-    view: Arc<View>,
+    pub(super) view: Arc<View>,
 }
 
 /// Runs `body` with the operation `name` along a dimension of `mesh`, and the index of that
 /// dimension. When the operation is refused inside a group of this thread, the group fails.
-fn operation<'a>(
+pub(super) fn operation<'a>(
     name: &'static str,
     mesh: *const dm_mesh,
     dim: impl FnOnce() -> Result<Option<&'a str>>,

@@ -12,7 +12,7 @@ use super::pointers::{null, out};
 use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
 use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
-use crate::comm::{DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world};
+use crate::comm::{DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world, joined_default_world};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec, MeshText};
 use crate::wait::Deadline;
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn dm_init(
     guard(|| {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
-        let request = unsafe { MeshRequest::read(device_type, shape, ndim, dim_names, options)? };
+        let request = unsafe { MeshRequest::read(device_type, shape, ndim, dim_names, options, true)? };
         request.create(mesh_out)
     })
 }
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn dm_from_comms(
         // SAFETY: the caller's contract.
         let (request, comms) = unsafe {
             (
-                MeshRequest::read(device_type, shape, ndim, dim_names, options)?,
+                MeshRequest::read(device_type, shape, ndim, dim_names, options, false)?,
                 short_list("comms", comms, ndim)?.iter().map(|comm| RawComm(comm.cast())).collect::<Vec<_>>(),
             )
         };
@@ -155,6 +155,9 @@ pub(super) struct MeshRequest<'a> {
 }
 
 impl<'a> MeshRequest<'a> {
+    /// Reads the arguments. With `is_collective` the other ranks of the world are told when this rank
+    /// refuses them.
+    ///
     /// # Safety
     /// The conditions of `dm_init` hold, and the arguments stay where they are while the result is
     /// used.
@@ -164,17 +167,22 @@ impl<'a> MeshRequest<'a> {
         ndim: usize,
         dim_names: *const *const c_char,
         options: *const dm_init_options,
+        is_collective: bool,
     ) -> Result<MeshRequest<'a>> {
         // SAFETY: the caller's contract.
-        let (device_type, shape, names, options) = unsafe {
-            (
-                optional_text("device_type", device_type)?,
-                sizes("shape", shape, ndim)?,
-                if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) },
-                read_init_options(options, ndim)?,
-            )
-        };
-        MeshRequest::of(device_type, shape, names, options)
+        let options = unsafe { read_init_options(options, ndim)? };
+        let world = if options.world.is_null() { None } else { Some(find_world(options.world)?) };
+        telling(world.as_ref().filter(|_| is_collective), || {
+            // SAFETY: the caller's contract.
+            let (device_type, shape, names) = unsafe {
+                (
+                    optional_text("device_type", device_type)?,
+                    sizes("shape", shape, ndim)?,
+                    if dim_names.is_null() { None } else { Some(names("dim_names", dim_names, ndim)?) },
+                )
+            };
+            MeshRequest::of(device_type, shape, names, options)
+        })
     }
 
     /// The request for the mesh that a text describes, with options that were read for its
@@ -219,12 +227,14 @@ impl<'a> MeshRequest<'a> {
             // Requests that can be refused without a world are refused before this process joins
             // one.
             None => {
-                self.check()?;
+                telling(joined_default_world(self.device_type).as_ref(), || self.check())?;
                 default_world(self.device_type, deadline)?
             }
         };
-        let mesh = self.mesh(world.size(), world.rank())?;
-        let root = RootComms::create_by(&world, mesh, &self.options.mesh, deadline)?;
+        let root = world.tell_if_refused("dm_init", || {
+            let mesh = self.mesh(world.size(), world.rank())?;
+            RootComms::create_by(&world, mesh, &self.options.mesh, deadline)
+        })?;
         give(View::of_root(root), mesh_out)
     }
 
@@ -276,6 +286,15 @@ impl<'a> MeshRequest<'a> {
         // as many ranks.
         let ranks = unsafe { list("options.ranks", self.options.ranks, whole.size())? };
         Ok(ranks.get(position).and_then(|rank| usize::try_from(*rank).ok()).unwrap_or(MAX_WORLD))
+    }
+}
+
+/// Runs a part of a call that makes a mesh. If this rank refuses the call there, the other ranks of
+/// the world are told. `None` is a world that this process has not joined.
+fn telling<T>(world: Option<&Arc<World>>, part: impl FnOnce() -> Result<T>) -> Result<T> {
+    match world {
+        Some(world) => world.tell_if_refused("dm_init", part),
+        None => part(),
     }
 }
 

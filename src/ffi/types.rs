@@ -70,7 +70,9 @@ pub const DM_STATUS_PEER_LOST: dm_status = 14;
 /// A bug in this library (a caught panic).
 pub const DM_STATUS_INTERNAL: dm_status = 15;
 
-/// The type of a buffer's elements: the values of ncclDataType_t.
+/// The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255 goes
+/// to NCCL, which refuses those that it does not know; of a number that is not listed here, the
+/// overlap of buffers is not checked.
 pub type dm_dtype = i32;
 /// Signed 8-bit integers.
 pub const DM_INT8: dm_dtype = 0;
@@ -92,19 +94,30 @@ pub const DM_FLOAT32: dm_dtype = 7;
 pub const DM_FLOAT64: dm_dtype = 8;
 /// bfloat16: the upper half of a binary32.
 pub const DM_BFLOAT16: dm_dtype = 9;
+/// ncclFloat8e4m3 (NCCL 2.24): 4 bits of exponent, 3 of mantissa, no infinity, 448 at most. The host
+/// engine computes in binary32 and rounds once; what is beyond the largest number becomes the largest
+/// number, as in NCCL.
+pub const DM_FLOAT8E4M3: dm_dtype = 10;
+/// ncclFloat8e5m2 (NCCL 2.24): 5 bits of exponent, 2 of mantissa, 57344 at most. Rounded as
+/// DM_FLOAT8E4M3; so the sum of infinities is the largest number, but DM_MAX and DM_MIN keep them.
+pub const DM_FLOAT8E5M2: dm_dtype = 11;
 
-/// A reduction: the values of ncclRedOp_t.
+/// A reduction: the values of ncclRedOp_t. A number that ncclRedOpCreatePreMulSum of the library
+/// (dm_get_proc) has made for the communicator (dm_get_comm) is one, too.
 pub type dm_op = i32;
 /// Sum.
 pub const DM_SUM: dm_op = 0;
 /// Product.
 pub const DM_PROD: dm_op = 1;
-/// Maximum. The host engine ignores NaNs where another rank has a number.
+/// Maximum. On the host engine it is NaN where a rank has NaN; NCCL ignores a NaN where another rank
+/// has a number.
 pub const DM_MAX: dm_op = 2;
-/// Minimum. The host engine ignores NaNs where another rank has a number.
+/// Minimum. NaNs are as in DM_MAX.
 pub const DM_MIN: dm_op = 3;
-/// Sum divided by the number of ranks. For integers the sum is made in the element's own type,
-/// where it can overflow, and the quotient is truncated; on NCCL too.
+/// Sum divided by the number of ranks. On the host engine it does not overflow, and that of integers
+/// is the exact sum divided and truncated towards zero. NCCL makes the sum of integers in the
+/// element's own type, where it can overflow, and multiplies floating-point numbers by 1/n before it
+/// adds them.
 pub const DM_AVG: dm_op = 4;
 
 /// The failure of a call, filled by dm_last_error_info. Initialise with DM_ERROR_INFO_INIT.

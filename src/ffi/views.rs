@@ -10,6 +10,7 @@ use super::options::read_call_options;
 use super::pointers::out;
 use super::types::{dm_call_options, dm_mesh, dm_status};
 use crate::comm::View;
+use crate::error::Result;
 
 /// A view of the named dimensions, in the order given; it shares the parent's communicators.
 ///
@@ -61,7 +62,7 @@ pub unsafe extern "C" fn dm_flatten(
     options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
-    guard(|| {
+    collective(mesh, "dm_flatten", || {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let (name, options) = unsafe { (optional_text("name", name)?, read_call_options(options, 1)?) };
@@ -93,7 +94,7 @@ pub unsafe extern "C" fn dm_unflatten(
     options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
-    guard(|| {
+    collective(mesh, "dm_unflatten", || {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let (dim, sizes, names, options) = unsafe {
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn dm_reshape(
     options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
-    guard(|| {
+    collective(mesh, "dm_reshape", || {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let (sizes, names, options) = unsafe {
@@ -187,7 +188,7 @@ pub unsafe extern "C" fn dm_slice_range(
     options: *const dm_call_options,
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
-    guard(|| {
+    collective(mesh, "dm_slice_range", || {
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let (dim, options) = unsafe { (dim_text(dim)?, read_call_options(options, 1)?) };
@@ -216,7 +217,7 @@ pub unsafe extern "C" fn dm_concatenate(
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let handles = unsafe { short_list("meshes", meshes, n)? };
-        let views = handles.iter().map(|mesh| find(*mesh)).collect::<crate::error::Result<Vec<_>>>()?;
+        let views = handles.iter().map(|mesh| find(*mesh)).collect::<Result<Vec<_>>>()?;
         let views: Vec<&View> = views.iter().map(|view| &**view).collect();
         give(View::concatenate(&views)?, mesh_out)
     })
@@ -318,4 +319,14 @@ pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
         // A handle that was freed before is no failing call: the last error stays.
         free(|| drop(MESHES.remove(mesh as usize)));
     }
+}
+
+/// Does what [`guard`] does, for a call of `function` that is collective over the root mesh. If
+/// this rank refuses the call, the other ranks are told.
+fn collective(mesh: *const dm_mesh, function: &str, body: impl FnOnce() -> Result<()>) -> dm_status {
+    guard(|| match find(mesh) {
+        Ok(view) => view.tell_if_refused(function, body),
+        // The body says what is wrong.
+        Err(_) => body(),
+    })
 }

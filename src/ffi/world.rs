@@ -145,8 +145,8 @@ pub unsafe extern "C" fn dm_world_size(world: *const dm_world, size_out: *mut i3
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_barrier(world: *const dm_world, timeout_ms: i64) -> dm_status {
     guard(|| {
-        let timeout = timeout("timeout_ms", timeout_ms)?;
-        find(world)?.barrier(timeout)
+        let world = find(world)?;
+        world.tell_if_refused("dm_world_barrier", || world.barrier(timeout("timeout_ms", timeout_ms)?))
     })
 }
 

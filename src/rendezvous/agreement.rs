@@ -14,6 +14,9 @@
 //! The work of the call follows. A second verdict at `<prefix>/<s>/end/` ends the call: either all
 //! ranks got through, or the verdict is the first failure.
 //!
+//! A rank may come to a call that the others have given up, or refuse its own call. late.rs and
+//! [`Scope::tell_refusal`] put the ranks level again, so that the next call of all ranks meets.
+//!
 //! Keys that a call left in the store are removed when the next call is agreed (cleanup.rs), so the
 //! store stays small.
 
@@ -22,6 +25,7 @@ mod comparing;
 mod deadlock;
 mod deciding;
 mod exchange;
+mod late;
 mod members;
 mod missing;
 mod readers;

@@ -9,12 +9,15 @@ use once_cell::sync::Lazy;
 
 use super::agreement::WorldKeys;
 use super::handshake;
-use super::store::Store;
+use super::store::{LeftWorld, Store};
 use crate::error::Result;
 use crate::wait::Wait;
 
 /// How long it may take to give a number back.
 const SHORT: Duration = Duration::from_millis(200);
+/// How long it may take to leave a world. It takes longer than a moment only when other ranks hold
+/// the lock of a folder.
+const LEAVING: Duration = Duration::from_secs(2);
 /// The most notes of lost ranks that are removed. There is a bound because the number of notes is
 /// read from the store.
 const MOST_LOST: usize = 1 << 16;
@@ -29,7 +32,7 @@ pub(super) struct JoinAttempt {
     /// The store that counts the joins.
     store: Arc<dyn Store>,
     /// The key under which the store counts the joins of this rank of this process.
-    counter: String,
+    pub(super) counter: String,
     /// The keys of this join begin with this prefix.
     pub(super) prefix: String,
     /// The rank that joins.
@@ -101,8 +104,8 @@ impl Drop for JoinAttempt {
     }
 }
 
-/// A world that this process has left.
-struct LeftWorld {
+/// The keys that this process has left in a world.
+struct LeftKeys {
     /// The name of the store.
     store: String,
     /// This process's rank in that world.
@@ -115,21 +118,30 @@ struct LeftWorld {
     keys: Vec<String>,
 }
 
-static LEFT: Mutex<Vec<LeftWorld>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<LeftKeys>> = Mutex::new(Vec::new());
 
 /// Collects the keys that a rank leaves in a world of `size` ranks whose keys begin with `prefix`.
-/// When the world is gone, these keys are remembered for [`clean_up`].
-pub(super) fn leftovers(store: &dyn Store, (rank, size): (usize, usize), prefix: &str) -> WorldKeys {
-    let (store, prefix) = (store.name().to_owned(), prefix.to_owned());
+/// When the rank has left the world, the store is told, and these keys are remembered for
+/// [`clean_up`]. `counter` is the key that counts the joins of this rank.
+pub(super) fn leftovers(
+    store: &Arc<dyn Store>,
+    (rank, size): (usize, usize),
+    prefix: &str,
+    counter: &str,
+) -> WorldKeys {
+    let (in_store, store, prefix) = (Arc::clone(store), store.name().to_owned(), prefix.to_owned());
+    let counter = counter.to_owned();
     WorldKeys::for_world(move |keys| {
         if size < 2 {
             return;
         }
+        let world = LeftWorld { prefix: &prefix, counter: &counter, rank, size };
+        in_store.leave_world(&world, &Wait::after(LEAVING));
         let mut left = lock(&LEFT);
         if left.len() == MOST {
             left.remove(0);
         }
-        left.push(LeftWorld { store: store.clone(), rank, size, prefix: prefix.clone(), keys });
+        left.push(LeftKeys { store: store.clone(), rank, size, prefix: prefix.clone(), keys });
     })
 }
 
@@ -141,7 +153,7 @@ pub(super) fn clean_up(store: &dyn Store, rank: usize, wait: &Wait) -> Result<()
     let (mine, others) = all.drain(..).partition::<Vec<_>, _>(|left| left.rank == rank && left.store == store.name());
     *all = others;
     drop(all);
-    for LeftWorld { size, prefix, mut keys, .. } in mine {
+    for LeftKeys { size, prefix, mut keys, .. } in mine {
         let (lost, gone) = (format!("{prefix}/lost"), format!("{prefix}/gone"));
         // Another server has no keys of that world.
         let count = store.try_get(&lost, wait)?;

@@ -180,7 +180,7 @@ impl World {
             }
         };
         let (members, leftovers) =
-            (Members::All(size), Arc::new(join_attempt::leftovers(&*store, (rank, size), &prefix)));
+            (Members::All(size), Arc::new(join_attempt::leftovers(&store, (rank, size), &prefix, &join.counter)));
         let losses = Arc::new(Losses::begin(Arc::clone(&store), &prefix, &leftovers, (rank, size), wait)?);
         let served = size > 1 && fresh;
         leftovers.note(format!("{prefix}/rank/{rank}"));

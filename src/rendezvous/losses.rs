@@ -6,7 +6,7 @@
 //! rank leaves its process number under the name of its host, and a rank that waits for long looks
 //! whether the processes of its own host live.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,7 +33,14 @@ pub(super) struct Losses {
     known: Mutex<Known>,
     /// The ranks of this host; `None` where the store itself knows who is lost.
     local_ranks: Option<LocalRanks>,
+    /// The deadlocks between calls of this world of which this rank's caller was told, the last
+    /// ones only. Every scope of the world has these losses, so it is kept here.
+    told_deadlocks: Mutex<VecDeque<String>>,
 }
+
+/// How many deadlocks are remembered. A rank that makes this many further calls that end in a
+/// deadlock is told of an older one twice.
+const DEADLOCKS: usize = 64;
 
 /// The losses that this rank knows of.
 #[derive(Default)]
@@ -59,13 +66,25 @@ impl Losses {
         if size > 1 && !store.leave_last_word(&format!("{prefix}/lost"), rank.to_string().as_bytes(), wait)? {
             local_ranks = LocalRanks::join(&*store, prefix, leftovers, rank, wait)?;
         }
-        Ok(Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks })
+        Ok(Losses {
+            store,
+            prefix: prefix.to_owned(),
+            known: Mutex::default(),
+            local_ranks,
+            told_deadlocks: Mutex::default(),
+        })
     }
 
     /// Makes the losses of a world in which no rank can be lost.
     #[cfg(test)]
     pub(super) fn none(store: Arc<dyn Store>, prefix: &str) -> Losses {
-        Losses { store, prefix: prefix.to_owned(), known: Mutex::default(), local_ranks: None }
+        Losses {
+            store,
+            prefix: prefix.to_owned(),
+            known: Mutex::default(),
+            local_ranks: None,
+            told_deadlocks: Mutex::default(),
+        }
     }
 
     /// Returns the prefix of all keys of the world.
@@ -93,6 +112,18 @@ impl Losses {
             known.read = number;
             known.ranks.extend(rank);
         }
+    }
+
+    /// Notes that this rank's caller is told of that deadlock. Returns whether this is the first
+    /// time.
+    pub(super) fn tell_deadlock(&self, id: &str) -> bool {
+        let mut told = self.told_deadlocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = told.iter().all(|known| known != id);
+        if is_new {
+            told.truncate(DEADLOCKS - 1);
+            told.push_front(id.to_owned());
+        }
+        is_new
     }
 
     /// Returns the first rank that is known to be lost and for which `is_missed` holds.

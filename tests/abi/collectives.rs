@@ -8,7 +8,8 @@ use super::making::call_options;
 use super::memory::{Room, Text};
 use super::{Call, Given, Handle, Session, last_error};
 
-pub const CALLS: &[Call] = &[comm, proc, reducing, copying, exchange, one_sided, group_start, group_end, check, end];
+pub const CALLS: &[Call] =
+    &[comm, proc, reducing, copying, ragged, exchange, one_sided, group_start, group_end, check, end];
 
 fn comm(session: &mut Session<'_>) {
     let mesh = session.mesh();
@@ -43,7 +44,7 @@ struct Operands {
     given: Given,
 }
 
-const ELEMENT: [usize; 10] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2];
+const ELEMENT: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
 
 impl Operands {
     fn pick(session: &mut Session<'_>, mesh: Handle, dim: &Text) -> Operands {
@@ -114,6 +115,30 @@ fn copying(session: &mut Session<'_>) {
         }
     };
     session.ended(name, status, Given { wrong: given.wrong || bad, ..given }, &[]);
+}
+
+/// An exchange with a count for each rank, of which there is one.
+fn ragged(session: &mut Session<'_>) {
+    let mesh = session.mesh();
+    let dim = session.dim_of(mesh);
+    let of = Operands::pick(session, mesh, &dim);
+    let (missing, far, which) = (session.rarely(12), session.rarely(12), session.below(3));
+    let displs = [if far { usize::MAX } else { 0 }];
+    let counts = [of.count];
+    let list = if missing { std::ptr::null() } else { counts.as_ptr() };
+    let at = if session.rarely(2) || far { displs.as_ptr() } else { std::ptr::null() };
+    let (mesh, dim) = (mesh.mesh(), dim.as_ptr());
+    let Operands { count, dtype, send, recv, stream, given } = of;
+    // SAFETY: lists of one number, and buffers of as many bytes, or a call that is refused.
+    let (name, status) = unsafe {
+        match which {
+            0 => ("dm_all_to_allv", dm_all_to_allv(mesh, dim, send, list, at, recv, list, at, dtype, stream)),
+            1 => ("dm_all_gatherv", dm_all_gatherv(mesh, dim, send, recv, list, at, dtype, stream)),
+            _ => ("dm_reduce_scatterv", dm_reduce_scatterv(mesh, dim, send, list, at, recv, dtype, DM_SUM, stream)),
+        }
+    };
+    let wrong = given.wrong || missing || far && count > 0;
+    session.ended(name, status, Given { wrong, ..given }, &[]);
 }
 
 /// A send to this rank itself with its receive, in a group.

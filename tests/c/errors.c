@@ -283,7 +283,7 @@ static void operands(void)
   const int32_t shape[] = {1};
   REQUIRE(dm_init("cpu", shape, 1, NULL, NULL, &mesh));
   float send[4] = {1, 2, 3, 4}, recv[4] = {0};
-  FAILS(DM_STATUS_INVALID_ARGUMENT, "dtype is 10", dm_all_reduce(mesh, NULL, send, recv, 4, 10, DM_SUM, NULL));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "dtype is 12", dm_all_reduce(mesh, NULL, send, recv, 4, 12, DM_SUM, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "dtype is -1", dm_broadcast(mesh, NULL, send, recv, 4, -1, 0, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "op is 5", dm_all_reduce(mesh, NULL, send, recv, 4, DM_FLOAT32, 5, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "root is 1", dm_reduce(mesh, NULL, send, recv, 4, DM_FLOAT32, DM_SUM, 1, NULL));

@@ -18,8 +18,8 @@ int main(void)
   CHECK(strcmp(dm_status_name(DM_STATUS_TIMEOUT), "DM_STATUS_TIMEOUT") == 0);
   CHECK(dm_status_name(16) != NULL && dm_status_name(-1) != NULL);
 
-  const int32_t types[] = {DM_INT8, DM_UINT8, DM_INT32, DM_UINT32, DM_INT64, DM_UINT64, DM_FLOAT16, DM_FLOAT32, DM_FLOAT64, DM_BFLOAT16};
-  const int32_t nccl_types[] = {ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16};
+  const int32_t types[] = {DM_INT8, DM_UINT8, DM_INT32, DM_UINT32, DM_INT64, DM_UINT64, DM_FLOAT16, DM_FLOAT32, DM_FLOAT64, DM_BFLOAT16, DM_FLOAT8E4M3, DM_FLOAT8E5M2};
+  const int32_t nccl_types[] = {ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2};
   for (int32_t number = 0; number < 10; ++number) CHECK(types[number] == number && nccl_types[number] == number);
   CHECK(DM_SUM == (int)ncclSum && DM_PROD == (int)ncclProd && DM_MAX == (int)ncclMax && DM_MIN == (int)ncclMin && DM_AVG == (int)ncclAvg);
   CHECK(DM_WORLD_OFFLINE == 1u && DM_DIM_OWN_COMM == 1u && DM_INIT_LAZY == 1u && DM_INIT_OWN_COMMS == 2u);

@@ -52,6 +52,8 @@ int main(void)
     FAILS(DM_STATUS_INVALID_ARGUMENT, "4097 bytes", dm_world_locations(world, longest, &none));
     GIVES(DM_STATUS_INVALID_ARGUMENT, dm_world_locations(world, NULL, NULL));
     GIVES(DM_STATUS_INVALID_HANDLE, dm_world_locations(NULL, NULL, &none));
+  } else {
+    FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 1 refused its own dm_world_locations as call ", dm_world_locations(world, NULL, &none));
   }
   /* A rank that makes another call causes a mismatch, as in every collective call. */
   if (rank == 3)

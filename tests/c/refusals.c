@@ -200,7 +200,11 @@ static dm_status shard(const struct place *at, int32_t kind, int32_t tensor_dim)
 static void together(const struct place *at, int32_t rank, int row)
 {
   float one = 1, sum = 0;
-  REQUIRE(dm_world_barrier(at->world, 0));
+  /* A rank that refuses its own call tells those that make a call of the same function. */
+  if (dm_world_barrier(at->world, 0) != DM_STATUS_OK) {
+    CHECK(strstr(dm_last_error(), "refused its own dm_world_barrier as call ") != NULL);
+    REQUIRE(dm_world_barrier(at->world, 0));
+  }
   REQUIRE(dm_all_reduce(at->mesh, "all", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   if (sum != 4) fprintf(stderr, "after row %d the sum over all ranks is %g\n", row, (double)sum);
   CHECK(sum == 4);

@@ -168,7 +168,7 @@ static void names(void)
   dm_free(mesh);
 }
 
-/* A refused call says why, and does not disturb the other ranks. */
+/* A refused call says why, the other ranks are told, and the next call meets. */
 static void refused(const dm_mesh *mesh)
 {
   dm_mesh *range = NULL;
@@ -182,6 +182,10 @@ static void refused(const dm_mesh *mesh)
     GIVES(DM_STATUS_INVALID_ARGUMENT, dm_slice_range(mesh, "pp", 0, 1, 1, NULL, NULL));
     GIVES(DM_STATUS_INVALID_HANDLE, dm_slice_range(NULL, "pp", 0, 1, 1, NULL, &range));
     CHECK(range == NULL);
+  } else {
+    for (int call = 0; call < 7; ++call)
+      FAILS(call == 4 ? DM_STATUS_NOT_FOUND : DM_STATUS_INVALID_ARGUMENT, "rank 3 refused its own dm_slice_range as call ",
+            dm_slice_range(mesh, "pp", 0, 3, 1, &range));
   }
   range = range_of(mesh, "pp", 0, 3, 1);
   dm_free(range);

@@ -75,6 +75,30 @@ int main()
     tp.all_to_all("tp", all.data(), blocks.data(), 2);
     CHECK(blocks[7] == me + 10);
 
+    // Counts for each rank: rank r sends r + p elements to rank p, and has r elements to gather.
+    const std::vector<std::size_t> ragged = {my_place, my_place + 1, my_place + 2, my_place + 3}, ranks = {0, 1, 2, 3};
+    const std::vector<std::int32_t> out(4 * my_place + 6, me), own(my_place, me + 1);
+    std::vector<std::int32_t> into(out.size(), -1), six(6, -1), expected;
+    for (std::int32_t rank = 0; rank < 4; ++rank) expected.insert(expected.end(), my_place + static_cast<std::size_t>(rank), rank);
+    tp.all_to_allv("tp", out, ragged, into, ragged);
+    CHECK(into == expected);
+    tp.all_gatherv(nullptr, own, six, {0, 1, 2, 3});
+    CHECK((six == std::vector<std::int32_t>{2, 3, 3, 4, 4, 4}));
+    std::vector<std::int32_t> reduced(my_place, -1);
+    tp.reduce_scatterv("tp", six, ranks, reduced);
+    CHECK(reduced == std::vector<std::int32_t>(my_place, 4 * (me + 1)));
+    into.assign(into.size(), -1);
+    tp.group([&] {
+      tp.all_to_allv("tp", out, ragged, into, ragged);
+      tp.reduce_scatterv("tp", six, std::vector<std::size_t>{0, 1, 2, 3}, reduced, dm::Op::avg);
+    });
+    CHECK(into == expected && reduced == std::vector<std::int32_t>(my_place, me + 1));
+    std::vector<std::int32_t> twelve(12);
+    const std::vector<std::size_t> two_counts(2, 1), ones(4, 1), threes(4, 3);
+    THROWS(dm::Status::invalid_argument, "send has 2 counts, but the dimension has 4 ranks", tp.all_to_allv("tp", out, two_counts, into, ragged));
+    THROWS(dm::Status::invalid_argument, "not the sum of its counts", tp.all_gatherv("tp", own, six, ones));
+    THROWS(dm::Status::invalid_argument, "but the count of this rank is 3", tp.all_gatherv("tp", mine, twelve, threes));
+
     std::vector<float> root_only(me == 2 ? 1 : 0), value = {1};
     tp.reduce("tp", value, root_only, 2);
     CHECK(me != 2 || root_only[0] == 4);

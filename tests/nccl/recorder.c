@@ -467,6 +467,16 @@ OPERATION(ncclSend, (const void *send, size_t count, ncclDataType_t type, int pe
 OPERATION(ncclRecv, (void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream),
           (recv, count, type, peer, comm->real, stream))
 
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type, ncclScalarResidence_t residence, ncclComm_t comm)
+{
+  return REAL(ncclRedOpCreatePreMulSum)(op, scalar, type, residence, comm->real);
+}
+
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
+{
+  return REAL(ncclRedOpDestroy)(op, comm->real);
+}
+
 ncclResult_t ncclGroupStart(void)
 {
   return REAL(ncclGroupStart)();

@@ -40,7 +40,7 @@ pub fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// One that has said hello: VALIDATE and PING in one write.
+/// A connection that has greeted with VALIDATE and PING in one write.
 pub fn greeted(server: &Server) -> TcpStream {
     let mut stream = connect(server);
     stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c, 13, 1, 2, 3, 4]).unwrap();

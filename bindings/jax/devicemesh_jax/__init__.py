@@ -16,6 +16,39 @@ like.
 
 from ._meshes import mesh_to_jax, replica_groups
 from ._order import recover
-from .collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, shift
+from .collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    recv,
+    reduce,
+    reduce_scatter,
+    scan,
+    scatter,
+    send,
+    sendrecv,
+    shift,
+)
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "mesh_to_jax", "recover", "reduce", "reduce_scatter", "replica_groups", "shift"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "mesh_to_jax",
+    "recover",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "replica_groups",
+    "scan",
+    "scatter",
+    "send",
+    "sendrecv",
+    "shift",
+]

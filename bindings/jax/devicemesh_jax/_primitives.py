@@ -9,7 +9,10 @@ cotangents of one value on several ranks are summed. So these are each other's t
 
     all_reduce (sum, avg)  <->  itself                     all_to_all     <->  itself
     all_gather             <->  reduce_scatter             shift by k     <->  shift by -k
-    reduce to a root       <->  broadcast from it
+    reduce to a root       <->  broadcast from it          gather to one  <->  scatter from it
+
+all_reduce has a second convention, transpose="identity", in which its transpose is the identity
+and the identity's transpose is all_reduce. _messages.py has the messages between two ranks.
 
 Every parameter is the same on all ranks (names, sizes and operators, but never a coordinate), so
 all ranks compile the same program.
@@ -24,15 +27,22 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import jax
 import jax.numpy as jnp
 import numpy
-from jax.core import ShapedArray, abstract_token
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+try:
+    from jax.ffi import abstract_token  # type: ignore[attr-defined,unused-ignore]  # JAX 0.11 and later
+except ImportError:
+    from jax._src.core import abstract_token  # the one object that jax.core deprecates in 0.10
 
 from . import _devices, _native, _order
 from ._operators import AVG, NAMES, SUM
 
 Params = Dict[str, Any]
 Batch = Callable[[Any, int], Tuple[Any, int]]
+# Parameters that a handler does not read.
+OF_JAX_ALONE = ("transpose", "what")
 
 
 def refuse_a_rerun(name: str) -> None:
@@ -47,27 +57,38 @@ def refuse_a_rerun(name: str) -> None:
 @functools.lru_cache(maxsize=None)
 def compiled(primitive: Primitive, params: Tuple[Tuple[str, Any], ...]) -> Any:
     """The primitive alone as a jitted function, for a call outside jax.jit."""
-    return jax.jit(lambda operand: primitive.bind(operand, **dict(params)))
+    return jax.jit(lambda *operands: primitive.bind(*operands, **dict(params)))
+
+
+def outside_jit(primitive: Primitive, name: str) -> Callable[..., Any]:
+    """What runs a primitive outside jax.jit."""
+
+    def run(*operands: Any, **params: Any) -> Any:
+        refuse_a_rerun(name)
+        with jax.disable_jit(False):  # a handler is always called from compiled code
+            return compiled(primitive, tuple(params.items()))(*operands)
+
+    return run
 
 
 def lowering(name: str, platform: str, zeros: bool, in_place: bool) -> Any:
     """The lowering rule of a handler: a custom call whose operands and results end with the
-    token."""
+    token. Operands after the first one give a shape alone."""
     call = jax.ffi.ffi_lowering(
         f"devicemesh_{name}", has_side_effect=True, operand_output_aliases={1: 0} if zeros else {0: 0} if in_place else None)
 
-    def lower(context: Any, operand: Any, **params: Any) -> List[Any]:
+    def lower(context: Any, operand: Any, *shaped: Any, **params: Any) -> List[Any]:
         refuse_a_rerun(name)
         _devices.check_one(context, name)
         (made,) = context.avals_out
-        operands, avals = [operand], list(context.avals_in)
+        operands, avals = [operand], [context.avals_in[0]]
         if zeros:
             # The handler writes into these zeros. They stay the result on a rank to which nothing
             # is sent.
             operands.append(mlir.ir_constant(numpy.broadcast_to(numpy.zeros((), made.dtype), made.shape)))
             avals.append(made)
         whole = context.replace(avals_in=[*avals, abstract_token], avals_out=[made, abstract_token])
-        result, token = call(whole, *operands, _order.take(context), platform=platform, **params)
+        result, token = call(whole, *operands, _order.take(context), platform=platform, **without(params, *OF_JAX_ALONE))
         _order.give(context, token)
         return [result]
 
@@ -99,21 +120,20 @@ def make(name: str, shape: Callable[..., Tuple[int, ...]], transpose: Callable[.
         operand, axis = batch(operands[0], axes[0])
         return primitive.bind(operand, **params), axis
 
-    def outside_jit(operand: Any, **params: Any) -> Any:
-        refuse_a_rerun(name)
-        with jax.disable_jit(False):  # a handler is always called from compiled code
-            return compiled(primitive, tuple(params.items()))(operand)
-
-    primitive.def_impl(outside_jit)
+    primitive.def_impl(outside_jit(primitive, name))
     primitive.def_effectful_abstract_eval(abstract)
     ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, params)])
     linear = ad.primitive_jvps[primitive]
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batched
+    register_handler(primitive, name, zeros, in_place)
+    return primitive
+
+
+def register_handler(primitive: Primitive, name: str, zeros: bool, in_place: bool = False) -> None:
     _devices.ask_for_devices(primitive)
     for platform in _native.PLATFORMS:
         mlir.register_lowering(primitive, lowering(name, platform, zeros, in_place), platform=platform)
-    return primitive
 
 
 def without(params: Params, *names: str) -> Params:
@@ -167,7 +187,17 @@ def transpose_shift(cotangent: Any, params: Params) -> Any:
 
 
 def transpose_all_reduce(cotangent: Any, params: Params) -> Any:
+    if params["transpose"] == "identity":
+        return share(identity_p.bind(cotangent, **{**params, "op": SUM}), params)
     return all_reduce_p.bind(cotangent, **params)
+
+
+def transpose_gather(cotangent: Any, params: Params) -> Any:
+    return scatter_p.bind(cotangent, **params)
+
+
+def transpose_scatter(cotangent: Any, params: Params) -> Any:
+    return gather_p.bind(cotangent, **params)
 
 
 def transpose_all_to_all(cotangent: Any, params: Params) -> Any:
@@ -180,4 +210,15 @@ broadcast_p = make("broadcast", same, transpose_broadcast, elementwise, in_place
 shift_p = make("shift", same, transpose_shift, elementwise, zeros=True)
 all_to_all_p = make("all_to_all", same, transpose_all_to_all, first_axis_kept)
 all_gather_p = make("all_gather", lambda shape, size: (size, *shape), transpose_all_gather, first_axis_added)
+gather_p = make("gather", lambda shape, size: (size, *shape), transpose_gather, first_axis_added, zeros=True)
+scatter_p = make("scatter", lambda shape, size: shape[1:], transpose_scatter, first_axis_gone)
 reduce_scatter_p = make("reduce_scatter", lambda shape, size: shape[1:], transpose_reduce_scatter, first_axis_gone)
+
+# The transpose of all_reduce in the convention transpose="identity". Its own transpose is
+# all_reduce again.
+identity_p = Primitive("devicemesh_identity")
+identity_p.def_impl(lambda operand, **params: operand)
+identity_p.def_abstract_eval(lambda operand, **params: ShapedArray(operand.shape, operand.dtype))
+ad.deflinear2(identity_p, lambda cotangent, _, **params: [all_reduce_p.bind(cotangent, **params)])
+batching.primitive_batchers[identity_p] = lambda operands, axes, **params: (identity_p.bind(operands[0], **params), axes[0])
+mlir.register_lowering(identity_p, lambda context, operand, **params: [operand])

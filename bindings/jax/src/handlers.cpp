@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "devicemesh.h"
+#include "elements.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -71,22 +72,6 @@ ffi::Error error_of(dm_status status) {
   return ffi::Error(code_of(status), std::string(library.dm_status_name(status)) + ": " + library.dm_last_error());
 }
 
-std::optional<dm_dtype> dtype_of(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::S8: return DM_INT8;
-    case ffi::DataType::U8: return DM_UINT8;
-    case ffi::DataType::S32: return DM_INT32;
-    case ffi::DataType::U32: return DM_UINT32;
-    case ffi::DataType::S64: return DM_INT64;
-    case ffi::DataType::U64: return DM_UINT64;
-    case ffi::DataType::F16: return DM_FLOAT16;
-    case ffi::DataType::F32: return DM_FLOAT32;
-    case ffi::DataType::F64: return DM_FLOAT64;
-    case ffi::DataType::BF16: return DM_BFLOAT16;
-    default: return std::nullopt;
-  }
-}
-
 struct Handle {
   dm_mesh *mesh = nullptr;
   Handle() = default;
@@ -133,7 +118,7 @@ struct xla::ffi::CtxDecoding<Origin> {
 namespace {
 
 // One call with its checks: the mesh is registered now, the dimension is as long as when the call
-// was traced, and the library knows the element type.
+// was traced, and the library can move or (a call with an operator) reduce the elements.
 struct Call {
   Call(Origin origin, const ffi::Dictionary &attributes, const Operand &operand) : attributes(attributes) { error = prepare(origin, operand); }
 
@@ -160,6 +145,7 @@ struct Call {
   dm_mesh *mesh = nullptr;
   const char *dim = nullptr;
   int64_t size = 0;
+  // The number of the operand's elements, and their type, as the library is told.
   size_t count = 0;
   dm_dtype dtype = 0;
   void *stream = nullptr;
@@ -178,12 +164,13 @@ struct Call {
                         "a jitted collective on mesh \"" + mesh_name + "\" was called inside a group (with mesh.group()): what is called there starts "
                             "when the group ends, which is after XLA reads the result; call the jitted function before the group or after it");
     }
-    count = operand.element_count();
-    std::optional<dm_dtype> known = dtype_of(operand.element_type());
-    if (!known) {
-      return ffi::Error::InvalidArgument("elements of XLA's type " + std::to_string(static_cast<int>(operand.element_type())) + " cannot be sent");
+    const ffi::DataType type = operand.element_type();
+    std::optional<Wire> wire = attributes.contains("op") ? reduced(type, op()) : moved(type);
+    if (!wire) {
+      return ffi::Error::InvalidArgument("elements of XLA's type " + std::to_string(static_cast<int>(type)) + " cannot take part in this call");
     }
-    dtype = *known;
+    dtype = wire->dtype;
+    count = operand.element_count() * wire->parts;
     if (dm_status status = library.dm_lookup(mesh_name.c_str(), &handle.mesh)) return error_of(status);
     mesh = handle.mesh;
     size_t now = 0;
@@ -251,8 +238,7 @@ ffi::Error all_gather(Origin origin, ffi::Dictionary attributes, Operand send, T
 ffi::Error reduce_scatter(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&] {
-    return library.dm_reduce_scatter(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), recv->element_count(), call.dtype, call.op(),
-                                     call.stream);
+    return library.dm_reduce_scatter(call.mesh, call.dim, send.untyped_data(), recv->untyped_data(), call.count / call.size, call.dtype, call.op(), call.stream);
   });
 }
 
@@ -263,8 +249,31 @@ ffi::Error all_to_all(Origin origin, ffi::Dictionary attributes, Operand send, T
   });
 }
 
-// Sends to the rank that is offset steps further along the dimension. recv begins as zeros, and
-// stays zero on a rank to which nothing is sent.
+// Runs body between the begin and the end of a group, so that its messages make progress together.
+// A group that was begun must end, also when an operation failed. Its end reports the failure.
+template <typename Body>
+dm_status grouped(const Call &call, Body body) {
+  if (dm_status status = library.dm_group_start(call.mesh)) return status;
+  const dm_status status = body();
+  const dm_status ended = library.dm_group_end(call.mesh);
+  return status ? status : ended;
+}
+
+// Sends the operand to a rank along the dimension, and receives from one. A negative rank is
+// nobody. recv begins as zeros, and stays zero on a rank to which nothing is sent.
+dm_status exchange(const Call &call, const Operand &send, int64_t to, Result &recv, Wire received, int64_t from) {
+  return grouped(call, [&] {
+    dm_status status = DM_STATUS_OK;
+    if (to >= 0) status = library.dm_send(call.mesh, call.dim, send.untyped_data(), call.count, call.dtype, static_cast<int32_t>(to), call.stream);
+    if (status == DM_STATUS_OK && from >= 0) {
+      status = library.dm_recv(call.mesh, call.dim, recv->untyped_data(), recv->element_count() * received.parts, received.dtype, static_cast<int32_t>(from),
+                               call.stream);
+    }
+    return status;
+  });
+}
+
+// Sends to the rank that is offset steps further along the dimension.
 ffi::Error shift(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
   Call call(origin, attributes, send);
   return call.run([&]() -> dm_status {
@@ -276,17 +285,51 @@ ffi::Error shift(Origin origin, ffi::Dictionary attributes, Operand send, Operan
       to = (to % size + size) % size;
       from = (from % size + size) % size;
     }
-    if (dm_status status = library.dm_group_start(call.mesh)) return status;
-    dm_status status = DM_STATUS_OK;
-    if (to >= 0 && to < size) {
-      status = library.dm_send(call.mesh, call.dim, send.untyped_data(), call.count, call.dtype, static_cast<int32_t>(to), call.stream);
-    }
-    if (status == DM_STATUS_OK && from >= 0 && from < size) {
-      status = library.dm_recv(call.mesh, call.dim, recv->untyped_data(), call.count, call.dtype, static_cast<int32_t>(from), call.stream);
-    }
-    // A group that was begun must end, also when an operation failed. Its end reports the failure.
-    const dm_status ended = library.dm_group_end(call.mesh);
-    return status ? status : ended;
+    return exchange(call, send, to < size ? to : -1, recv, *moved(recv->element_type()), from < size ? from : -1);
+  });
+}
+
+// Sends to one rank and receives from one, which this rank has chosen.
+ffi::Error sendrecv(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  const std::optional<Wire> received = moved(recv->element_type());
+  if (!received) return ffi::Error::InvalidArgument("elements of this type cannot be received");
+  return call.run([&] { return exchange(call, send, call.number("dest"), recv, *received, call.number("source")); });
+}
+
+// Every rank sends to the root. recv begins as zeros, and stays zero on the other ranks.
+ffi::Error gather(Origin origin, ffi::Dictionary attributes, Operand send, Operand, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&]() -> dm_status {
+    int32_t rank = 0;
+    if (dm_status status = library.dm_get_local_rank(call.mesh, call.dim, &rank)) return status;
+    return grouped(call, [&] {
+      dm_status status = library.dm_send(call.mesh, call.dim, send.untyped_data(), call.count, call.dtype, call.root(), call.stream);
+      for (int32_t from = 0; rank == call.root() && from < call.size && status == DM_STATUS_OK; from++) {
+        char *block = static_cast<char *>(recv->untyped_data()) + from * send.size_bytes();
+        status = library.dm_recv(call.mesh, call.dim, block, call.count, call.dtype, from, call.stream);
+      }
+      return status;
+    });
+  });
+}
+
+// The root sends block i of its operand to rank i. The other ranks' operands are not read.
+ffi::Error scatter(Origin origin, ffi::Dictionary attributes, Operand send, Token, Result recv, TokenOut) {
+  Call call(origin, attributes, send);
+  return call.run([&]() -> dm_status {
+    int32_t rank = 0;
+    if (dm_status status = library.dm_get_local_rank(call.mesh, call.dim, &rank)) return status;
+    const size_t count = call.count / call.size;
+    return grouped(call, [&] {
+      dm_status status = DM_STATUS_OK;
+      for (int32_t to = 0; rank == call.root() && to < call.size && status == DM_STATUS_OK; to++) {
+        const char *block = static_cast<const char *>(send.untyped_data()) + to * recv->size_bytes();
+        status = library.dm_send(call.mesh, call.dim, block, count, call.dtype, to, call.stream);
+      }
+      if (status == DM_STATUS_OK) status = library.dm_recv(call.mesh, call.dim, recv->untyped_data(), count, call.dtype, call.root(), call.stream);
+      return status;
+    });
   });
 }
 
@@ -330,3 +373,6 @@ HANDLER(all_gather, OPERAND);
 HANDLER(reduce_scatter, OPERAND);
 HANDLER(all_to_all, OPERAND);
 HANDLER(shift, OPERAND OPERAND);
+HANDLER(sendrecv, OPERAND OPERAND);
+HANDLER(gather, OPERAND OPERAND);
+HANDLER(scatter, OPERAND);

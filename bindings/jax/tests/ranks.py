@@ -5,6 +5,10 @@ everybody's operands (they depend on the rank alone), and compares its own resul
 """
 
 import os
+import warnings
+
+# A name that JAX deprecates is an error where our packages import it.
+warnings.filterwarnings("error", category=DeprecationWarning, module="devicemesh")
 
 import devicemesh
 import jax

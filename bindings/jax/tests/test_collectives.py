@@ -53,6 +53,18 @@ CASES = {
     "pipeline past the end": (lambda x, m, d, n: dmj.shift(x, m, d, 100, wrap=False), ring(100, False), lambda n: (3,)),
     "broadcast": (lambda x, m, d, n: dmj.broadcast(x, m, d, 1 % n), lambda x, n: lax.all_gather(x, "i")[1 % n], lambda n: (2, 3)),
     "reduce": (lambda x, m, d, n: dmj.reduce(x, m, d, 1 % n), at_root(1, lax.psum), lambda n: (2, 3)),
+    "gather": (lambda x, m, d, n: dmj.gather(x, m, d, 1 % n), at_root(1, lax.all_gather), lambda n: (2, 3)),
+    "gather tiled": (lambda x, m, d, n: dmj.gather(x, m, d, axis=1, tiled=True),
+                     at_root(0, lambda x, i: lax.all_gather(x, i, axis=1, tiled=True)), lambda n: (2, 3)),
+    "scatter": (lambda x, m, d, n: dmj.scatter(x, m, d, 1 % n, axis=1),
+                lambda x, n: jnp.moveaxis(lax.all_gather(x, "i")[1 % n], 1, 0)[lax.axis_index("i")], lambda n: (3, n)),
+    "scatter tiled": (lambda x, m, d, n: dmj.scatter(x, m, d, tiled=True),
+                      lambda x, n: lax.all_gather(x, "i")[0].reshape(n, 2, 3)[lax.axis_index("i")], lambda n: (2 * n, 3)),
+    "scan": (lambda x, m, d, n: dmj.scan(x, m, d), lambda x, n: jnp.cumsum(lax.all_gather(x, "i"), 0)[lax.axis_index("i")], lambda n: (3, 2)),
+    "scan prod": (lambda x, m, d, n: dmj.scan(x, m, d, "prod"), lambda x, n: jnp.cumprod(lax.all_gather(x, "i"), 0)[lax.axis_index("i")], lambda n: (3,)),
+    "scan max": (lambda x, m, d, n: dmj.scan(x, m, d, "max"), lambda x, n: lax.cummax(lax.all_gather(x, "i"), 0)[lax.axis_index("i")], lambda n: (3,)),
+    "scan min": (lambda x, m, d, n: dmj.scan(x, m, d, "min"), lambda x, n: lax.cummin(lax.all_gather(x, "i"), 0)[lax.axis_index("i")], lambda n: (3,)),
+    "sendrecv": (lambda x, m, d, n: dmj.sendrecv(x, m, d, dest=(m.get_local_rank(d) + 1) % n, source=(m.get_local_rank(d) - 1) % n), ring(1, True), lambda n: (3, 2)),
     "reduce avg": (lambda x, m, d, n: dmj.reduce(x, m, d, 1 % n, "avg"), at_root(1, lax.pmean), lambda n: (2, 3)),
 }
 
@@ -97,8 +109,10 @@ class Against(unittest.TestCase):
             close(self, value, expected[what][place], f"{name} along {dim}: {what}")
         close(self, ours(x), expected["value"][place], f"{name} along {dim}, outside jit")
         numpy.testing.assert_array_equal(x, before, f"{name}: the operand is as before")
-        calls = jax.jit(jax.vmap(ours)).lower(jnp.stack([x, x])).as_text().count("stablehlo.custom_call @devicemesh_")
-        self.assertEqual(calls, 1, f"{name}: one call for the whole batch")
+        calls = [
+            jax.jit(function).lower(x).as_text().count("stablehlo.custom_call @devicemesh_") for function, x in ((ours, x), (jax.vmap(ours), jnp.stack([x, x])))]
+        self.assertEqual(calls[0], calls[1], f"{name}: one call for the whole batch")
+        self.assertTrue(calls[0] == 1 or name.startswith("scan"), calls)
 
 
 def judged(name, dim):
@@ -114,7 +128,7 @@ for each in CASES:
 
 class Values(unittest.TestCase):
     def test_element_types(self):
-        for dtype in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"):
+        for dtype in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn"):
             x = jnp.arange(5).astype(dtype) + jnp.asarray(RANK, dtype)
             total = jax.jit(lambda x: dmj.all_reduce(x, FLAT))(x)
             self.assertEqual((total.dtype, total.tolist()), (x.dtype, [i * WORLD + sum(range(WORLD)) for i in range(5)]), dtype)
@@ -130,6 +144,118 @@ class Values(unittest.TestCase):
             # Where nothing flows through it, a derivative may stand around it.
             gradient = jax.grad(lambda x: jnp.sum(x / dmj.all_reduce(lax.stop_gradient(x), FLAT, op=op)))(x)
             close(self, gradient, 1 / expected, f"around {op}")
+
+    def test_elements_that_travel_as_others(self):
+        whole = {
+            "bool": numpy.array([[rank == 1, True, rank != 2] for rank in range(WORLD)]),
+            "int16": numpy.array([[20_000, -rank, 7 + rank] for rank in range(WORLD)], "int16"),
+            "uint16": numpy.array([[60_000, rank, 7 + rank] for rank in range(WORLD)], "uint16"),
+            "complex64": numpy.array([[1 + 1j * rank, rank, 2j] for rank in range(WORLD)], "complex64"),
+            "complex128": numpy.array([[1 - 1j * rank, rank, 2j] for rank in range(WORLD)], "complex128"),
+        }
+        truths = {"max": numpy.any, "min": numpy.all}
+        integers = {"sum": numpy.sum, "prod": numpy.prod, "avg": lambda x, axis, dtype: numpy.trunc(numpy.mean(x, axis=axis)).astype(dtype)}
+        integers.update(max=lambda x, axis, dtype: numpy.max(x, axis=axis), min=lambda x, axis, dtype: numpy.min(x, axis=axis))
+        complexes = {"sum": numpy.sum, "prod": numpy.prod, "avg": lambda x, axis, dtype: numpy.mean(x, axis=axis).astype(dtype)}
+        for dtype, rows in whole.items():
+            x = jnp.asarray(rows[RANK])
+            operators = truths if dtype == "bool" else complexes if "complex" in dtype else integers
+            kept = {} if dtype == "bool" else {"dtype": rows.dtype}
+
+            @jax.jit
+            def everything(x):
+                reduced = {op: dmj.all_reduce(x, FLAT, op=op) for op in operators}
+                roots = {op: dmj.reduce(x, FLAT, root=1 % WORLD, op=op) for op in operators}
+                parts = {op: dmj.reduce_scatter(jnp.stack([x] * WORLD), FLAT, op=op) for op in operators}
+                scans = {op: dmj.scan(x, FLAT, op=op) for op in operators if op != "avg"}
+                moved = [
+                    dmj.all_gather(x, FLAT), dmj.all_to_all(jnp.stack([x] * WORLD), FLAT), dmj.broadcast(x, FLAT, root=WORLD - 1)[None], dmj.shift(x, FLAT)[None],
+                    dmj.gather(x, FLAT), dmj.scatter(jnp.stack([x] * WORLD), FLAT, root=WORLD - 1)[None],
+                    dmj.sendrecv(x, FLAT, dest=(RANK + 1) % WORLD, source=(RANK - 1) % WORLD)[None]]
+                return reduced, roots, parts, scans, moved
+
+            reduced, roots, parts, scans, moved = everything(x)
+            for op, function in operators.items():
+                expected = function(rows, axis=0, **kept)
+                for what, got, right in (("all_reduce", reduced, expected), ("reduce", roots, expected * (RANK == 1 % WORLD)), ("reduce_scatter", parts, expected)):
+                    self.assertEqual(got[op].dtype, x.dtype, f"{what} {op} of {dtype}")
+                    close(self, got[op], right, f"{what} {op} of {dtype}")
+                if op != "avg":
+                    close(self, scans[op], function(rows[: RANK + 1], axis=0, **kept), f"scan {op} of {dtype}")
+            expected = [rows, rows, rows[-1:], rows[RANK - 1][None], rows * (RANK == 0), rows[-1:], rows[RANK - 1][None]]
+            for index, (got, right) in enumerate(zip(moved, expected)):
+                self.assertEqual(got.dtype, x.dtype)
+                numpy.testing.assert_array_equal(got, right, err_msg=f"movement {index} of {dtype}")
+        byte = dmj.all_gather(jnp.asarray(RANK, "float8_e4m3fn"), FLAT)
+        self.assertEqual((str(byte.dtype), byte.astype("int32").tolist()), ("float8_e4m3fn", list(range(WORLD))))
+
+    def test_derivatives_of_complex_numbers(self):
+        z, weight = RANK + 1j, RANK + 2j
+        gradient = jax.grad(lambda z: jnp.abs(weight * dmj.all_reduce(z, FLAT)) ** 2)(jnp.complex128(z))
+        total = sum(rank + 1j for rank in range(WORLD))
+        # That of the sum of all ranks' losses, which JAX conjugates.
+        close(self, gradient, numpy.asarray(2 * total.conjugate() * sum(abs(rank + 2j) ** 2 for rank in range(WORLD))), "gradient")
+
+    def test_random_keys(self):
+        keys = jax.random.split(jax.random.key(7), WORLD)
+        mine = keys[RANK]
+        moved = jax.jit(lambda key: (
+            dmj.all_gather(key, FLAT), dmj.broadcast(key, FLAT, root=WORLD - 1), dmj.shift(key, FLAT), dmj.scatter(keys, FLAT),
+            dmj.all_to_all(jnp.stack([key] * WORLD), FLAT), dmj.sendrecv(key, FLAT, dest=(RANK + 1) % WORLD, source=(RANK - 1) % WORLD)))(mine)
+        for got, right in zip(moved, (keys, keys[WORLD - 1], keys[RANK - 1], mine, keys, keys[RANK - 1])):
+            self.assertEqual(got.dtype, right.dtype)
+            self.assertEqual(jax.random.key_data(got).tolist(), jax.random.key_data(right).tolist())
+
+    def test_messages_between_two_ranks(self):
+        x = jnp.arange(3.0) + 10 * RANK
+
+        @jax.jit
+        def star(x):
+            # The first rank sends to each other one, and each of them answers in another shape and type.
+            if RANK:
+                got = dmj.recv(jax.ShapeDtypeStruct((3,), "float64"), FLAT, source=0)
+                dmj.send({"sum": jnp.sum(got, dtype="int32") + RANK}, FLAT, dest=0)
+                return got
+            for rank in range(1, WORLD):
+                dmj.send(x + rank, FLAT, dest=rank)
+            return [dmj.recv({"sum": jnp.zeros((), "int32")}, FLAT, source=rank)["sum"] for rank in range(1, WORLD)]
+
+        expected = numpy.arange(3.0) + RANK if RANK else [3 + 4 * rank for rank in range(1, WORLD)]
+        numpy.testing.assert_array_equal(star(x), expected)
+        # A whole batch is one message, whose batch axis may stand elsewhere on each rank.
+        pair = numpy.arange(6.0).reshape(2, 3)
+        if RANK == 0:
+            jax.vmap(lambda row: dmj.send(row, FLAT, dest=1 % WORLD), in_axes=1)(jnp.asarray(pair.T))
+        if RANK == 1:
+            numpy.testing.assert_array_equal(jax.vmap(lambda row: dmj.recv(row, FLAT, source=0))(jnp.zeros((2, 3))), pair)
+        # What gives the shape of a message has no derivative by it.
+        if RANK == 0:
+            dmj.send(jnp.arange(3.0), FLAT, dest=1 % WORLD)
+        if RANK == 1:
+            close(self, jax.grad(lambda x: jnp.sum(dmj.recv(x, FLAT, source=0) * x))(x), jnp.arange(3.0), "the shape of a message")
+        # At the ends of a line nobody is sent to, and nothing is received; the derivative goes back along the line.
+        line = jax.jit(jax.value_and_grad(lambda x: jnp.sum((RANK + 1) * dmj.sendrecv(x**2, FLAT, dest=RANK + 1 if RANK + 1 < WORLD else None, source=RANK - 1 if RANK else None))))
+        value, gradient = line(x)
+        close(self, value, numpy.asarray((RANK + 1) * float(numpy.sum((numpy.arange(3.0) + 10 * (RANK - 1)) ** 2)) * (RANK > 0)), "along a line")
+        close(self, gradient, 2 * x * (RANK + 2) * (RANK + 1 < WORLD), "back along a line")
+
+    def test_both_conventions_of_derivatives(self):
+        x = jnp.arange(3.0) + RANK
+        for op, share in (("sum", 1), ("avg", WORLD)):
+            loss = lambda x, **how: jnp.sum(jnp.sin(dmj.all_reduce(x**2, FLAT, op=op, **how)))  # noqa: E731
+            total = sum((numpy.arange(3.0) + rank) ** 2 for rank in range(WORLD)) / share
+            for how, factor in (({}, WORLD), ({"transpose": "all_reduce"}, WORLD), ({"transpose": "identity"}, 1)):
+                close(self, jax.jit(jax.grad(lambda x: loss(x, **how)))(x), factor * numpy.cos(total) * 2 * x / share, f"{op} {how}")
+        total = lambda x: dmj.all_reduce(x, FLAT, transpose="identity")  # noqa: E731
+        once = lambda y: jax.linear_transpose(total, x)(y)[0]  # noqa: E731
+        close(self, once(x), x, "transposed once")
+        close(self, jax.jit(lambda y: jax.linear_transpose(once, x)(y)[0])(x), total(x), "transposed twice")
+        close(self, jax.vmap(once)(jnp.stack([x, 2 * x])), jnp.stack([x, 2 * x]), "a batch")
+
+    def test_barrier(self):
+        self.assertIsNone(dmj.barrier(FLAT))
+        text = jax.jit(lambda x: (dmj.barrier(MESH, "inner"), x * 2)[1]).lower(jnp.ones(3)).as_text()
+        self.assertEqual(text.count("@devicemesh_all_reduce"), 1, "it stays, though nothing uses its result")
 
     def test_trees_in_the_order_of_their_leaves(self):
         tree = {"weights": [jnp.full((2, 2), RANK + 1.0), jnp.ones(3, "int32")], "loss": jnp.float32(RANK), "none": None}
@@ -186,8 +312,12 @@ class Values(unittest.TestCase):
 
     def test_without_jit(self):
         x = jnp.arange(3.0) + RANK
+        summed = jnp.arange(3.0) * WORLD + sum(range(WORLD))
         with jax.disable_jit():
-            close(self, jax.jit(lambda x: dmj.all_reduce(x, FLAT))(x), jnp.arange(3.0) * WORLD + sum(range(WORLD)), "disable_jit")
+            close(self, jax.jit(lambda x: dmj.all_reduce(x, FLAT))(x), summed, "disable_jit")
+            close(self, jax.grad(lambda x: jnp.sum(jax.vmap(lambda y: dmj.all_reduce(dmj.scan(y, FLAT), FLAT))(x)))(x), jnp.full(3, WORLD * (WORLD - RANK)), "derivatives")
+            carried, moved = lax.scan(lambda carry, y: (dmj.all_reduce(carry + y, FLAT, op="avg"), dmj.sendrecv(y, FLAT, dest=RANK, source=RANK)), 0.0, jnp.arange(3.0))
+            self.assertEqual((float(carried), moved.tolist()), (3, [0, 1, 2]))
 
     def test_all_ranks_compile_the_same_program(self):
         def program(x):

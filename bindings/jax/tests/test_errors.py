@@ -107,6 +107,8 @@ class Errors(unittest.TestCase):
             "no elements": lambda mesh, x: dmj.all_reduce(x[:0] if odd else x, mesh),
             "no elements of all but one": lambda mesh, x: dmj.all_gather(x if odd else x[:0], mesh),
             "no elements to the next": lambda mesh, x: dmj.shift(x[:0] if odd else x, mesh),
+            "no elements gathered": lambda mesh, x: dmj.gather(x[:0] if odd else x, mesh),
+            "fewer elements scattered": lambda mesh, x: dmj.scatter(jnp.stack([x[:2] if odd else x] * WORLD), mesh),
             "another branch": lambda mesh, x: jax.lax.cond(x[0] + odd > 1, lambda x: dmj.all_reduce(x[:2], mesh)[0] + x, lambda x: dmj.all_reduce(x, mesh), x),
         }
         for what, program in programs.items():
@@ -145,13 +147,29 @@ class Errors(unittest.TestCase):
     def test_not_a_mesh(self):
         self.raises(TypeError, "mesh is a int; a devicemesh.DeviceMesh or the name", dmj.all_reduce, jnp.ones(3), 3)
 
-    def test_elements_that_no_communicator_library_knows(self):
-        for dtype in ("bool", "complex64", "complex128", "int16", "uint16", "float8_e4m3fn"):
-            for name in ("all_reduce", "all_gather", "shift"):
-                self.raises(TypeError, f"{name} of {dtype} elements: .*int8, .*bfloat16; convert with astype", getattr(dmj, name), jnp.ones(WORLD).astype(dtype), FLAT)
+    def test_elements_that_cannot_be_reduced_or_moved(self):
+        reductions = (dmj.all_reduce, dmj.reduce, dmj.reduce_scatter, dmj.scan)
+        for function in reductions:
+            for op in ("sum", "prod", "avg"):
+                if (function, op) != (dmj.scan, "avg"):
+                    said = f"{function.__name__} of bool elements with op '{op}': use 'max' .true on any rank. or 'min' .true on all., or count"
+                    self.raises(TypeError, said, function, jnp.ones(WORLD, bool), FLAT, op=op)
+            for dtype in ("complex64", "complex128"):
+                for op in ("max", "min"):
+                    self.raises(TypeError, f"of {dtype} elements with op '{op}': complex numbers have no order", function, jnp.ones(WORLD, dtype), FLAT, op=op)
+            self.raises(TypeError, "of float8_e4m3b11fnuz elements: it reduces int8, .*; convert with astype", function, jnp.ones(WORLD).astype("float8_e4m3b11fnuz"), FLAT)
+            self.raises(TypeError, r"of random keys \(key<fry>\): keys can be moved .* but not reduced; reduce jax.random.key_data", function, jax.random.key(0), FLAT)
+        for function in (dmj.all_reduce, dmj.all_gather, dmj.shift):
+            self.raises(TypeError, f"{function.__name__} of int4 elements: .*; convert with astype", function, jnp.ones(WORLD).astype("int4"), FLAT)
+        self.raises(ValueError, "op is 'avg', which scan does not have", dmj.scan, jnp.ones(3), FLAT, op="avg")
 
-    def test_random_keys(self):
-        self.raises(TypeError, r"all_gather of random keys \(key<fry>\): send jax.random.key_data", dmj.all_gather, jax.random.key(0), FLAT)
+    def test_messages(self):
+        x = jnp.ones(3)
+        self.raises(ValueError, f"dest is {WORLD}; dimension all has ranks 0 to {WORLD - 1}", dmj.send, x, FLAT, dest=WORLD)
+        self.raises(ValueError, "source is -1; dimension all has ranks", dmj.recv, x, FLAT, source=-1)
+        self.raises(TypeError, "source is a NoneType, None; an integer was expected", dmj.recv, x, FLAT, source=None)
+        self.raises(NotImplementedError, "send cannot be differentiated, .* use sendrecv or shift on both ranks", jax.grad(lambda x: (dmj.send(x, FLAT, dest=0), jnp.sum(x))[1]), x)
+        self.raises(ValueError, "transpose is 'none'; it is one of all_reduce, identity", dmj.all_reduce, x, FLAT, transpose="none")
 
     def test_numbers_that_are_not_integers(self):
         x = jnp.ones((2, 3))

@@ -4,7 +4,9 @@ XLA's CPU runtime starts what is ready, on several threads; eight independent ca
 goes from each to the next. Without one (has_side_effect alone) 15 of 20 such runs on 4 ranks of a machine with 2 cores had sums of different arrays.
 """
 
+import os
 import re
+import time
 import unittest
 
 import devicemesh_jax as dmj
@@ -12,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy
 from jax import lax
-from ranks import FLAT, MESH, WORLD, own_mesh
+from ranks import FLAT, MESH, RANK, WORLD, own_mesh
 
 RUNS = 20 if WORLD <= 4 else 6
+ROUNDS = int(os.environ.get("DM_JAX_ROUNDS", 20))
 LENGTH = 1_000_000
 OPERANDS = [jnp.full(100, index, "float32") for index in range(8)]
 
@@ -66,6 +69,20 @@ class Order(unittest.TestCase):
             jitted = step(ones)
             FLAT.get_group().all_reduce(host, summed)
             self.assertEqual((set(numpy.unique(jitted)), set(numpy.unique(summed))), ({WORLD}, {100 * WORLD}), f"run {run}: a host call met a jitted one")
+
+    def test_host_calls_beside_a_running_program(self):
+        # At any moment of the program, which ranks reach at different times; tests/test_jax.py has a thousand rounds under load.
+        step = jax.jit(lambda x: dmj.all_reduce(dmj.all_reduce(x, FLAT) / WORLD, FLAT))
+        jitter, group = numpy.random.default_rng(RANK), FLAT.get_group()
+        for turn in range(ROUNDS):
+            length = (8, 100_000)[turn % 2]
+            jitted = step(jnp.full(length, turn + 1, "float32"))
+            time.sleep(jitter.uniform(0, 0.003) * (turn % 3))
+            host = numpy.full(length, -turn, "float32")
+            group.all_reduce(host)
+            behind = step(jnp.full(length, turn + 2, "float32"))
+            sums = [set(numpy.unique(array)) for array in (jitted, host, behind)]
+            self.assertEqual(sums, [{(turn + 1) * WORLD}, {-turn * WORLD}, {(turn + 2) * WORLD}], f"round {turn}: sums of different arrays")
 
     def test_meshes_made_and_ended_after_what_jax_was_given(self):
         # A flattening splits the communicator that the jitted collectives are on, and finalize ends it.

@@ -46,10 +46,13 @@ HOST, CUDA = "cpu", "cuda"
 DLPACK_DEVICES = {1: HOST, 3: HOST, 11: HOST, 2: CUDA, 10: CUDA, 13: "managed"}
 DLPACK_TYPES = {
     (0, 8): DType.INT8, (1, 8): DType.UINT8, (0, 32): DType.INT32, (1, 32): DType.UINT32, (0, 64): DType.INT64, (1, 64): DType.UINT64,
-    (2, 16): DType.FLOAT16, (2, 32): DType.FLOAT32, (2, 64): DType.FLOAT64, (4, 16): DType.BFLOAT16}
+    (2, 16): DType.FLOAT16, (2, 32): DType.FLOAT32, (2, 64): DType.FLOAT64, (4, 16): DType.BFLOAT16,
+    (10, 8): DType.FLOAT8E4M3, (12, 8): DType.FLOAT8E5M2}
 KINDS = {
     ("i", 1): DType.INT8, ("u", 1): DType.UINT8, ("i", 4): DType.INT32, ("u", 4): DType.UINT32, ("i", 8): DType.INT64, ("u", 8): DType.UINT64,
     ("f", 2): DType.FLOAT16, ("f", 4): DType.FLOAT32, ("f", 8): DType.FLOAT64}
+# The types that numpy does not have itself: those of ml_dtypes, by name and size.
+NAMED = {("bfloat16", 2): DType.BFLOAT16, ("float8_e4m3fn", 1): DType.FLOAT8E4M3, ("float8_e5m2", 1): DType.FLOAT8E5M2}
 # The kinds of the struct module's letters. The width comes from the buffer.
 LETTERS = {**dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u"), **dict.fromkeys("efd", "f")}
 FORMATS = {(letter.encode(), size): kind for letter, of in LETTERS.items() for (is_of, size), kind in KINDS.items() if is_of == of}
@@ -110,7 +113,7 @@ def memory(array: Any, what: str = "buffer", stream: int = 0) -> Memory:
         try:
             return _from_buffer(array, what)
         except (ValueError, BufferError) as error:
-            # The buffer protocol cannot describe some elements (bfloat16 of numpy and jax) and
+            # The buffer protocol cannot describe some elements (bfloat16 and float8 of numpy and jax) and
             # device memory (jax). Another protocol may.
             if isinstance(error, InvalidArgumentError):
                 raise
@@ -267,7 +270,7 @@ def _from_array_interface(array: Any, what: str, device: str, stream: int = 0) -
     # A unit of time may follow the size. No supported type has one.
     order, letter, size = described[0], described[1], int(described[2:]) if described[2:].isdigit() else 0
     name = str(getattr(array, "dtype", ""))
-    kind = DType.BFLOAT16 if name == "bfloat16" and size == 2 else KINDS.get((letter, size))
+    kind = NAMED.get((name, size)) or KINDS.get((letter, size))
     if kind is None or (order == ">" and size > 1):
         raise TypeError(f"{what} has elements of type {name or described}; supported are {SUPPORTED}")
     if interface.get("mask") is not None:

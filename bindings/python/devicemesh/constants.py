@@ -24,6 +24,8 @@ class DType(IntEnum):
     FLOAT32 = 7
     FLOAT64 = 8
     BFLOAT16 = 9
+    FLOAT8E4M3 = 10
+    FLOAT8E5M2 = 11
 
     @property
     def size(self) -> int:
@@ -46,7 +48,7 @@ class ReduceOp(IntEnum):
     AVG = 4
 
 
-SIZES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2)
+SIZES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 SUPPORTED = ", ".join(kind.name.lower() for kind in DType)
 
 

@@ -254,7 +254,7 @@ class Memory(unittest.TestCase):
         self.assertEqual(buffers.memory(numpy.zeros((5, 4))[2:3, 1:3]).count, 2)
         self.assertEqual(buffers.memory(numpy.zeros(7)[::7]).count, 1)
 
-    def test_numpys_bfloat16(self):
+    def test_types_of_ml_dtypes(self):
         try:
             import ml_dtypes
         except ImportError:
@@ -264,8 +264,12 @@ class Memory(unittest.TestCase):
         self.assertEqual((found.address, found.count, found.dtype), (values.ctypes.data, 6, DType.BFLOAT16))
         with self.assertRaisesRegex(InvalidArgumentError, r"strides \(1, 3\) in elements"):
             buffers.memory(values.T)
-        with self.assertRaisesRegex(TypeError, "float8_e4m3fn"):
-            buffers.memory(numpy.zeros(3, ml_dtypes.float8_e4m3fn))
+        for name, kind in (("float8_e4m3fn", DType.FLOAT8E4M3), ("float8_e5m2", DType.FLOAT8E5M2)):
+            values = numpy.zeros((2, 3), getattr(ml_dtypes, name))
+            found = buffers.memory(values)
+            self.assertEqual((found.address, found.count, found.dtype), (values.ctypes.data, 6, kind))
+        with self.assertRaisesRegex(TypeError, "float8_e4m3b11fnuz"):
+            buffers.memory(numpy.zeros(3, ml_dtypes.float8_e4m3b11fnuz))
 
     def test_jax(self):
         try:

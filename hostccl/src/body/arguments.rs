@@ -12,7 +12,7 @@ pub(super) fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
 
 /// Returns the element type of that number.
 pub(super) fn data_type(raw: ncclDataType_t) -> Result<DataType> {
-    DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is none of 0..9")))
+    DataType::from_raw(raw).ok_or_else(|| Error::argument(format!("datatype {raw} is none of 0..11")))
 }
 
 /// Returns a root as a rank.
@@ -70,7 +70,7 @@ pub(super) fn check_overlap(
         Kind::AllToAll => (whole, whole, send == recv),
         Kind::AllGather | Kind::Gather => (block, whole, send == recv + mine),
         Kind::ReduceScatter | Kind::Scatter => (whole, block, recv == send + mine),
-        Kind::Split => return Ok(()),
+        Kind::Split | Kind::AllToAllV | Kind::AllGatherV | Kind::ReduceScatterV => return Ok(()),
     };
     let (send_end, recv_end) = (send.saturating_add(sends), recv.saturating_add(receives));
     if in_place || send_end <= recv || recv_end <= send {

@@ -7,7 +7,9 @@ mod arguments;
 mod communicators;
 mod library;
 mod operations;
+mod ragged;
 
 pub(crate) use self::communicators::*;
 pub(crate) use self::library::*;
 pub(crate) use self::operations::*;
+pub(crate) use self::ragged::*;

@@ -57,7 +57,7 @@ impl RawCall {
             check_overlap(self.kind, send, recv, self.count * dtype.size(), &comm, root)?;
             let call = Call { kind: self.kind, send, recv, count: self.count, dtype, reduction, root };
             // SAFETY: the caller's contract.
-            unsafe { Collective::new(comm, call, name) }
+            unsafe { Collective::new(comm, call, None, name) }
         })
     }
 }

@@ -15,10 +15,13 @@ pub(crate) enum Kind {
     Gather,
     Scatter,
     Split,
+    AllToAllV,
+    AllGatherV,
+    ReduceScatterV,
 }
 
 impl Kind {
-    const ALL: [(Kind, &'static str); 9] = [
+    const ALL: [(Kind, &'static str); 12] = [
         (Kind::AllReduce, "ncclAllReduce"),
         (Kind::Reduce, "ncclReduce"),
         (Kind::Broadcast, "ncclBroadcast"),
@@ -28,7 +31,25 @@ impl Kind {
         (Kind::Gather, "ncclGather"),
         (Kind::Scatter, "ncclScatter"),
         (Kind::Split, "ncclCommSplit"),
+        (Kind::AllToAllV, "hostcclAlltoAllv"),
+        (Kind::AllGatherV, "hostcclAllGatherv"),
+        (Kind::ReduceScatterV, "hostcclReduceScatterv"),
     ];
+
+    /// Whether all ranks of the call have one count. The number may come from shared memory.
+    pub(super) fn has_one_count(raw: u32) -> bool {
+        Kind::ALL.iter().all(|(kind, _)| *kind as u32 != raw || !kind.is_ragged())
+    }
+
+    /// Whether each rank has a count of its own.
+    pub(crate) fn is_ragged(self) -> bool {
+        matches!(self, Kind::AllToAllV | Kind::AllGatherV | Kind::ReduceScatterV)
+    }
+
+    /// Returns the name of the C function.
+    pub(super) fn function(self) -> &'static str {
+        Kind::name(self as u32)
+    }
 
     /// Returns the name of the C function. The number may come from shared memory, so any value is
     /// allowed.
@@ -56,7 +77,8 @@ pub(crate) struct Call {
     pub(crate) send: *const u8,
     /// The caller's receive buffer; dangling where this rank receives nothing.
     pub(crate) recv: *mut u8,
-    /// The count as the caller gave it: elements of each rank's part, or of the whole.
+    /// The count as the caller gave it: elements of each rank's part, or of the whole. It is 0 in a
+    /// collective in which each rank has a count of its own.
     pub(crate) count: usize,
     /// The element type.
     pub(crate) dtype: DataType,

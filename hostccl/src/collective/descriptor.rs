@@ -127,7 +127,11 @@ impl Display for Signature {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(Kind::name(self.kind))?;
         let Some(dtype) = DataType::from_raw(self.dtype) else { return Ok(()) };
-        write!(f, "({} x {}", self.count, dtype.name())?;
+        // A call in which each rank has a count of its own has no count to show.
+        match Kind::has_one_count(self.kind) {
+            true => write!(f, "({} x {}", self.count, dtype.name())?,
+            false => write!(f, "({}", dtype.name())?,
+        }
         match ReduceOp::from_raw(self.op) {
             Some(op) => write!(f, ", {}", op.name())?,
             None if self.op == PRE_MUL_SUM => f.write_str(", premulsum")?,

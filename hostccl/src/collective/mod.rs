@@ -30,6 +30,7 @@
 //! | reduce-scatter | copies all parts in; reduces part `r` into the result |
 //! | all-gather, all-to-all, gather | copies its own data in; copies the other ranks' data out |
 //! | broadcast, scatter | the root copies the chunk in; the others copy it out |
+//! | all-to-all-v, all-gather-v, reduce-scatter-v | see the module `ragged` |
 //!
 //! # Agreement
 //! In the first step, every rank posts a description of its call. In the second step, every rank
@@ -41,8 +42,10 @@ mod call;
 mod descriptor;
 mod operation;
 mod pipeline;
+mod ragged;
 mod stages;
 
 pub(crate) use self::call::{Call, Kind, Reduction};
 pub(crate) use self::descriptor::{Descriptor, different_names};
 pub(crate) use self::operation::Collective;
+pub(crate) use self::ragged::Ragged;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::call::Call;
 use super::descriptor::Descriptor;
+use super::ragged::Ragged;
 use super::stages::Stages;
 use crate::admission::Admission;
 use crate::call_name::Name;
@@ -26,15 +27,21 @@ pub(crate) struct Collective {
 }
 
 impl Collective {
-    /// Returns a collective that has not begun. Fails when the communicator takes no more calls.
+    /// Returns a collective that has not begun. `ragged` has the counts where each rank has its own.
+    /// Fails when the communicator takes no more calls.
     ///
     /// # Safety
     /// The buffers hold what the call says, and stay valid until the operation is dropped.
-    pub(crate) unsafe fn new(comm: Arc<Comm>, call: Call, name: Name) -> Result<Collective> {
+    pub(crate) unsafe fn new(
+        comm: Arc<Comm>,
+        call: Call,
+        ragged: Option<Box<Ragged>>,
+        name: Name,
+    ) -> Result<Collective> {
         comm.check_open()?;
         let descriptor = Descriptor::new(&call, name);
         // SAFETY: the caller's promise.
-        let work = unsafe { Stages::new(comm, call) };
+        let work = unsafe { Stages::new(comm, call, ragged) };
         Ok(Collective { work, descriptor, admission: Admission::new(name), waiting: false })
     }
 
@@ -57,6 +64,10 @@ impl Operation for Collective {
                     // The call has written only to slots that nobody reads, so it can begin again.
                     self.work.stage = 0;
                     self.admission.withdraw(&self.work.comm);
+                }
+                if self.work.stage == 1 {
+                    // SAFETY: all ranks have ended the first stage's step.
+                    unsafe { self.work.agree()? };
                 }
             }
             if self.work.stage == 0 {

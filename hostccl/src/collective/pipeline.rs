@@ -31,6 +31,10 @@ impl Pipeline {
         if n == 1 {
             return Pipeline { stages: 1, chunk_len: call.count, chunks: 1, direct: true, stream: false };
         }
+        if call.kind.is_ragged() {
+            // The ranks agree on the number of chunks in the second stage.
+            return Pipeline { stages: 2, chunk_len: 0, chunks: 1, direct: false, stream: false };
+        }
         let line = LINE / size;
         let whole = layout.slot_bytes / size;
         // The part of each rank has cache lines of its own. This is the most elements that fit
@@ -42,7 +46,7 @@ impl Pipeline {
             Kind::AllReduce | Kind::Reduce if direct => (whole, 2),
             Kind::AllReduce | Kind::Reduce => (part * n, 3),
             Kind::ReduceScatter | Kind::AllToAll => (part, 2),
-            Kind::Broadcast | Kind::AllGather | Kind::Gather | Kind::Scatter | Kind::Split => (whole, 2),
+            _ => (whole, 2),
         };
         let chunks = call.count.div_ceil(most).max(1);
         // Chunks of one size are better than a short last one.

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use super::call::{Call, Kind, Reduction};
 use super::pipeline::{Pipeline, part};
+use super::ragged::Ragged;
 use crate::comm::Comm;
 use crate::copy;
+use crate::error::Result;
 use crate::reduce::{self, Target};
 use crate::segment::SLOTS;
 use crate::types::ReduceOp;
@@ -25,6 +27,8 @@ pub(super) struct Stages {
     /// Where the inputs of a reduction lie. The list is kept, so that a reduction allocates
     /// nothing.
     inputs: Vec<*const u8>,
+    /// The counts, where each rank has its own.
+    ragged: Option<Box<Ragged>>,
 }
 
 // SAFETY: the buffers are the caller's, who promises that they are valid while the call is under
@@ -37,10 +41,27 @@ impl Stages {
     /// # Safety
     /// The buffers hold what the call says, and stay valid until the work is dropped.
     #[inline(always)]
-    pub(super) unsafe fn new(comm: Arc<Comm>, call: Call) -> Stages {
+    pub(super) unsafe fn new(comm: Arc<Comm>, call: Call, ragged: Option<Box<Ragged>>) -> Stages {
         let pipeline = Pipeline::new(&call, comm.segment.layout());
         let inputs = Vec::with_capacity(comm.nranks);
-        Stages { comm, call, pipeline, stage: 0, first_step: 0, inputs }
+        Stages { comm, call, pipeline, stage: 0, first_step: 0, inputs, ragged }
+    }
+
+    /// In a collective in which each rank has a count of its own: agrees on the counts and on the
+    /// number of chunks, in the second stage. Ends the communicator when the counts do not fit
+    /// together.
+    ///
+    /// # Safety
+    /// All ranks have ended the steps of the stages before this one.
+    #[inline]
+    pub(super) unsafe fn agree(&mut self) -> Result<()> {
+        let Some(mut ragged) = self.ragged.take() else { return Ok(()) };
+        // SAFETY: this function's contract.
+        let agreed = unsafe { ragged.agree(&self.comm, &self.call, |rank| self.slot(rank, 0)) };
+        self.ragged = Some(ragged);
+        self.pipeline.chunks = agreed?;
+        self.pipeline.stages = self.pipeline.chunks + 1;
+        Ok(())
     }
 
     /// Whether the rank is in the last stage, which ends no step.
@@ -61,6 +82,20 @@ impl Stages {
         unsafe {
             if self.comm.nranks == 1 {
                 return self.copy_alone();
+            }
+            if self.ragged.is_some() {
+                if stage == 0 {
+                    let slot = self.slot(self.comm.rank, 0);
+                    if let Some(ragged) = &mut self.ragged {
+                        ragged.post(&self.comm, &self.call, slot);
+                    }
+                    self.stage_ragged(0);
+                } else if stage == 1 && chunks > 1 {
+                    self.stage_ragged(1);
+                } else if stage == chunks {
+                    self.take_ragged(chunks - 1);
+                }
+                return;
             }
             match self.call.kind {
                 Kind::AllReduce | Kind::Reduce if self.pipeline.direct && stage > 0 => self.reduce_whole(),
@@ -90,6 +125,15 @@ impl Stages {
         let (stage, chunks) = (self.stage, self.pipeline.chunks);
         // SAFETY: as in `critical`.
         unsafe {
+            if self.ragged.is_some() {
+                if stage >= 1 {
+                    self.take_ragged(stage - 1);
+                    if stage + 1 < chunks {
+                        self.stage_ragged(stage + 1);
+                    }
+                }
+                return;
+            }
             match self.call.kind {
                 Kind::AllReduce | Kind::Reduce => {
                     // The older chunk comes first, because it leaves the caches first.
@@ -111,6 +155,23 @@ impl Stages {
                 }
             }
         }
+    }
+
+    /// Copies a chunk of a collective in which each rank has a count of its own to this rank's slot.
+    unsafe fn stage_ragged(&self, chunk: usize) {
+        let Some(ragged) = &self.ragged else { return };
+        // SAFETY: as in `critical`.
+        unsafe { ragged.stage(&self.comm, &self.call, chunk, self.slot(self.comm.rank, chunk)) }
+    }
+
+    /// Copies or reduces a chunk of such a collective from the slots of the other ranks.
+    unsafe fn take_ragged(&mut self, chunk: usize) {
+        let mut inputs = std::mem::take(&mut self.inputs);
+        if let Some(ragged) = &self.ragged {
+            // SAFETY: as in `critical`.
+            unsafe { ragged.take(&self.comm, &self.call, chunk, |rank| self.slot(rank, chunk), &mut inputs) }
+        }
+        self.inputs = inputs;
     }
 
     fn element_size(&self) -> usize {
@@ -168,6 +229,10 @@ impl Stages {
 
     /// Copies or scales the input to the result, in a communicator of one rank.
     unsafe fn copy_alone(&self) {
+        if let Some(ragged) = &self.ragged {
+            // SAFETY: the caller's buffers hold the blocks.
+            return unsafe { ragged.copy_alone(&self.call) };
+        }
         let bytes = self.call.count * self.element_size();
         // SAFETY: the caller's buffers hold that much, and are either one buffer or apart.
         unsafe {

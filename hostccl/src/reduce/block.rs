@@ -4,7 +4,9 @@
 //! cache, while the inputs are read once, two of them in each pass. Then the block is copied to all
 //! targets.
 
-use super::element::{Bfloat16, Element, Float16, Number};
+use super::element::{Averaged, Element, MOST_INPUTS, Number};
+use super::float8::{Float8E4M3, Float8E5M2};
+use super::float16::{Bfloat16, Float16};
 use super::isa::Isa;
 use super::target::Target;
 use crate::copy;
@@ -81,6 +83,14 @@ macro_rules! for_element {
                 type $element = Bfloat16;
                 $call
             }
+            DataType::Float8E4M3 => {
+                type $element = Float8E4M3;
+                $call
+            }
+            DataType::Float8E5M2 => {
+                type $element = Float8E5M2;
+                $call
+            }
         }
     };
 }
@@ -127,25 +137,80 @@ unsafe fn reduce_element<I: Isa, E: Element>(
     // SAFETY: the contract of `reduce_all`.
     unsafe {
         match op {
-            ReduceOp::Sum | ReduceOp::Avg => {
-                let divisor = (op == ReduceOp::Avg).then_some(inputs.len());
-                fold_blocks::<I, E>(inputs, targets, count, divisor, E::Accumulator::sum, blocks)
-            }
-            ReduceOp::Prod => fold_blocks::<I, E>(inputs, targets, count, None, E::Accumulator::product, blocks),
-            ReduceOp::Max => fold_blocks::<I, E>(inputs, targets, count, None, E::Accumulator::maximum, blocks),
-            ReduceOp::Min => fold_blocks::<I, E>(inputs, targets, count, None, E::Accumulator::minimum, blocks),
+            ReduceOp::Sum => fold_blocks::<I, E>(inputs, targets, count, blocks, E::Accumulator::sum, |_, _| ()),
+            ReduceOp::Prod => fold_blocks::<I, E>(inputs, targets, count, blocks, E::Accumulator::product, |_, _| ()),
+            ReduceOp::Max => fold_compared::<I, E::Compared>(inputs, targets, count, blocks, Number::maximum),
+            ReduceOp::Min => fold_compared::<I, E::Compared>(inputs, targets, count, blocks, Number::minimum),
+            ReduceOp::Avg => average_blocks::<I, E::Averaged>(inputs, targets, count, blocks),
         }
     }
 }
 
 #[inline(always)]
+unsafe fn fold_compared<I: Isa, E: Element>(
+    inputs: &[*const u8],
+    targets: &[Target],
+    count: usize,
+    blocks: &mut [Block; 2],
+    apply: impl Fn(E::Accumulator, E::Accumulator) -> E::Accumulator + Copy,
+) {
+    // SAFETY: the contract of `reduce_all`.
+    unsafe { fold_blocks::<I, E>(inputs, targets, count, blocks, apply, |_, _| ()) }
+}
+
+#[inline(always)]
+unsafe fn average_blocks<I: Isa, E: Averaged>(
+    inputs: &[*const u8],
+    targets: &[Target],
+    count: usize,
+    blocks: &mut [Block; 2],
+) {
+    debug_assert!(inputs.len() <= MOST_INPUTS);
+    let finish = |sums: &mut [E::Accumulator], offset: usize| {
+        let mut are_exact = true;
+        sums.iter().for_each(|sum| are_exact &= E::is_exact(*sum));
+        if !are_exact {
+            // SAFETY: the contract of `reduce_all`; the inputs of this block are still as they were.
+            return unsafe { average_overflowing::<I, E>(inputs, sums, offset) };
+        }
+        sums.iter_mut().for_each(|sum| *sum = E::average(*sum, inputs.len()));
+    };
+    // SAFETY: the contract of `reduce_all`.
+    unsafe { fold_blocks::<I, E>(inputs, targets, count, blocks, E::Accumulator::sum, finish) }
+}
+
+/// Turns the sums of a block, of which some overflow, into averages. The block begins `offset` bytes
+/// into each input.
+///
+/// # Safety
+/// Every input is readable for as many elements as `sums` has. The processor has the instruction
+/// set `I`.
+#[cold]
+#[inline(never)]
+unsafe fn average_overflowing<I: Isa, E: Averaged>(inputs: &[*const u8], sums: &mut [E::Accumulator], offset: usize) {
+    for (i, sum) in sums.iter_mut().enumerate() {
+        *sum = match E::is_exact(*sum) {
+            true => E::average(*sum, inputs.len()),
+            false => E::average_scaled(inputs.iter().map(|input| {
+                let mut value = *sum;
+                // SAFETY: this function's contract, and there is room for one accumulator.
+                unsafe { E::widen::<I>(input.add(offset + i * E::SIZE), &raw mut value, 1) };
+                value
+            })),
+        };
+    }
+}
+
+/// Folds the inputs by `apply`, block by block. `finish` gets each block of results, and the bytes
+/// from the start of each input to the block.
+#[inline(always)]
 unsafe fn fold_blocks<I: Isa, E: Element>(
     inputs: &[*const u8],
     targets: &[Target],
     count: usize,
-    divisor: Option<usize>,
-    apply: impl Fn(E::Accumulator, E::Accumulator) -> E::Accumulator + Copy,
     [sums, spare]: &mut [Block; 2],
+    apply: impl Fn(E::Accumulator, E::Accumulator) -> E::Accumulator + Copy,
+    finish: impl Fn(&mut [E::Accumulator], usize),
 ) {
     let [first, second, others @ ..] = inputs else { return };
     let capacity = BLOCK_BYTES / size_of::<E::Accumulator>();
@@ -168,9 +233,7 @@ unsafe fn fold_blocks<I: Isa, E: Element>(
                 E::fold::<I, 1, false>(sums, [at(input)], spare, apply);
             }
             let result = slice::from_raw_parts_mut(target, len);
-            if let Some(inputs) = divisor {
-                result.iter_mut().for_each(|sum| *sum = sum.average(inputs));
-            }
+            finish(result, offset);
             let bytes = E::elements::<I>(result, spare);
             for target in targets {
                 let to = target.at.add(offset);

@@ -4,24 +4,30 @@
 //! agree with a rank that reduces all of it. There is one exception, as on every processor: when
 //! two NaNs meet in a sum, the payload of the result may be that of either.
 //!
-//! * Integers wrap. Their average is the wrapped sum divided by the number of inputs, truncated
-//!   towards zero, as NCCL does.
-//! * `f16` and `bf16` are accumulated in `f32` and rounded once, at the end (to nearest, ties to
-//!   even).
-//! * The maximum and minimum of floating-point numbers ignore a NaN where the other side is a
-//!   number, and order -0 below +0, as CUDA's `fmaxf` and `fminf` do.
+//! * Sums and products of integers wrap. The average of integers is the exact sum divided by the
+//!   number of inputs, truncated towards zero.
+//! * `f16`, `bf16` and the 8-bit types are accumulated in `f32` and rounded once, at the end (to
+//!   nearest, ties to even). The 8-bit types saturate (module `float8`).
+//! * An average does not overflow, because the inputs are scaled where their sum overflows.
+//! * The maximum and minimum of floating-point numbers are NaN where an input is NaN, and order -0
+//!   below +0.
 //!
 //! The files, from the bottom up: `isa` (what differs between instruction sets), `element` (the
-//! arithmetic of each type), `block` (the loops), and `avx2` (the loops compiled for AVX2).
+//! traits of the types), `wide`, `float8`, `float16` and `native` (the types), `block` (the loops),
+//! and `avx2` (the loops compiled for AVX2).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod block;
 mod element;
+mod float16;
+mod float8;
 mod isa;
+mod native;
 mod target;
 #[cfg(test)]
 mod tests;
+mod wide;
 
 use self::block::{reduce_all, scale_all};
 use self::isa::Plain;

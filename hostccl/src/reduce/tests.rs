@@ -8,18 +8,7 @@ use crate::types::{DataType, ReduceOp};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-const DTYPES: [DataType; 10] = [
-    DataType::Int8,
-    DataType::Uint8,
-    DataType::Int32,
-    DataType::Uint32,
-    DataType::Int64,
-    DataType::Uint64,
-    DataType::Float16,
-    DataType::Float32,
-    DataType::Float64,
-    DataType::Bfloat16,
-];
+const DTYPES: [DataType; 12] = DataType::ALL;
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
 
 /// Reduces one element of each input, in the arithmetic of its own type.
@@ -33,7 +22,9 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
                 ReduceOp::Prod => all.fold(first, <$type>::wrapping_mul),
                 ReduceOp::Max => all.fold(first, |a, b| if b > a { b } else { a }),
                 ReduceOp::Min => all.fold(first, |a, b| if b < a { b } else { a }),
-                ReduceOp::Avg => (all.fold(first, <$type>::wrapping_add) as i128 / values.len() as i128) as $type,
+                ReduceOp::Avg => {
+                    (all.fold(i128::from(first), |a, b| a + i128::from(b)) / values.len() as i128) as $type
+                }
             };
             result.to_ne_bytes().to_vec()
         }};
@@ -42,18 +33,26 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
         ($values:expr, $type:ty) => {{
             let mut all = $values;
             let first: $type = all.next().unwrap();
-            // A number wins over a NaN. Of two zeros the positive one is larger.
-            let above = |a: $type, b: $type| a > b || b.is_nan() || (a == b && a.is_sign_positive());
-            let below = |a: $type, b: $type| a < b || b.is_nan() || (a == b && a.is_sign_negative());
+            // A NaN wins over a number. Of two zeros the positive one is larger.
+            let above = |a: $type, b: $type| a > b || a.is_nan() || (a == b && a.is_sign_positive());
+            let below = |a: $type, b: $type| a < b || a.is_nan() || (a == b && a.is_sign_negative());
             match op {
                 ReduceOp::Sum => all.fold(first, |a, b| a + b),
                 ReduceOp::Prod => all.fold(first, |a, b| a * b),
                 ReduceOp::Max => all.fold(first, |a, b| if above(a, b) { a } else { b }),
                 ReduceOp::Min => all.fold(first, |a, b| if below(a, b) { a } else { b }),
-                ReduceOp::Avg => all.fold(first, |a, b| a + b) / values.len() as $type,
+                ReduceOp::Avg => {
+                    let (all, n) = (all.collect::<Vec<$type>>(), values.len() as $type);
+                    let plain = all.iter().fold(first, |a, b| a + b);
+                    // Where the sum overflows, the mean is that of values small enough.
+                    let halved = |scale: $type| all.iter().fold(first / scale, |a, b| a + b / scale) / n * scale;
+                    if plain.is_finite() { plain / n } else { halved(values.len().next_power_of_two() as $type) }
+                }
             }
         }};
     }
+    let small = |v: &[u8; 8]| float8_value(dtype, v[0]);
+    let keeps = matches!(op, ReduceOp::Max | ReduceOp::Min);
     let half = |v: &[u8; 8]| u16::from_ne_bytes([v[0], v[1]]);
     match dtype {
         DataType::Int8 => integer!(i8),
@@ -74,7 +73,41 @@ fn reference(dtype: DataType, op: ReduceOp, values: &[[u8; 8]]) -> Vec<u8> {
             let result = float!(values.iter().map(|v| bf16::from_bits(half(v)).to_f32()), f32);
             bf16::from_f32(result).to_ne_bytes().to_vec()
         }
+        DataType::Float8E4M3 | DataType::Float8E5M2 => {
+            vec![nearest_float8(dtype, float!(values.iter().map(small), f32), keeps)]
+        }
     }
+}
+
+/// The value of an 8-bit number, from the definition of the two formats.
+fn float8_value(dtype: DataType, bits: u8) -> f32 {
+    let (mantissa_bits, bias) = if dtype == DataType::Float8E4M3 { (3, 7) } else { (2, 15) };
+    let (exponent, mantissa) =
+        (i32::from((bits & 0x7f) >> mantissa_bits), i32::from(bits & ((1 << mantissa_bits) - 1)));
+    let unit = |power: i32| 2f32.powi(power - mantissa_bits - bias);
+    let magnitude = match (dtype, bits & 0x7f) {
+        (DataType::Float8E4M3, 0x7f) | (DataType::Float8E5M2, 0x7d..) => f32::NAN,
+        (DataType::Float8E5M2, 0x7c) => f32::INFINITY,
+        _ if exponent == 0 => mantissa as f32 * unit(1),
+        _ => (mantissa + (1 << mantissa_bits)) as f32 * unit(exponent),
+    };
+    if bits & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// The 8-bit number that is nearest to a value, found by trying all of them. Of two that are as near,
+/// it is the even one.
+fn nearest_float8(dtype: DataType, value: f32, keeps_infinity: bool) -> u8 {
+    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+    if value.is_nan() {
+        return sign | 0x7f;
+    }
+    if value.is_infinite() && keeps_infinity {
+        return sign | 0x7c;
+    }
+    let largest = if dtype == DataType::Float8E4M3 { 0x7e } else { 0x7b };
+    let far = |bits: u8| (f64::from(float8_value(dtype, bits)) - f64::from(value.abs()).min(1e6)).abs();
+    let nearest = (0..=largest).min_by(|a, b| far(*a).total_cmp(&far(*b)).then((a & 1).cmp(&(b & 1))));
+    sign | nearest.unwrap()
 }
 
 fn is_nan(dtype: DataType, bytes: &[u8]) -> bool {
@@ -83,6 +116,7 @@ fn is_nan(dtype: DataType, bytes: &[u8]) -> bool {
         DataType::Bfloat16 => bf16::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
         DataType::Float32 => f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
         DataType::Float64 => f64::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        DataType::Float8E4M3 | DataType::Float8E5M2 => float8_value(dtype, bytes[0]).is_nan(),
         _ => false,
     }
 }
@@ -109,6 +143,8 @@ fn sample(dtype: DataType, seed: u64, count: usize) -> Vec<u8> {
         DataType::Float16 => &[0, 0x8000, 0x7c00, 0xfc00, 0x7e00, 0x3c00, 0x0001, 0x7bff],
         DataType::Bfloat16 => &[0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0x3f80, 0x0001, 0x7f7f],
         DataType::Float32 => &[0, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0x3f80_0000, 1, 0x7f7f_ffff],
+        DataType::Float8E4M3 => &[0, 0x80, 0x7f, 0xff, 0x7e, 0xfe, 0x01, 0x38],
+        DataType::Float8E5M2 => &[0, 0x80, 0x7c, 0xfc, 0x7b, 0x7d, 0x01, 0x3c],
         DataType::Float64 => &[0, 1 << 63, 0x7ff << 52, 0xfff << 52, 0x7ff8 << 48, 0x3ff << 52, 1, (0x7ff << 52) - 1],
         _ => &[0, 1, 0x7f, 0x80, 0x7fff_ffff, 0x8000_0000, i64::MAX as u64, 1 << 63],
     };
@@ -252,7 +288,7 @@ fn half_sums_round_once() {
 }
 
 #[test]
-fn maximum_and_minimum_ignore_nan_and_order_zeros() {
+fn maximum_and_minimum_keep_nan_and_order_zeros() {
     let run = |op, a: f32, b: f32| {
         let mut out = 0f32;
         let inputs = [std::ptr::from_ref(&a).cast(), std::ptr::from_ref(&b).cast()];
@@ -261,14 +297,110 @@ fn maximum_and_minimum_ignore_nan_and_order_zeros() {
         out
     };
     for (a, b) in [(f32::NAN, 1.0), (1.0, f32::NAN), (-f32::NAN, 1.0), (1.0, -f32::NAN)] {
-        assert_eq!((run(ReduceOp::Max, a, b), run(ReduceOp::Min, a, b)), (1.0, 1.0), "{a} and {b}");
+        // The bits are equal, too, whichever rank has the NaN.
+        assert_eq!(run(ReduceOp::Max, a, b).to_bits(), f32::NAN.to_bits(), "{a} and {b}");
+        assert_eq!(run(ReduceOp::Min, a, b).to_bits(), f32::NAN.to_bits(), "{a} and {b}");
     }
-    assert!(run(ReduceOp::Max, f32::NAN, f32::NAN).is_nan());
     for (a, b) in [(0.0, -0.0), (-0.0, 0.0)] {
         assert_eq!(run(ReduceOp::Max, a, b).to_bits(), 0f32.to_bits());
         assert_eq!(run(ReduceOp::Min, a, b).to_bits(), (-0f32).to_bits());
     }
     assert_eq!(run(ReduceOp::Max, f32::NEG_INFINITY, f32::MIN), f32::MIN);
+}
+
+/// A NaN of any input, sign and payload gives one result, in any order of the inputs, on every path.
+#[test]
+fn a_nan_of_any_input_is_kept_in_any_order() {
+    let nans: [(DataType, &[u64]); 6] = [
+        (DataType::Float16, &[0x7e00, 0xfe00, 0x7c01, 0xffff]),
+        (DataType::Bfloat16, &[0x7fc0, 0xffc0, 0x7f81, 0xffff]),
+        (DataType::Float32, &[0x7fc0_0000, 0xffc0_0000, 0x7f80_0001, 0xffff_ffff]),
+        (DataType::Float64, &[0x7ff8 << 48, 0xfff8 << 48, (0x7ff << 52) + 1, u64::MAX]),
+        (DataType::Float8E4M3, &[0x7f, 0xff]),
+        (DataType::Float8E5M2, &[0x7d, 0x7e, 0x7f, 0xfd, 0xff]),
+    ];
+    for (dtype, nans) in nans {
+        for (nan, at, count, op) in nans.iter().flat_map(|nan| {
+            (0..5).flat_map(move |at| {
+                [1, 9, 1030].into_iter().flat_map(move |n| [ReduceOp::Max, ReduceOp::Min].map(|op| (nan, at, n, op)))
+            })
+        }) {
+            let mut inputs: Vec<Vec<u8>> = (0..5).map(|_| vec![0x31; count * dtype.size()]).collect();
+            for element in [0, count - 1] {
+                let place = element * dtype.size()..(element + 1) * dtype.size();
+                inputs[at][place].copy_from_slice(&nan.to_ne_bytes()[..dtype.size()]);
+            }
+            let pointers: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
+            for (name, kernel) in kernels() {
+                let mut out = vec![0; count * dtype.size()];
+                // SAFETY: every buffer holds `count` elements.
+                unsafe { kernel(dtype, op, &pointers, &[Target::cached(out.as_mut_ptr())], count) };
+                let context = format!("{name} {dtype:?} {op:?}, NaN {nan:x} of input {at}");
+                assert!(is_nan(dtype, &out[..dtype.size()]), "{context}");
+                assert_eq!(out[..dtype.size()], out[(count - 1) * dtype.size()..], "{context}");
+                let middle = if count > 2 { &out[dtype.size()..2 * dtype.size()] } else { &[0x31; 8][..dtype.size()] };
+                assert_eq!(middle, &[0x31; 8][..dtype.size()], "{context}");
+            }
+        }
+    }
+}
+
+/// Averages the given inputs of one type on every path.
+fn averages<T: Copy + PartialEq + std::fmt::Debug, const N: usize>(dtype: DataType, inputs: [T; N], expected: T) {
+    for count in [1, 5, 70] {
+        let inputs = inputs.map(|value| vec![value; count]);
+        let pointers: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr().cast()).collect();
+        for (name, kernel) in kernels() {
+            let mut out = inputs[0].clone();
+            // SAFETY: every buffer holds `count` elements.
+            unsafe { kernel(dtype, ReduceOp::Avg, &pointers, &[Target::cached(out.as_mut_ptr().cast())], count) };
+            assert_eq!(out, vec![expected; count], "{name} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn averages_do_not_overflow() {
+    averages(DataType::Uint8, [200u8; 4], 200);
+    averages(DataType::Uint8, [255u8; 1024], 255);
+    averages(DataType::Uint8, [255u8, 255, 254], 254);
+    averages(DataType::Int8, [i8::MIN; 1023], i8::MIN);
+    averages(DataType::Int8, [i8::MAX, i8::MAX, i8::MIN], 42);
+    averages(DataType::Int8, [-1i8, -2], -1);
+    averages(DataType::Int32, [i32::MIN; 7], i32::MIN);
+    averages(DataType::Int32, [i32::MAX, i32::MAX, i32::MIN], 715_827_882);
+    averages(DataType::Uint32, [u32::MAX; 1000], u32::MAX);
+    averages(DataType::Int64, [i64::MIN; 5], i64::MIN);
+    averages(DataType::Int64, [i64::MAX, i64::MAX, -3], 6_148_914_691_236_517_203);
+    averages(DataType::Uint64, [u64::MAX; 1024], u64::MAX);
+    averages(DataType::Uint64, [u64::MAX, u64::MAX - 1], u64::MAX - 1);
+    averages(DataType::Float16, [f16::from_f32(60000.0); 4], f16::from_f32(60000.0));
+    averages(DataType::Bfloat16, [bf16::MAX; 5], bf16::MAX);
+    averages(DataType::Float32, [f32::MAX; 4], f32::MAX);
+    averages(DataType::Float32, [f32::MAX, f32::MAX, -f32::MAX, -f32::MAX, 0.0], 0.0);
+    averages(DataType::Float32, [f32::INFINITY, f32::MAX, f32::MAX], f32::INFINITY);
+    averages(DataType::Float64, [f64::MIN; 8], f64::MIN);
+    averages(DataType::Float8E4M3, [0x7eu8; 9], 0x7e);
+    averages(DataType::Float8E5M2, [0xfbu8; 9], 0xfb);
+}
+
+/// Every 8-bit number survives, and every result between two numbers is rounded as it should be.
+#[test]
+fn float8_converts_exactly_and_rounds_to_nearest() {
+    for dtype in [DataType::Float8E4M3, DataType::Float8E5M2] {
+        let all: Vec<u8> = (0..=255).flat_map(|a: u8| (0..=255).map(move |_| a)).collect();
+        let others: Vec<u8> = (0..=255).flat_map(|_| 0..=255u8).collect();
+        for op in OPS {
+            for (name, kernel) in kernels() {
+                let mut out = vec![0; all.len()];
+                let inputs = [all.as_ptr(), others.as_ptr()];
+                // SAFETY: every buffer holds 65536 elements.
+                unsafe { kernel(dtype, op, &inputs, &[Target::cached(out.as_mut_ptr())], all.len()) };
+                let expected = expected(dtype, op, &[all.clone(), others.clone()], all.len());
+                assert_elements(dtype, &format!("{name} {dtype:?} {op:?}"), &out, &expected);
+            }
+        }
+    }
 }
 
 /// Adds the neutral -0 to every value of the type, so that every value is widened and rounded back.

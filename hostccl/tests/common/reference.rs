@@ -13,7 +13,8 @@ fn hash(parts: [u64; 3]) -> u64 {
 }
 
 /// Returns `count` elements of one rank. Integers have any value, so that sums wrap. Floats are in
-/// (-2, 2) and use all their digits, so that the last bits of a sum show its order.
+/// (-2, 2) and use all their digits, so that the last bits of a sum show its order. The 8-bit floats
+/// have any finite value.
 pub fn sample(dtype: DataType, salt: u64, rank: usize, count: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count * dtype.size());
     for i in 0..count as u64 {
@@ -24,6 +25,8 @@ pub fn sample(dtype: DataType, salt: u64, rank: usize, count: usize) -> Vec<u8> 
             DataType::Bfloat16 => bytes.extend(bf16::from_f64(float).to_ne_bytes()),
             DataType::Float32 => bytes.extend((float as f32).to_ne_bytes()),
             DataType::Float64 => bytes.extend(float.to_ne_bytes()),
+            DataType::Float8E4M3 => bytes.push((random as u8 & 0x80) | ((random >> 8) as u8 % 0x7f)),
+            DataType::Float8E5M2 => bytes.push((random as u8 & 0x80) | ((random >> 8) as u8 % 0x7c)),
             _ => bytes.extend_from_slice(&random.to_ne_bytes()[..dtype.size()]),
         }
     }
@@ -39,17 +42,15 @@ pub fn reduced(dtype: DataType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
         ($type:ty) => {
             reduced_as(
                 inputs,
-                |bytes| <$type>::from_ne_bytes(bytes),
+                |bytes| i128::from(<$type>::from_ne_bytes(bytes)),
                 |a, b| match op {
-                    ReduceOp::Sum | ReduceOp::Avg => a.wrapping_add(b),
-                    ReduceOp::Prod => a.wrapping_mul(b),
+                    // The exact sum fits for any number of ranks that are tested.
+                    ReduceOp::Sum | ReduceOp::Avg => a + b,
+                    ReduceOp::Prod => i128::from((a as $type).wrapping_mul(b as $type)),
                     ReduceOp::Max => a.max(b),
                     ReduceOp::Min => a.min(b),
                 },
-                |sum| {
-                    if op == ReduceOp::Avg { (i128::from(sum) / inputs.len() as i128) as $type } else { sum }
-                        .to_ne_bytes()
-                },
+                |sum| (if op == ReduceOp::Avg { sum / inputs.len() as i128 } else { sum } as $type).to_ne_bytes(),
             )
         };
     }
@@ -61,8 +62,21 @@ pub fn reduced(dtype: DataType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
                 |a: $type, b: $type| match op {
                     ReduceOp::Sum | ReduceOp::Avg => a + b,
                     ReduceOp::Prod => a * b,
-                    ReduceOp::Max => a.max(b),
-                    ReduceOp::Min => a.min(b),
+                    // Of two zeros the positive one is larger.
+                    ReduceOp::Max => {
+                        if a > b || a == b && a.is_sign_positive() {
+                            a
+                        } else {
+                            b
+                        }
+                    }
+                    ReduceOp::Min => {
+                        if a < b || a == b && a.is_sign_negative() {
+                            a
+                        } else {
+                            b
+                        }
+                    }
                 },
                 |sum| $store(if op == ReduceOp::Avg { sum / inputs.len() as $type } else { sum }),
             )
@@ -83,7 +97,37 @@ pub fn reduced(dtype: DataType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
         DataType::Bfloat16 => {
             floats!(f32, |bytes| bf16::from_ne_bytes(bytes).to_f32(), |sum| bf16::from_f32(sum).to_ne_bytes())
         }
+        DataType::Float8E4M3 | DataType::Float8E5M2 => {
+            let values: Vec<f32> = (0..=0x7f).map(|bits| float8_value(dtype, bits)).collect();
+            let value = |[bits]: [u8; 1]| values[usize::from(bits & 0x7f)] * if bits < 0x80 { 1.0 } else { -1.0 };
+            floats!(f32, value, |sum| [nearest_float8(&values, sum)])
+        }
     }
+}
+
+/// The value of a finite 8-bit number without a sign.
+fn float8_value(dtype: DataType, bits: u8) -> f32 {
+    let (mantissa_bits, bias) = if dtype == DataType::Float8E4M3 { (3, 7) } else { (2, 15) };
+    let (exponent, mantissa) = (i32::from(bits >> mantissa_bits), i32::from(bits & ((1 << mantissa_bits) - 1)));
+    match (dtype, bits) {
+        (DataType::Float8E4M3, 0x7f) | (DataType::Float8E5M2, 0x7c..) => f32::INFINITY,
+        _ if exponent == 0 => mantissa as f32 * 2f32.powi(1 - mantissa_bits - bias),
+        _ => (mantissa + (1 << mantissa_bits)) as f32 * 2f32.powi(exponent - mantissa_bits - bias),
+    }
+}
+
+/// Rounds to nearest, ties to even, and not beyond the largest number. `values` are those of the
+/// numbers without a sign.
+fn nearest_float8(values: &[f32], value: f32) -> u8 {
+    let magnitude = value.abs();
+    let finite = values.partition_point(|known| known.is_finite());
+    let above = values[..finite].partition_point(|known| *known <= magnitude);
+    let below = above - 1;
+    let up = above < finite && {
+        let (down, up) = (magnitude - values[below], values[above] - magnitude);
+        up < down || up == down && below % 2 == 1
+    };
+    (below + usize::from(up)) as u8 | if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
 /// Reduces the inputs in an arithmetic that `load`, `apply` and `store` define.

@@ -138,3 +138,46 @@ fn one_rank_may_wait_under_more_names_than_it_can_show() {
         });
     }
 }
+
+#[test]
+fn all_ranks_may_wait_under_more_names_than_they_can_show() {
+    // Each rank has a thread for each of its names, and shows the names that began first. The only
+    // common names begin last on rank 0 and first or last on the others. Each rank makes the calls
+    // of the others when all common ones are done.
+    const NAMES: usize = 40;
+    for common_first in [false, true] {
+        ranks(3, |comm, rank| {
+            // SAFETY: the communicator is live.
+            ok(unsafe { hostcclCommSetTimeout(**comm, 60_000) });
+            let own = |of: usize| (of + 1) * 1000..(of + 1) * 1000 + NAMES;
+            let mut mine: Vec<usize> = own(rank).chain(0..4).collect();
+            if common_first && rank > 0 {
+                mine.reverse();
+            }
+            let (began, common_done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                for under in mine {
+                    let before = began.load(Ordering::SeqCst);
+                    let (began, common_done) = (&began, &common_done);
+                    scope.spawn(move || {
+                        began.fetch_add(1, Ordering::SeqCst);
+                        call_and_check(comm, under, under, 0, 10);
+                        common_done.fetch_add(usize::from(under < 4), Ordering::SeqCst);
+                    });
+                    while began.load(Ordering::SeqCst) == before {
+                        std::thread::yield_now();
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                while common_done.load(Ordering::SeqCst) < 4 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                for of in (0..3).filter(|of| *of != rank) {
+                    for under in own(of) {
+                        scope.spawn(move || call_and_check(comm, under, under, 0, 10));
+                    }
+                }
+            });
+        });
+    }
+}

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::members::Members;
 use super::round::{HURRIED, Round};
 use super::verdict::Verdict;
-use crate::error::{Error, Result, Status};
+use crate::error::Result;
 use crate::wait::{Deadline, Wait};
 
 /// The most missing ranks of one call whose notes are read.
@@ -203,7 +203,9 @@ impl DeadlockSearch {
             says(ends),
             if others.len() == 1 { "other" } else { "one before" },
         );
-        let verdict = Verdict::of(&Error::new(Status::Mismatch, message));
+        // Several ranks may find the ring at the same time, so its name must not depend on the finder.
+        let id = ring.iter().map(|(_, call)| call.prefix.as_str()).min().unwrap_or_default();
+        let verdict = Verdict::of_deadlock(id, message);
         let theirs: Vec<String> = others.iter().map(|(_, call)| call.verdict()).collect();
         // If one of the calls has ended meanwhile, there is no deadlock.
         if self.0.membership.store.present(&theirs, wait)?.contains(&true)

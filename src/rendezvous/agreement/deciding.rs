@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::comparing::DISSENT;
 use super::missing::FIRST_AT_DEADLINE;
 use super::round::Round;
-use super::verdict::Verdict;
+use super::verdict::{Verdict, function_of};
 use super::waiting::Found;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -18,10 +18,20 @@ fn grace(wait: &Wait) -> Duration {
     Duration::from_millis(200).max(wait.deadline.timeout() / 20)
 }
 
+/// How a phase of a call has ended on this rank, when it has not failed.
+pub(super) enum Settled {
+    /// All ranks have agreed.
+    Agreed,
+    /// The number of the call is of no concern to this rank, which goes on to the next number. It
+    /// belongs to a call of another function, which a rank has refused. Or it belongs to a deadlock
+    /// of which this rank's caller was told when it waited in another call of the ring.
+    PassedOver,
+}
+
 impl Round {
     /// Reaches the verdict under `<prefix><phase>/`. If there is a `text`, it must be equal on all
     /// ranks.
-    pub(super) fn reach_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<()> {
+    pub(super) fn reach_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Settled> {
         // Thousands of ranks may pass their deadlines at the same moment. Only the first ranks look
         // for the missing ones then, and the others wait a little longer for the verdict.
         let patience = if self.membership.me < FIRST_AT_DEADLINE { Duration::ZERO } else { grace(wait) / 2 };
@@ -52,13 +62,16 @@ impl Round {
                 return Err(self.membership.explain(error));
             }
         };
+        if phase.is_empty() && (verdict.is_of_another(function_of(&self.call)) || self.was_told_before(&verdict)) {
+            return Ok(Settled::PassedOver);
+        }
         if verdict.status == Status::Ok && self.offers.is_some() && phase.is_empty() {
             let _ = self.shared.set(verdict.note().to_owned());
         }
         if with_server && (phase == "/end" || verdict.status != Status::Ok) {
             self.acknowledge(phase, &verdict, wait);
         }
-        verdict.told_to(self.my_rank()).into_result()
+        self.told(phase, verdict, wait).into_result().map(|()| Settled::Agreed)
     }
 
     /// Leaves a note that this rank is here, compares, counts itself in, and waits for the verdict.

@@ -78,6 +78,6 @@ impl Round {
     /// Returns when every rank of the call got through its work. Otherwise every rank gets the
     /// first failure, or the ranks that did not get through.
     pub fn finish(self, wait: &Wait) -> Result<()> {
-        if self.membership.members.len() > 1 { self.reach_verdict("/end", None, wait) } else { Ok(()) }
+        if self.membership.members.len() > 1 { self.reach_verdict("/end", None, wait).map(drop) } else { Ok(()) }
     }
 }

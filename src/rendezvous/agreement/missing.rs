@@ -26,6 +26,8 @@ const NEVER_CALLED: &str = "never called";
 
 /// The result of a search for ranks that have left no key.
 struct Absent {
+    /// The positions of the missing ranks, in ascending order.
+    positions: Vec<usize>,
     /// The missing ranks, as ranks of the world.
     ranks: Vec<i32>,
     /// How many members were looked at, counted from position 0.
@@ -51,7 +53,7 @@ impl Round {
             }
             // If the store gives no answer now, nobody knows which of the ranks is stuck.
             let stuck = self.absent(|position| self.stuck(phase, position), half(), soon);
-            absent = stuck.unwrap_or(Absent { ranks: Vec::new(), looked_at: size });
+            absent = stuck.unwrap_or(Absent { positions: Vec::new(), ranks: Vec::new(), looked_at: size });
             what = "came but got no further in";
         }
         let who = match (absent.ranks.is_empty(), absent.looked_at == size) {
@@ -76,13 +78,14 @@ impl Round {
         {
             message = format!("{message}; {refused}");
         }
-        Ok(Verdict::of_missing(&absent.ranks, message))
+        self.list_missing(&absent.positions, soon);
+        Ok(Verdict::of_missing(&absent.ranks, message, self.my_rank(), timeout))
     }
 
     /// Returns the ranks that have not left their key. When there is no time for all ranks, it
     /// looks at the first ones only.
     fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
-        let (members, mut ranks, mut at) = (&self.membership.members, Vec::new(), 0);
+        let (members, mut positions, mut at) = (&self.membership.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {
             let end = members.len().min(at + if at == 0 { AT_FIRST } else { AT_ONCE });
             let keys: Vec<String> = (at..end).map(&key).collect();
@@ -92,10 +95,11 @@ impl Round {
                 present => present?,
             };
             let missing = present.into_iter().zip(at..end).filter(|(here, _)| !here);
-            ranks.extend(missing.map(|(_, position)| members.rank(position)));
+            positions.extend(missing.map(|(_, position)| position));
             at = end;
         }
-        Ok(Absent { ranks, looked_at: at })
+        let ranks = positions.iter().map(|position| members.rank(*position)).collect();
+        Ok(Absent { positions, ranks, looked_at: at })
     }
 
     /// Whether all ranks for which `counts` holds have left their key.

@@ -68,6 +68,9 @@ pub struct Round {
     pub(super) offers: Option<String>,
     /// The places of the offers that all ranks share, once the ranks have agreed.
     pub(super) shared: OnceLock<String>,
+    /// Whether this rank may be behind the others in its scope. The scope shares it with its
+    /// rounds ([`Scope::is_behind`](super::scope::Scope)).
+    pub(super) is_behind: Arc<AtomicBool>,
 }
 
 /// How far the search for deadlocks of one rank in one call is.
@@ -139,6 +142,7 @@ impl Round {
             failure: None,
             offers: None,
             shared: OnceLock::new(),
+            is_behind: Arc::clone(&self.is_behind),
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::deadlock::take_back_note;
+use super::deciding::Settled;
 use super::round::{Membership, Round};
 use super::sharing::NOTHING;
 use super::verdict::{DETAIL, Verdict};
@@ -21,13 +22,30 @@ pub struct Scope {
     /// Whether a call has ended because one of the ranks was lost. Then no later call can be
     /// agreed.
     pub(super) over: AtomicBool,
+    /// Whether the caller of this rank was told of a failed call, while the other ranks may have
+    /// given up further calls for which this rank did not come. The next call of this rank then
+    /// passes over the calls that the others gave up, and goes on where the others are (late.rs).
+    pub(super) is_behind: Arc<AtomicBool>,
+    /// How many of its own calls this rank has refused since it last took part in a call.
+    refusals: AtomicU64,
 }
+
+/// The most refusals in a row that a rank tells the others. Each of them stays in the store until a
+/// call is agreed, so a program that goes on refusing must not fill the store.
+const MOST_REFUSALS: u64 = 1000;
 
 impl Scope {
     /// The keys of the scope begin with `prefix`, which is the same on all its ranks and is used
     /// once.
     pub(in crate::rendezvous) fn new(membership: Membership, prefix: String) -> Scope {
-        Scope { membership: Arc::new(membership), prefix, calls: AtomicU64::new(0), over: AtomicBool::new(false) }
+        Scope {
+            membership: Arc::new(membership),
+            prefix,
+            calls: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+            is_behind: Arc::default(),
+            refusals: AtomicU64::new(0),
+        }
     }
 
     /// Returns when every rank of the scope has made this call as its call of the same number.
@@ -42,11 +60,7 @@ impl Scope {
     /// text does not say. A message shows the detail only when the calls are equal and the details
     /// are not.
     pub fn agree_in_detail(&self, call: &str, detail: &str, wait: &Wait) -> Result<Round> {
-        let round = self.next_round(call);
-        if round.membership.members.len() > 1 {
-            self.enter(&round, &format!("{call}{DETAIL}{detail}"), wait)?;
-        }
-        Ok(round)
+        self.enter(call, detail, Part::default(), wait)
     }
 
     /// Does what [`Scope::agree`] does, for a call in which each rank may have things that it could
@@ -56,44 +70,101 @@ impl Scope {
     /// Otherwise no rank shares anything at this place.
     pub fn agree_to_share(&self, call: &str, offers: &[Option<String>], wait: &Wait) -> Result<(Round, Vec<bool>)> {
         let names = offers.iter().map(|offer| offer.as_deref().unwrap_or(NOTHING)).collect();
-        let round = Round { offers: Some(names_in_line(names)), ..self.next_round(call) };
-        if round.membership.members.len() < 2 {
+        let names = names_in_line(names);
+        // Only what the first rank offers can be shared, so the other ranks do not publish their
+        // offers.
+        let offered = if self.membership.me == 0 { names.clone() } else { String::new() };
+        let round = self.enter(call, &offered, Part { offers: Some(names), failure: None }, wait)?;
+        if self.membership.members.len() < 2 {
             let shared = offers.iter().map(Option::is_some).collect();
             return Ok((round, shared));
         }
-        // Only what the first rank offers can be shared, so the other ranks do not publish their
-        // offers.
-        let offered = if round.membership.me == 0 { round.offers.as_deref().unwrap_or_default() } else { "" };
-        self.enter(&round, &format!("{call}{DETAIL}{offered}"), wait)?;
         let agreed = round.shared.get().map_or("", String::as_str);
         let places: Vec<usize> = agreed.split(' ').filter_map(|place| place.parse().ok()).collect();
         let shared = (0..offers.len()).map(|place| places.contains(&place)).collect();
         Ok((round, shared))
     }
 
-    /// Takes part in that call. When the call is agreed, all ranks have left the earlier calls, so
-    /// the keys that this rank left for the earlier calls are removed.
-    fn enter(&self, round: &Round, text: &str, wait: &Wait) -> Result<()> {
-        if let Some(lost) = round.lost().filter(|_| self.over.load(Ordering::SeqCst)) {
-            return Err(round.lost_before(lost));
-        }
-        let removable = self.membership.left.take();
-        let settled = round.reach_verdict("", Some(text), wait);
-        // This comes before the rank begins another call, because other ranks rely on the note
-        // while it stands.
-        take_back_note(round, wait);
-        match &settled {
-            Ok(()) => self.membership.store.forget(removable, wait),
-            Err(error) => {
-                self.membership.left.note(removable);
-                // The store keeps the loss, so every rank finds it by itself, and no later call
-                // needs keys for it.
-                if error.status() == Status::PeerLost && round.lost().is_some() {
-                    self.over.store(true, Ordering::SeqCst);
+    /// Takes part in the next call that concerns this rank. When the call is agreed, all ranks have
+    /// left the earlier calls, so the keys that this rank left for the earlier calls are removed.
+    fn enter(&self, call: &str, detail: &str, part: Part<'_>, wait: &Wait) -> Result<Round> {
+        let text = format!("{call}{DETAIL}{detail}");
+        self.refusals.store(0, Ordering::SeqCst);
+        loop {
+            let failure = part.failure.cloned();
+            let round = Round { failure, offers: part.offers.clone(), ..self.next_round(call) };
+            if self.membership.members.len() < 2 {
+                return Ok(round);
+            }
+            if let Some(lost) = round.lost().filter(|_| self.over.load(Ordering::SeqCst)) {
+                return Err(round.lost_before(lost));
+            }
+            if self.is_behind.load(Ordering::SeqCst) && round.was_given_up(wait) {
+                continue;
+            }
+            let removable = self.membership.left.take();
+            let settled = round.reach_verdict("", Some(&text), wait);
+            // This comes before the rank begins another call, because other ranks rely on the note
+            // while it stands.
+            take_back_note(&round, wait);
+            match settled {
+                Ok(Settled::Agreed) => {
+                    self.membership.store.forget(removable, wait);
+                    return Ok(round);
+                }
+                Ok(Settled::PassedOver) => self.membership.left.note(removable),
+                Err(error) => {
+                    self.membership.left.note(removable);
+                    // The store keeps the loss, so every rank finds it by itself, and no later call
+                    // needs keys for it.
+                    if error.status() == Status::PeerLost && round.lost().is_some() {
+                        self.over.store(true, Ordering::SeqCst);
+                    }
+                    return Err(error);
                 }
             }
         }
-        settled
+    }
+
+    /// Returns how many calls of the scope this rank has begun.
+    pub(crate) fn calls_begun(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the caller of this rank was told of a failed call of which the other ranks have
+    /// not heard. If the others give up a call because of that, the next call of this rank goes on
+    /// where they are.
+    pub(crate) fn may_be_behind(&self) {
+        self.is_behind.store(true, Ordering::SeqCst);
+    }
+
+    /// Tells the other ranks that this rank has refused its own call of `function`, for example
+    /// because of a wrong argument, and takes no part in it. The refusal counts as a call of this
+    /// rank. The ranks that make a call of this function under that number fail at once. The other
+    /// ranks pass over the number. Does nothing when the store does not answer, and after 1,000
+    /// refusals in a row.
+    pub(crate) fn tell_refusal(&self, function: &str, error: &Error, wait: &Wait) {
+        if self.membership.members.len() < 2 || self.over.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.refusals.fetch_add(1, Ordering::SeqCst) >= MOST_REFUSALS {
+            return;
+        }
+        loop {
+            let round = self.next_round(function);
+            let refusal = Verdict::of_refusal(round.my_rank(), function, round.number, error);
+            let Ok(stands) = round.decide("", &refusal, wait) else {
+                let next = round.number + 1;
+                let _ = self.calls.compare_exchange(next, round.number, Ordering::SeqCst, Ordering::SeqCst);
+                return;
+            };
+            // The others gave this call up, or it concerns another function. So the ranks that wait
+            // for this rank are in a later call.
+            if !(round.is_late_for(&stands, wait) || stands.is_of_another(function)) {
+                self.is_behind.store(false, Ordering::SeqCst);
+                return;
+            }
+        }
     }
 
     /// Makes `error` the verdict of the next call, in which this rank takes no part.
@@ -104,8 +175,7 @@ impl Scope {
     /// Takes part in the next call as a rank that cannot do its work. If this rank stops waiting
     /// before all ranks have come, the others are told `failure`.
     pub(in crate::rendezvous) fn agree_in_vain(&self, call: &str, failure: &Error, wait: &Wait) -> Result<Round> {
-        let round = Round { failure: Some(failure.clone()), ..self.next_round(call) };
-        self.enter(&round, &format!("{call}{DETAIL}"), wait).map(|()| round)
+        self.enter(call, "", Part { offers: None, failure: Some(failure) }, wait)
     }
 
     fn next_round(&self, call: &str) -> Round {
@@ -121,8 +191,18 @@ impl Scope {
             failure: None,
             offers: None,
             shared: OnceLock::new(),
+            is_behind: Arc::clone(&self.is_behind),
         }
     }
+}
+
+/// The things beside its text with which a rank takes part in a call.
+#[derive(Default)]
+struct Part<'a> {
+    /// The things that this rank could share, in one line; `None` when the call shares nothing.
+    offers: Option<String>,
+    /// Why this rank cannot do its work, if it cannot.
+    failure: Option<&'a Error>,
 }
 
 fn names_in_line(names: Vec<&str>) -> String {

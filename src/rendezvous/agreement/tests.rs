@@ -1,5 +1,6 @@
 //! Ranks as threads over a store in memory.
 
+mod level;
 mod serving;
 
 use std::sync::Arc;
@@ -181,7 +182,10 @@ fn a_late_rank_gets_the_verdict_that_stands() {
     let began = Instant::now();
     let late = scope(&store, 1, 2).agree("dm_init()", &soon()).map(drop).unwrap_err();
     assert_eq!(first.message(), "rank 1 never called dm_init() as call 0 within 100 ms");
-    let told = format!("rank 1, which is this process, came too late; the others were told: {}", first.message());
+    let told = format!(
+        "rank 1, which is this process, came too late with dm_init(): rank 0 had waited 100 ms in call 0, and gave it up; the next call of this process meets the next one of the others, who were told: {}",
+        first.message()
+    );
     assert_eq!((late.status(), late.message()), (Status::Timeout, told.as_str()));
     assert!(began.elapsed() < Duration::from_secs(5));
 }

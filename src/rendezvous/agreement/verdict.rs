@@ -1,5 +1,7 @@
 //! The verdict that all ranks of a call are told, and its text in the store.
 
+use std::time::Duration;
+
 use crate::error::{Error, Result, Status};
 
 /// This character stands between the text of a call and its detail.
@@ -8,6 +10,31 @@ pub(super) const DETAIL: char = '\n';
 const SHOWN_CALLS: usize = 3;
 /// How many characters a message shows of a text that is no verdict.
 const SHOWN_CHARACTERS: usize = 40;
+
+/// Why a call has ended, as far as a rank that comes later must know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The call has ended in some other way.
+    Other,
+    /// A rank has given the call up, because some ranks had not called when its deadline passed.
+    GivenUp {
+        /// The rank that gave the call up.
+        by: i32,
+        /// How long that rank had waited, in milliseconds.
+        waited: u64,
+    },
+    /// A rank has refused its own call of this function, and took no part in the agreement.
+    Refused {
+        /// The name of the function, for example `dm_flatten`.
+        function: String,
+    },
+    /// The ranks of this call and of calls in other scopes waited for each other in a ring.
+    Deadlock {
+        /// The lowest prefix of the calls of the ring, which names the ring. It is equal in the
+        /// verdicts of all its calls.
+        id: String,
+    },
+}
 
 /// A status. When the status is not OK, there is a message, with the codes of the layers below.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +49,8 @@ pub(super) struct Verdict {
     os: i32,
     /// The world ranks that the error is about ([`Error::ranks`]).
     ranks: Vec<i32>,
-    /// Whether these ranks had not called when the deadline passed.
-    never_called: bool,
+    /// Whether the call was given up or refused. Later ranks treat such a call differently.
+    pub(super) reason: Reason,
     /// The message of an error, or what the ranks have agreed on when the status is OK.
     message: String,
 }
@@ -36,14 +63,31 @@ impl Verdict {
             device: 0,
             os: 0,
             ranks: Vec::new(),
-            never_called: false,
+            reason: Reason::Other,
             message: String::new(),
         }
     }
 
-    /// Makes the verdict that these ranks had not called when the deadline passed.
-    pub(super) fn of_missing(missing: &[i32], message: String) -> Verdict {
-        Verdict { never_called: true, ..Verdict::of(&Error::timeout(message).with_ranks(missing)) }
+    /// Makes the verdict that these ranks had not called when the deadline of rank `by` passed, and
+    /// that rank `by` gave the call up.
+    pub(super) fn of_missing(missing: &[i32], message: String, by: i32, waited: Duration) -> Verdict {
+        let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+        let reason = Reason::GivenUp { by, waited };
+        Verdict { reason, ..Verdict::of(&Error::timeout(message).with_ranks(missing)) }
+    }
+
+    /// Makes the verdict that a rank refused its own call of that function with `error`, before it
+    /// took part in the agreement.
+    pub(super) fn of_refusal(rank: i32, function: &str, number: u64, error: &Error) -> Verdict {
+        let message = format!("rank {rank} refused its own {function} as call {number}: {}", error.message());
+        let reason = Reason::Refused { function: function.to_owned() };
+        Verdict { reason, message, ..Verdict::of(&error.clone().with_ranks(&[rank])) }
+    }
+
+    /// Makes the verdict of the calls whose ranks wait for each other in a ring. `id` names the ring.
+    pub(super) fn of_deadlock(id: &str, message: String) -> Verdict {
+        let reason = Reason::Deadlock { id: id.to_owned() };
+        Verdict { reason, ..Verdict::of(&Error::new(Status::Mismatch, message)) }
     }
 
     /// Makes the verdict that all is well, with what the ranks have agreed on.
@@ -63,7 +107,7 @@ impl Verdict {
             device: error.device_error(),
             os: error.os_error(),
             ranks: error.ranks().to_vec(),
-            never_called: false,
+            reason: Reason::Other,
             message: error.message().to_owned(),
         }
     }
@@ -122,9 +166,15 @@ impl Verdict {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let codes = [self.status as i32, self.ccl, self.device, self.os, i32::from(self.never_called)];
+        let (kind, more) = match &self.reason {
+            Reason::Other => (0, String::new()),
+            Reason::GivenUp { by, waited } => (1, format!("{by} {waited}\n")),
+            Reason::Refused { function } => (2, format!("{function}\n")),
+            Reason::Deadlock { id } => (3, format!("{id}\n")),
+        };
+        let codes = [self.status as i32, self.ccl, self.device, self.os, kind];
         let numbers: Vec<String> = codes.iter().chain(&self.ranks).map(i32::to_string).collect();
-        format!("{}\n{}", numbers.join(" "), self.message).into_bytes()
+        format!("{}\n{more}{}", numbers.join(" "), self.message).into_bytes()
     }
 
     /// Decodes the verdict that the store of that name has under `key`. A text that no rank can
@@ -142,24 +192,45 @@ impl Verdict {
 
     /// Decodes a verdict; `None` when the text is none.
     pub(super) fn read(text: &str) -> Option<Verdict> {
-        let (codes, message) = text.split_once('\n')?;
+        let (codes, rest) = text.split_once('\n')?;
         let codes = codes.split(' ').map(|code| code.parse().ok()).collect::<Option<Vec<i32>>>()?;
-        let ([status, ccl, device, os, never_called], ranks) = codes.split_first_chunk::<5>()?;
+        let ([status, ccl, device, os, kind], ranks) = codes.split_first_chunk::<5>()?;
+        let (reason, message) = match kind {
+            0 => (Reason::Other, rest),
+            1 => {
+                let (numbers, message) = rest.split_once('\n')?;
+                let (by, waited) = numbers.split_once(' ')?;
+                (Reason::GivenUp { by: by.parse().ok()?, waited: waited.parse().ok()? }, message)
+            }
+            2 => {
+                let (function, message) = rest.split_once('\n')?;
+                (Reason::Refused { function: function.to_owned() }, message)
+            }
+            3 => {
+                let (id, message) = rest.split_once('\n')?;
+                (Reason::Deadlock { id: id.to_owned() }, message)
+            }
+            _ => return None,
+        };
         let status = Status::from_code(*status)?;
         let silent = status != Status::Ok && message.is_empty();
         let (ccl, device, os, ranks) = (*ccl, *device, *os, ranks.to_vec());
-        let (never_called, message) = (*never_called != 0, message.to_owned());
-        (!silent).then_some(Verdict { status, ccl, device, os, ranks, never_called, message })
+        (!silent).then_some(Verdict { status, ccl, device, os, ranks, reason, message: message.to_owned() })
     }
 
-    /// Returns the verdict as that rank is told it. A rank that was missing when the others gave up
-    /// is told that it came too late.
-    pub(super) fn told_to(mut self, rank: i32) -> Verdict {
-        if self.never_called && self.ranks.contains(&rank) {
-            self.message =
-                format!("rank {rank}, which is this process, came too late; the others were told: {}", self.message);
-        }
-        self
+    /// Whether a rank refused its own call of another function than this one.
+    pub(super) fn is_of_another(&self, function: &str) -> bool {
+        matches!(&self.reason, Reason::Refused { function: refused } if refused != function)
+    }
+
+    /// Returns the world ranks that the verdict names.
+    pub(super) fn ranks(&self) -> &[i32] {
+        &self.ranks
+    }
+
+    /// Returns the verdict with another message.
+    pub(super) fn with_message(self, message: String) -> Verdict {
+        Verdict { message, ..self }
     }
 
     pub(super) fn into_result(self) -> Result<()> {
@@ -176,6 +247,11 @@ impl Verdict {
 
 pub(super) fn split(text: &str) -> (&str, &str) {
     text.split_once(DETAIL).unwrap_or((text, ""))
+}
+
+/// Returns the name of the function that the text of a call begins with.
+pub(super) fn function_of(call: &str) -> &str {
+    call.split('(').next().unwrap_or(call)
 }
 
 /// Writes ranks as people do: "rank 5", "ranks 5, 17-31 and 40 more".

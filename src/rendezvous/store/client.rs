@@ -11,7 +11,7 @@ use once_cell::sync::OnceCell;
 
 use super::connection::{Connection, ExchangeError};
 use super::dial::Address;
-use super::frame::{MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op, why_key};
+use super::frame::{MAX_KEY, MAX_VALUE, SERVER_KEY, Writer, op};
 use super::secret::Secret;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -96,9 +96,8 @@ impl TcpStore {
         }
         let mut connection = self.address.reach_again(wait)?;
         if let Some((key, word)) = self.last_word.get() {
-            let greeting = connection.greeting;
-            leave(&mut connection, key, word, wait)
-                .map_err(|broken| self.explain(broken, "LAST_WORD", greeting, wait))?;
+            let left = leave(&mut connection, key, word, wait);
+            left.map_err(|broken| self.explain(broken, connection.nonce, "LAST_WORD", wait))?;
         }
         self.retired().clear();
         Ok(connection)
@@ -122,11 +121,11 @@ impl TcpStore {
                 Ok(value)
             }
             Err(broken) => {
-                let greeting = connection.greeting;
+                let nonce = connection.nonce;
                 if !matches!(broken, ExchangeError::Io(_)) {
                     self.retired().push(connection);
                 }
-                Err(self.explain(broken, &what(), greeting, wait))
+                Err(self.explain(broken, nonce, &what(), wait))
             }
         }
     }
@@ -152,7 +151,9 @@ impl TcpStore {
         Some((keys.iter().fold(writer, remove).finish(), answers))
     }
 
-    fn explain(&self, broken: ExchangeError, what: &str, greeting: u64, wait: &Wait) -> Error {
+    /// Returns the error of an exchange that ended early. `nonce` is that of the connection's
+    /// greeting.
+    fn explain(&self, broken: ExchangeError, nonce: u32, what: &str, wait: &Wait) -> Error {
         let name = &self.address.name;
         match broken {
             ExchangeError::Ended(error) => error,
@@ -160,7 +161,7 @@ impl TcpStore {
                 "{what} at {name} had no answer within {} ms; the process that serves it (rank 0 or the launcher) is stopped or out of reach",
                 wait.deadline.timeout().as_millis()
             )),
-            ExchangeError::Io(error) => self.full(what, greeting, wait).unwrap_or_else(|| Error::store_io(
+            ExchangeError::Io(error) => self.come_back(nonce, what, wait).unwrap_or_else(|| Error::store_io(
                 format!(
                     "the store at {name} closed the connection during {what}; the process that serves it (rank 0 or the launcher) may have ended"
                 ),
@@ -169,17 +170,28 @@ impl TcpStore {
         }
     }
 
-    /// Returns the error that the store is full, if this is why the store closed the connection
-    /// with that greeting. A server of this library says so under a key of its own, which another
-    /// connection asks for.
-    fn full(&self, what: &str, greeting: u64, wait: &Wait) -> Option<Error> {
+    /// Makes a connection in place of one that a server of this library has closed, and leaves the
+    /// last word on it at once, so the server misses this process if it ends now. Returns the error
+    /// that there was no room for what the closed connection asked, if the server says so under
+    /// that connection's nonce.
+    fn come_back(&self, nonce: u32, what: &str, wait: &Wait) -> Option<Error> {
         if !self.ours.load(Ordering::SeqCst) || wait.cancel.is_raised() {
             return None;
         }
         let short = Wait { watch: None, ..wait.with_deadline(Deadline::after(ASK_WHY)) };
         let mut connection = self.address.reach_again(&short).ok()?;
-        connection.send(&Writer::new(op::GET).string(&why_key(greeting)).finish(), &short).ok()?;
-        let said = connection.string(&short).ok().filter(|said| !said.is_empty())?;
+        let why = [SERVER_KEY, format!("/{nonce:08x}").as_bytes()].concat();
+        connection.send(&Writer::new(op::GET).string(&why).finish(), &short).ok()?;
+        let said = connection.string(&short).ok();
+        let left = match self.last_word.get() {
+            _ if said.is_none() => false,
+            Some((key, word)) => leave(&mut connection, key, word, &short).is_ok(),
+            None => true,
+        };
+        if left {
+            self.idle().push(connection);
+        }
+        let said = said.filter(|said| !said.is_empty())?;
         let message = format!(
             "the store at {} is full and refused {what}: {}",
             self.address.name,

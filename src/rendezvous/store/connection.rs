@@ -20,13 +20,13 @@ pub(super) const CANCEL_ANSWER: Duration = Duration::from_millis(150);
 pub(super) struct Connection {
     /// The socket, which does not block.
     pub(super) stream: Private<TcpStream>,
+    /// The nonce of the greeting, by which the server knows this connection.
+    pub(super) nonce: u32,
     /// Requests that are sent together with the next one.
     ahead: Vec<u8>,
     /// How many bytes the answers to these requests have. They come before the answer to the next
     /// request, and are skipped.
     unread: usize,
-    /// The random number with which this connection has greeted. The server knows it too.
-    pub(super) greeting: u64,
 }
 
 impl Drop for Connection {
@@ -51,7 +51,7 @@ pub(super) enum ExchangeError {
 
 impl Connection {
     pub(super) fn new(stream: Private<TcpStream>) -> Connection {
-        Connection { stream, ahead: Vec::new(), unread: 0, greeting: 0 }
+        Connection { stream, nonce: 0, ahead: Vec::new(), unread: 0 }
     }
 
     /// Sends these requests together with the next one, in one packet, and skips their answers,

@@ -13,10 +13,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::connection::{Connection, ExchangeError};
-use super::frame::{DENIED, MAGIC, Writer, greeting_of, op};
+use super::frame::{DENIED, MAGIC, Writer, op};
 use super::poll::timespec;
 use super::random;
-use super::secret::{Secret, Side, VARIABLE, nonce};
+use super::secret::{Secret, Side, VARIABLE, nonce, number_of};
 use super::server::notice_silence;
 use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
@@ -189,7 +189,7 @@ impl Address {
 
     fn ping(&self, connection: &mut Connection, hello: Writer, wait: &Wait) -> std::result::Result<(), ExchangeError> {
         let nonce = random() as u32;
-        connection.greeting = u64::from(nonce);
+        connection.nonce = nonce;
         let mut echo = [0; 4];
         connection.send(&hello.then(op::PING).word(nonce).finish(), wait)?;
         connection.receive(&mut echo, wait)?;
@@ -219,7 +219,7 @@ impl Address {
     ) -> std::result::Result<(), ExchangeError> {
         let refuse = |why: &str| Err(ExchangeError::Ended(Error::store(format!("the store at {} {why}", self.name))));
         let ours = nonce().map_err(ExchangeError::Ended)?;
-        connection.greeting = greeting_of(&ours);
+        connection.nonce = number_of(&ours);
         connection.send(&hello.then(op::CHALLENGE).string(&ours).finish(), wait)?;
         let theirs = match connection.string(wait) {
             Err(ExchangeError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {

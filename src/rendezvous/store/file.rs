@@ -9,10 +9,14 @@
 //! refused: a symbolic link could lead anywhere, opening a FIFO blocks, and a device may do
 //! anything.
 
+mod ending;
+mod operations;
+
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hostccl::fork::{self, Private};
@@ -20,9 +24,12 @@ use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
 use super::frame::MAX_VALUE;
-use super::{Store, no_key, parse_integer, random};
+use super::random;
 use crate::error::{Error, Result};
 use crate::wait::Wait;
+
+/// The name of the file that is locked while counters change. No key has this name.
+const LOCK: &str = ".lock";
 
 /// A folder as a store.
 #[derive(Debug)]
@@ -33,6 +40,9 @@ pub struct FileStore {
     folder: PathBuf,
     /// The user to whom the folder belongs. The files in it belong to the same user.
     owner: u32,
+    /// Whether this handle has stored a key. Until then the last rank of an earlier world may
+    /// remove the folder, and this handle makes it again.
+    has_stored: AtomicBool,
 }
 
 impl FileStore {
@@ -48,10 +58,7 @@ impl FileStore {
         };
         let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
         parent.map_or(Ok(()), fs::create_dir_all).map_err(|error| failed("make", &error))?;
-        match DirBuilder::new().mode(0o700).create(&folder) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed("make", &error)),
-            _ => {}
-        }
+        make(&folder).map_err(|error| failed("make", &error))?;
         let there = fs::symlink_metadata(&folder).map_err(|error| failed("look at", &error))?;
         let refused = |what: String| {
             Error::store(format!("the store's folder {} {what}: remove it, or name another path", folder.display()))
@@ -59,8 +66,12 @@ impl FileStore {
         if !there.is_dir() {
             return Err(refused(format!("is a {}, which is not followed", kind(&there))));
         }
-        let store =
-            FileStore { name: format!("file://{}", path.display()), folder: folder.clone(), owner: there.uid() };
+        let store = FileStore {
+            name: format!("file://{}", path.display()),
+            folder: folder.clone(),
+            owner: there.uid(),
+            has_stored: AtomicBool::new(false),
+        };
         // A file shows what this user, and a file for this user alone, look like on this file
         // system, which may map users and know no modes.
         let probe = store.fresh("of a probe", b"")?;
@@ -80,7 +91,13 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Removes the folder with everything in it. The last rank that leaves may do so.
+    /// Makes the folder again, if an earlier world may have removed it since this handle was
+    /// opened. Returns whether it did.
+    fn make_again(&self, error: &io::Error) -> bool {
+        error.kind() == ErrorKind::NotFound && !self.has_stored.load(Ordering::SeqCst) && make(&self.folder).is_ok()
+    }
+
+    /// Removes the folder with everything in it.
     pub fn remove(&self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -119,7 +136,7 @@ impl FileStore {
             // Two containers may be alike in every other way, so the name is random, and the file
             // system refuses a name that exists.
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists || self.make_again(&error) => {}
                 Err(error) => return Err(self.broken("write", key, &error)),
                 Ok(mut file) => match file.write_all(value) {
                     Ok(()) => return Ok(path),
@@ -130,6 +147,17 @@ impl FileStore {
                 },
             }
         }
+    }
+
+    /// Stores `value` under `key`, in place of what was there.
+    fn write(&self, key: &str, value: &[u8]) -> Result<()> {
+        let fresh = self.fresh(key, value)?;
+        fs::rename(&fresh, self.path(key)).map_err(|error| {
+            let _ = fs::remove_file(&fresh);
+            self.broken("set", key, &error)
+        })?;
+        self.has_stored.store(true, Ordering::SeqCst);
+        Ok(())
     }
 
     fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
@@ -155,21 +183,17 @@ impl FileStore {
     /// Opens the lock file and waits for the lock. Dropping the result releases the lock. A forked
     /// child has no copy.
     fn lock(&self, wait: &Wait) -> Result<Lock> {
-        let path = self.folder.join(".lock");
-        let mut options = OpenOptions::new();
-        options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(CAREFULLY);
-        let file = Private::of(options.open(&path).map_err(|error| {
-            let there = fs::symlink_metadata(&path)
-                .map_err(|_| ())
-                .and_then(|there| self.check(".lock", &there).err().ok_or(()));
-            there.unwrap_or_else(|()| self.broken("lock", "counters", &error))
-        })?);
-        file.metadata()
-            .map_err(|error| self.broken("lock", "counters", &error))
-            .and_then(|there| self.check(".lock", &there))?;
+        let path = self.folder.join(LOCK);
         let mut pause = Duration::from_micros(100);
+        let mut file = self.open_lock(&path)?;
         loop {
             let error: io::Error = match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
+                // The last rank of an earlier world may have removed the file meanwhile. Then the
+                // others lock another one.
+                Ok(()) if !is_at(&file, &path) => {
+                    file = self.open_lock(&path)?;
+                    continue;
+                }
                 Ok(()) => return Ok(Lock(file)),
                 Err(error) => error.into(),
             };
@@ -188,6 +212,40 @@ impl FileStore {
             pause = (pause * 2).min(Duration::from_millis(5));
         }
     }
+
+    fn open_lock(&self, path: &Path) -> Result<Private<File>> {
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true).mode(0o600).custom_flags(CAREFULLY);
+        let file = loop {
+            match options.open(path) {
+                Ok(file) => break Private::of(file),
+                Err(error) if self.make_again(&error) => {}
+                Err(error) => {
+                    // The kind of the file says more than the error of opening it.
+                    if let Ok(there) = fs::symlink_metadata(path) {
+                        self.check(LOCK, &there)?;
+                    }
+                    return Err(self.broken("lock", "counters", &error));
+                }
+            }
+        };
+        let there = file.metadata().map_err(|error| self.broken("lock", "counters", &error))?;
+        self.check(LOCK, &there).map(|()| file)
+    }
+}
+
+/// Makes the folder for this user alone, if it is not there.
+fn make(folder: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether this open file is the one at that path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(there)) = (file.metadata(), fs::symlink_metadata(path)) else { return false };
+    (open.dev(), open.ino()) == (there.dev(), there.ino())
 }
 
 /// The right to change counters.
@@ -199,84 +257,6 @@ impl Drop for Lock {
             // Closing the file is not enough where a child has a copy.
             let _ = flock(&*self.0, FlockOperation::Unlock);
         }
-    }
-}
-
-impl Store for FileStore {
-    fn set(&self, key: &str, value: &[u8], _wait: &Wait) -> Result<()> {
-        let fresh = self.fresh(key, value)?;
-        fs::rename(&fresh, self.path(key)).map_err(|error| {
-            let _ = fs::remove_file(&fresh);
-            self.broken("set", key, &error)
-        })
-    }
-
-    fn get_any(&self, keys: &[&str], wait: &Wait) -> Result<(usize, Vec<u8>)> {
-        let (mut pause, mut lookout) = (Duration::from_micros(200), wait.lookout());
-        loop {
-            for (index, key) in keys.iter().enumerate() {
-                if let Some(value) = self.read(key)? {
-                    return Ok((index, value));
-                }
-            }
-            wait.cancel.check()?;
-            if wait.deadline.passed() {
-                return Err(no_key(self, keys[0], wait));
-            }
-            lookout.look()?;
-            std::thread::sleep(pause.min(wait.deadline.slice()));
-            pause = (pause * 2).min(Duration::from_millis(20));
-        }
-    }
-
-    fn try_get(&self, key: &str, _wait: &Wait) -> Result<Option<Vec<u8>>> {
-        self.read(key)
-    }
-
-    fn add(&self, key: &str, amount: i64, wait: &Wait) -> Result<i64> {
-        let _lock = self.lock(wait)?;
-        let sum = parse_integer(self, key, self.read(key)?.as_deref())?.wrapping_add(amount);
-        self.set(key, sum.to_string().as_bytes(), wait)?;
-        Ok(sum)
-    }
-
-    fn set_once(&self, key: &str, value: &[u8], wait: &Wait) -> Result<Vec<u8>> {
-        let fresh = self.fresh(key, value)?;
-        // A link either makes the name with its whole content, or fails because the name exists.
-        let linked = fs::hard_link(&fresh, self.path(key));
-        let _ = fs::remove_file(&fresh);
-        match linked {
-            Ok(()) => Ok(value.to_vec()),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => self.get(key, wait),
-            // This file system has no links, so everybody who sets once takes the lock.
-            Err(_) => {
-                let _lock = self.lock(wait)?;
-                match self.read(key)? {
-                    Some(stands) => Ok(stands),
-                    None => self.set(key, value, wait).map(|()| value.to_vec()),
-                }
-            }
-        }
-    }
-
-    fn present(&self, keys: &[String], _wait: &Wait) -> Result<Vec<bool>> {
-        let is_there = |key: &String| match fs::symlink_metadata(self.path(key)) {
-            Ok(there) => self.check(key, &there).map(|()| true),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(self.broken("look for", key, &error)),
-        };
-        keys.iter().map(is_there).collect()
-    }
-
-    fn delete(&self, key: &str, _wait: &Wait) -> Result<()> {
-        match fs::remove_file(self.path(key)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(self.broken("delete", key, &error)),
-            _ => Ok(()),
-        }
-    }
-
-    fn name(&self) -> &str {
-        &self.name
     }
 }
 

@@ -22,29 +22,17 @@ pub const MAX_KEYS: usize = 131_072;
 /// The longest request, in bytes. The limits on keys and values alone would let one client fill the
 /// memory.
 pub const MAX_REQUEST: usize = 8 * MAX_VALUE;
-/// The key by which a client knows a server of this library. It is not listed or counted. Its value
-/// is empty.
+/// The key by which a client knows a server of this library. It is not listed or counted. Under
+/// this key, a slash, and the nonce of a connection's greeting in hexadecimal digits, the server
+/// says why it had no room for what that connection asked. The nonce is that of the first PING, or
+/// the first four bytes of a CHALLENGE.
 pub const SERVER_KEY: &[u8] = b"/devicemesh/server";
-/// What the key begins with under which a client finds why the server dropped its connection for
-/// lack of room. The number of its greeting follows ([`why_key`]). These keys are not listed or
-/// counted.
-pub const WHY_KEY: &[u8] = b"/devicemesh/why/";
 /// The key under which a server of this library says how many connections it refused, because they
 /// had the wrong secret or none. It exists once there is such a connection, and is not listed or
 /// counted.
 pub const REFUSED_KEY: &[u8] = b"/devicemesh/refused";
-
-/// Returns the key under which the client with this greeting finds why it was dropped. The greeting
-/// is a random number, so no client reads the reason of another one.
-pub fn why_key(greeting: u64) -> Vec<u8> {
-    [WHY_KEY, format!("{greeting:016x}").as_bytes()].concat()
-}
-
-/// Returns the number of a greeting: the nonce of a client that has a secret.
-pub fn greeting_of(nonce: &[u8]) -> u64 {
-    nonce.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
-
+/// A request that lists no more keys than this counts as short.
+const FEW: usize = 16;
 /// The first word a client sends.
 pub const MAGIC: u32 = 0x3c85_f7ce;
 
@@ -144,6 +132,17 @@ impl Request {
     /// kept.
     pub(super) fn is_greeting(&self) -> bool {
         matches!(self, Request::Validate(_) | Request::Ping(_) | Request::Challenge(_) | Request::Proof(_))
+    }
+
+    /// Whether the request is carried out in little work, so that also a client whose turn is short
+    /// gets its answer at once. A list of many keys is not.
+    pub(super) fn is_short(&self) -> bool {
+        use Request::{Check, ListKeys, MultiGet, MultiSet, Wait, WaitAny};
+        match self {
+            Check(keys) | Wait(keys) | WaitAny(keys) | MultiGet(keys) | MultiSet(keys) => keys.count() <= FEW,
+            ListKeys => false,
+            _ => true,
+        }
     }
 
     /// Whether the request lists keys, which are taken out of its bytes one by one.

@@ -81,8 +81,26 @@ pub trait Store: Send + Sync {
         Ok(false)
     }
 
+    /// Notes that a rank has left a world in order. A store that nobody serves removes what the
+    /// world has left in it when all ranks have left. The other stores end with their server.
+    #[doc(hidden)]
+    fn leave_world(&self, _world: &LeftWorld<'_>, _wait: &Wait) {}
+
     /// Returns the name of this store in messages, for example `tcp://127.0.0.1:29500`.
     fn name(&self) -> &str;
+}
+
+/// A world that one of its ranks has left.
+#[doc(hidden)]
+pub struct LeftWorld<'a> {
+    /// The keys of the world begin with this prefix. Its last part is the world's nonce.
+    pub prefix: &'a str,
+    /// The key that counts the joins of this rank of this process in the store.
+    pub counter: &'a str,
+    /// This process's rank in the world.
+    pub rank: usize,
+    /// The number of ranks of the world.
+    pub size: usize,
 }
 
 /// Returns which of the keys came first, and its value. Fails when a store of the caller gives an

@@ -89,6 +89,11 @@ pub(super) enum Side {
     Server,
 }
 
+/// Returns the number by which a connection whose challenge had this nonce is known.
+pub(super) fn number_of(nonce: &[u8]) -> u32 {
+    nonce.first_chunk().map_or(0, |first| u32::from_le_bytes(*first))
+}
+
 /// Returns bytes that nobody can guess.
 pub(super) fn nonce() -> Result<[u8; NONCE]> {
     let mut nonce = [0; NONCE];

@@ -14,6 +14,7 @@ mod client;
 mod clients;
 mod connections;
 mod listen;
+mod memory;
 mod outgoing;
 mod serving;
 mod shared;

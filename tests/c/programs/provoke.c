@@ -198,6 +198,13 @@ static dm_status never_came(void)
   return dm_world_barrier(world, 500);
 }
 
+static dm_status came_too_late(void)
+{
+  join(0);
+  if (rank == 0) sleep(3); /* rank 1 has given the call up by then */
+  return dm_world_barrier(world, 500);
+}
+
 static dm_status other_counts(void)
 {
   float buffer[2] = {0};
@@ -214,6 +221,12 @@ static dm_mesh *square(void)
   options.world = world;
   EXPECT(dm_init("cpu", (int[]){2, 2}, 2, NAMES, &options, &mesh));
   return mesh;
+}
+
+static dm_status refused(void)
+{
+  dm_mesh *mesh = square(), *flat;
+  return dm_flatten(mesh, rank == 3 ? "dp" : "all", NULL, &flat);
 }
 
 static dm_status other_counts_along_dp(void)
@@ -274,6 +287,7 @@ int main(int argc, char **argv)
       {"freed", freed}, {"no_dimension", no_dimension}, {"not_member", not_member}, {"small_buffer", small_buffer},
       {"no_communicators", no_communicators}, {"forked", forked}, {"no_library", no_library}, {"port_in_use", port_in_use},
       {"nobody_there", nobody_there}, {"aborted", aborted}, {"no_group", no_group}, {"mismatch", mismatch}, {"never_came", never_came},
+      {"came_too_late", came_too_late}, {"refused", refused},
       {"other_counts", other_counts}, {"died", died}, {"other_counts_along_dp", other_counts_along_dp},
       {"failed_earlier", failed_earlier}, {"late_along_dp", late_along_dp}, {"others_finalize", others_finalize},
   };

@@ -4,10 +4,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use devicemesh::ccl::DATA_TYPES;
 
 use super::operation::Collective;
-use super::values::Kind;
+use super::values::{CHECKED, Kind};
 use crate::show::Names;
 
 /// The options of `devicemesh check`. The comments of the fields are their help.
@@ -183,7 +182,7 @@ fn expect(text: &str) -> Result<(String, f64), String> {
 }
 
 fn kind(text: &str) -> Result<Kind, String> {
-    let known: Vec<&str> = DATA_TYPES.iter().map(|(name, _)| *name).collect();
+    let known: Vec<&str> = CHECKED.iter().map(|(name, _)| *name).collect();
     Kind::named(text).ok_or_else(|| format!("not one of {}", known.join(", ")))
 }
 

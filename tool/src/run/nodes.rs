@@ -6,12 +6,12 @@
 //!
 //! | key | value |
 //! |---|---|
-//! | `run/nodes` | how many nodes have arrived |
-//! | `run/node/<n>` | the n-th node to arrive, in its own words ([`entry::Entry`]) |
-//! | `run/served` | set where a `devicemesh run` for several nodes serves the store |
-//! | `run/finished/<n>` | set when the ranks of that node have ended well |
-//! | `run/gone/<k>` | the arrival number of the k-th tool to go. The server writes it when the tool's connections end |
-//! | `run/over` | the cause for which the job ends. It is written once |
+//! | `devicemesh/run/nodes` | how many nodes have arrived |
+//! | `devicemesh/run/node/<n>` | the n-th node to arrive, in its own words ([`entry::Entry`]) |
+//! | `devicemesh/run/served` | set where a `devicemesh run` for several nodes serves the store |
+//! | `devicemesh/run/finished/<n>` | set when the ranks of that node have ended well |
+//! | `devicemesh/run/gone/<k>` | the arrival number of the k-th tool to go. The server writes it when the tool's connections end |
+//! | `devicemesh/run/over` | the cause for which the job ends. It is written once |
 //!
 //! Every wait also waits for the cause.
 

@@ -1,6 +1,7 @@
 //! Calls leave no more in the store than the last one did: ranks are threads over a store in
 //! memory.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -69,7 +70,7 @@ fn run<T: Send>(store: &MemoryStore, size: usize, served: bool, run: impl Fn(Ran
 /// Returns the message without what a rank that came too late is told beside it.
 fn said_to_all(error: &Error) -> String {
     let message = error.message();
-    message.split_once("the others were told: ").map_or(message, |(_, told)| told).to_owned()
+    message.split_once("who were told: ").map_or(message, |(_, told)| told).to_owned()
 }
 
 /// Makes a whole call with something published in it.
@@ -136,14 +137,16 @@ fn a_failed_call_is_kept_for_late_ranks_until_a_later_one_is_agreed() {
         }
         let wait = if rank.me == 2 { soon() } else { short };
         let call = || rank.world.agree("call()", &wait).map(drop);
-        let failed: Vec<_> = (0..2).map(|_| call().unwrap_err()).collect();
+        // The late rank is told of the first failed call, and passes over the second one.
+        let told = if rank.me == 2 { 1 } else { 2 };
+        let failed: Vec<_> = (0..told).map(|_| call().unwrap_err()).collect();
         assert!(failed.iter().all(|error| error.status() == Status::Timeout), "{failed:?}");
         let messages: Vec<String> = failed.iter().map(said_to_all).collect();
         rank.world.agree("call()", &soon()).unwrap();
         rank.world.agree("call()", &soon()).unwrap();
         messages
     });
-    assert_eq!(messages[2], messages[0]);
+    assert_eq!(messages[2], messages[0][..1]);
     assert_eq!(messages[1], messages[0]);
     assert!(store.keys().iter().all(|key| key.starts_with("test/world/3/")), "{:?}", store.keys());
 }
@@ -177,8 +180,10 @@ fn late_ranks_and_removals_in_any_order_change_no_verdict() {
         let store = MemoryStore::new();
         let heard = run(&store, 4, seed % 2 == 0, |rank| {
             let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed * 8 + rank.me as u8; 32]);
-            let mut heard = Vec::new();
-            for number in 0..40 {
+            let mut heard = BTreeMap::new();
+            // A rank that was late passes over calls that the others gave up, so it needs fewer
+            // calls of its own to reach a number.
+            while rank.world.calls_begun() < 40 {
                 let dice = random.next_u32();
                 let pause = if dice % 16 == 0 { 30_000 } else { u64::from(dice % 400) };
                 std::thread::sleep(Duration::from_micros(pause));
@@ -189,14 +194,18 @@ fn late_ranks_and_removals_in_any_order_change_no_verdict() {
                     round.publish(&format!("of/{}", rank.me), b"value", &soon())?;
                     round.finish(&soon())
                 });
+                let number = rank.world.calls_begun() - 1;
                 // A mismatch is told by the number, not the same call's name.
-                heard.push((number, outcome.map_err(|error| (error.status(), said_to_all(&error)))));
+                heard.insert(number, outcome.map_err(|error| (error.status(), said_to_all(&error))));
             }
             (0..2).for_each(|_| call(&rank.world, rank.me));
             heard
         });
         for rank in 1..4 {
-            assert_eq!(heard[rank], heard[0], "seed {seed}, rank {rank}");
+            for (number, outcome) in &heard[rank] {
+                let first = heard[0].get(number).unwrap_or(outcome);
+                assert_eq!(outcome, first, "seed {seed}, rank {rank}, call {number}");
+            }
         }
         let keys = store.keys();
         assert!(keys.iter().all(|key| key.starts_with("test/world/41/") || key.starts_with("test/at/")), "{keys:?}");

@@ -217,9 +217,8 @@ impl Store for TcpStore {
         // when it is made.
         let idle = std::mem::take(&mut *self.idle());
         for mut connection in idle {
-            let greeting = connection.greeting;
-            leave(&mut connection, key, word, wait)
-                .map_err(|broken| self.explain(broken, "LAST_WORD", greeting, wait))?;
+            let left = leave(&mut connection, key, word, wait);
+            left.map_err(|broken| self.explain(broken, connection.nonce, "LAST_WORD", wait))?;
             self.idle().push(connection);
         }
         Ok(true)

@@ -82,7 +82,7 @@ impl Serving {
         let client = self.next;
         self.next += 1;
         if self.poll.add(&*stream, client).is_ok() {
-            self.clients.insert(client, Connection::new(stream, address));
+            self.clients.insert(client, Box::new(Connection::new(stream, address)));
             self.connections.came(client, address);
         }
     }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use hostccl::fork::Private;
 
-use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, greeting_of, op, request};
+use super::super::frame::{DENIED, Malformed, Measure, Request, Writer, op, request};
 use super::super::poll::Interest;
-use super::super::secret::{NONCE, Secret, Side, nonce};
+use super::super::secret::{NONCE, Secret, Side, nonce, number_of};
 use super::super::table::Task;
 use super::outgoing::Outgoing;
 
@@ -30,8 +30,9 @@ pub(super) enum Authentication {
     Stranger,
     /// The client has greeted, and must prove that it has the secret.
     Greeted,
-    /// The client's nonce and the server's nonce, for the client's proof.
-    Challenged(Vec<u8>, [u8; NONCE]),
+    /// The client's nonce and the server's nonce, for the client's proof. Few clients are in this
+    /// state, so the others do not pay for it.
+    Challenged(Box<(Vec<u8>, [u8; NONCE])>),
     /// The client may ask for anything.
     Admitted,
 }
@@ -57,6 +58,8 @@ pub(super) struct Connection {
     pub(super) asked: bool,
     /// A request that is carried out in steps. The next request waits for its end.
     pub(super) task: Option<Box<Task>>,
+    /// The nonce of the client's greeting. With this number the client asks why it was dropped.
+    pub(super) nonce: u32,
     /// When the client took bytes of a reply the last time, or when the replies that it has not
     /// taken yet began to wait, or when it asked for something while no reply waited.
     pub(super) active: Instant,
@@ -107,6 +110,7 @@ impl Connection {
             answered: false,
             asked: false,
             task: None,
+            nonce: 0,
             active: Instant::now(),
             received: Vec::new(),
             done: 0,
@@ -221,15 +225,6 @@ impl Connection {
         self.outgoing.push(bytes);
     }
 
-    /// Returns the number of the client's greeting, while the client proves that it has the secret.
-    /// Where there is no secret, the client's first PING has the number.
-    pub(super) fn greeting(&self) -> Option<u64> {
-        match &self.authentication {
-            Authentication::Challenged(theirs, _) => Some(greeting_of(theirs)),
-            _ => None,
-        }
-    }
-
     /// Decides on a request. The connection itself answers the steps of the proof, and everything
     /// else that is allowed is carried out.
     pub(super) fn admit(&mut self, request: Request, secret: Option<&Secret>) -> Result<Admission, String> {
@@ -239,7 +234,13 @@ impl Connection {
                 self.queue(&string(b""));
                 return Ok(Admission::Refused("because it has a DM_STORE_SECRET and the store has none"));
             }
-            (Authentication::Admitted, request, _) => return Ok(Admission::CarryOut(request)),
+            (Authentication::Admitted, request, _) => {
+                match request {
+                    Request::Ping(nonce) if !self.asked && secret.is_none() => self.nonce = nonce,
+                    _ => {}
+                }
+                return Ok(Admission::CarryOut(request));
+            }
             (Authentication::Stranger, request @ Request::Validate(_), None) => {
                 self.authentication = Authentication::Admitted;
                 return Ok(Admission::CarryOut(request));
@@ -255,10 +256,12 @@ impl Connection {
             }
             (Authentication::Greeted, Request::Challenge(theirs), Some(_)) if theirs.len() <= MAX_NONCE => {
                 let ours = nonce().map_err(|error| error.to_string())?;
+                self.nonce = number_of(&theirs);
                 self.queue(&string(&ours));
-                self.authentication = Authentication::Challenged(theirs, ours);
+                self.authentication = Authentication::Challenged(Box::new((theirs, ours)));
             }
-            (Authentication::Challenged(theirs, ours), Request::Proof(proof), Some(secret)) => {
+            (Authentication::Challenged(nonces), Request::Proof(proof), Some(secret)) => {
+                let (theirs, ours) = &**nonces;
                 if secret.is_proof(&proof, Side::Client, theirs, ours) {
                     let proof = secret.proof(Side::Server, theirs, ours);
                     self.queue(&string(&proof));

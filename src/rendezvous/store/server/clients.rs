@@ -13,6 +13,7 @@ use super::super::secret::Secret;
 use super::super::table::{Client, Replies, Table};
 use super::client::Connection;
 use super::connections::Connections;
+use super::memory::KeptMemory;
 use super::shared::{MAX_BUFFERED, Shared};
 
 /// The least work that a turn counts for. A connection that is accepted or closed counts the same.
@@ -40,8 +41,8 @@ pub(super) struct Serving {
     pub(super) secret: Option<Secret>,
     /// The values, and which clients wait for what.
     pub(super) table: Table,
-    /// The connections by number.
-    pub(super) clients: HashMap<Client, Connection>,
+    /// The connections by number. A hash table has many empty places, so it holds pointers only.
+    pub(super) clients: HashMap<Client, Box<Connection>>,
     /// The number of the next client.
     pub(super) next: Client,
     /// What the server knows of the connections to decide who may be connected.
@@ -58,6 +59,8 @@ pub(super) struct Serving {
     pub(super) lost: Vec<Client>,
     /// The replies of the table that are not handed out yet.
     pub(super) replies: Replies,
+    /// How much memory the server has kept.
+    pub(super) memory: KeptMemory,
     /// The buffer for reading, which all clients use in turn.
     pub(super) buffer: Vec<u8>,
 }
@@ -87,6 +90,7 @@ impl Serving {
             answered: VecDeque::new(),
             lost: Vec::new(),
             replies: Replies::new(),
+            memory: KeptMemory::new(),
             buffer: vec![0; MOST_READ],
         })
     }

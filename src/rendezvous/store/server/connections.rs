@@ -1,7 +1,7 @@
 //! Decides who may be connected. Descriptors and memory are finite, so there is a limit. When the
 //! limit is reached, the connections that a job needs least make room.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -41,10 +41,11 @@ pub(super) struct Connections {
     /// Connections that are not admitted, and when they came. They are ordered by their numbers, so
     /// the oldest one is the first.
     strangers: BTreeMap<Client, Instant>,
-    /// Connections that are admitted and have asked for nothing, and when they were admitted. They
-    /// are ordered by their numbers, so the first one is the oldest connection, but not always the
-    /// one that was admitted first.
+    /// Connections that are admitted and have asked for nothing, and when they were admitted.
     silent: BTreeMap<Client, Instant>,
+    /// The connections of `silent`, in the order in which they were admitted. A connection may take
+    /// long to greet, so this is not the order of their numbers.
+    by_admission: BTreeSet<(Instant, Client)>,
     /// How many descriptors the server may use under the present limit of the process.
     usable: usize,
     /// How many connections fit: the number of connections when one more took a descriptor that is
@@ -60,17 +61,21 @@ impl Connections {
 
     pub(super) fn admitted(&mut self, client: Client) {
         self.strangers.remove(&client);
-        self.silent.insert(client, Instant::now());
+        let now = Instant::now();
+        self.silent.insert(client, now);
+        self.by_admission.insert((now, client));
     }
 
     pub(super) fn asked(&mut self, client: Client) {
-        self.silent.remove(&client);
+        if let Some(since) = self.silent.remove(&client) {
+            self.by_admission.remove(&(since, client));
+        }
     }
 
     /// Forgets a client that has gone; `clients` are still connected.
     pub(super) fn left(&mut self, client: Client, address: IpAddr, clients: usize) {
         self.strangers.remove(&client);
-        self.silent.remove(&client);
+        self.asked(client);
         // The process may have given descriptors back.
         self.fits = self.fits.filter(|fits| clients > fits - fits / 8);
         if let Some(count) = self.by_address.get_mut(&address) {
@@ -98,13 +103,12 @@ impl Connections {
     }
 
     /// Returns the client that makes room first, because no job needs it: the oldest one that is
-    /// not admitted, or else the oldest one that has asked for nothing.
+    /// not admitted, or else the one that was admitted first among those that have asked for
+    /// nothing.
     pub(super) fn hesitant(&self) -> Option<Client> {
-        let late = |list: &BTreeMap<Client, Instant>| {
-            let (client, since) = list.first_key_value()?;
-            (since.elapsed() > HESITANT).then_some(*client)
-        };
-        late(&self.strangers).or_else(|| late(&self.silent))
+        let late = |(since, client): (Instant, Client)| (since.elapsed() > HESITANT).then_some(client);
+        let stranger = self.strangers.first_key_value().map(|(client, came)| (*came, *client));
+        stranger.and_then(late).or_else(|| self.by_admission.first().copied().and_then(late))
     }
 
     /// Returns the address from which most connections come, and whether this address leaves less
@@ -176,4 +180,33 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<(Private<TcpStream>, 
         Ok(TcpStream::from(stream))
     })?;
     Ok((stream, from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_silent_client_that_was_admitted_first_makes_room() {
+        let mut connections = Connections::default();
+        let address = IpAddr::from([127, 0, 0, 1]);
+        (1..4).for_each(|client| connections.came(client, address));
+        // Client 1 came first, and has taken long to greet.
+        (1..4).rev().for_each(|client| connections.admitted(client));
+        assert_eq!(connections.hesitant(), None);
+        let now = Instant::now();
+        for (client, seconds) in [(1, 0), (2, 5), (3, 9)] {
+            connections.asked(client);
+            let since = now - Duration::from_secs(seconds);
+            connections.silent.insert(client, since);
+            connections.by_admission.insert((since, client));
+        }
+        assert_eq!(connections.hesitant(), Some(3));
+        connections.asked(3);
+        assert_eq!(connections.hesitant(), Some(2));
+        connections.left(2, address, 1);
+        assert_eq!(connections.hesitant(), None);
+        connections.left(1, address, 0);
+        assert!(connections.silent.is_empty() && connections.by_admission.is_empty());
+    }
 }

@@ -9,8 +9,9 @@ use socket2::SockRef;
 
 use super::super::value::Value;
 
-/// A buffer of more bytes than this is freed when it is empty.
-const KEPT: usize = 4 << 10;
+/// A buffer of more bytes than this is freed when it is empty, so an idle client costs little. Most
+/// replies are a number or less.
+const KEPT: usize = 64;
 /// Values of up to this many bytes are copied, because a copy costs less than a separate piece in
 /// the system call.
 const COPIED: usize = 4 << 10;

@@ -22,13 +22,14 @@ const SMALL_TURN: usize = 64 << 10;
 
 /// The most work of all small turns after one look at the sockets. When it is done, each further
 /// client gets a turn of [`LEAST`] until the next look, which is enough for a small request.
-const SMALL_TURNS: usize = 256 << 10;
+const SMALL_TURNS: usize = 128 << 10;
 
 /// The most work of one larger turn.
 const TURN: usize = 64 << 10;
 
-/// The most work of one round, which is the larger turns between two looks at the sockets.
-const ROUND: usize = 128 << 10;
+/// The most work of one round, which is the larger turns between two looks at the sockets. A
+/// barrier waits for about a dozen rounds, because its requests come one after another.
+const ROUND: usize = 64 << 10;
 
 /// The least work of each round that goes into taking ended waits out of the lists. The work that
 /// the same round spent on putting waits into the lists is added.
@@ -79,6 +80,10 @@ impl Serving {
                 tidied += self.table.take_work() + 1;
             }
             self.keep_time();
+            self.memory.note(self.table.kept() + self.buffered);
+            if self.busy.is_empty() && self.answered.is_empty() && !untidy {
+                self.memory.give_back();
+            }
             self.finish_turn(WOKEN_ROUND);
             self.shared.clients.store(self.clients.len(), Ordering::SeqCst);
             self.shared.small_turn.fetch_max(most, Ordering::SeqCst);
@@ -103,7 +108,7 @@ impl Serving {
     /// for.
     fn next_moment(&self) -> Option<Instant> {
         let greeting = self.connections.oldest_stranger().map(|(_, came)| came + GREETING);
-        [greeting, self.paused].into_iter().flatten().min()
+        [greeting, self.paused, self.table.next_forgotten(), self.memory.next_return()].into_iter().flatten().min()
     }
 
     /// Drops clients that have not greeted in time, and ends the pause of the listeners.
@@ -112,6 +117,7 @@ impl Serving {
         while let Some((client, _)) = self.connections.oldest_stranger().filter(|(_, came)| *came + GREETING <= now) {
             self.leave(client);
         }
+        self.table.forget_awaited(now);
         if self.paused.is_some_and(|moment| moment <= now) {
             self.paused = None;
             self.listen(true);

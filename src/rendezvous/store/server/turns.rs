@@ -50,6 +50,11 @@ impl Serving {
                 break;
             }
             let done = if connection.task.is_some() {
+                if is_small && limit <= LEAST {
+                    // A step is more than such a turn may do.
+                    self.queue_turn(client);
+                    break;
+                }
                 self.advance(client)
             } else {
                 match connection.measure() {
@@ -58,7 +63,7 @@ impl Serving {
                         self.queue_turn(client);
                         break;
                     }
-                    Ok(Some(length)) => self.request(client, length),
+                    Ok(Some(length)) => self.request(client, length, is_small && limit <= LEAST),
                     Ok(None) if !readable => break,
                     Ok(None) => match connection.read(&mut self.buffer[..limit.min(MOST_READ)]) {
                         ReadOutcome::Bytes(count) => {
@@ -77,12 +82,15 @@ impl Serving {
                 }
             };
             work += self.table.take_work() + self.answer(client);
-            if done.is_err() {
+            if let Err(refusal) = done {
+                if let (Refusal::TurnedAway(said), Some(connection)) = (refusal, self.clients.get(&client)) {
+                    self.table.note_turned_away(connection.nonce, said);
+                }
                 self.leave(client);
                 return work;
             }
         }
-        work + self.flush(client, SMALL_SEND)
+        work + self.flush(client, SMALL_SEND.min(limit))
     }
 
     /// Does the next step of the client's request.
@@ -94,16 +102,14 @@ impl Serving {
         Ok(())
     }
 
-    /// Begins the client's next request, which has that length.
-    pub(super) fn request(&mut self, client: Client, length: usize) -> Result<(), Refusal> {
+    /// Begins the client's next request, which has that length. Its first step is done at once,
+    /// unless the turn is `short` and the request is not.
+    pub(super) fn request(&mut self, client: Client, length: usize, short: bool) -> Result<(), Refusal> {
         let Some(connection) = self.clients.get_mut(&client) else { return Ok(()) };
         let Some(request) = connection.take_request() else { return Ok(()) };
         // A list stays where it is, and its keys are counted when they are looked at.
         self.table.count_work(if request.is_list() { length.min(LEAST) } else { length });
         let was_admitted = connection.is_admitted();
-        if let Some(greeting) = connection.greeting() {
-            self.table.greeted(client, greeting);
-        }
         let admission = connection.admit(request, self.secret.as_ref())?;
         if !was_admitted && connection.is_admitted() {
             self.connections.admitted(client);
@@ -120,9 +126,10 @@ impl Serving {
             connection.asked = true;
             self.connections.asked(client);
         }
+        let waits_for_turn = short && !request.is_short();
         if let Some(mut task) = self.table.handle(client, request, &mut self.replies)? {
             // Most requests are done in one step.
-            let is_done = self.table.advance(client, &mut task, &mut self.replies)?;
+            let is_done = !waits_for_turn && self.table.advance(client, &mut task, &mut self.replies)?;
             connection.task = (!is_done).then(|| Box::new(task));
         }
         Ok(())

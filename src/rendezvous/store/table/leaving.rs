@@ -2,15 +2,23 @@
 //! room for its request.
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::super::frame::why_key;
+use super::super::frame::MAX_KEY;
 use super::super::value::Value;
-use super::limits::{MAX_WAITS, MOST_STORED, Refusal, cost_of_word};
-use super::state::{Client, Replies, Table};
+use super::limits::{ALLOWANCE, MAX_PROMISED, MAX_WAITS, MOST_STORED, Refusal, cost_of_word, is_verdict};
+use super::state::{Client, Key, Replies, Table};
 
-/// For how many clients that were dropped for lack of room the reason is kept. A client asks for it
-/// at once.
-const MOST_TURNED_AWAY: usize = 1024;
+/// The most last words of one client.
+const MAX_WORDS: usize = 16;
+/// The most bytes of a last word.
+const MAX_WORD: usize = MAX_KEY;
+/// How long a client that was turned away may take to leave its last word again. A client of this
+/// library does so at once.
+const RETURN: Duration = Duration::from_secs(10);
+/// The most clients that find out why they were turned away. These are the last ones.
+const MOST_TURNED_AWAY: usize = 8 << 10;
 
 impl Table {
     /// Passes on the result of a request or a step. If there was no room for the request, its
@@ -20,70 +28,168 @@ impl Table {
             Err(Refusal::StoreFull(most)) => {
                 let (stored, keys) = (self.stored, self.values.len());
                 let said = format!(
-                    "it keeps {stored} bytes in {keys} keys, and at most {most} bytes; the program itself has put most of them there and must remove what it needs no longer"
+                    "it keeps {stored} bytes in {keys} keys, and at most {most} bytes; remove keys that the program has put there itself"
                 );
-                self.turn_away(client, said);
+                return Err(self.turn_away(client, said));
             }
             Err(Refusal::WaitsFull) => {
                 let waits = self.waits;
                 let said = format!(
                     "the keys that its clients wait for take {waits} bytes, and at most {MAX_WAITS} bytes; wait for fewer keys at a time"
                 );
-                self.turn_away(client, said);
+                return Err(self.turn_away(client, said));
             }
-            Err(Refusal::Protocol(_)) | Ok(_) => {}
+            Err(Refusal::Protocol(_) | Refusal::TurnedAway(_)) | Ok(_) => {}
         }
         done
     }
 
-    /// Drops a client because there is no room for its request. The client has not gone by itself,
-    /// so its last words are not passed on. It finds under a key of its own why it was dropped, and
-    /// what to do. A client that was dropped for another reason must not find this text.
-    fn turn_away(&mut self, client: Client, said: String) {
-        if let Some(greeting) = self.greetings.get(&client) {
-            if self.turned_away.len() >= MOST_TURNED_AWAY {
-                self.turned_away.pop_front();
+    /// Forgets a client because there is no room for its request. The client has not gone by
+    /// itself, so its last words are not passed on. They and the room that it was promised are
+    /// kept until it connects again.
+    fn turn_away(&mut self, client: Client, said: String) -> Refusal {
+        let mut speaker = self.words_of.remove(&client).unwrap_or_default();
+        for word in speaker.words {
+            let Some(speakers) = self.words.get_mut(&word) else { continue };
+            speakers.connections -= 1;
+            speakers.allowance += std::mem::take(&mut speaker.allowance);
+            if speakers.connections == 0 {
+                self.awaited.push_back((Instant::now() + RETURN, word));
             }
-            self.turned_away.push_back((why_key(*greeting), Value::new(said.into_bytes(), &self.loose)));
         }
-        for pair in self.words_of.remove(&client).unwrap_or_default() {
-            self.stored -= cost_of_word(&pair.0, &pair.1);
-            if let Some(connections) = self.words.get_mut(&pair) {
-                *connections -= 1;
-                if *connections == 0 {
-                    self.words.remove(&pair);
-                }
+        Refusal::TurnedAway(said)
+    }
+
+    /// Notes why a client was turned away. It finds the text under
+    /// [`SERVER_KEY`](super::super::frame::SERVER_KEY), a slash, and the nonce of its greeting.
+    pub(in crate::rendezvous::store) fn note_turned_away(&mut self, nonce: u32, said: String) {
+        if self.turned_away.len() == MOST_TURNED_AWAY {
+            self.turned_away.pop_front();
+        }
+        self.turned_away.push_back((nonce, Value::new(said.into_bytes(), &self.loose)));
+    }
+
+    /// Returns when the next awaited word is to be forgotten.
+    pub(in crate::rendezvous::store) fn next_forgotten(&self) -> Option<Instant> {
+        self.awaited.front().map(|(moment, _)| *moment)
+    }
+
+    /// Forgets words whose clients were turned away and did not come back in time. It looks at a
+    /// bounded number of them.
+    pub(in crate::rendezvous::store) fn forget_awaited(&mut self, now: Instant) {
+        for _ in 0..MAX_WORDS * MAX_WORDS {
+            if self.next_forgotten().is_none_or(|moment| moment > now) {
+                return;
+            }
+            let Some((_, word)) = self.awaited.pop_front() else { return };
+            if self.words.get(&word).is_some_and(|speakers| speakers.connections == 0) {
+                self.free_word(&word);
             }
         }
     }
 
-    /// Notes the number of a client's greeting. The first number counts.
-    pub(in crate::rendezvous::store) fn greeted(&mut self, client: Client, greeting: u64) {
-        self.greetings.entry(client).or_insert(greeting);
+    /// Forgets a word, and frees the room that it takes and that was promised with it.
+    fn free_word(&mut self, word: &(Key, Vec<u8>)) {
+        if let Some(speakers) = self.words.remove(word) {
+            self.stored -= cost_of_word(&word.0, &word.1);
+            self.promised -= speakers.allowance;
+        }
+    }
+
+    /// Keeps a last word of a client. A client that leaves a word on a rank or a node is promised
+    /// room of its own.
+    pub(super) fn keep_word(&mut self, client: Client, key: Key, word: Vec<u8>) -> Result<(), Refusal> {
+        if self.words_of.get(&client).map_or(0, |speaker| speaker.words.len()) == MAX_WORDS {
+            return Err(format!("more than {MAX_WORDS} last words of one client").into());
+        }
+        if word.len() > MAX_WORD {
+            let len = word.len();
+            return Err(format!("a last word of {len} bytes; at most {MAX_WORD} are taken").into());
+        }
+        let mut word = Arc::new((key, word));
+        match self.words.get_key_value(&word) {
+            Some((known, _)) => word = Arc::clone(known),
+            None => self.stored = self.room(self.stored, cost_of_word(&word.0, &word.1), MOST_STORED)?,
+        }
+        let speakers = self.words.entry(Arc::clone(&word)).or_default();
+        speakers.connections += 1;
+        let speaker = self.words_of.entry(client).or_default();
+        // The client takes over what a connection was promised that was turned away.
+        let kept = speakers.allowance.min(ALLOWANCE.saturating_sub(speaker.allowance));
+        speakers.allowance -= kept;
+        speaker.allowance += kept;
+        speaker.words.push(word);
+        self.promise(client);
+        Ok(())
+    }
+
+    /// Promises a client as much room as it may have, if it has left a word on a rank or a node and
+    /// there is room. Whoever comes later has no room that is promised already.
+    pub(super) fn promise(&mut self, client: Client) {
+        let Some(speaker) = self.words_of.get_mut(&client) else { return };
+        let more = ALLOWANCE.saturating_sub(speaker.allowance);
+        let is_rank = speaker.words.iter().any(|word| is_verdict(&word.0, word.1.len()));
+        if is_rank && self.promised + more <= MAX_PROMISED && self.stored + self.promised + more <= MOST_STORED {
+            speaker.allowance += more;
+            self.promised += more;
+        }
+    }
+
+    /// Returns how many bytes are stored when `more` bytes come to `stored` ones, unless these are
+    /// more than `most`, or the rest is promised to connections.
+    pub(super) fn room(&self, stored: usize, more: usize, most: usize) -> Result<usize, Refusal> {
+        let stored = stored + more;
+        if stored > most || stored + self.promised > MOST_STORED { Err(Refusal::StoreFull(most)) } else { Ok(stored) }
+    }
+
+    /// Does what [`Table::room`] does for an entry that a client stores. When there is no room for
+    /// it and connections are promised room for such entries, it takes from what this client is
+    /// promised.
+    pub(super) fn room_for(
+        &mut self,
+        client: Client,
+        stored: usize,
+        more: usize,
+        most: usize,
+    ) -> Result<usize, Refusal> {
+        if most != MOST_STORED {
+            return self.room(stored, more, most);
+        }
+        let lacking = (stored + more + self.promised).saturating_sub(MOST_STORED);
+        if lacking == 0 {
+            return Ok(stored + more);
+        }
+        match self.words_of.get_mut(&client).filter(|speaker| speaker.allowance >= lacking) {
+            Some(speaker) => {
+                speaker.allowance -= lacking;
+                self.promised -= lacking;
+                Ok(stored + more)
+            }
+            None => Err(Refusal::StoreFull(most)),
+        }
     }
 
     /// Forgets a client that has gone, and passes on its last words.
     pub(in crate::rendezvous::store) fn leave(&mut self, client: Client, replies: &mut Replies) {
-        self.greetings.remove(&client);
         self.forget_wait(client);
         self.leave_barrier(client);
-        for (key, word) in self.words_of.remove(&client).unwrap_or_default() {
-            self.stored -= cost_of_word(&key, &word);
-            let pair = (key, word);
-            let Some(connections) = self.words.get_mut(&pair) else { continue };
-            *connections -= 1;
-            if *connections > 0 {
+        let speaker = self.words_of.remove(&client).unwrap_or_default();
+        self.promised -= speaker.allowance;
+        for word in speaker.words {
+            let Some(speakers) = self.words.get_mut(&word) else { continue };
+            speakers.connections -= 1;
+            if speakers.connections > 0 {
                 continue;
             }
-            self.words.remove(&pair);
-            let (key, word) = pair;
+            self.free_word(&word);
+            let (key, word) = Arc::unwrap_or_clone(word);
             let Ok(count) = self.integer(&key).map(|count| count.wrapping_add(1)) else { continue };
             let numbered = [&key[..], b"/", count.to_string().as_bytes()].concat();
             // The value comes first, so whoever sees the count finds it. There is room for both,
             // because the room that the word took is free now.
             for (key, value) in [(numbered, word), (key, count.to_string().into_bytes())] {
                 let value = Value::new(value, &self.loose);
-                let _ = self.put_up_to(MOST_STORED, key, value, replies);
+                let _ = self.put_up_to(MOST_STORED, client, key, value, replies);
             }
         }
     }

@@ -2,17 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::super::frame::{MAGIC, MAX_KEY, Request};
+use super::super::frame::{MAGIC, Request};
 use super::super::value::Value;
-use super::limits::{MAX_STORED, MOST_STORED, Refusal, cost, cost_of_word, room};
+use super::limits::{MAX_STORED, Refusal, cost};
 use super::state::{Client, LOOK, Replies, Reply, Table, string};
 use super::task::Task;
-
-/// The most last words of one client.
-const MAX_WORDS: usize = 16;
-
-/// The most bytes of a last word.
-const MAX_WORD: usize = MAX_KEY;
 
 impl Table {
     /// Carries out one request, or returns a task that [`Table::advance`] carries out before the
@@ -46,13 +40,13 @@ impl Table {
         match request {
             Request::Validate(MAGIC) => {}
             Request::Validate(word) => return Err(format!("the greeting is {word:#x}, not {MAGIC:#x}").into()),
-            Request::Set(key, value) => self.put(key, value, replies)?,
+            Request::Set(key, value) => self.put(client, key, value, replies)?,
             Request::CompareSet(key, expected, desired) => {
                 let stands = self.values.get(&key);
                 if stands.map_or(expected.is_empty(), |value| value[..] == expected) {
                     let desired = Value::new(desired, &self.loose);
                     replies.push(Reply::string(client, Vec::new(), &desired));
-                    self.put_value(key, desired, replies)?;
+                    self.put_value(client, key, desired, replies)?;
                 } else {
                     replies.push(match stands {
                         Some(value) => Reply::string(client, Vec::new(), value),
@@ -67,7 +61,7 @@ impl Table {
             Request::Add(key, amount) => {
                 let sum = self.integer(&key)?.wrapping_add(amount);
                 reply(sum.to_le_bytes().to_vec());
-                self.put(key, sum.to_string().into_bytes(), replies)?;
+                self.put(client, key, sum.to_string().into_bytes(), replies)?;
             }
             Request::Check(keys) => return Ok(Some(Task::Check(keys))),
             Request::Wait(keys) => return self.wait(client, keys, false).map(|()| Some(Task::Wait)),
@@ -77,18 +71,15 @@ impl Table {
             Request::ListKeys => return self.list().map(Some),
             Request::NumKeys => reply((self.values.len() as i64).to_le_bytes().to_vec()),
             Request::Delete(key) => reply(i64::from(self.remove(&key)).to_le_bytes().to_vec()),
-            Request::Append(key, more) => self.append(key, more, replies)?,
+            Request::Append(key, more) => self.append(client, key, more, replies)?,
             Request::CancelWait => {
                 self.forget_wait(client);
                 self.leave_barrier(client);
                 reply(vec![1]);
             }
-            Request::Ping(nonce) => {
-                self.greeted(client, u64::from(nonce));
-                reply(nonce.to_le_bytes().to_vec());
-            }
+            Request::Ping(nonce) => reply(nonce.to_le_bytes().to_vec()),
             Request::QueuePush(key, value) => {
-                self.stored = room(self.stored, cost(&key, &value), MAX_STORED)?;
+                self.stored = self.room(self.stored, cost(&key, &value), MAX_STORED)?;
                 let value = Value::new(value, &self.loose);
                 self.queues.entry(key.clone()).or_default().push_back(value);
                 self.wake_one(&key, replies);
@@ -129,22 +120,10 @@ impl Table {
                     self.barriers.entry(key.clone()).or_default().insert(client);
                     self.at_barrier.insert(client, key.clone());
                 }
-                self.put(key, count.to_string().into_bytes(), replies)?;
+                self.put(client, key, count.to_string().into_bytes(), replies)?;
             }
             Request::LastWord(key, word) => {
-                if self.words_of.get(&client).map_or(0, Vec::len) == MAX_WORDS {
-                    return Err(format!("more than {MAX_WORDS} last words of one client").into());
-                }
-                if word.len() > MAX_WORD {
-                    let len = word.len();
-                    return Err(format!("a last word of {len} bytes; at most {MAX_WORD} are taken").into());
-                }
-                // A client that was refused for lack of room leaves its word again when it connects
-                // again.
-                self.stored = room(self.stored, cost_of_word(&key, &word), MOST_STORED)?;
-                let words = self.words_of.entry(client).or_default();
-                words.push((key.clone(), word.clone()));
-                *self.words.entry((key, word)).or_default() += 1;
+                self.keep_word(client, key, word)?;
                 reply(vec![0]);
             }
             Request::Challenge(_) | Request::Proof(_) => return Err("a proof in the middle".to_owned().into()),

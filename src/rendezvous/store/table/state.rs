@@ -1,8 +1,10 @@
 //! The state behind the operations, and questions to it.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
 
-use super::super::frame::{MAX_VALUE, REFUSED_KEY, SERVER_KEY, Strings, WHY_KEY, Writer};
+use super::super::frame::{MAX_VALUE, REFUSED_KEY, SERVER_KEY, Strings, Writer};
 use super::super::value::{DetachedBytes, Value};
 use super::limits::Refusal;
 
@@ -19,9 +21,6 @@ const MAX_INTEGER: usize = 256;
 
 /// How much work a look at a key counts for, beside its bytes, in the unit of [`Table::take_work`].
 pub(super) const LOOK: usize = 256;
-
-/// The most keys that one step looks at.
-pub(super) const STEP_KEYS: usize = 256;
 
 /// The state behind the operations.
 #[derive(Default)]
@@ -44,9 +43,9 @@ pub(in crate::rendezvous::store) struct Table {
     /// The clients that wait at each barrier.
     pub(super) barriers: BTreeMap<Key, HashSet<Client>>,
     /// The barrier at which a client waits.
-    pub(super) at_barrier: HashMap<Client, Key>,
+    pub(super) at_barrier: BTreeMap<Client, Key>,
     /// The keys for which a client waits.
-    pub(super) waiting: HashMap<Client, Waiting>,
+    pub(super) waiting: BTreeMap<Client, Waiting>,
     /// How many bytes the waits take. Waits that are over count until they are out of the lists.
     pub(super) waits: usize,
     /// The waits for each key, by ticket, so the first wait is the first one in the list: the
@@ -57,18 +56,44 @@ pub(in crate::rendezvous::store) struct Table {
     pub(super) tickets: u64,
     /// Waits that are over, and whose tickets are still to be taken out of `waiters`.
     pub(super) over: VecDeque<EndedWait>,
-    /// How many connections have left this word for this key.
-    pub(super) words: BTreeMap<(Key, Vec<u8>), usize>,
-    /// The keys and words that each client has left.
-    pub(super) words_of: HashMap<Client, Vec<(Key, Vec<u8>)>>,
-    /// The number of each client's greeting.
-    pub(super) greetings: HashMap<Client, u64>,
-    /// Why the last clients were dropped for lack of room, by the key under which each finds its
-    /// own text ([`why_key`](super::super::frame::why_key)). The newest entry is the last one.
-    pub(super) turned_away: VecDeque<(Key, Value)>,
+    /// The last words, each with the connections that have left it. A word is kept once, however
+    /// many connections leave it.
+    pub(super) words: BTreeMap<Arc<LastWord>, Speakers>,
+    /// The last words of each client that has left some, and the room that it is promised.
+    pub(super) words_of: BTreeMap<Client, Speaker>,
+    /// The words whose last connection was turned away, and when each is forgotten if no connection
+    /// leaves it again. The oldest one is the first.
+    pub(super) awaited: VecDeque<(Instant, Arc<LastWord>)>,
+    /// How many bytes of the last reserve are promised to connections and not used yet.
+    pub(super) promised: usize,
+    /// Why clients were turned away, by the nonces of their greetings. The newest entry is the last
+    /// one.
+    pub(super) turned_away: VecDeque<(u32, Value)>,
     /// How many connections were refused because they had the wrong secret or none, and the value
     /// of [`REFUSED_KEY`].
     pub(super) refused: (u64, Option<Value>),
+}
+
+/// A key, and the word that is stored for it when the last connection that left the two has gone.
+pub(super) type LastWord = (Key, Vec<u8>);
+
+/// The connections that have left a last word.
+#[derive(Default)]
+pub(super) struct Speakers {
+    /// How many of them are still there.
+    pub(super) connections: usize,
+    /// How many bytes were promised to those that were turned away. The next connection that leaves
+    /// this word is promised these bytes.
+    pub(super) allowance: usize,
+}
+
+/// A client that has left last words.
+#[derive(Default)]
+pub(super) struct Speaker {
+    /// The words.
+    pub(super) words: Vec<Arc<LastWord>>,
+    /// How many bytes of the last reserve are promised to this client alone.
+    pub(super) allowance: usize,
 }
 
 /// A client that waits in WAIT or WAIT_ANY.
@@ -134,6 +159,12 @@ impl Table {
         std::mem::take(&mut self.listing)
     }
 
+    /// Returns how many bytes are kept: what is stored, the waits, and the values that only unread
+    /// replies keep.
+    pub(in crate::rendezvous::store) fn kept(&self) -> usize {
+        self.stored + self.waits + self.loose()
+    }
+
     /// Adds work that was done for the table elsewhere.
     pub(in crate::rendezvous::store) fn count_work(&mut self, work: usize) {
         self.work += work;
@@ -161,13 +192,17 @@ impl Table {
 
     /// Returns the value that a client finds under this key.
     pub(super) fn value(&self, key: &[u8]) -> Option<&Value> {
-        if key.starts_with(WHY_KEY) {
-            return self.turned_away.iter().find(|(known, _)| known == key).map(|(_, said)| said);
-        }
         if key == REFUSED_KEY {
             return self.refused.1.as_ref();
         }
-        self.values.get(key)
+        let nonce = key.strip_prefix(SERVER_KEY).and_then(|rest| rest.strip_prefix(b"/"));
+        nonce.and_then(|nonce| self.why_turned_away(nonce)).or_else(|| self.values.get(key))
+    }
+
+    /// Returns why the client whose greeting had this nonce was turned away, if it was.
+    fn why_turned_away(&self, nonce: &[u8]) -> Option<&Value> {
+        let nonce = u32::from_str_radix(std::str::from_utf8(nonce).ok()?, 16).ok()?;
+        self.turned_away.iter().rev().find(|(known, _)| *known == nonce).map(|(_, said)| said)
     }
 
     /// Returns what a counter holds; 0 when there is none.

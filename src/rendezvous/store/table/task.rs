@@ -5,11 +5,8 @@ use std::ops::Bound;
 
 use super::super::frame::Strings;
 use super::super::value::Value;
-use super::limits::Refusal;
-use super::state::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, STEP_KEYS, Table};
-
-/// A step that reads or stores values, or that lists keys, ends after about this many bytes.
-const STEP_BYTES: usize = 64 << 10;
+use super::limits::{Refusal, Step};
+use super::state::{Client, Key, LOOK, MAX_REPLY, Replies, Reply, Table};
 
 /// The work that is left to do of a request.
 pub(in super::super) enum Task {
@@ -63,7 +60,7 @@ impl Table {
                 Ok(false)
             }
             Task::MultiGet { keys, length: None } => Ok(self.multi_get(client, keys, replies)),
-            Task::MultiSet(pairs) => self.multi_set(pairs, replies),
+            Task::MultiSet(pairs) => self.multi_set(client, pairs, replies),
             Task::List { last, bytes, count } => {
                 let whole = self.list_on(last, bytes, count)?;
                 if whole {
@@ -78,11 +75,13 @@ impl Table {
     }
 
     fn check(&mut self, client: Client, keys: &mut Strings, replies: &mut Replies) -> bool {
-        for _ in 0..STEP_KEYS {
+        let mut step = Step::default();
+        while step.goes_on() {
             let Some(key) = keys.take() else {
                 replies.push(Reply::new(client, vec![0]));
                 return true;
             };
+            step.key(key.len());
             self.work += LOOK + key.len();
             if !self.has(key) {
                 replies.push(Reply::new(client, vec![1]));
@@ -93,8 +92,10 @@ impl Table {
     }
 
     fn count_values(&mut self, keys: &mut Strings, length: &mut usize) -> Result<bool, Refusal> {
-        for _ in 0..STEP_KEYS {
+        let mut step = Step::default();
+        while step.goes_on() {
             let Some(key) = keys.take() else { return Ok(true) };
+            step.key(key.len());
             self.work += LOOK + key.len();
             *length += 8 + self.value(key).map_or(0, |value| value.len());
             if *length > MAX_REPLY {
@@ -105,34 +106,29 @@ impl Table {
     }
 
     fn multi_get(&mut self, client: Client, keys: &mut Strings, replies: &mut Replies) -> bool {
-        let mut sent = 0;
-        for _ in 0..STEP_KEYS {
+        let mut step = Step::default();
+        while step.goes_on() {
             let Some(key) = keys.take() else { return true };
+            step.key(key.len());
             self.work += LOOK + key.len();
             let reply = match self.value(key) {
                 Some(value) => Reply::string(client, Vec::new(), value),
                 None => Reply::new(client, 0u64.to_le_bytes().to_vec()),
             };
-            sent += reply.value.as_ref().map_or(0, |value| value.len());
+            step.value(reply.value.as_ref().map_or(0, |value| value.len()));
             replies.push(reply);
-            if sent > STEP_BYTES {
-                break;
-            }
         }
         false
     }
 
-    fn multi_set(&mut self, pairs: &mut Strings, replies: &mut Replies) -> Result<bool, Refusal> {
-        let mut put = 0;
-        for _ in 0..STEP_KEYS {
+    fn multi_set(&mut self, client: Client, pairs: &mut Strings, replies: &mut Replies) -> Result<bool, Refusal> {
+        let mut step = Step::default();
+        while step.goes_on() {
             let Some(key) = pairs.take().map(<[u8]>::to_vec) else { return Ok(true) };
             let Some(value) = pairs.take().map(<[u8]>::to_vec) else { return Ok(true) };
             self.work += value.len();
-            put += value.len();
-            self.put(key, value, replies)?;
-            if put > STEP_BYTES {
-                break;
-            }
+            step.key(key.len() + value.len());
+            self.put(client, key, value, replies)?;
         }
         Ok(false)
     }
@@ -150,13 +146,14 @@ impl Table {
         let began = bytes.len();
         let from = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
         let mut keys = self.values.range::<[u8], _>((from, Bound::Unbounded)).map(|(key, _)| key).peekable();
-        let mut looked = 0;
+        let (mut looked, mut step) = (0, Step::default());
         while let Some(key) = keys.next() {
             bytes.extend((key.len() as u64).to_le_bytes());
             bytes.extend(key);
             *count += 1;
             looked += 1;
-            if keys.peek().is_some() && (looked == STEP_KEYS || bytes.len() - began > STEP_BYTES) {
+            step.key(8 + key.len());
+            if keys.peek().is_some() && !step.goes_on() {
                 *last = Some(key.clone());
                 self.work += looked * LOOK + bytes.len() - began;
                 fits(bytes.len())?;

@@ -1,10 +1,12 @@
 //! Any operations of several clients in any order: what is counted as stored is what is there, and
 //! nothing is left in the end.
 
+use std::time::{Duration, Instant};
+
 use proptest::prelude::*;
 
-use super::super::frame::{Request, SERVER_KEY, why_key};
-use super::limits::{MAX_STORED, MAX_WAITS, MOST_STORED, cost, cost_of_word};
+use super::super::frame::{Request, SERVER_KEY};
+use super::limits::{ALLOWANCE, MAX_STORED, MAX_WAITS, MOST_STORED, cost, cost_of_word};
 use super::state::Key;
 use super::values::listed;
 use super::*;
@@ -53,7 +55,7 @@ proptest! {
             }
             let pairs = table.values.iter().map(|(key, value)| cost(key, value));
             let queued = table.queues.iter().flat_map(|(key, queue)| queue.iter().map(move |value| cost(key, value)));
-            let words = table.words_of.values().flatten().map(|(key, word)| cost_of_word(key, word));
+            let words = table.words.keys().map(|word| cost_of_word(&word.0, &word.1));
             let waits = table.waiting.values().map(|waiting| waiting.bytes);
             let over = table.over.iter().map(|over| over.bytes);
             prop_assert_eq!(table.stored, pairs.chain(queued).chain(words).sum::<usize>());
@@ -79,7 +81,7 @@ proptest! {
                 table.handle(9, Request::QueuePop(key.clone()), &mut replies).unwrap();
             }
         }
-        prop_assert_eq!((table.stored, table.waits, table.listed), (0, 0, 0));
+        prop_assert_eq!((table.stored, table.waits, table.listed, table.promised), (0, 0, 0, 0));
         drop(replies);
         prop_assert_eq!(table.loose(), 0);
     }
@@ -106,9 +108,13 @@ fn a_full_store_still_takes_what_all_ranks_learn_of_it_from() {
     let word = Request::LastWord(b"/devicemesh/0/0/nonce/lost".to_vec(), b"1".to_vec());
     let (prefix, mine) = ("/devicemesh/0/0/nonce/world/7", "/devicemesh/0/0/nonce/world/7/here/0");
     for (stored, taken, refused) in [
-        (MAX_STORED, vec![set(mine, 4096)], vec![set("/key", 0), set(mine, 4097), set("/mine/verdict", 1)]),
         (
-            MOST_STORED - (64 << 20),
+            MAX_STORED,
+            vec![set(mine, 4096), set("/devicemesh/run/node/3", 4096)],
+            vec![set("/key", 0), set(mine, 4097), set("/mine/verdict", 1)],
+        ),
+        (
+            MOST_STORED - (128 << 20),
             vec![set(&format!("{prefix}/end/verdict"), 99), set(&format!("{prefix}/read/by/3"), 1), word.clone()],
             vec![set(mine, 0), set(&format!("{prefix}/verdict"), 5000)],
         ),
@@ -170,25 +176,88 @@ fn who_finds_no_room_is_not_gone_and_is_told_why() {
         carry_out(&mut table, 1, Request::LastWord(b"gone".to_vec(), b"1".to_vec()), &mut replies).unwrap();
         let kept = table.stored;
         (table.stored, table.waits) = (kept + stored, waits);
-        carry_out(&mut table, 1, Request::Ping(7), &mut replies).unwrap();
-        carry_out(&mut table, 2, Request::Ping(8), &mut replies).unwrap();
-        carry_out(&mut table, 1, request, &mut replies).unwrap_err();
+        let refused = carry_out(&mut table, 1, request, &mut replies).unwrap_err();
+        let Refusal::TurnedAway(said) = refused else { panic!("{text}: {refused:?}") };
+        assert!(said.as_bytes().windows(expected.len()).any(|part| part == expected), "{text}: {said}");
         table.leave(1, &mut replies);
         assert!(!table.values.contains_key(&b"gone"[..]), "{text}");
-        assert_eq!(table.stored, stored, "{text}");
-        for ask in [Request::Get(why_key(7)), Request::MultiGet([why_key(7)].iter().collect())] {
+        // Its word is kept until it comes back, and goes when it does not.
+        assert_eq!((table.stored, table.words.len()), (kept + stored, 1), "{text}");
+        table.forget_awaited(Instant::now());
+        assert_eq!(table.words.len(), 1, "{text}");
+        table.forget_awaited(Instant::now() + Duration::from_secs(3600));
+        assert_eq!((table.stored, table.words.len(), table.awaited.len()), (stored, 0, 0), "{text}");
+        table.note_turned_away(0x12ab, said.clone());
+        (0..100).for_each(|other| table.note_turned_away(other, String::new()));
+        for (nonce, expected) in [("000012ab", &said[..]), ("00012ab0", ""), ("", ""), ("00000063", "")] {
             replies.clear();
-            carry_out(&mut table, 3, ask, &mut replies).unwrap();
-            let said = replies.iter().find_map(|reply| reply.value.clone()).unwrap();
-            assert!(said.windows(expected.len()).any(|part| part == expected), "{text}: {}", said.escape_ascii());
-        }
-        // A client that was not refused finds nothing, and neither does a stranger.
-        for ask in [why_key(8), why_key(9), SERVER_KEY.to_vec()] {
-            replies.clear();
-            carry_out(&mut table, 2, Request::Get(ask), &mut replies).unwrap();
-            assert!(replies.iter().all(|reply| reply.value.is_none()), "{text}: the reason of another client");
+            let key = [SERVER_KEY, b"/", nonce.as_bytes()].concat();
+            carry_out(&mut table, 2, Request::Get(key), &mut replies).unwrap();
+            let found = replies[0].value.as_ref().map_or(&b""[..], |value| &value[..]);
+            assert_eq!(found, expected.as_bytes(), "{text}: {nonce}");
         }
     }
+}
+
+/// A stranger that writes keys like those of the ranks, and leaves last words like theirs, cannot
+/// fill the room that was promised to a rank before.
+#[test]
+fn a_rank_has_room_for_its_verdict_whatever_strangers_fill() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    let word = || Request::LastWord(b"/devicemesh/0/0/nonce/lost".to_vec(), b"1".to_vec());
+    let verdict = |name: &str, len: usize| {
+        Request::Set(format!("/devicemesh/0/0/nonce/{name}/verdict").into_bytes(), vec![b'1'; len])
+    };
+    carry_out(&mut table, 1, word(), &mut replies).unwrap();
+    assert_eq!((table.promised, table.words_of[&1].allowance), (ALLOWANCE, ALLOWANCE));
+    // Strangers imitate the rank's last word, and then take all that there is.
+    table.stored = MOST_STORED - table.promised - 100_000;
+    for (stranger, len) in [(7, 4096), (8, 0)] {
+        carry_out(&mut table, stranger, word(), &mut replies).unwrap();
+        let mut number = 0;
+        while carry_out(&mut table, stranger, verdict(&format!("{len}/{number}"), len), &mut replies).is_ok() {
+            number += 1;
+        }
+        table.leave(stranger, &mut replies);
+    }
+    assert!(carry_out(&mut table, 9, Request::LastWord(b"/other".to_vec(), vec![]), &mut replies).is_err());
+    // The rank is turned away with a value of its own, comes back, and says so to all.
+    assert!(carry_out(&mut table, 1, Request::Set(b"/mine".to_vec(), vec![]), &mut replies).is_err());
+    table.leave(1, &mut replies);
+    carry_out(&mut table, 2, word(), &mut replies).unwrap();
+    for (name, len) in [("call", 4096), ("read/by/1", 1), ("read", 1), ("read/1", 1)] {
+        carry_out(&mut table, 2, verdict(name, len), &mut replies).unwrap();
+    }
+    // Beyond what was promised there is no room for the rank either.
+    assert!(carry_out(&mut table, 2, verdict("more", 4096), &mut replies).is_err());
+    assert!(table.stored + table.promised <= MOST_STORED);
+}
+
+#[test]
+fn connections_with_one_last_word_take_the_room_of_one() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    let word = || Request::LastWord(b"gone".to_vec(), b"1".to_vec());
+    carry_out(&mut table, 1, word(), &mut replies).unwrap();
+    table.stored = MOST_STORED;
+    carry_out(&mut table, 2, word(), &mut replies).unwrap();
+    table.leave(1, &mut replies);
+    assert!(!table.values.contains_key(&b"gone"[..]));
+    table.leave(2, &mut replies);
+    assert!(table.values.contains_key(&b"gone"[..]));
+}
+
+#[test]
+fn a_client_that_is_turned_away_hides_no_end_of_the_others() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    let word = || Request::LastWord(b"gone".to_vec(), b"1".to_vec());
+    carry_out(&mut table, 1, word(), &mut replies).unwrap();
+    carry_out(&mut table, 2, word(), &mut replies).unwrap();
+    table.stored += MAX_STORED;
+    carry_out(&mut table, 1, Request::Set(b"key".to_vec(), b"value".to_vec()), &mut replies).unwrap_err();
+    table.leave(1, &mut replies);
+    assert!(!table.values.contains_key(&b"gone"[..]));
+    table.leave(2, &mut replies);
+    assert_eq!(&table.values[&b"gone"[..]][..], b"1");
 }
 
 #[test]
@@ -245,4 +314,33 @@ fn a_step_does_little_whatever_is_asked_for() {
         tidied += 1;
     }
     assert!(tidied > 2 * 20_000 / 300 && table.waiters.is_empty(), "{tidied}");
+}
+
+#[test]
+fn a_step_of_long_keys_looks_at_few_of_them() {
+    let (mut table, mut replies) = (Table::default(), Replies::new());
+    let keys: Vec<String> = (0..1000).map(|number| format!("{number:08192}")).collect();
+    let absent = || keys.iter().map(|key| format!("{}x", &key[1..])).collect();
+    for request in [
+        Request::MultiSet(keys.iter().flat_map(|key| [key.as_bytes(), b"1"]).collect()),
+        Request::Check(keys.iter().collect()),
+        Request::MultiGet(keys.iter().collect()),
+        Request::Wait(keys.iter().collect()),
+        Request::Wait(absent()),
+        Request::WaitAny(absent()),
+        Request::CancelWait,
+    ] {
+        let text = format!("{request:.20?}");
+        let mut task = table.handle(1, request, &mut replies).unwrap();
+        table.take_work();
+        while let Some(mut begun) = task.take() {
+            let is_done = table.advance(1, &mut begun, &mut replies).unwrap();
+            let work = table.take_work();
+            assert!(work < 128 << 10, "{work} in one step of {text}");
+            task = (!is_done).then_some(begun);
+        }
+    }
+    while table.tidy() {
+        assert!(table.take_work() < 128 << 10);
+    }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::super::frame::Strings;
 use super::super::value::Value;
-use super::limits::{ENTRY, MAX_WAITS, Refusal, SMALL_WAIT, cost};
-use super::state::{Client, EndedWait, LOOK, Replies, Reply, STEP_KEYS, Table, Waiting};
+use super::limits::{ENTRY, MAX_WAITS, Refusal, SMALL_WAIT, Step, cost};
+use super::state::{Client, EndedWait, LOOK, Replies, Reply, Table, Waiting};
 
 /// A wait for no more keys than this is taken out of the lists at once.
 const FEW: usize = 64;
@@ -31,7 +31,8 @@ impl Table {
     /// these were the last ones, or it waits no longer.
     pub(super) fn list_waits(&mut self, client: Client, replies: &mut Replies) -> Result<bool, Refusal> {
         let Some(mut waiting) = self.waiting.remove(&client) else { return Ok(true) };
-        for _ in 0..STEP_KEYS {
+        let mut step = Step::default();
+        while step.goes_on() {
             let (index, any, ticket) = (waiting.keys.taken(), waiting.any, waiting.ticket);
             let Some(key) = waiting.keys.take() else {
                 match waiting.missing {
@@ -43,6 +44,7 @@ impl Table {
                 }
                 return Ok(true);
             };
+            step.key(key.len());
             self.work += LOOK + key.len();
             self.listing += LOOK + key.len();
             if any {
@@ -140,8 +142,10 @@ impl Table {
     }
 
     fn unlist_some(&mut self, over: &mut EndedWait) {
-        for _ in 0..STEP_KEYS {
+        let mut step = Step::default();
+        while step.goes_on() {
             let Some(key) = over.keys.take() else { break };
+            step.key(key.len());
             self.work += LOOK + key.len();
             unlist(&mut self.waiters, key, over.ticket);
         }

@@ -1,18 +1,19 @@
-//! The keys by which the nodes of a job know each other (see [`super`]).
+//! The keys by which the nodes of a job know each other (see [`super`]). They begin as all keys of
+//! the library do, because the store keeps room for such keys when it is full.
 
 use std::fmt::Display;
 
-pub const OVER: &str = "run/over";
-pub const NODES: &str = "run/nodes";
-pub const SERVED: &str = "run/served";
-pub const GONE: &str = "run/gone";
+pub const OVER: &str = "devicemesh/run/over";
+pub const NODES: &str = "devicemesh/run/nodes";
+pub const SERVED: &str = "devicemesh/run/served";
+pub const GONE: &str = "devicemesh/run/gone";
 
 pub fn node(arrival: impl Display) -> String {
-    format!("run/node/{arrival}")
+    format!("devicemesh/run/node/{arrival}")
 }
 
 pub fn finished(arrival: u32) -> String {
-    format!("run/finished/{arrival}")
+    format!("devicemesh/run/finished/{arrival}")
 }
 
 pub fn gone(count: usize) -> String {

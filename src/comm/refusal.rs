@@ -1,0 +1,43 @@
+//! A rank that refuses its own collective call, for example because of a wrong argument.
+//!
+//! Such a rank takes no part in the agreement, so the other ranks would wait for it until their
+//! deadline. Therefore it tells them. The ranks that make a call of this function then fail at once,
+//! with an error that names the rank and quotes the refusal. The refusal counts as a call of the
+//! scope on all ranks, so the next call of all ranks meets.
+//!
+//! Two kinds of refusals are not told, because nobody can know which call of the other ranks they
+//! concern: a handle that names no mesh, and an unknown dimension where a communicator is made at
+//! its first use. In the second case the rank notes that it may be behind the others (lazy.rs).
+
+use std::time::Duration;
+
+use crate::error::{Error, Result, Status};
+use crate::rendezvous::Scope;
+use crate::wait::{Cancel, Wait};
+
+/// How long the store may take to hear of a refusal. The caller waits for that, and for no other
+/// rank.
+const TELL: Duration = Duration::from_secs(1);
+
+/// Runs `call`, which is a call of `function` that is collective over `scope`. If this rank refuses
+/// the call, the other ranks of the scope are told. `None` is a call in which no other rank can be
+/// told. Raising `cancel` ends the telling.
+pub(super) fn tell_if_refused<T>(
+    scope: Option<&Scope>,
+    cancel: Cancel,
+    function: &str,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    // A forked child must not speak for its parent.
+    let Some(scope) = scope.filter(|_| Error::check_fork().is_ok()) else { return call() };
+    let begun = scope.calls_begun();
+    let outcome = call();
+    if let Err(error) = &outcome {
+        let is_refusal = matches!(error.status(), Status::InvalidArgument | Status::NotFound | Status::Unsupported);
+        // A call that has begun its agreement has told the other ranks of its failure itself.
+        if is_refusal && scope.calls_begun() == begun {
+            scope.tell_refusal(function, error, &Wait { cancel, ..Wait::after(TELL) });
+        }
+    }
+    outcome
+}

@@ -1,0 +1,1 @@
+"""What mpi4jax's tests reach for behind its public functions."""
