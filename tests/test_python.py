@@ -79,7 +79,7 @@ def test_on_one_process(python):
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(8, marks=pytest.mark.long)])
 def test_on_ranks(python, ranks):
-    output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", "tests/test_groups.py", **OURS, DM_ROOT=ROOT)
+    output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", "tests/test_groups.py", "tests/test_async.py", **OURS, DM_ROOT=ROOT)
     assert count_of(r"^\[rank 0\] Ran (\d+) tests", output) > 10, output
 
 

@@ -28,12 +28,13 @@ from .options import DimOptions
 from .planning import RankPlan, plan_ranks
 from .sharding import Partial, Placement, Replicate, Shard, local_shard
 from .stores import Store, TorchStore
+from .work import Work
 from .world import World, abort_default_worlds
 
 __version__ = _version()
 __all__ = [
     "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
-    "World",
+    "Work", "World",
     "abort_default_worlds", "deserialize", "get_current_mesh", "init_device_mesh", "last_error", "local_shard", "lookup", "plan_ranks", "status_name",
     "unregister",
 ]

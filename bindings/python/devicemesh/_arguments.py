@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from datetime import timedelta
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _declarations as declarations
-from ._library import in_order, integer, milliseconds, rank_counts, ranks, texts
+from ._library import Timeout, in_order, integer, milliseconds, rank_counts, ranks, texts
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike, dim_options
 from .world import World
-
-Timeout = Union[None, float, timedelta]
 
 
 def as_tuple(names: Union[str, Sequence[str]]) -> Sequence[str]:
@@ -43,6 +40,13 @@ def one_dim(options: Optional[DimOptions]) -> DimOptionsLike:
     if options is not None and not isinstance(options, DimOptions):
         raise TypeError(f"options is a {type(options).__name__}, not a DimOptions")
     return None if options is None else [options]
+
+
+def only_two(call: str, positional: Sequence[Any]) -> None:
+    """Refuses a third positional argument, as PyTorch does."""
+    if positional:
+        named = f"mesh_dim_names={positional[0]!r}" if isinstance(positional[0], (str, list, tuple)) else "world=, ranks= ..."
+        raise TypeError(f"{call} takes two positional arguments, the device type and the mesh, as in PyTorch: pass the others by name ({named})")
 
 
 def split(mesh_sizes: Sequence[int], names: Sequence[str], timeout: Timeout, wishes: DimOptionsLike) -> Tuple[Any, Any, Any]:

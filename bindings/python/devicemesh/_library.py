@@ -18,6 +18,8 @@ SONAME = "libdevicemesh.so.0.2"
 # Below 1.0 a minor version may change the ABI, so this package works with one minor version.
 VERSIONS = range(200, 300)
 BUFFER_TOO_SMALL = 5
+# Seconds or a timedelta. None is the default.
+Timeout = Union[None, float, timedelta]
 
 
 def candidates() -> Iterator[str]:
@@ -190,7 +192,7 @@ def ranks(what: str, values: Iterable[Any]) -> Any:
     return (ctypes.c_int32 * len(numbers))(*numbers)
 
 
-def milliseconds(timeout: Union[None, float, timedelta]) -> int:
+def milliseconds(timeout: Timeout) -> int:
     """Milliseconds from a timeout in seconds or a timedelta, as in PyTorch. None is the default,
     which is 0 in C."""
     if timeout is None:

@@ -7,9 +7,9 @@ from ctypes import byref
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, TypeVar, Union, cast
 
 from . import _interrupt as interrupt
-from ._arguments import Timeout, as_tuple, call_options, one_dim, split
+from ._arguments import as_tuple, call_options, one_dim, split
 from ._beside import mesh_changes
-from ._library import check, int32, library, listing, optional_text, ranks, texts
+from ._library import Timeout, check, int32, library, listing, optional_text, ranks, texts
 from ._queries import Dim, MeshQueries
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike

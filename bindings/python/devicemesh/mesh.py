@@ -8,13 +8,13 @@ import threading
 import weakref
 from ctypes import byref
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._arguments import Timeout, as_many, call_options, init_options, labels, nested
+from ._arguments import as_many, call_options, init_options, labels, nested, only_two
 from ._beside import mesh_changes
-from ._library import check, flag, library, listing, optional_text, rank_counts, string
+from ._library import Timeout, check, flag, library, listing, optional_text, rank_counts, string
 from ._library import text as as_text
 from ._open_groups import outside_groups
 from ._queries import Dim
@@ -23,6 +23,7 @@ from .communicator import Collectives, adopted_handle
 from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError
 from .group import Group
 from .options import DimOptionsLike
+from .work import after_all_of
 from .world import World
 
 __all__ = ["Communicator", "DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
@@ -78,13 +79,14 @@ class DeviceMesh(MeshViews):
         self,
         device_type: Optional[str],
         mesh: Any,
-        *,
+        *positional: NoReturn,
         mesh_dim_names: Optional[Sequence[str]] = None,
         world: Optional[World] = None,
         lazy: bool = False,
         timeout: Timeout = None,
         dim_options: DimOptionsLike = None,
     ) -> None:
+        only_two("DeviceMesh", positional)
         if mesh is None:
             raise TypeError("mesh is None; pass its ranks in nested lists or an array, or call init_device_mesh with a shape")
         shape, numbers = nested(mesh)
@@ -138,10 +140,11 @@ class DeviceMesh(MeshViews):
         """The communicators of all dimensions, in order."""
         return [self.get_group(name) for name in self._names]
 
-    def group(self) -> Group:
+    def group(self, *, async_op: bool = False) -> Group:
         """``with mesh.group():`` runs the operations of its body together, so that no order of
-        sends and receives blocks."""
-        return Group(self)
+        sends and receives blocks. With ``async_op`` they run while the program goes on, and
+        ``group.work.wait()`` waits for them."""
+        return Group(self, async_op)
 
     def get_proc(self, symbol: str) -> int:
         """The address of the function of that name ("ncclAllReduce") in the library that made the
@@ -225,6 +228,7 @@ class DeviceMesh(MeshViews):
         """Waits for outstanding work and destroys the communicators of the root mesh. Collective
         over the root mesh. From then on every view raises AbortedError."""
         outside_groups("finalize")
+        after_all_of(self)
         check(interrupt.call(self._end, library.dm_finalize, self._handle, call_options(timeout)))
         has_ended()
 
@@ -261,7 +265,7 @@ class DeviceMesh(MeshViews):
 def init_device_mesh(
     device_type: Optional[str],
     mesh_shape: Sequence[int],
-    *,
+    *positional: NoReturn,
     mesh_dim_names: Optional[Sequence[str]] = None,
     ranks: Optional[Sequence[int]] = None,
     world: Optional[World] = None,
@@ -277,6 +281,7 @@ def init_device_mesh(
     Ranks lie row-major: the last dimension is the fastest. ``ranks`` is a flat list of world ranks
     instead of 0 .. n-1, for example a RankPlan's. The other arguments are those of DeviceMesh.
     """
+    only_two("init_device_mesh", positional)
     made = DeviceMesh.__new__(DeviceMesh)
     made._init(device_type, tuple(listing("mesh_shape", mesh_shape)), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
     return made

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from datetime import timedelta
 from functools import partial
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._library import check, flag, int32, library, milliseconds, optional_text
+from ._library import Timeout, check, flag, int32, library, milliseconds, optional_text
 from ._open_groups import outside_groups
 from .errors import InvalidArgumentError
 from .stores import Callbacks, Store
@@ -49,7 +48,7 @@ class World:
         rank: Optional[int] = None,
         local_rank: int = 0,
         init_method: Optional[str] = None,
-        timeout: Union[None, float, timedelta] = None,
+        timeout: Timeout = None,
         ccl_library: Optional[str] = None,
         store: Optional[Store] = None,
         offline: bool = False,
@@ -115,7 +114,7 @@ class World:
         check(library.dm_world_size(self._handle, ctypes.byref(answer)))
         return answer.value
 
-    def barrier(self, timeout: Union[None, float, timedelta] = None) -> None:
+    def barrier(self, timeout: Timeout = None) -> None:
         """Returns when every rank of the world has called it. Collective. It does not wait for
         work on devices."""
         outside_groups("barrier")

@@ -136,6 +136,11 @@ class Refusals(unittest.TestCase):
         self.assertIn(text, str(caught.exception))
         return caught.exception
 
+    def test_positional_arguments_are_pytorchs(self):
+        for make in (lambda: init_device_mesh("cpu", (2, 4), ("dp", "tp")), lambda: DeviceMesh("cpu", [[0, 1]], ("dp", "tp"))):
+            self.refuses(TypeError, "pass the others by name (mesh_dim_names=('dp', 'tp'))", make)
+        self.refuses(TypeError, "write mesh['dp']", lambda: self.mesh[0])
+
     def test_ranks_of_two_kinds(self):
         self.refuses(NotMemberError, "3", lambda: self.mesh.translate_world_rank("tp", 3))
         self.refuses(ValueError, "4", lambda: self.mesh.translate_rank("tp", 4))
