@@ -17,7 +17,11 @@
  * Threads: every function may be called from several threads at once, on the same handle. A handle is a token (slot and generation), not an
  * address: one that is stale, freed twice or made up gives DM_STATUS_INVALID_HANDLE, never undefined behaviour. A process with several
  * devices joins one dm_world per device, with explicit ranks, and makes its collective calls from one thread per device. Collective calls of one
- * world happen one after another, in the same order on every rank.
+ * world happen one after another, in the same order on every rank. A communicator has one order of issue: on cpu two threads that call along
+ * dimensions that share one get the right numbers in any order, and two that call along one dimension at the same time are refused
+ * (DM_STATUS_MISMATCH). NCCL does not show the order of the peers: there the library lets one host call at a time into a communicator, and the
+ * program issues the calls in the same order on all ranks. dm_abort may come at any time, also beside a call that is just being issued
+ * (docs/threads.md).
  *
  * Forks: a child made by fork has none of its parent's sockets and shared memory. In the child of a process that has a world or communicators
  * every call gives DM_STATUS_UNSUPPORTED, but for questions to a handle (dm_rank, dm_size, dm_local_shard ...); dm_free and dm_world_free do
@@ -134,6 +138,41 @@ typedef struct dm_error_info {
    * One line with the values. Borrowed: valid until this thread's next failing call.
    */
   const char *message;
+  /**
+   * The world ranks that the failure is about, in ascending order: those that were lost,
+   * aborted, did not come, failed, or made another call than the others. At most 512. NULL
+   * when there are none. Borrowed: valid until this thread's next failing call.
+   */
+  const int32_t *ranks;
+  /**
+   * The number of ranks.
+   */
+  size_t num_ranks;
+  /**
+   * Those of ranks that are lost, in ascending order: their processes have ended, they left the
+   * world (dm_world_abort, dm_world_free), or their hosts fell silent. A rank that only aborted
+   * a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
+   * valid until this thread's next failing call.
+   */
+  const int32_t *lost_ranks;
+  /**
+   * The number of lost_ranks.
+   */
+  size_t num_lost;
+  /**
+   * The name of the dimension along which the failing call was made; NULL for a call that has no
+   * dimension. Borrowed: valid until this thread's next failing call.
+   */
+  const char *dim;
+  /**
+   * How long the failing call waited for other ranks, in seconds; negative when it did not wait.
+   */
+  double waited_seconds;
+  /**
+   * The number of the failing collective call, as the message shows it ("as call 7"); -1 when
+   * the call has no number.
+   */
+  int64_t call;
 } dm_error_info;
 
 /**
@@ -168,7 +207,8 @@ typedef struct dm_store_callbacks {
    */
   int32_t (*add)(void *user_data, const char *key, int64_t amount, int64_t *value_out);
   /**
-   * Called exactly once, when the world is gone. May be NULL.
+   * Called exactly once, when the world is gone: by dm_world_free, or on a thread of the library
+   * after dm_free of the last mesh. May be NULL.
    */
   void (*drop)(void *user_data);
   /**
@@ -251,7 +291,8 @@ typedef struct dm_dim_options {
    */
   uint32_t reserved;
   /**
-   * NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config
+   * NULL or the caller's ncclConfig_t; copied by its own size field, with its strings (netName,
+   * commName). A dimension with a config
    * does not share its communicator. The fields other than names must be the same on every rank.
    */
   const void *nccl_config;
@@ -389,7 +430,6 @@ typedef struct dm_plan_options {
 } dm_plan_options;
 
 /**
- * The type of a buffer's elements: the values of ncclDataType_t.
  * The type of a buffer's elements: the values of ncclDataType_t. On cuda every number up to 255 goes
  * to NCCL, which refuses those that it does not know; of a number that is not listed here, the
  * overlap of buffers is not checked.
@@ -606,7 +646,9 @@ const char *dm_status_name(dm_status status);
 const char *dm_last_error(void);
 
 /**
- * This thread's last failing call in full: status, message and the codes of the layers below.
+ * This thread's last failing call in full: status, message, the codes of the layers below, and
+ * which ranks, dimension and call the failure is about. A program needs no text to go on without
+ * the ranks that are lost (dm_shrink).
  *
  * Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the
  * status is DM_STATUS_OK and the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is
@@ -717,10 +759,39 @@ dm_status dm_world_abort(const struct dm_world *world);
 dm_status dm_default_world_abort(void);
 
 /**
+ * Ends the world in order: waits for the outstanding work of all its meshes on all ranks, destroys
+ * their communicators, also those of meshes whose handles were freed, and ends the meshes and the
+ * world. It is what destroy_process_group() is in PyTorch.
+ *
+ * Collective over the world; local in an offline world. timeout_ms 0: the world's timeout. Every
+ * call of the world and its meshes answers DM_STATUS_ABORTED from then on, raw communicators of
+ * its meshes must not be used any more, and handles are still to be freed. Communicators that
+ * dm_from_comms took without DM_INIT_OWN_COMMS stay the caller's. Where dm_init joined the world
+ * by itself, the next dm_init joins it anew. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as
+ * in dm_init (when a rank never made the call, the world is as before, and dm_world_abort ends
+ * it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or fails now: it is
+ * aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended already),
+ * DM_STATUS_INVALID_ARGUMENT (a negative timeout, or a group of this thread is open),
+ * DM_STATUS_INVALID_HANDLE.
+ */
+dm_status dm_world_finalize(const struct dm_world *world, int64_t timeout_ms);
+
+/**
+ * Ends the default worlds in order, those that dm_init joins by itself, as dm_world_finalize does.
+ *
+ * Collective over the default worlds that this process is in: all of them have the same ranks.
+ * Where it is in none, this does nothing. A dm_init that begins after that joins the default world
+ * anew. Errors: those of dm_world_finalize.
+ */
+dm_status dm_default_world_finalize(int64_t timeout_ms);
+
+/**
  * Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any
  * handle in a forked child.
  *
- * Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
+ * Meshes keep what they need of the world alive; communicators live on as dm_get_comm says. Where
+ * this was the last handle of the world, the call returns when the store has been let go, and on
+ * rank 0 when its server has ended.
  */
 void dm_world_free(struct dm_world *world);
 
@@ -1010,9 +1081,11 @@ dm_status dm_clone(const struct dm_mesh *mesh, struct dm_mesh **mesh_out);
  * Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed
  * before and any handle in a forked child.
  *
- * Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the
- * end of the process. A program that makes meshes and only frees them keeps the memory of every
- * communicator.
+ * Other views are not touched, and communicators live as long as dm_get_comm says: a program that
+ * makes meshes and only frees them keeps the memory of every communicator until dm_world_finalize.
+ * What takes time to end is ended on a thread of the library: failed communicators that no mesh
+ * has any more, and the world, where this was its last handle. The end of the process waits for
+ * that thread for two seconds.
  */
 void dm_free(struct dm_mesh *mesh);
 
@@ -1281,9 +1354,12 @@ dm_status dm_plan_ranks(const struct dm_plan_options *options,
  * along it. dim NULL is allowed on a 1-D mesh. All dimensions of size 1 give one communicator,
  * which holds this rank alone and is made at the first such call.
  *
- * The communicator is borrowed from the root mesh. It lives until dm_finalize, dm_abort or the
- * end of the process, whatever handles are freed. The caller never destroys it. It is valid only
- * in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the
+ * The communicator is borrowed from the root mesh. It lives until the mesh or its world is
+ * finalized, aborted or shrunk, or until the process ends, whatever handles are freed. Only a
+ * communicator that has failed ends with the last handle of its meshes. The caller never destroys
+ * it. It is valid only in the library that made it: call it through dm_get_proc, or ask for
+ * device type "cuda" by name and link that same copy of NCCL. A mesh of device type NULL may be on
+ * cpu, and a linked NCCL crashes on its communicator. On NCCL it is blocking, unless the
  * dimension's nccl_config says otherwise: operations are on the stream when they return. The call
  * takes no lock and lasts a few nanoseconds.
  *
@@ -1303,6 +1379,38 @@ dm_status dm_get_comm(const struct dm_mesh *mesh, const char *dim, ncclComm_t *c
  * DM_STATUS_INVALID_ARGUMENT.
  */
 dm_status dm_get_proc(const struct dm_mesh *mesh, const char *symbol, void **proc_out);
+
+/**
+ * The function of that name ("ncclMemAlloc", ...) in the library that meshes of device_type will
+ * get, before there is a mesh.
+ *
+ * Local. device_type is "cuda", "cpu" or NULL, as in dm_world_init. The library is the one that a
+ * world gets whose options name none; a program that names one (dm_world_options.ccl_library) asks
+ * dm_get_proc with a mesh of that world. Errors: DM_STATUS_NOT_FOUND (names the library and its
+ * version), DM_STATUS_LIBRARY, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_get_device_proc(const char *device_type, const char *symbol, void **proc_out);
+
+/**
+ * Makes the NCCL that is linked into the program the library of device type cuda: resolve gives
+ * the address of NCCL's function of a name, or NULL where the program has none of that name.
+ *
+ * ```c
+ * static void *resolve(void *user_data, const char *name) {
+ *   return strcmp(name, "ncclAllReduce") == 0 ? (void *)ncclAllReduce : ... : NULL;
+ * }
+ * dm_set_ccl_resolver(resolve, NULL);
+ * ```
+ *
+ * Local, for the whole process; call it before anything else of device type cuda or NULL. Without
+ * it the library loads a shared NCCL, and a communicator of that copy crashes in the functions
+ * that the program links. It goes before DM_CCL_LIBRARY and after dm_world_options.ccl_library.
+ * resolve is called here and by dm_get_proc, from any thread, until the process ends. NULL takes
+ * an earlier resolver back. Not every rank needs one; the releases of NCCL must be equal.
+ * docs/nccl.md lists the functions that must be there. Errors: DM_STATUS_LIBRARY (a function is
+ * missing; it is named), DM_STATUS_INVALID_ARGUMENT (device type cuda is in use already).
+ */
+dm_status dm_set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data);
 
 /* ---- collectives ---- */
 
@@ -1512,6 +1620,9 @@ dm_status dm_group_start(const struct dm_mesh *mesh);
  * Errors: the first error of any of the operations, as they would give it, also of one that was
  * refused when it was called (on cpu none of the group's operations runs then); DM_STATUS_CCL
  * when no group was begun. Call it on every path: until then operations of this thread only wait.
+ * DM_STATUS_ABORTED where another thread has aborted a mesh with operations in the group: on cpu
+ * none of the group's operations runs, or, when the abort comes while they run, those on other
+ * meshes run to their end. The message says which.
  * On cpu, dm_abort of a mesh ends the group that its thread has open, so there is no group to end
  * after it. On cuda NCCL cannot end a group that holds an operation of a communicator which
  * dm_abort has ended: the call gives DM_STATUS_ABORTED, and so does every later operation of this
@@ -1633,7 +1744,10 @@ dm_status dm_check(const struct dm_mesh *mesh, const char *dim);
  * communicators from dm_get_comm must not be used any more. A second abort, or one after
  * dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh yet: dm_world_abort
  * ends it. With NCCL it returns when this root's work has left the streams: where that lies
- * behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this
+ * behind a stuck call of another mesh, dm_world_abort ends both. NCCL forbids ending a
+ * communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
+ * and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
+ * returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
  * one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
  * is told by dm_world_abort only; otherwise it waits until its deadline.
  */
@@ -1656,6 +1770,19 @@ dm_status dm_abort(const struct dm_mesh *mesh);
  * dm_finalize, both get DM_STATUS_MISMATCH after about a second.
  */
 dm_status dm_finalize(const struct dm_mesh *mesh, const struct dm_call_options *options);
+
+/**
+ * The world ranks of the mesh that are known to be lost by now, in ascending order: their
+ * processes have ended, they left the world (dm_world_abort, dm_world_free), or their hosts fell
+ * silent. dm_shrink takes them.
+ *
+ * Local: it asks the store, and waits for half a second at most where the store does not answer.
+ * *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The handle
+ * may be of a mesh that was aborted. Without a world (dm_from_comms) only losses are known that a
+ * communicator of the mesh has met. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+ * DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+ */
+dm_status dm_lost_ranks(const struct dm_mesh *mesh, int32_t *ranks, size_t capacity, size_t *len_out);
 
 /**
  * The mesh without those indices along dim that hold a lost rank, for going on after a rank has
@@ -1730,7 +1857,7 @@ dm_status dm_lookup(const char *name, struct dm_mesh **mesh_out);
 /**
  * A dm_error_info to pass to dm_last_error_info.
  */
-#define DM_ERROR_INFO_INIT { sizeof(dm_error_info), 0, 0, 0, 0, NULL }
+#define DM_ERROR_INFO_INIT { sizeof(dm_error_info), 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, NULL, -1.0, -1 }
 /**
  * A dm_world_options in which everything is the default.
  */

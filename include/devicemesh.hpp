@@ -130,6 +130,11 @@ public:
       error.ccl_result_ = info.ccl_result;
       error.device_error_ = info.device_error;
       error.os_error_ = info.os_error;
+      if (info.num_ranks > 0) error.ranks_.assign(info.ranks, info.ranks + info.num_ranks);
+      if (info.num_lost > 0) error.lost_ranks_.assign(info.lost_ranks, info.lost_ranks + info.num_lost);
+      if (info.dim != nullptr) error.dim_ = info.dim;
+      error.waited_seconds_ = info.waited_seconds;
+      error.call_ = info.call;
     }
     return error;
   }
@@ -142,12 +147,26 @@ public:
   [[nodiscard]] std::int32_t device_error() const noexcept { return device_error_; }
   /// The errno, 0 when the operating system was not involved.
   [[nodiscard]] std::int32_t os_error() const noexcept { return os_error_; }
+  /// The world ranks that the error is about, in ascending order.
+  [[nodiscard]] const std::vector<std::int32_t> &ranks() const noexcept { return ranks_; }
+  /// Those of ranks() that are lost.
+  [[nodiscard]] const std::vector<std::int32_t> &lost_ranks() const noexcept { return lost_ranks_; }
+  /// The dimension along which the call was made; empty for a call that has none.
+  [[nodiscard]] const std::string &dim() const noexcept { return dim_; }
+  /// How long the call waited for other ranks, in seconds; negative when it did not wait.
+  [[nodiscard]] double waited_seconds() const noexcept { return waited_seconds_; }
+  /// The number of the collective call, as the message shows it; -1 when it has none.
+  [[nodiscard]] std::int64_t call() const noexcept { return call_; }
   /// The library's line alone; what() has the name of the status before it. Lives as long as the error.
   [[nodiscard]] const char *message() const noexcept { return what() + std::strlen(status_name(status_)) + 2; }
 
 private:
   Status status_;
   std::int32_t ccl_result_ = 0, device_error_ = 0, os_error_ = 0;
+  std::vector<std::int32_t> ranks_, lost_ranks_;
+  std::string dim_;
+  double waited_seconds_ = -1;
+  std::int64_t call_ = -1;
 };
 
 namespace detail {
@@ -808,6 +827,19 @@ public:
 
   /// Aborts the default worlds, which init() of a mesh joins by itself. See dm_default_world_abort.
   static Returns<void> abort_default() { return Calls::done(dm_default_world_abort()); }
+
+  /// Ends the world in order, with all its meshes. Collective over the world. 0: the world's timeout. See dm_world_finalize.
+  Returns<void> finalize(std::chrono::milliseconds timeout = {}) const { return Calls::done(dm_world_finalize(capi(), timeout.count())); }
+
+  /// Ends the default worlds in order; the next init() of a mesh joins anew. Collective over them. See dm_default_world_finalize.
+  static Returns<void> finalize_default(std::chrono::milliseconds timeout = {}) { return Calls::done(dm_default_world_finalize(timeout.count())); }
+
+  /// Makes the NCCL that is linked into this program the library of device type cuda. Local, before anything of that type.
+  /// See dm_set_ccl_resolver.
+  static Returns<void> set_ccl_resolver(void *(*resolve)(void *user_data, const char *name), void *user_data = nullptr)
+  {
+    return Calls::done(dm_set_ccl_resolver(resolve, user_data));
+  }
 
   /// The C handle, borrowed; NULL of an empty one.
   [[nodiscard]] dm_world *capi() const noexcept { return world_.get(); }
@@ -1479,13 +1511,18 @@ public:
   /// A function of the library that made the communicators: mesh.proc<decltype(&ncclAllReduce)>("ncclAllReduce"). Local. See dm_get_proc.
   template <class Function> [[nodiscard]] Returns<Function> proc(const Text &symbol) const
   {
-    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");
-    static_assert(sizeof(Function) == sizeof(void *));
     void *address = nullptr;
-    Function function = nullptr;
     const dm_status status = dm_get_proc(capi(), symbol.c_str(), &address);
-    std::memcpy(&function, &address, sizeof function);
-    return Calls::give(status, function);
+    return Calls::give(status, function<Function>(address));
+  }
+
+  /// A function of the library that meshes of a device type will get, before there is one: device_proc<decltype(&ncclMemAlloc)>("cuda",
+  /// "ncclMemAlloc"). Local. See dm_get_device_proc.
+  template <class Function> [[nodiscard]] static Returns<Function> device_proc(const Text &device_type, const Text &symbol)
+  {
+    void *address = nullptr;
+    const dm_status status = dm_get_device_proc(device_type.c_str(), symbol.c_str(), &address);
+    return Calls::give(status, function<Function>(address));
   }
 
   /// The asynchronous error of dim's communicator, without waiting; success while it is well. Local. See dm_check.
@@ -1500,6 +1537,13 @@ public:
     dm_call_options wishes = DM_CALL_OPTIONS_INIT;
     wishes.timeout_ms = timeout.count();
     return Calls::done(dm_finalize(capi(), &wishes));
+  }
+
+  /// The world ranks of the mesh that are known to be lost by now. Local. See dm_lost_ranks.
+  [[nodiscard]] Returns<std::vector<std::int32_t>> lost_ranks() const
+  {
+    return Calls::template list<std::int32_t>(
+        [&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) { return dm_lost_ranks(capi(), ranks, capacity, length); });
   }
 
   /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died: mesh.shrink("dp", {5}). Collective over the
@@ -1820,6 +1864,15 @@ public:
   }
 
 private:
+  template <class Function> static Function function(void *address)
+  {
+    static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");
+    static_assert(sizeof(Function) == sizeof(void *));
+    Function function = nullptr;
+    std::memcpy(&function, &address, sizeof function);
+    return function;
+  }
+
   struct Free {
     void operator()(dm_mesh *mesh) const noexcept { dm_free(mesh); }
   };

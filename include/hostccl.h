@@ -346,6 +346,14 @@ extern "C" {
  * time. It writes -1 when none is known. Local. */
 ncclResult_t hostcclCommLostRank(ncclComm_t comm, int *rank);
 
+/* Extension: says which ranks the calling thread's last error is about, as ranks of the
+ * communicator of the failed call. ranks and lost have room for capacity numbers, and count gets how
+ * many ranks there are. A place of lost is 1 where the rank's process has ended. waited_ms gets how
+ * long the call waited for its peers without any progress, or -1. code gets the error's code, or
+ * ncclSuccess when the thread had no error since its last hostcclNextCallName. Local. */
+ncclResult_t hostcclLastErrorRanks(ncclResult_t *code, int *ranks, int *lost, int capacity, int *count,
+                                   int64_t *waited_ms);
+
 /* Sets how many milliseconds an operation of this rank that begins later may wait for its peers
  * without any progress. Then comm ends with ncclTimeout. With 0, HOSTCCL_TIMEOUT_MS applies. The
  * time also holds for splits and shrinks of comm, and it may be set while comm itself is being

@@ -1,10 +1,15 @@
 //! The error type of the library: a status of the C contract, a one-line message with the values,
 //! and the codes of other layers.
 
+mod about;
+mod facts;
+
 use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
 
+use self::facts::Facts;
+pub(crate) use self::facts::MOST_RANKS;
 use crate::printable::printable;
 use hostccl::{fork, machine};
 
@@ -127,8 +132,8 @@ pub struct Error {
     device_error: i32,
     /// The `errno`; 0 when the operating system was not involved.
     os_error: i32,
-    /// The ranks of the world that the error is about, in ascending order.
-    ranks: Vec<i32>,
+    /// The ranks that the error is about, and the like; `None` where nothing of it is known.
+    facts: Option<Box<Facts>>,
 }
 
 /// The result of every fallible function of this crate.
@@ -138,14 +143,7 @@ impl Error {
     /// An error of that status. Characters that a terminal would act on are escaped
     /// ([`printable`]), because names, keys and hosts in messages may come from anybody.
     pub fn new(status: Status, message: impl Into<String>) -> Error {
-        Error {
-            status,
-            message: one_line(&message.into()),
-            ccl_result: 0,
-            device_error: 0,
-            os_error: 0,
-            ranks: Vec::new(),
-        }
+        Error { status, message: one_line(&message.into()), ccl_result: 0, device_error: 0, os_error: 0, facts: None }
     }
 
     /// `DM_STATUS_INVALID_ARGUMENT`.
@@ -251,17 +249,6 @@ impl Error {
         ))
     }
 
-    /// Adds ranks of the world that the error is about: those that were lost, that did not come,
-    /// or that failed.
-    #[must_use]
-    pub fn with_ranks(mut self, ranks: &[i32]) -> Error {
-        self.ranks.extend_from_slice(ranks);
-        self.ranks.sort_unstable();
-        self.ranks.dedup();
-        self.ranks.truncate(MOST_RANKS);
-        self
-    }
-
     /// Puts `what`, which says what was being done, in front of the message.
     #[must_use]
     pub fn within(mut self, what: &str) -> Error {
@@ -289,27 +276,11 @@ impl Error {
         self.device_error
     }
 
-    /// The ranks of the world that the error is about, in growing order: those that were lost,
-    /// that did not come, or that failed. At most 64, the lowest ones. Empty where no rank is
-    /// known to be at fault.
-    ///
-    /// ```
-    /// use devicemesh::error::{Error, Status};
-    /// let error = Error::new(Status::PeerLost, "ranks 3 and 7 were lost").with_ranks(&[7, 3]);
-    /// assert_eq!(error.ranks(), [3, 7]);
-    /// ```
-    pub fn ranks(&self) -> &[i32] {
-        &self.ranks
-    }
-
     /// The `errno`; 0 when the operating system was not involved.
     pub fn os_error(&self) -> i32 {
         self.os_error
     }
 }
-
-/// How many ranks an error names: enough to look at, and few enough to pass on to every rank.
-pub(crate) const MOST_RANKS: usize = 64;
 
 fn one_line(message: &str) -> String {
     printable(message.trim_end_matches(['\n', '\r'])).into_owned()

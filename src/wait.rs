@@ -90,6 +90,11 @@ impl Cancel {
         self.raised.load(Ordering::SeqCst) || self.above.as_ref().is_some_and(|above| above.is_raised())
     }
 
+    /// Whether the flag counts as raised because of a flag above it.
+    pub fn is_raised_above(&self) -> bool {
+        self.above.as_ref().is_some_and(|above| above.is_raised())
+    }
+
     /// Fails with `DM_STATUS_ABORTED` when the flag is raised.
     pub fn check(&self) -> Result<()> {
         match &self.above {

@@ -353,6 +353,72 @@ def test_a_finalize_that_does_not_return(run):
     check(stuck and not touched, f"a communicator in which a thread is blocked is left alone: {records[6]}")
 
 
+def test_a_destroy_that_does_not_return(run):
+    """From NCCL 2.31.2 on ncclCommDestroy waits for the other ranks of the node without a
+    deadline. No rank waits for it beyond its own."""
+    output, records = run("stuck", RECORDER_STUCK_DESTROY=6)
+    said = re.findall(r"finalize (DM_\w+) (.*)", output)
+    check(len(said) == 8 and {status for status, _ in said} == {"DM_STATUS_TIMEOUT"}, output)
+    check("destroying the communicator of" in output and "was not done after 1500 ms" in output, output)
+    stuck = [line.split()[-1] for line in records[6] if line.startswith("stuck")]
+    check(stuck and not any(f"abort {comm}" in records[6] for comm in stuck), f"a communicator in which a thread is blocked is left alone: {records[6]}")
+
+
+@pytest.mark.parametrize("micros", [0, 300])
+def test_an_abort_waits_for_calls_that_are_inside(run, micros):
+    """The recorder marks an abort while a thread is inside a call on the communicator, and a call
+    that begins after the abort."""
+    run("beside", ranks=8, RECORDER_INSIDE=micros)
+
+
+@pytest.mark.long
+def test_an_abort_gives_up_a_call_that_stays_inside(run):
+    """The call lasts longer than the five seconds that dm_abort waits. The thread that made the
+    call ends the communicator when it returns."""
+    for rank, lines in run("inside", RECORDER_INSIDE=9_000_000)[1].items():
+        check(sum(line.startswith("abort c") for line in lines[lines.index("# gave up"):]) == 1, f"rank {rank}: {lines}")
+
+
+def test_names_in_a_configuration_are_copied(run):
+    for rank, lines in run("lazy names")[1].items():
+        check(any(line.startswith("split") and "name=mine " in line for line in lines) and "net mynet" in lines, f"rank {rank}: {lines}")
+
+
+def test_the_world_ends_with_all_its_meshes(run):
+    for rank, lines in run("finalize world")[1].items():
+        ends = lines[lines.index("# finalize"):]
+        made = [re.search(r"-> (c\d+)|init (c\d+)", line) for line in lines if line.startswith(("init", "split"))]
+        check(not any(line.startswith("abort") for line in ends), f"rank {rank}: {ends}")
+        check(sum(line.startswith("destroy") for line in lines) == len(made), f"rank {rank}: {lines}")
+        parent = lines.index(next(line for line in ends if re.fullmatch("destroy c1", line)))
+        split = [f"destroy {line.split()[-1]}" for line in lines if line.startswith("split c1 ")]
+        check(split and all(lines.index(line) < parent for line in split if line in lines), f"rank {rank}: {lines}")
+
+
+@pytest.fixture
+def linked(run, programs):
+    """The program that has the recorder linked into itself, and its environment."""
+    program = programs.c("tests/nccl/linked.c", "-Wall", "-Wextra", "-Werror", f"-I{HERE}", name="nccl-linked", link=[*LINK, "-ldl", "-pthread"])
+    logs = run.folder / "log"
+
+    def job(ranks, code=0, **variables):
+        logs.mkdir()
+        variables = {"RECORDER_HOST": LIBRARY / "libhostccl.so", "RECORDER_LOG": logs, "LD_LIBRARY_PATH": run.driver().parent, **variables}
+        env = processes.environment(without=["NCCL_", "CUDA_", "DM_CCL"], **variables)
+        output = processes.run(TOOL, "run", "-n", ranks, "--prefix", "--", program, env=env, code=code, timeout=60, merged=True).stdout
+        return output, {int(path.name): path.read_text().splitlines() for path in logs.iterdir()}
+    return job
+
+
+def test_a_program_that_links_nccl_statically(run, linked):
+    """Rank 0 passes the functions that it links. The others load the recorder, which
+    DM_CCL_LIBRARY names for all of them."""
+    _, records = linked(2, DM_CCL_LIBRARY=run.recorder())
+    for rank, lines in records.items():
+        wrong = [line for line in lines if re.search("STALE|BUSY|NULL in", line)]
+        check(not wrong and any(line.startswith("ncclAllReduce") for line in lines), f"rank {rank}: {lines}")
+
+
 def test_aborts_end_together(run):
     """The work of one communicator may lie on a stream behind another's, so that an abort of one
     alone would wait for ever."""

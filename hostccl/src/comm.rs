@@ -3,8 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::blame::Blame;
 use crate::error::{Error, FAILED_EARLIER, Result};
 use crate::event::{self, Event, Watch};
 use crate::labels::Labels;
@@ -104,7 +105,15 @@ impl Comm {
     }
 
     fn failure(&self) -> Option<Error> {
-        self.segment.header().failure.error().or_else(|| self.local_failure.get().cloned())
+        let error = self.segment.header().failure.error().or_else(|| self.local_failure.get().cloned())?;
+        let is_late = error.code() == ncclTimeout && error.blame().ranks.contains(&self.rank);
+        if !is_late {
+            return Some(error);
+        }
+        // The others missed this rank. To this rank, another one than itself would look late.
+        let blame = error.blame().clone();
+        let message = format!("{} came too late; the others were told: {}", self.own_label(), error.message());
+        Some(Error::new(ncclTimeout, message).by(blame))
     }
 
     /// Fails as [`check`](Comm::check) does, for a call that has not begun: the error says that an
@@ -116,7 +125,7 @@ impl Comm {
                 let call = self.segment.header().failure.call();
                 let during = call.map_or_else(String::new, |call| format!(", in {call}"));
                 let message = format!("{} {}{during}: {}", self.name(), FAILED_EARLIER, error.message());
-                Error::new(error.code(), message).by(error.lost())
+                Error::new(error.code(), message).by(error.blame().clone())
             }
         })
     }
@@ -132,18 +141,18 @@ impl Comm {
 
     /// Ends the communicator for all ranks. Returns the error that ended it, which is this one
     /// unless another came first.
-    pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<usize>, message: &str) -> Error {
-        self.fail_in(code, rank, message, "")
+    pub(crate) fn fail(&self, code: ncclResult_t, blame: Blame, message: &str) -> Error {
+        self.fail_in(code, blame, message, "")
     }
 
     /// Does what [`fail`](Comm::fail) does for a failure that `call` of this rank met. Later calls
     /// name `call` in their errors.
-    pub(crate) fn fail_in(&self, code: ncclResult_t, rank: Option<usize>, message: &str, call: &str) -> Error {
+    pub(crate) fn fail_in(&self, code: ncclResult_t, blame: Blame, message: &str, call: &str) -> Error {
         let header = self.segment.header();
-        header.fail(code, rank.map(|rank| rank as u32), message, call);
+        header.fail(code, &blame, message, call);
         header.failure.error().unwrap_or_else(|| {
             // Another rank is writing its failure now, or has died while it wrote.
-            self.local_failure.get_or_init(|| Error::new(code, message).by(rank)).clone()
+            self.local_failure.get_or_init(|| Error::new(code, message).by(blame)).clone()
         })
     }
 
@@ -171,7 +180,11 @@ impl Comm {
 
     /// Ends the calls of all ranks, because this rank makes a smaller communicator.
     pub(crate) fn revoke(&self) {
-        self.fail(ncclRemoteError, None, &format!("{} shrinks the communicator", self.describe(self.rank)));
+        self.fail(
+            ncclRemoteError,
+            Blame::of([self.rank]),
+            &format!("{} shrinks the communicator", self.describe(self.rank)),
+        );
     }
 
     /// The number of the last new segment of `rank` that this rank has joined or passed over.
@@ -244,13 +257,26 @@ impl Comm {
         self.labels.rank_in_comm(self.rank)
     }
 
-    /// Waits until no call of this rank is under way, and refuses later ones.
-    pub(crate) fn finalize(&self) {
+    /// Refuses later calls, and waits until no call of this rank is under way, for as long as a call
+    /// may wait. Fails when a call is under way then.
+    pub(crate) fn finalize(&self) -> Result<()> {
         self.finalized.store(true, Ordering::Release);
+        let (began, timeout) = (Instant::now(), self.timeout().or_else(timeout::from_environment));
         while self.places.is_busy() {
+            self.check_aborted()?;
+            if let Some(timeout) = timeout.filter(|timeout| began.elapsed() >= *timeout) {
+                let message = format!(
+                    "a call of another thread of {} on {} was under way for {} ms",
+                    self.label(self.rank),
+                    self.name(),
+                    timeout.as_millis()
+                );
+                return Err(Error::new(ncclTimeout, message).after(began.elapsed()));
+            }
             let changed = &self.places.changed;
             event::sleep(&[Watch { event: changed, seen: changed.value() }], Duration::from_millis(1));
         }
+        Ok(())
     }
 
     /// Tells the peers that this rank has left the communicator.
@@ -270,7 +296,7 @@ impl Comm {
     pub(crate) fn abort(&self) {
         let message = format!("{} aborted its communicator", self.describe(self.rank));
         if self.nranks > 1 {
-            self.fail(ncclRemoteError, Some(self.rank), &message);
+            self.fail(ncclRemoteError, Blame::of([self.rank]), &message);
         }
         self.leave();
     }
@@ -290,8 +316,8 @@ mod tests {
         let comm = Comm::new(segment, 0, 0, labels, Arc::default(), ProcessId::current());
         assert!(comm.segment.header().failure.begin(), "as the other rank does");
         assert!(comm.check().is_ok());
-        assert_eq!(comm.fail(ncclInvalidUsage, None, "one").message(), "one");
+        assert_eq!(comm.fail(ncclInvalidUsage, Blame::none(), "one").message(), "one");
         assert_eq!(comm.check().unwrap_err().message(), "one");
-        assert_eq!(comm.fail(ncclRemoteError, Some(1), "two").message(), "one", "the first failure stays");
+        assert_eq!(comm.fail(ncclRemoteError, Blame::of([1]), "two").message(), "one", "the first failure stays");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::blame::Blame;
 use crate::collective::{self, Descriptor};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
@@ -16,25 +17,28 @@ const SHARED: &str = "which share one communicator; call along them in one order
 /// Returns the error that ended it.
 pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &str) -> Error {
     let millis = timeout.as_millis();
-    let different_names = |calls: String| {
+    let different_names = |(calls, blame): (String, Blame)| {
         let message = format!("{calls}, {SHARED}: nothing that fits came within {millis} ms");
-        comm.fail(ncclInvalidUsage, None, &message)
+        comm.fail(ncclInvalidUsage, blame, &message)
     };
+    let with_peer = |calls: String, peer: usize| (calls, Blame::of([comm.rank, peer]));
     match blocker {
         Blocker::CommonName(step) | Blocker::Decision(step) => {
             return different_names(collective::different_names(comm, step));
         }
         Blocker::To { peer, .. } if comm.segment.channel(comm.rank, peer).expects.name().is_some() => {
-            return different_names(message::different_names(comm, comm.rank, peer));
+            return different_names(with_peer(message::different_names(comm, comm.rank, peer), peer));
         }
-        Blocker::OtherCall(peer) => return different_names(message::different_names(comm, peer, comm.rank)),
+        Blocker::OtherCall(peer) => {
+            return different_names(with_peer(message::different_names(comm, peer, comm.rank), peer));
+        }
         Blocker::To { peer, .. } if has_sent(comm, peer) => {
             let message = format!(
                 "{} and {} both send to each other and neither receives, for {millis} ms: put the send and the receive of each into one group",
                 comm.label(comm.rank),
                 comm.label(peer)
             );
-            return comm.fail_in(ncclInvalidUsage, None, &message, call);
+            return comm.fail_in(ncclInvalidUsage, Blame::of([comm.rank, peer]), &message, call);
         }
         _ => {}
     }
@@ -42,7 +46,7 @@ pub(crate) fn time_out(comm: &Comm, blocker: Blocker, timeout: Duration, call: &
     let sender = missing.iter().find(|rank| matches!(blocker, Blocker::Step(_)) && has_sent(comm, **rank));
     let sending = sender.map_or_else(String::new, |rank| format!(" ({} is in a send to this rank)", comm.label(*rank)));
     let message = format!("{} did not come within {millis} ms{sending}", comm.labels.ranks(&missing));
-    comm.add_missing(comm.fail_in(ncclTimeout, missing.first().copied(), &message, call), blocker)
+    comm.add_missing(comm.fail_in(ncclTimeout, Blame::of(missing), &message, call), blocker)
 }
 
 /// Whether a message of `peer` to this rank lies in the ring, where no receive takes it.
@@ -59,7 +63,7 @@ pub(crate) fn end_if_peer_waits(comm: &Comm, call: &str) -> Result<()> {
     let Some((rank, theirs)) = peer_in_collective(comm) else { return Ok(()) };
     let me = comm.label(comm.rank);
     let message = format!("{} is in {theirs}, which {me} does not call: {me} is in {call}", comm.describe(rank));
-    Err(comm.fail_in(ncclInvalidUsage, None, &message, &theirs))
+    Err(comm.fail_in(ncclInvalidUsage, Blame::of([comm.rank, rank]), &message, &theirs))
 }
 
 /// Returns a rank that is inside a collective which this rank has not begun, and that call. Returns

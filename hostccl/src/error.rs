@@ -1,10 +1,12 @@
 //! Errors, and the guard inside which every function of the C API runs.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
+use crate::blame::Blame;
 use crate::types::*;
 use crate::{fork, machine};
 
@@ -19,22 +21,28 @@ pub(crate) struct Error {
     code: ncclResult_t,
     /// One line with the values of the failure.
     message: String,
-    /// The rank that was found lost or late, or to which the operating system refused something, in
-    /// the communicator on which the call was made.
-    lost: Option<usize>,
+    /// The ranks to blame, in the communicator on which the call was made.
+    blame: Blame,
+    /// How long the call waited for its peers without any progress; `None` where it did not wait.
+    waited: Option<Duration>,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Returns an error that no lost rank has caused.
+    /// Returns an error that blames no rank.
     pub(crate) fn new(code: ncclResult_t, message: impl Into<String>) -> Error {
-        Error { code, message: message.into(), lost: None }
+        Error { code, message: message.into(), blame: Blame::none(), waited: None }
     }
 
-    /// Returns this error with the rank that is to blame.
-    pub(crate) fn by(self, lost: Option<usize>) -> Error {
-        Error { lost, ..self }
+    /// Returns this error with the ranks to blame.
+    pub(crate) fn by(self, blame: Blame) -> Error {
+        Error { blame, ..self }
+    }
+
+    /// Returns this error with the time for which the call waited.
+    pub(crate) fn after(self, waited: Duration) -> Error {
+        Error { waited: Some(waited), ..self }
     }
 
     /// Returns `ncclInvalidArgument`: an argument is wrong by itself.
@@ -65,9 +73,20 @@ impl Error {
         &self.message
     }
 
-    /// The rank that is to blame, in the communicator on which the call was made.
+    /// The ranks to blame, in the communicator on which the call was made.
+    pub(crate) fn blame(&self) -> &Blame {
+        &self.blame
+    }
+
+    /// How long the call waited for its peers without any progress; `None` where it did not wait.
+    pub(crate) fn waited(&self) -> Option<Duration> {
+        self.waited
+    }
+
+    /// The first rank that was found lost or late. A wrong call is no reason to miss a rank.
     pub(crate) fn lost(&self) -> Option<usize> {
-        self.lost
+        let first = self.blame.lost.first().or(self.blame.ranks.first()).copied();
+        first.filter(|_| self.code != ncclInvalidUsage)
     }
 
     /// Returns this error with the call that met it in front of the message.
@@ -77,27 +96,50 @@ impl Error {
     }
 }
 
-thread_local! {
-    /// The message of this thread's last error; empty when there was none.
-    static LAST: RefCell<CString> = RefCell::new(CString::default());
+/// The last error of a thread.
+#[derive(Default)]
+struct Last {
+    /// The message as C reads it; empty when there was no error.
+    text: CString,
+    /// The error; `None` when there was none.
+    error: Option<Error>,
 }
 
-/// Makes `message` this thread's last error.
-pub(crate) fn remember(message: &str) {
+thread_local! {
+    static LAST: RefCell<Last> = RefCell::default();
+    /// Whether the last error came after the thread's last [`begin_call`].
+    static IS_FRESH: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes `error`, with `message` in place of its own, this thread's last error.
+pub(crate) fn remember(error: Error, message: &str) {
     let text: Vec<u8> = message.bytes().map(|byte| if byte == 0 || byte == b'\n' { b' ' } else { byte }).collect();
-    // A thread that is about to end has no such variable any more, and nobody can read its last
+    let last = Last { text: CString::new(text).unwrap_or_default(), error: Some(error) };
+    // A thread that is about to end has no such variables any more, and nobody can read its last
     // error.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
+    let _ = LAST.try_with(|place| *place.borrow_mut() = last);
+    let _ = IS_FRESH.try_with(|is_fresh| is_fresh.set(true));
+}
+
+/// Notes that the thread's last error, if there is one, belongs to an earlier call.
+pub(crate) fn begin_call() {
+    let _ = IS_FRESH.try_with(|is_fresh| is_fresh.set(false));
 }
 
 /// Returns this thread's last error. The string is valid until this thread's next failing call.
 pub(crate) fn last() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST.try_with(|last| last.borrow().text.as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// Returns this thread's last error, if it came after the last [`begin_call`].
+pub(crate) fn fresh() -> Option<Error> {
+    let is_fresh = IS_FRESH.try_with(Cell::get).unwrap_or(false);
+    LAST.try_with(|last| last.borrow().error.clone().filter(|_| is_fresh)).ok().flatten()
 }
 
 /// Whether this thread has had an error.
 pub(crate) fn has_last() -> bool {
-    LAST.try_with(|last| !last.borrow().is_empty()).unwrap_or(false)
+    LAST.try_with(|last| last.borrow().error.is_some()).unwrap_or(false)
 }
 
 /// Returns the static sentence for a code.
@@ -147,13 +189,11 @@ pub(crate) fn guard<R: Return>(function: &'static str, body: impl FnOnce() -> Re
         Ok(Err(error)) => error,
         Err(panic) => Error::new(ncclInternalError, format!("a bug in hostccl: {}", panic_text(&*panic))),
     };
+    let code = error.code;
     let message = error.message();
-    if message.starts_with(function) {
-        remember(message);
-    } else {
-        remember(&format!("{function}: {message}"));
-    }
-    R::failed(error.code)
+    let message = if message.starts_with(function) { message.to_owned() } else { format!("{function}: {message}") };
+    remember(error, &message);
+    R::failed(code)
 }
 
 /// Whether a function uses nothing that may belong to the parent of a forked child.

@@ -78,6 +78,16 @@ macro_rules! for_each_function {
             /// Extension: writes the rank of `comm` that was found dead or gone, or the first rank
             /// that did not come in time. It writes -1 when none is known. Local.
             fn hostcclCommLostRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
+            /// Extension: says which ranks the calling thread's last error is about, as ranks of
+            /// the communicator of the failed call. `ranks` and `lost` have room for `capacity`
+            /// numbers, and `count` gets how many ranks there are. A place of `lost` is 1 where the
+            /// rank's process has ended. `waited_ms` gets how long the call waited for its peers
+            /// without any progress, or -1. `code` gets the error's code, or `ncclSuccess` when
+            /// the thread had no error since its last `hostcclNextCallName`. Local.
+            fn hostcclLastErrorRanks(
+                code: *mut ncclResult_t, ranks: *mut c_int, lost: *mut c_int, capacity: c_int, count: *mut c_int,
+                waited_ms: *mut i64
+            ) -> ncclResult_t;
             /// Extension: sets how long an operation of this rank may wait for its peers without
             /// any progress, in milliseconds. Then the communicator ends with `ncclTimeout`. With 0
             /// the value of `HOSTCCL_TIMEOUT_MS` applies. It holds for splits and shrinks of `comm`

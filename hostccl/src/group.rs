@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::blame::Blame;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::machine;
@@ -68,7 +69,7 @@ impl Drop for Group {
                 comm.describe(comm.rank),
                 queued.len()
             );
-            comm.fail(ncclInvalidUsage, None, &message);
+            comm.fail(ncclInvalidUsage, Blame::of([comm.rank]), &message);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
@@ -49,7 +50,7 @@ impl Source {
             Source::Child { owner, .. } => (*owner, "the new communicator's memory", Some(0)),
         };
         let message = format!("the process that made {what} (pid {}) has gone before all ranks had joined", maker.pid);
-        maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(rank))
+        maker.is_ending().then(|| Error::new(ncclRemoteError, message).by(Blame::of_lost(rank)))
     }
 }
 
@@ -138,7 +139,7 @@ impl Join {
                 seat.pid.load(Ordering::Relaxed),
                 me.pid
             );
-            segment.header().fail(ncclInvalidUsage, None, &message, "");
+            segment.header().fail(ncclInvalidUsage, &Blame::of([self.rank as usize]), &message, "");
             return Err(segment.header().failure.error().unwrap_or_else(|| Error::usage(message)));
         }
         seat.pid.store(me.pid, Ordering::Relaxed);
@@ -190,7 +191,7 @@ impl Operation for Join {
             {
                 if let Some(error) = self.source.orphaned() {
                     let seat = (0..comm.nranks).find(|&rank| comm.segment.process(rank) == Some(creator.id()));
-                    return Err(comm.fail(ncclRemoteError, seat, error.message()));
+                    return Err(comm.fail(ncclRemoteError, Blame::of_lost(seat), error.message()));
                 }
             }
         }
@@ -212,7 +213,7 @@ impl Drop for Join {
             Some(comm) if comm.segment.header().arrived.value() == self.nranks => return,
             Some(comm) => {
                 let message = format!("{} gave up joining", comm.describe(comm.rank));
-                comm.fail(ncclRemoteError, Some(comm.rank), &message);
+                comm.fail(ncclRemoteError, Blame::of([comm.rank]), &message);
             }
             None => {}
         }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::blame::Blame;
 use crate::error::Error;
 use crate::types::ncclSystemError;
 
@@ -52,7 +53,7 @@ impl Labels {
             return error;
         }
         let message = format!("{}: {}", self.process(rank, std::process::id()), error.message());
-        Error::new(error.code(), message).by(Some(rank))
+        Error::new(error.code(), message).by(Blame::of([rank]))
     }
 
     /// Returns "rank 3 of mesh_tp", or "rank 7 (rank 3 of mesh_tp)".
@@ -68,8 +69,8 @@ impl Labels {
         let global: Vec<i32> = ranks.iter().map(|&rank| self.global_rank(rank).unwrap_or(rank as i32)).collect();
         let own: Vec<i32> = ranks.iter().map(|&rank| rank as i32).collect();
         match global == own {
-            true => list(&own),
-            false => format!("{} ({} of {})", list(&global), list(&own), self.comm_name),
+            true => list(own),
+            false => format!("{} ({} of {})", list(global), list(own), self.comm_name),
         }
     }
 
@@ -90,7 +91,8 @@ impl Labels {
 }
 
 /// Returns "ranks 1, 2 and 40 more".
-fn list(ranks: &[i32]) -> String {
+pub(crate) fn list(ranks: impl IntoIterator<Item = i32>) -> String {
+    let ranks: Vec<i32> = ranks.into_iter().collect();
     let shown: Vec<String> = ranks.iter().take(MOST_LISTED).map(i32::to_string).collect();
     let more =
         if ranks.len() > shown.len() { format!(" and {} more", ranks.len() - shown.len()) } else { String::new() };

@@ -53,7 +53,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `error` |
+//! | the machine | `types`, `fork`, `machine`, `thread`, `process`, `event` (futexes), `copy` (streaming stores), `blame`, `error` |
 //! | values | `config`, `timeout`, `call_name`, `labels`, `poll` (what an operation waits for), `blocks` (parts of a buffer), `reduce` (the kernels) |
 //! | shared memory | `segment`, `id` |
 //! | the communicator | `places` (calls that take turns), `comm`, `peers` (who lives, who is missing) |
@@ -65,6 +65,7 @@
 
 mod admission;
 mod api;
+mod blame;
 pub mod blocks;
 mod body;
 mod call_name;

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::Result;
@@ -136,7 +137,7 @@ impl Message {
             self.count,
             self.dtype.name()
         );
-        self.comm.fail(ncclInvalidUsage, None, &message)
+        self.comm.fail(ncclInvalidUsage, Blame::of([self.peer, self.comm.rank]), &message)
     }
 
     /// Returns how many bytes to copy next, where `free` bytes of the ring are available from `at`

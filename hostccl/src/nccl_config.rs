@@ -85,7 +85,8 @@ impl CommConfig {
         config
     }
 
-    /// Copies the caller's `ncclConfig_t`. Its first field says how many bytes it has.
+    /// Copies the caller's `ncclConfig_t`. Its first field says how many bytes it has. The strings
+    /// stay the caller's ([`keep_strings`](CommConfig::keep_strings)).
     ///
     /// # Safety
     /// `config` points to an initialised `ncclConfig_t` of any release, which has as many readable
@@ -104,6 +105,27 @@ impl CommConfig {
         // as many.
         unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), words.as_mut_ptr().cast::<u8>(), size) };
         Ok(CommConfig { words })
+    }
+
+    /// Returns this config with other strings in place of its own: `keep` gives one for each
+    /// string. So the caller's strings need not live longer than this call.
+    ///
+    /// # Safety
+    /// Each string of the config is NULL or a NUL-terminated string.
+    #[must_use]
+    pub unsafe fn keep_strings(mut self, keep: impl Fn(&CStr) -> &'static CStr) -> CommConfig {
+        for (_, at, since) in POINTERS {
+            let theirs: *const c_char = std::ptr::with_exposed_provenance(match self.has(at, 8, since) {
+                true => self.word(at) as usize,
+                false => 0,
+            });
+            if !theirs.is_null() {
+                // SAFETY: not NULL, and the caller's contract.
+                let ours = keep(unsafe { CStr::from_ptr(theirs) });
+                self.put(at, &ours.as_ptr().expose_provenance().to_ne_bytes());
+            }
+        }
+        self
     }
 
     /// Returns this config with the field `blocking` set.
@@ -129,7 +151,7 @@ impl CommConfig {
     #[must_use]
     pub fn named(mut self, name: &'static CStr) -> CommConfig {
         if self.name().is_some_and(<*const c_char>::is_null) {
-            self.put(AT_COMM_NAME, &(name.as_ptr() as usize).to_ne_bytes());
+            self.put(AT_COMM_NAME, &name.as_ptr().expose_provenance().to_ne_bytes());
         }
         self
     }
@@ -244,6 +266,20 @@ mod tests {
         let ours = unsafe { CommConfig::copy_of(theirs.as_mut_ptr()) }.unwrap();
         assert_eq!((ours.size(), ours.int(28)), (48, 4));
         assert_eq!((ours.name(), ours.flag("splitShare"), ours.flag("nvlsCTAs")), (None, Ok(None), Ok(None)));
+    }
+
+    #[test]
+    fn strings_are_replaced_where_the_config_has_them() {
+        let mut theirs = CommConfig::unset(22_703).named(c"theirs");
+        theirs.put(32, &c"socket".as_ptr().expose_provenance().to_ne_bytes());
+        let keep = |text: &CStr| if text == c"socket" { c"our socket" } else { c"ours" };
+        // SAFETY: both strings are literals.
+        let ours = unsafe { theirs.keep_strings(keep) };
+        assert_eq!(ours.word(32) as usize, c"our socket".as_ptr() as usize);
+        assert_eq!(ours.word(AT_COMM_NAME) as usize, c"ours".as_ptr() as usize);
+        // SAFETY: no string is set.
+        let unset = unsafe { CommConfig::unset(22_703).keep_strings(keep) };
+        assert_eq!((unset.word(32), unset.word(AT_COMM_NAME)), (0, 0));
     }
 
     #[test]

@@ -2,16 +2,26 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::poll::Blocker;
 use crate::process::Process;
 use crate::types::*;
 
-/// How messages tell that a process has ended. Only its parent learns whether it exited or was
-/// killed.
-const GONE: &str = "has gone (its process exited or was killed)";
+/// A peer's end after which no other peer has ended for so long stands alone.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// How long a call that has found a peer's end waits for the ends of others at most.
+const LONGEST_SETTLING: Duration = Duration::from_millis(250);
+
+/// The pause between two looks at the peers meanwhile.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The most ranks that a message describes one by one.
+const MOST_DESCRIBED: usize = 8;
 
 impl Comm {
     /// Fails when a peer's process has ended, or when a peer that has left the communicator is
@@ -30,27 +40,60 @@ impl Comm {
             if self.has_left(rank) {
                 if blocked.is_some_and(|(blocker, _)| self.waits_for(rank, blocker)) && still_blocked() {
                     let message = format!("{} has destroyed its communicator", self.describe(rank));
-                    return Err(self.fail_in(ncclRemoteError, Some(rank), &message, &call()));
+                    return Err(self.fail_in(ncclRemoteError, Blame::of([rank]), &message, &call()));
                 }
             } else if id.pid != self.own_process.pid {
                 processes.push(self.peer_processes[rank].get_or_init(|| Process::watch(id)).clone());
                 ranks.push(rank);
             }
         }
-        while let Some(index) = Process::first_dead(&processes) {
-            // The peer may have left after the loop above looked at it. Then it ended in good
-            // order.
-            if !self.has_left(ranks[index]) {
-                if !still_blocked() {
-                    return Ok(());
-                }
-                let message = format!("{} {GONE}", self.describe(ranks[index]));
-                return Err(self.fail_in(ncclRemoteError, Some(ranks[index]), &message, &call()));
-            }
-            processes.swap_remove(index);
-            ranks.swap_remove(index);
+        let mut dead = self.take_dead(&mut processes, &mut ranks);
+        if dead.is_empty() || !still_blocked() {
+            return Ok(());
         }
-        Ok(())
+        // Processes that were ended together end one right after the other. All of them are
+        // reported, so this rank waits until no further one has ended for a moment.
+        let (mut last, end) = (Instant::now(), Instant::now() + LONGEST_SETTLING);
+        while !processes.is_empty() && last.elapsed() < QUIET && Instant::now() < end {
+            self.check()?;
+            std::thread::sleep(LOOK);
+            let more = self.take_dead(&mut processes, &mut ranks);
+            if !more.is_empty() {
+                last = Instant::now();
+                dead.extend(more);
+            }
+        }
+        dead.sort_unstable();
+        Err(self.fail_in(ncclRemoteError, Blame::of_lost(dead.iter().copied()), &self.have_gone(&dead), &call()))
+    }
+
+    /// Takes the processes that have ended out of a list. Returns the ranks of those that have not
+    /// left the communicator in good order.
+    fn take_dead(&self, processes: &mut Vec<Arc<Process>>, ranks: &mut Vec<usize>) -> Vec<usize> {
+        let mut dead = Vec::new();
+        while let Some(index) = Process::first_dead(processes) {
+            processes.swap_remove(index);
+            let rank = ranks.swap_remove(index);
+            // The peer may have left after its process was put on the list.
+            if !self.has_left(rank) {
+                dead.push(rank);
+            }
+        }
+        dead
+    }
+
+    /// Returns "rank 3 (pid 4711) has gone (its process exited or was killed)". Only the parent of
+    /// a process learns whether it exited or was killed.
+    fn have_gone(&self, ranks: &[usize]) -> String {
+        match ranks {
+            [rank] => format!("{} has gone (its process exited or was killed)", self.describe(*rank)),
+            _ => {
+                let each: Vec<String> = ranks.iter().take(MOST_DESCRIBED).map(|rank| self.describe(*rank)).collect();
+                let more = ranks.len() - each.len();
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                format!("{}{more} have gone (their processes exited or were killed)", each.join(", "))
+            }
+        }
     }
 
     /// Fails when this rank has aborted the communicator, or when `peer` has left it or died.
@@ -59,12 +102,12 @@ impl Comm {
         self.check_aborted()?;
         if self.has_left(peer) {
             let message = format!("{} has destroyed its communicator", self.describe(peer));
-            return Err(Error::new(ncclRemoteError, message).by(Some(peer)));
+            return Err(Error::new(ncclRemoteError, message).by(Blame::of([peer])));
         }
         let Some(id) = self.segment.process(peer).filter(|id| id.pid != self.own_process.pid) else { return Ok(()) };
         let process = self.peer_processes[peer].get_or_init(|| Process::watch(id));
         match Process::first_dead(std::slice::from_ref(process)) {
-            Some(_) => Err(Error::new(ncclRemoteError, format!("{} {GONE}", self.describe(peer))).by(Some(peer))),
+            Some(_) => Err(Error::new(ncclRemoteError, self.have_gone(&[peer])).by(Blame::of_lost([peer]))),
             None => Ok(()),
         }
     }
@@ -78,10 +121,13 @@ impl Comm {
         match blocker {
             Blocker::Arrivals => self.segment.process(rank).is_none(),
             Blocker::Step(step) => (self.segment.seat(rank).step.value().wrapping_sub(step as u32) as i32) < 0,
-            Blocker::From(peer) | Blocker::To { peer, .. } | Blocker::NewSegment(peer) => peer == rank,
+            // A sender that has left does not take its message back.
+            Blocker::From(peer) | Blocker::To { peer, .. } | Blocker::NewSegment(peer) | Blocker::OtherCall(peer) => {
+                peer == rank
+            }
             // Every rank has a call of its own there.
             Blocker::CommonName(_) | Blocker::Decision(_) => rank != self.rank,
-            Blocker::Turn | Blocker::OtherCall(_) => false,
+            Blocker::Turn => false,
         }
     }
 
@@ -102,11 +148,11 @@ impl Comm {
     /// Does what [`add_missing`](Comm::add_missing) does, where the missing ranks are known.
     pub(crate) fn add_missing_ranks(&self, error: Error, missing: &[usize]) -> Error {
         let Some(&first) = missing.first() else { return error };
-        if error.code() != ncclTimeout || error.lost().is_some_and(|rank| missing.contains(&rank)) {
+        if error.code() != ncclTimeout || error.blame().ranks.iter().any(|rank| missing.contains(rank)) {
             return error;
         }
         self.note_lost(first);
         let message = format!("{} has not come here either: {}", self.labels.ranks(missing), error.message());
-        Error::new(ncclTimeout, message).by(Some(first))
+        Error::new(ncclTimeout, message).by(Blame::of(missing.iter().copied()))
     }
 }

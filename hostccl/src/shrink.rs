@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use crate::blame::Blame;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::fork::Private;
@@ -106,7 +107,8 @@ impl Shrink {
                 if !child.missing(Blocker::Arrivals).contains(&missing) {
                     continue;
                 }
-                child.fail(error.code(), Some(missing), error.message());
+                let blame = error.blame().renumbered(|rank| self.members.iter().position(|member| *member == rank));
+                child.fail(error.code(), blame, error.message());
                 return Err(error);
             }
         }
@@ -139,7 +141,7 @@ impl Operation for Shrink {
                 let limit = self.parent.timeout().or_else(timeout::from_environment).unwrap_or(DEFAULT_TIMEOUT);
                 if self.since.elapsed() >= limit {
                     let message = format!("{} did not come within {} ms", self.parent.label(first), limit.as_millis());
-                    return Err(Error::new(ncclTimeout, message).by(Some(first)));
+                    return Err(Error::new(ncclTimeout, message).by(Blame::of([first])));
                 }
                 return Ok(Poll::Blocked { seen, blocker: Blocker::NewSegment(first) });
             };
@@ -183,8 +185,8 @@ impl ChildOperation for Shrink {
         match self.join {
             // The error names a rank of the new communicator, whose ranks have other numbers.
             Some(_) => {
-                let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
-                error.by(lost)
+                let blame = error.blame().renumbered(|rank| self.members.get(rank).copied());
+                error.by(blame)
             }
             None => error,
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::admission::Admission;
+use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::collective::Descriptor;
 use crate::comm::Comm;
@@ -147,7 +148,7 @@ impl Split {
                         self.parent.label(first),
                         String::from_utf8_lossy(why)
                     );
-                    return Err(Error::new(made.code, message).by(Some(first)));
+                    return Err(Error::new(made.code, message).by(Blame::of([first])));
                 }
                 let rank = self.members.iter().position(|&rank| rank == me).unwrap_or(0);
                 let source = Source::Child { owner: made.owner, fd: made.fd, token: made.token };
@@ -203,8 +204,8 @@ impl ChildOperation for Split {
         if let Err(error) = self.check_parent() {
             return error;
         }
-        let lost = error.lost().and_then(|rank| self.members.get(rank).copied());
-        error.by(lost)
+        let blame = error.blame().renumbered(|rank| self.members.get(rank).copied());
+        error.by(blame)
     }
 }
 
@@ -257,12 +258,21 @@ impl Operation for Split {
                 Err(error) if join.comm().is_none() => {
                     let error = self.for_parent(error);
                     // The error names the rank that could not join, which may be another one.
-                    let rank = error.lost().unwrap_or(self.parent.rank);
-                    let message = match error.lost() {
-                        Some(_) => format!("a split failed: {}", error.message()),
-                        None => format!("{} could not join its split: {}", self.parent.label(rank), error.message()),
+                    let blame = match error.blame().ranks.is_empty() {
+                        true => Blame::of([self.parent.rank]),
+                        false => error.blame().clone(),
                     };
-                    Err(self.parent.fail(error.code(), Some(rank), &message))
+                    let message = match error.blame().ranks.is_empty() {
+                        true => {
+                            format!(
+                                "{} could not join its split: {}",
+                                self.parent.label(self.parent.rank),
+                                error.message()
+                            )
+                        }
+                        false => format!("a split failed: {}", error.message()),
+                    };
+                    Err(self.parent.fail(error.code(), blame, &message))
                 }
                 Err(error) => Err(self.for_parent(error)),
             },

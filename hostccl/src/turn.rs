@@ -12,6 +12,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::Result;
@@ -91,7 +92,7 @@ impl Pass {
                 self.name.along(),
                 call()
             );
-            return Err(comm.fail(ncclInvalidUsage, None, &message));
+            return Err(comm.fail(ncclInvalidUsage, Blame::of([comm.rank]), &message));
         }
         entries.last += 1;
         let id = entries.last;

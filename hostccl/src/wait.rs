@@ -63,8 +63,17 @@ pub(crate) struct Wait {
 
 impl Wait {
     /// Waits until one of the calls may continue. It may return earlier. Fails when a communicator
-    /// has failed, when a peer that is waited for has left or died, and when the time is up.
+    /// has failed, when a peer that is waited for has left or died, and when the time is up. The
+    /// error says how long the calls have waited.
     pub(crate) fn until_any_may_continue(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
+        let waited = self.look(calls);
+        waited.map_err(|error| match self.since {
+            Some(since) => error.after(since.elapsed()),
+            None => error,
+        })
+    }
+
+    fn look(&mut self, calls: &[BlockedCall<'_>]) -> Result<()> {
         let changed = || calls.iter().any(BlockedCall::may_continue);
         if spin::spin_then_yield(calls.iter().map(|call| call.comm.ranks_on_machine), changed) {
             self.since = None;

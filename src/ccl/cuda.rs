@@ -1,4 +1,4 @@
-//! The CUDA driver's few functions that choosing a device needs, found in libcuda at run time.
+//! The CUDA driver, found in libcuda at run time, with the functions for choosing a device.
 //!
 //! This is a table of our own, as for NCCL. cudarc's table takes all 483 functions of the CUDA
 //! release that it was made for, and panics where the driver lacks one of them. So under an older
@@ -12,7 +12,7 @@ use once_cell::sync::OnceCell;
 use crate::error::{Error, Result, Status};
 
 /// `CUresult`.
-type Code = c_int;
+pub(super) type Code = c_int;
 
 /// `CUcontext`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,8 @@ pub(super) struct Driver {
     current_device: unsafe extern "C" fn(*mut c_int) -> Code,
     error_name: Option<unsafe extern "C" fn(Code, *mut *const c_char) -> Code>,
     error_string: Option<unsafe extern "C" fn(Code, *mut *const c_char) -> Code>,
-    _library: Library,
+    /// Keeps the functions in the process, and finds further ones.
+    library: Library,
 }
 
 impl Driver {
@@ -75,7 +76,7 @@ impl Driver {
                 unsafe { library.get(concat!($name, "\0").as_bytes()) }.ok().map(|function| *function)
             };
             ($name:literal, core) => {
-                symbol!($name).ok_or_else(|| no_driver(concat!("libcuda.so.1 has no symbol ", $name)))?
+                symbol!($name).ok_or_else(|| lacks($name))?
             };
         }
         let init: unsafe extern "C" fn(c_uint) -> Code = symbol!("cuInit", core);
@@ -92,7 +93,7 @@ impl Driver {
             current_device: symbol!("cuCtxGetDevice", core),
             error_name: symbol!("cuGetErrorName"),
             error_string: symbol!("cuGetErrorString"),
-            _library: library,
+            library,
         };
         let version = driver.version()?;
         if version < OLDEST {
@@ -167,7 +168,19 @@ impl Driver {
         self.check("cuCtxSetCurrent", unsafe { (self.set_current)(context) })
     }
 
-    fn check(&self, call: &str, code: Code) -> Result<()> {
+    /// A further function of the driver, by its name in cuda.h.
+    ///
+    /// # Safety
+    /// `F` is the type of a pointer to that function.
+    pub(super) unsafe fn function<F: Copy>(&self, name: &str) -> Result<F> {
+        // SAFETY: the caller's contract.
+        let found = unsafe { self.library.get::<F>(name.as_bytes()) };
+        found.map(|function| *function).map_err(|_| lacks(name))
+    }
+
+    /// Turns a result code into an error with the driver's own words, and advice where there is
+    /// some.
+    pub(super) fn check(&self, call: &str, code: Code) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
@@ -199,6 +212,10 @@ impl Driver {
 /// A CUDA version as people write it: 12020 is 12.2.
 pub(super) fn dotted(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+fn lacks(symbol: &str) -> Error {
+    no_driver(&format!("libcuda.so.1 has no symbol {symbol}"))
 }
 
 fn no_driver(why: &str) -> Error {

@@ -105,6 +105,9 @@ pub(super) struct Functions {
     pub(super) group_start: unsafe extern "C" fn() -> NcclResult,
     pub(super) group_end: unsafe extern "C" fn() -> NcclResult,
     pub(super) host_lost_rank: Option<unsafe extern "C" fn(RawComm, *mut c_int) -> NcclResult>,
+    pub(super) host_last_error_ranks: Option<
+        unsafe extern "C" fn(*mut NcclResult, *mut c_int, *mut c_int, c_int, *mut c_int, *mut i64) -> NcclResult,
+    >,
     pub(super) host_set_timeout: Option<unsafe extern "C" fn(RawComm, i64) -> NcclResult>,
     pub(super) host_next_call_name: Option<unsafe extern "C" fn(u64, *const c_char) -> NcclResult>,
     pub(super) host_set_names: Option<unsafe extern "C" fn(RawComm, *const c_int, c_int) -> NcclResult>,
@@ -159,6 +162,7 @@ impl Functions {
             group_start: symbol!("ncclGroupStart", core),
             group_end: symbol!("ncclGroupEnd", core),
             host_lost_rank: symbol!("hostcclCommLostRank"),
+            host_last_error_ranks: symbol!("hostcclLastErrorRanks"),
             host_set_timeout: symbol!("hostcclCommSetTimeout"),
             host_next_call_name: symbol!("hostcclNextCallName"),
             host_set_names: symbol!("hostcclCommSetNames"),

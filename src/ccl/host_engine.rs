@@ -19,15 +19,6 @@ impl Library {
         }
     }
 
-    /// The rank of the communicator that the host engine found dead. `None` when no such rank is
-    /// known, and in other libraries.
-    pub(crate) fn lost_rank(&self, comm: RawComm) -> Option<usize> {
-        let mut rank = -1;
-        // SAFETY: the communicator is live, the out-parameter valid.
-        let code = unsafe { (self.functions.host_lost_rank?)(comm, &mut rank) };
-        if code == result::SUCCESS { usize::try_from(rank).ok() } else { None }
-    }
-
     /// Sets how long a call on this communicator may wait for its peers, in milliseconds and at
     /// least one. The limit holds for the making of the communicator too.
     pub(crate) fn set_timeout(&self, comm: RawComm, millis: u64) -> Result<()> {

@@ -6,8 +6,10 @@ use std::mem::ManuallyDrop;
 
 use libloading::os::unix::Library as Handle;
 
+use super::blame::Blame;
 use super::driver::{CurrentDevice, supported};
 use super::functions::{Functions, RawComm};
+use super::resolver::Resolver;
 use super::types::{NcclResult, result};
 use crate::error::{Error, Result, Status};
 
@@ -19,10 +21,19 @@ pub struct Library {
     version: i32,
     /// The addresses of its functions.
     pub(super) functions: Functions,
-    /// The loader's handle, by which further symbols are found; `None` in the embedded engine. It
-    /// is never closed, because NCCL leaves threads behind that run its code, one for each id that
-    /// nobody used.
-    handle: Option<ManuallyDrop<Handle>>,
+    /// Where further symbols are found.
+    source: Source,
+}
+
+/// Where the functions of a library are found.
+enum Source {
+    /// The embedded host engine.
+    Embedded,
+    /// The loader's handle. It is never closed, because NCCL leaves threads behind that run its
+    /// code, one for each id that nobody used.
+    Loaded(ManuallyDrop<Handle>),
+    /// The program, which has the library linked into itself.
+    Program(Resolver),
 }
 
 /// `ncclGetVersion` of the oldest release that has the functions of the core.
@@ -55,12 +66,18 @@ impl Library {
             return Err(Error::new(Status::Library, format!("{name} is NCCL {this}, older than {oldest}")));
         }
         let functions = Functions::from_lookup(&lookup, |symbol| missing(symbol, version))?;
-        Ok(Library { name: name.to_owned(), version, functions, handle: None })
+        Ok(Library { name: name.to_owned(), version, functions, source: Source::Embedded })
     }
 
     /// Keeps the loader's handle, so that the library stays loaded and later lookups work.
     pub(super) fn keep(mut self, handle: Handle) -> Library {
-        self.handle = Some(ManuallyDrop::new(handle));
+        self.source = Source::Loaded(ManuallyDrop::new(handle));
+        self
+    }
+
+    /// Keeps the program's resolver for later lookups.
+    pub(super) fn keep_resolver(mut self, resolver: Resolver) -> Library {
+        self.source = Source::Program(resolver);
         self
     }
 
@@ -136,13 +153,19 @@ impl Library {
 
     /// The address of any function of the library, by its C name.
     pub fn symbol(&self, name: &str) -> Option<*const c_void> {
-        match &self.handle {
-            None => hostccl::symbol(name),
+        match &self.source {
+            Source::Embedded => hostccl::symbol(name),
             // SAFETY: the address is handed on, not called.
-            Some(handle) => unsafe {
+            Source::Loaded(handle) => unsafe {
                 handle.get::<*const c_void>(name.as_bytes()).ok().map(|address| address.into_raw().cast_const())
             },
+            Source::Program(resolver) => resolver.find(name),
         }
+    }
+
+    /// Does what [`symbol`](Library::symbol) does; `DM_STATUS_NOT_FOUND` where there is none.
+    pub(crate) fn required_symbol(&self, name: &str) -> Result<*const c_void> {
+        self.symbol(name).ok_or_else(|| Error::not_found(format!("{} has no symbol {name}", self.label())))
     }
 
     /// Turns a result code into an error with the library's own words. Success and "in progress"
@@ -153,10 +176,14 @@ impl Library {
         }
         // SAFETY: the library returns a static string.
         let meaning = unsafe { text((self.functions.get_error_string)(code)) };
+        // The text may belong to an earlier error of this thread, where the code does not come from
+        // the library.
+        let blame = Blame::last(&self.functions);
+        let is_stale = blame.as_ref().is_some_and(|blame| blame.code != code);
         let detail = match self.functions.get_last_error {
             // SAFETY: NULL is allowed, a communicator is live; the string is copied at once.
-            Some(last) => unsafe { text(last(comm)) },
-            None => String::new(),
+            Some(last) if !is_stale => unsafe { text(last(comm)) },
+            _ => String::new(),
         };
         let detail = if detail.is_empty() { detail } else { format!(": {detail}") };
         // The usual reason is a driver that is older than the CUDA runtime with which NCCL was
@@ -171,8 +198,13 @@ impl Library {
             result::TIMEOUT => Status::Timeout,
             _ => Status::Ccl,
         };
-        Err(Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}{driver}", self.name))
-            .with_ccl_result(code))
+        let error = Error::new(status, format!("{call} of {} gives {code} ({meaning}){detail}{driver}", self.name))
+            .with_ccl_result(code);
+        Err(match blame.filter(|_| !is_stale) {
+            Some(Blame { ranks, waited: Some(waited), .. }) => error.blaming(ranks).after_waiting(waited),
+            Some(Blame { ranks, .. }) => error.blaming(ranks),
+            None => error,
+        })
     }
 }
 

@@ -4,17 +4,19 @@
 //! dynamic loader, or as `python` for the wheel of a Python environment. The caller's choice comes
 //! first. Where nobody names a library, cuda takes a copy that is in this process already, because
 //! a communicator is valid only in the copy that made it; if there is none, it tries the usual
-//! names. cpu takes the embedded host engine, also when `DM_CCL_LIBRARY` names a library that is
+//! names. A program that has NCCL linked into itself gives its functions by a resolver, which comes
+//! before `DM_CCL_LIBRARY`. cpu takes the embedded host engine, also when `DM_CCL_LIBRARY` names a library that is
 //! not a host engine, because a GPU job may set that variable for its cuda meshes.
 
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libloading::os::unix;
 use once_cell::sync::OnceCell;
 
 use super::driver::has_device;
 use super::library::Library;
+use super::resolver::Resolver;
 use super::wheel;
 use crate::error::{Error, Result, Status};
 
@@ -27,6 +29,49 @@ const PYTHON: &str = "python";
 /// The names under which wheels and distributions ship NVIDIA's and AMD's libraries. The bare
 /// libnccl.so is a development link.
 const USUAL_NAMES: [&str; 4] = ["libnccl.so.2", "librccl.so.1", "libnccl.so", "librccl.so"];
+
+/// The library that the program has linked into itself, and whether it can still be set.
+#[derive(Default)]
+struct OfProgram {
+    /// The library behind the program's resolver.
+    library: Option<Arc<Library>>,
+    /// Whether a library for cuda was given out.
+    is_settled: bool,
+}
+
+static OF_PROGRAM: Mutex<OfProgram> = Mutex::new(OfProgram { library: None, is_settled: false });
+
+/// Makes the functions that `resolver` gives the library for device type cuda. `None` takes an
+/// earlier resolver back. Fails where a library for cuda was given out already, because its
+/// communicators would be strangers in the other library.
+pub(crate) fn set_resolver(resolver: Option<Resolver>) -> Result<()> {
+    let mut of_program = OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
+    if of_program.is_settled {
+        return Err(Error::invalid(
+            "dm_set_ccl_resolver: a library for device type cuda is in use already; call it before the first dm_init, dm_world_init and dm_get_device_proc of device type cuda or NULL",
+        ));
+    }
+    of_program.library = match resolver {
+        None => None,
+        Some(resolver) => {
+            let name = "the program's own NCCL (dm_set_ccl_resolver)";
+            let library = Library::from_lookup(name, |symbol| resolver.find(symbol))?;
+            Some(Arc::new(library.keep_resolver(resolver)))
+        }
+    };
+    Ok(())
+}
+
+/// The library that the program gave for device type cuda.
+fn of_program() -> Option<Arc<Library>> {
+    OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner).library.clone()
+}
+
+/// Notes that a library for device type cuda is in use.
+fn settle(found: Arc<Library>) -> Arc<Library> {
+    OF_PROGRAM.lock().unwrap_or_else(PoisonError::into_inner).is_settled = true;
+    found
+}
 
 /// The embedded host engine.
 pub(crate) fn embedded() -> Result<Arc<Library>> {
@@ -59,8 +104,8 @@ pub unsafe fn open(path: &str) -> Result<Arc<Library>> {
     found.map(Arc::new).ok_or_else(|| search.failure())
 }
 
-/// The library that makes communicators for `device_type` where the caller names none: the library
-/// that [`LIBRARY_VARIABLE`] names, or the usual one. Whoever sets that variable decides which code
+/// The library that makes communicators for `device_type` where the caller names none: for cuda the
+/// program's own, then the library that [`LIBRARY_VARIABLE`] names, or the usual one. Whoever sets that variable decides which code
 /// runs in the process, as with LD_PRELOAD.
 pub fn for_device(device_type: &str) -> Result<Arc<Library>> {
     // SAFETY: nothing is named.
@@ -109,9 +154,13 @@ pub unsafe fn named_or_usual(device_type: &str, named: Option<&str>) -> Result<A
             _ => embedded(),
         },
         (None, None, "cpu") => embedded(),
-        (Some(path), ..) => open(path),
-        (None, Some(path), _) => open(&path),
-        (None, None, _) => search(),
+        (Some(path), ..) => open(path).map(settle),
+        (None, variable, _) => match (of_program(), variable) {
+            (Some(library), _) => Ok(library),
+            (None, Some(path)) => open(&path),
+            (None, None) => search(),
+        }
+        .map(settle),
     }
 }
 

@@ -5,6 +5,7 @@
 //! enum would be undefined behaviour for a code that a newer library invents), and every symbol is
 //! optional, except those of the core (see `Library::from_lookup`).
 
+mod blame;
 mod call_name;
 mod communicators;
 mod config;
@@ -17,17 +18,21 @@ mod library;
 mod load;
 mod operations;
 mod ragged;
+mod resolver;
+mod stream;
 mod types;
 mod wheel;
 
 pub(crate) use call_name::CallName;
-pub(crate) use config::config_digest;
 pub use config::{CommConfig, NotAConfig};
+pub(crate) use config::{config_digest, copied_config, lasting};
 pub(crate) use driver::{Device, select_device};
 pub use driver::{devices, has_device};
 pub use functions::RawComm;
 pub use library::Library;
-pub(crate) use load::device_type;
 pub use load::{LIBRARY_VARIABLE, for_device, named_or_usual, open};
+pub(crate) use load::{device_type, set_resolver};
+pub(crate) use resolver::Resolver;
+pub(crate) use stream::Stream;
 pub use types::{DATA_TYPES, NcclResult, element_size, result};
 pub(crate) use types::{NO_COLOR, REDUCTIONS, UniqueId};

@@ -2,21 +2,18 @@
 //! with a stream. For programs that know the element type only when they run, such as tools and
 //! benchmarks.
 
-mod cuda;
-
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::ptr::{copy_nonoverlapping, null_mut};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use self::cuda::Stream;
 use super::elements::Operator;
 use super::groups::in_group;
 use super::operations::{BufferShape, Operands};
 use super::view::View;
 use super::world::World;
-use crate::ccl::{self, element_size};
+use crate::ccl::{self, Stream, element_size};
 use crate::error::{Error, Result};
 
 /// The alignment of every buffer in bytes. GPUs align their memory in this way.

@@ -94,8 +94,16 @@ impl<'a> Call<'a> {
         Ok(AgreedCall { call: self, round })
     }
 
-    /// Does what [`agree`](Call::agree) does. The ranks also agree on which of the offered
-    /// communicators all of them share. `offers` names them by place, and the flags tell for each
+    /// Does what [`agree`](Call::agree) does, for a call whose ranks must mean the same mesh. Meshes
+    /// may have equal dimension names.
+    pub(super) fn agree_on_mesh(self, scope: &Scope, text: &str) -> Result<AgreedCall<'a>> {
+        let detail = self.mesh.map_or_else(String::new, RootComms::apart);
+        let round = self.wait.outcome(scope.agree_in_detail(text, &detail, &self.wait))?;
+        Ok(AgreedCall { call: self, round })
+    }
+
+    /// Does what [`agree_on_mesh`](Call::agree_on_mesh) does. The ranks also agree on which of the
+    /// offered communicators all of them share. `offers` names them by place, and the flags tell for each
     /// place whether it is shared.
     pub(super) fn agree_to_share(
         self,
@@ -103,7 +111,8 @@ impl<'a> Call<'a> {
         text: &str,
         offers: &[Option<String>],
     ) -> Result<(AgreedCall<'a>, Vec<bool>)> {
-        let (round, shared) = self.wait.outcome(scope.agree_to_share(text, offers, &self.wait))?;
+        let detail = self.mesh.map_or_else(String::new, RootComms::apart);
+        let (round, shared) = self.wait.outcome(scope.agree_to_share(text, &detail, offers, &self.wait))?;
         Ok((AgreedCall { call: self, round }, shared))
     }
 
@@ -242,9 +251,7 @@ impl<'a> Peers<'a> {
     pub(super) fn tell(&self, error: &Error) -> bool {
         let Some(round) = self.round else { return true };
         match error.status() {
-            Status::Aborted => {
-                round.fail(&Error::new(Status::PeerLost, format!("it was lost: {}", error.message())), self.wait)
-            }
+            Status::Aborted => round.fail_by_abort(error, self.wait),
             _ => round.fail(error, self.wait),
         }
     }
@@ -271,7 +278,7 @@ impl<'a> Peers<'a> {
     /// Agrees with the ranks of a smaller `scope`, inside a call of the whole world, on which of
     /// the offered communicators they share.
     pub(super) fn agree_to_share(&self, scope: &Scope, text: &str, offers: &[Option<String>]) -> Result<Vec<bool>> {
-        scope.agree_to_share(text, offers, self.wait).map(|(_, shared)| shared)
+        scope.agree_to_share(text, "", offers, self.wait).map(|(_, shared)| shared)
     }
 }
 

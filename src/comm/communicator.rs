@@ -4,16 +4,22 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use hostccl::fork::Own;
-use once_cell::sync::OnceCell;
 
-use super::failure::{FirstFailure, blame, is_repeated, name_ranks};
+use super::background::on_own_thread;
+use super::failure::{FirstFailure, blame, is_repeated, name_ranks, with_world_ranks};
 use super::gate::Gate;
 use crate::ccl::{CommConfig, Library, RawComm, result};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
 use crate::rendezvous::Scope;
+use crate::wait::{Deadline, Wait};
+
+/// How long an abort waits for a call of another thread that is inside the library. Such a call
+/// puts its work on a stream and returns. Only a call that connects to peers takes longer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whether a communicator has a raw handle, and why it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,8 +116,9 @@ pub(crate) struct Communicator {
     /// How its first use makes it.
     first_use: FirstUse,
     /// The scope in which the ranks of a lazy communicator agree on making it. It is kept after a
-    /// failed call, because the next try is the next call of the same scope.
-    scope: OnceCell<Scope>,
+    /// failed call, because the next try is the next call of the same scope. It is `None` before
+    /// the first try, and after a try that succeeded, because it keeps the store of the world.
+    scope: Mutex<Option<Arc<Scope>>>,
     /// The milliseconds that [`set_timeout`](Communicator::set_timeout) has set last.
     timeout_millis: AtomicU64,
     /// The name under which the ranks of an agreed call know it: equal on all its ranks, and
@@ -126,9 +133,11 @@ pub(crate) struct Communicator {
     asking: Mutex<()>,
     /// On libraries with streams, lets in one host call at a time.
     gate: Gate,
-    /// Held by the thread that aborts, so that a second abort returns only when the first one is
-    /// done.
-    aborting: Mutex<()>,
+    /// The raw communicator that was taken away and is not ended yet, because a call was inside.
+    taken: Mutex<Option<RawComm>>,
+    /// Held by the thread that ends what was taken away. A second abort so returns only when the
+    /// first one is done.
+    ending: Mutex<()>,
     /// Keeps forked children from using the communicator.
     _own: Own<()>,
 }
@@ -144,13 +153,14 @@ impl Communicator {
             holders: AtomicUsize::new(0),
             is_owned: true,
             first_use,
-            scope: OnceCell::new(),
+            scope: Mutex::default(),
             timeout_millis: AtomicU64::new(0),
             agreed_name: OnceLock::new(),
             failure: FirstFailure::default(),
             asking: Mutex::default(),
             gate: Gate::default(),
-            aborting: Mutex::default(),
+            taken: Mutex::default(),
+            ending: Mutex::default(),
             _own: Own::new(()),
         }
     }
@@ -177,10 +187,6 @@ impl Communicator {
         &self.first_use
     }
 
-    pub(super) fn gate(&self) -> &Gate {
-        &self.gate
-    }
-
     /// The communicator's name in messages: its dimension, and its place.
     pub(super) fn label(&self) -> String {
         self.group.describe()
@@ -188,8 +194,17 @@ impl Communicator {
 
     /// The scope in which the ranks of a lazy communicator agree. `make` makes the scope at the
     /// first call.
-    pub(super) fn scope(&self, make: impl FnOnce() -> Result<Scope>) -> Result<&Scope> {
-        self.scope.get_or_try_init(make)
+    pub(super) fn scope(&self, make: impl FnOnce() -> Result<Scope>) -> Result<Arc<Scope>> {
+        let mut scope = self.scope.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*scope {
+            Some(known) => Ok(Arc::clone(known)),
+            None => Ok(Arc::clone(scope.insert(Arc::new(make()?)))),
+        }
+    }
+
+    /// Forgets the scope, which the made communicator does not need.
+    pub(super) fn forget_scope(&self) {
+        self.scope.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Sets the name under which the ranks of an agreed call know it. A name that was set before
@@ -239,7 +254,7 @@ impl Communicator {
     pub(super) fn set_ready(&self, raw: RawComm) -> Result<()> {
         self.raw.store(raw.0, Ordering::SeqCst);
         if !self.change(State::Unmade, State::Ready) {
-            self.take_raw().map(|raw| self.library.abort(raw));
+            let _ = self.take_and_abort();
         }
         self.ready().map(drop)
     }
@@ -254,37 +269,147 @@ impl Communicator {
     pub(super) fn unmake(&self) {
         self.change(State::Absent, State::Unmade);
         if self.change(State::Ready, State::Unmade) {
-            self.take_raw().map(|raw| self.library.abort(raw));
+            let _ = self.take_and_abort();
         }
     }
 
     /// Ends it at once and wakes every call that is blocked in it. When this returns, the host
     /// engine's background work on it is over too. A communicator that stays the caller's is not
-    /// ended.
+    /// ended. On a library with streams, fails where another thread stays inside a call for
+    /// [`PATIENCE`]; that thread then ends the communicator when its call returns.
     pub(super) fn abort(&self) -> Result<()> {
-        let _aborting = self.aborting.lock().unwrap_or_else(PoisonError::into_inner);
         self.end(State::Aborted);
-        match self.take_raw() {
+        self.take_and_abort()
+    }
+
+    /// Marks it as finalized and returns the raw communicator, which the caller then ends. `None`
+    /// when it has ended already or stays the caller's. Fails where another thread stays inside a
+    /// call for `patience`; that thread then aborts the communicator when its call returns.
+    pub(super) fn take_to_finalize(&self, patience: Duration) -> Result<Option<RawComm>> {
+        self.end(State::Finalized);
+        self.take_away();
+        let _ending = self.ending();
+        self.wait_for_calls(patience.min(PATIENCE))?;
+        Ok(self.taken().take().filter(|_| self.is_owned))
+    }
+
+    fn take_and_abort(&self) -> Result<()> {
+        self.take_away();
+        self.abort_taken(PATIENCE)
+    }
+
+    /// Takes the raw communicator away, so that no further call can enter it.
+    fn take_away(&self) {
+        let _asking = self.asking();
+        let raw = RawComm(self.raw.swap(ptr::null_mut(), Ordering::SeqCst));
+        if !raw.is_null() {
+            *self.taken() = Some(raw);
+        }
+    }
+
+    /// Aborts the raw communicator that was taken away, once no call is inside.
+    fn abort_taken(&self, patience: Duration) -> Result<()> {
+        let _ending = self.ending();
+        self.wait_for_calls(patience)?;
+        match self.taken().take() {
             Some(raw) if self.is_owned => self.library.abort(raw),
             _ => Ok(()),
         }
     }
 
-    /// Marks it as finalized and returns the raw communicator, which the caller then ends. `None`
-    /// when it has ended already or stays the caller's.
-    pub(super) fn take_to_finalize(&self) -> Option<RawComm> {
-        self.end(State::Finalized);
-        self.take_raw().filter(|_| self.is_owned)
+    fn wait_for_calls(&self, patience: Duration) -> Result<()> {
+        let no_call_matters = self.taken().is_none() || !self.is_owned;
+        if no_call_matters || self.gate.wait_until_idle(&Deadline::after(patience)) {
+            return Ok(());
+        }
+        Err(Error::timeout(format!(
+            "a thread was inside a call of {} on the communicator of {} for {} ms, and the library forbids ending a communicator meanwhile: it ends when that call returns; if the call waits for a rank that has gone, end this process",
+            self.library.label(),
+            self.label(),
+            patience.as_millis()
+        )))
     }
 
-    fn take_raw(&self) -> Option<RawComm> {
-        let _asking = self.asking();
-        let raw = RawComm(self.raw.swap(ptr::null_mut(), Ordering::SeqCst));
-        if raw.is_null() { None } else { Some(raw) }
+    fn ending(&self) -> MutexGuard<'_, ()> {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Option<RawComm>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn asking(&self) -> MutexGuard<'_, ()> {
         self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Calls on a communicator of a library with streams. While a call is inside, no other thread calls,
+/// and no thread ends the communicator.
+impl Communicator {
+    /// Enters the communicator and returns the raw communicator for the call. Waits while a call
+    /// under another tag is inside. `call` describes this call in messages.
+    #[inline]
+    pub(super) fn enter(&self, tag: u64, wait: impl FnOnce() -> Wait, call: &dyn Fn() -> String) -> Result<RawComm> {
+        self.gate.enter(tag, wait, call)?;
+        self.entered()
+    }
+
+    /// Enters the communicator for a further call of a group that keeps the gate.
+    pub(super) fn enter_again(&self) -> Result<RawComm> {
+        self.gate.resume();
+        let raw = RawComm(self.raw.load(Ordering::SeqCst));
+        if raw.is_null() {
+            self.pause();
+            return Err(self.gone());
+        }
+        Ok(raw)
+    }
+
+    /// Looks at the raw communicator, after the calling thread has entered. A thread that ends the
+    /// communicator takes the raw communicator away before it looks who is inside.
+    #[inline]
+    fn entered(&self) -> Result<RawComm> {
+        let raw = RawComm(self.raw.load(Ordering::SeqCst));
+        if raw.is_null() {
+            self.leave();
+            return Err(self.gone());
+        }
+        Ok(raw)
+    }
+
+    /// The error of a call that found the raw communicator gone.
+    #[cold]
+    fn gone(&self) -> Error {
+        let ended = || Error::aborted(format!("the communicator of {} ended during the call", self.label()));
+        self.ready().err().unwrap_or_else(ended)
+    }
+
+    /// Leaves the communicator after a call has returned.
+    #[inline]
+    pub(super) fn leave(&self) {
+        self.gate.leave();
+        if self.raw.load(Ordering::SeqCst).is_null() {
+            self.end_what_was_taken();
+        }
+    }
+
+    /// Leaves the communicator after a call of a group has returned. Other threads enter when the
+    /// group ends.
+    pub(super) fn pause(&self) {
+        self.gate.pause();
+        if self.raw.load(Ordering::SeqCst).is_null() {
+            self.end_what_was_taken();
+        }
+    }
+
+    /// Ends the communicator where another thread could not, because this thread was inside.
+    #[cold]
+    fn end_what_was_taken(&self) {
+        if self.taken().is_none() {
+            return;
+        }
+        // This thread may have a group open, to whose end the library would put the abort off.
+        let _ = on_own_thread(&self.library, "dm-abort", || self.abort_taken(Duration::ZERO));
     }
 }
 
@@ -347,16 +472,14 @@ impl Communicator {
         }
         let _asking = self.asking();
         let raw = self.ready()?;
-        self.library
-            .set_timeout(raw, millis)
-            .map_err(|error| self.explain_as(raw, error, self.library.poll(raw).is_err()))
+        self.library.set_timeout(raw, millis).map_err(|error| self.explain_as(error, self.library.poll(raw).is_err()))
     }
 
     /// Whether nothing is in progress on it. Fails when it has failed. Does not wait.
     pub(super) fn poll(&self) -> Result<bool> {
         let _asking = self.asking();
         let raw = self.ready()?;
-        self.library.poll(raw).map_err(|error| self.explain_as(raw, error, true))
+        self.library.poll(raw).map_err(|error| self.explain_as(error, true))
     }
 
     /// Ends it where another rank waits in a collective on it. This rank does not make that
@@ -376,6 +499,13 @@ impl Communicator {
         self.failure.later_error(|| self.label())
     }
 
+    /// Asks the library about the raw communicator, while nobody ends it.
+    #[cfg(feature = "cudarc")]
+    pub(super) fn ask<T>(&self, question: impl FnOnce(RawComm) -> T) -> Result<T> {
+        let _asking = self.asking();
+        self.ready().map(question)
+    }
+
     /// Keeps how it failed. The first failure stands.
     pub(super) fn note_failure(&self, error: &Error) {
         self.failure.note(error);
@@ -388,12 +518,12 @@ impl Communicator {
             let _asking = self.asking();
             self.raw() == raw && self.library.poll(raw).is_err()
         };
-        self.explain_as(raw, error, has_failed)
+        self.explain_as(error, has_failed)
     }
 
     /// Does what [`explain`](Communicator::explain) does. `has_failed` says whether the whole
     /// communicator has failed, or only this call.
-    fn explain_as(&self, raw: RawComm, error: Error, has_failed: bool) -> Error {
+    fn explain_as(&self, error: Error, has_failed: bool) -> Error {
         if self.state() != State::Ready {
             return Error::aborted(format!("the communicator of {} was aborted during the call", self.label()))
                 .with_ccl_result(error.ccl_result());
@@ -402,16 +532,17 @@ impl Communicator {
             // The engine found that the ranks' calls do not fit together. Its message says who
             // called what.
             result::INVALID_USAGE if has_failed && self.library.is_host_engine() => {
-                Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result())
+                let mismatch = Error::new(Status::Mismatch, error.message()).with_ccl_result(error.ccl_result());
+                mismatch.with_facts_of(&error)
             }
             _ => error,
         };
-        let is_repeated = has_failed && is_repeated(&self.library, &error);
-        let error = blame(&self.library, raw, &self.group, error);
-        if is_repeated {
+        if has_failed && is_repeated(&self.library, &error) {
+            let error = with_world_ranks(&self.group, error);
             self.note_failure(&error);
             return self.earlier_failure().unwrap_or(error);
         }
+        let error = blame(&self.group, error);
         if has_failed {
             self.note_failure(&error);
         }

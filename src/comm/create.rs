@@ -42,7 +42,9 @@ impl RootComms {
             outer: None,
         };
         if world.rendezvous().is_offline() {
-            return RootComms::new(spec);
+            let root = RootComms::new(spec)?;
+            world.register(as_weak(&root));
+            return Ok(root);
         }
         let mesh = &spec.mesh;
         let text = format!("dm_init({}{})", call_text(mesh), options.agreed());

@@ -1,6 +1,7 @@
 //! The world that `dm_init` joins by itself, one for each device type.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::world::{World, WorldOptions};
 use crate::error::{Error, Result};
@@ -33,6 +34,11 @@ fn of_type(device_type: &str) -> &'static DefaultWorld {
 /// anew.
 pub(crate) fn abort_default_worlds() -> Result<()> {
     CPU_WORLD.abort().and(CUDA_WORLD.abort())
+}
+
+/// Finalizes the default worlds that this process is in. The next [`default_world`] joins anew.
+pub(crate) fn finalize_default_worlds(timeout: Option<Duration>) -> Result<()> {
+    CPU_WORLD.finalize(timeout).and(CUDA_WORLD.finalize(timeout))
 }
 
 /// A world that is joined from the environment when it is first needed. A join that fails, is late
@@ -78,8 +84,8 @@ impl DefaultWorld {
         let mut waits_for_join = false;
         loop {
             match &*state {
-                State::Joined(world) => return Ok(Arc::clone(world)),
-                State::Absent => break,
+                State::Joined(world) if world.alive().is_ok() => return Ok(Arc::clone(world)),
+                State::Joined(_) | State::Absent => break,
                 State::Joining(cancel) => match cancel.check() {
                     Ok(()) => waits_for_join = true,
                     Err(aborted) if waits_for_join => return Err(aborted),
@@ -96,8 +102,9 @@ impl DefaultWorld {
             state = self.changed.wait_timeout(state, deadline.slice()).unwrap_or_else(PoisonError::into_inner).0;
         }
         let cancel = Cancel::new();
-        *state = State::Joining(cancel.clone());
+        let earlier = std::mem::replace(&mut *state, State::Joining(cancel.clone()));
         drop(state);
+        drop(earlier);
         let mut joining = Joining { world: self, joined: false };
         let join = JoinOptions { deadline: Some(deadline), cancel: cancel.clone(), ..JoinOptions::default() };
         let world = Arc::new(World::join(self.device_type, &WorldOptions { join, library: None })?);
@@ -131,6 +138,22 @@ impl DefaultWorld {
         *state = State::Absent;
         drop(state);
         world.abort()
+    }
+
+    /// Ends the world in order, as [`World::finalize`] does, if this process is in it.
+    fn finalize(&self, timeout: Option<Duration>) -> Result<()> {
+        let world = match &*self.lock() {
+            State::Joined(world) if world.alive().is_ok() => Arc::clone(world),
+            _ => return Ok(()),
+        };
+        let outcome = world.finalize(timeout);
+        let mut state = self.lock();
+        let is_same = matches!(&*state, State::Joined(known) if Arc::ptr_eq(known, &world));
+        let ended = (is_same && world.alive().is_err()).then(|| std::mem::replace(&mut *state, State::Absent));
+        drop(state);
+        // Without meshes this ends the server, which takes a moment.
+        drop(ended);
+        outcome
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

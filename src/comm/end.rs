@@ -28,7 +28,7 @@ impl RootComms {
         }
         self.cancel().raise();
         let aborted = self.abort_communicators(|_| true);
-        self.library().into_iter().for_each(groups::abandon);
+        self.library().into_iter().for_each(|library| groups::abandon(library, "dm_abort"));
         aborted
     }
 
@@ -49,10 +49,12 @@ impl RootComms {
         }
         let text = format!("dm_finalize({})", self.mesh().dim_names().join(", "));
         let (world, scope) = self.participants(&text)?;
-        Call::begin(world, Some(self), self.wait_to_finalize(&text, timeout))?.agree(scope, &text)?.run(|work| {
-            self.end(Life::Finalized);
-            self.destroy(work.peers)
-        })
+        Call::begin(world, Some(self), self.wait_to_finalize(&text, timeout))?.agree_on_mesh(scope, &text)?.run(
+            |work| {
+                self.end(Life::Finalized);
+                self.destroy(work.peers)
+            },
+        )
     }
 
     /// A wait of at most `timeout` for the other ranks' dm_finalize. It ends soon where a communicator has failed,

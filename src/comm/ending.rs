@@ -36,7 +36,7 @@ pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
             }
         }
         let outcome = here.into_iter().map(|communicator| communicator.abort()).fold(Ok(()), Result::and);
-        let panicked = |_| Err(Error::internal("aborting a communicator panicked"));
+        let panicked = |panic: Box<dyn std::any::Any + Send>| Err(Error::of_panic(&*panic));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(outcome, Result::and)
     })
 }
@@ -45,7 +45,7 @@ pub(super) fn abort_all(communicators: &[Arc<Communicator>]) -> Result<()> {
 /// `tell` is called with the error before the abort, because the other ranks take a rank that
 /// aborts for a lost one.
 pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&Error)) -> Result<()> {
-    let Some(raw) = communicator.take_to_finalize() else {
+    let Some(raw) = communicator.take_to_finalize(wait.deadline.left()).inspect_err(tell)? else {
         return Ok(());
     };
     let library = communicator.library();
@@ -62,10 +62,19 @@ pub(super) fn finalize(communicator: &Communicator, wait: &Wait, tell: &dyn Fn(&
         }
     };
     let flushed = finalized.and_then(|()| {
-        let blamed = |error| blame(library, raw, communicator.group(), error);
+        let blamed = |error| blame(communicator.group(), error);
         poll_until_done(wait, what, |pause| library.rest(raw, pause), || library.poll(raw).map_err(blamed))
     });
     match flushed {
+        // From 2.31.2 on ncclCommDestroy waits for the other ranks of the node without a deadline.
+        Ok(()) if library.has_streams() => {
+            let destroying = Arc::clone(library);
+            let what = || format!("destroying the communicator of {}", communicator.label());
+            let destroy = move || destroying.destroy(raw);
+            in_background(library, destroy, drop, |is_done| poll_until_done(wait, what, sleep, is_done))
+                .and_then(|destroyed| destroyed)
+                .inspect_err(tell)
+        }
         Ok(()) => library.destroy(raw).inspect_err(tell),
         Err(error) => {
             tell(&error);

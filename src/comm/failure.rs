@@ -7,6 +7,7 @@ use hostccl::FAILED_EARLIER;
 use crate::ccl::{Library, RawComm};
 use crate::error::{Error, Status};
 use crate::mesh::Mesh;
+use crate::rendezvous::ranges;
 
 /// The first failure of a communicator, once this rank knows of one. Later failures follow from the
 /// first, so only the first is kept.
@@ -15,11 +16,8 @@ pub(super) struct FirstFailure(OnceLock<Failure>);
 
 #[derive(Debug)]
 struct Failure {
-    status: Status,
-    /// The `ncclResult_t` of the call that failed.
-    ccl_result: i32,
-    /// The ranks of the world that the failure is about ([`Error::ranks`]).
-    ranks: Vec<i32>,
+    /// The error of the call that failed: its status, codes and ranks.
+    error: Error,
     /// Which call failed and why. This text continues a message after "failed earlier".
     how: String,
 }
@@ -37,19 +35,19 @@ impl FirstFailure {
             Some((_, how)) => how.to_owned(),
             None => format!(": {}", error.message()),
         };
-        let ranks = error.ranks().to_vec();
-        let _ = self.0.set(Failure { status: error.status(), ccl_result: error.ccl_result(), ranks, how });
+        let _ = self.0.set(Failure { error: error.clone(), how });
     }
 
     /// The error of a call that comes after the failure. It says which call failed, and what to do.
     /// `label` names the communicator.
     pub(super) fn later_error(&self, label: impl FnOnce() -> String) -> Option<Error> {
-        let Failure { status, ccl_result, ranks, how } = self.0.get()?;
+        let Failure { error, how } = self.0.get()?;
         let message = format!(
             "the communicator of {} {FAILED_EARLIER}{how}; it is of no further use, make the mesh anew (dm_init)",
             label()
         );
-        Some(Error::new(*status, message).with_ccl_result(*ccl_result).with_ranks(ranks))
+        let later = Error::new(error.status(), message).with_ccl_result(error.ccl_result());
+        Some(later.with_ranks(error.ranks()).with_lost(error.lost()))
     }
 }
 
@@ -64,20 +62,36 @@ pub(super) fn name_ranks(library: &Library, raw: RawComm, group: &Mesh) {
     let _ = library.set_names(raw, group.ranks().as_slice());
 }
 
-/// The error of a call on a communicator of `group`. Where the library knows which rank is lost,
-/// late, or without a resource that it needs, the error names that rank by its world rank.
-pub(super) fn blame(library: &Library, raw: RawComm, group: &Mesh, error: Error) -> Error {
-    let said = match error.status() {
-        Status::PeerLost => "was lost",
-        Status::Timeout => "did not come",
-        Status::Ccl => "",
+/// The error of a call on a communicator of `group`, with the ranks that the library blames as
+/// ranks of the world. Where a rank is lost or late, the message begins with that rank.
+pub(super) fn blame(group: &Mesh, error: Error) -> Error {
+    let error = with_world_ranks(group, error);
+    let said = match (error.status(), error.lost()) {
+        (Status::PeerLost, []) => "left",
+        (Status::PeerLost, lost) if lost.len() < error.ranks().len() => "left or was lost",
+        (Status::PeerLost, [_]) => "was lost",
+        (Status::PeerLost, _) => "were lost",
+        (Status::Timeout, _) => "did not come",
         _ => return error,
     };
-    let lost = library.lost_rank(raw).and_then(|lost| Some((lost, *group.ranks().get(lost)?)));
-    let Some((lost, world_rank)) = lost else { return error };
-    if said.is_empty() {
-        // The operating system has refused that rank something. The message says so already.
-        return error.with_ranks(&[world_rank]);
+    let ranks = error.ranks().to_vec();
+    let of_group = group.ranks();
+    let own = ranks.iter().filter_map(|rank| of_group.iter().position(|known| known == rank));
+    let own: Vec<i32> = own.map(|rank| rank as i32).collect();
+    match ranks.is_empty() {
+        true => error,
+        false => error.within(&format!("{} {said} ({} of {})", ranges(&ranks), ranges(&own), group.describe())),
     }
-    error.within(&format!("rank {world_rank} {said} (rank {lost} of {})", group.describe())).with_ranks(&[world_rank])
+}
+
+/// Translates the ranks of a communicator of `group` that its library blames into ranks of the
+/// world.
+pub(super) fn with_world_ranks(group: &Mesh, error: Error) -> Error {
+    let ranks = group.ranks();
+    let of = |lost: Option<bool>| -> Vec<i32> {
+        let chosen = error.blamed().iter().filter(|(_, is_lost)| lost.is_none_or(|lost| lost == *is_lost));
+        chosen.filter_map(|(rank, _)| ranks.get(*rank).copied()).collect()
+    };
+    let (all, lost) = (of(None), of(Some(true)));
+    error.with_ranks(&all).with_lost(&lost)
 }

@@ -4,23 +4,32 @@
 //! on one communicator at the same time. So a call waits here until the call under another name has
 //! returned. A second call under the same name is refused. The program decides in which order two
 //! names are issued, and this order must be the same on all ranks.
+//!
+//! The library also forbids ending a communicator while a call is inside. So a thread that ends one
+//! first takes its handle away, and then waits here until no call is inside
+//! ([`Gate::wait_until_idle`]). A call looks at the handle after it has entered. Either the call
+//! finds the handle gone, or the ending thread finds the call inside.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result, Status};
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 
 /// Lets one call in at a time.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     /// The tag of the call that is inside; 0 when no call is inside.
     inside: AtomicU64,
-    /// The length of `waiting`, which can be read without the lock.
+    /// Whether the call inside has returned, and a group of its thread keeps the gate until the
+    /// group ends.
+    is_paused: AtomicBool,
+    /// How many threads wait, for their turn or for the gate to be idle. It can be read without the
+    /// lock.
     waiters: AtomicUsize,
     /// The tags of the calls that wait.
     waiting: Mutex<Vec<u64>>,
-    /// Wakes the calls that wait, when the call inside has left.
+    /// Wakes the threads that wait, when the call inside has returned.
     freed: Condvar,
 }
 
@@ -71,10 +80,47 @@ impl Gate {
         outcome
     }
 
-    /// Ends the call that is inside and wakes the calls that wait.
+    /// Ends the call that is inside and wakes the threads that wait.
     #[inline]
     pub(super) fn leave(&self) {
+        self.is_paused.store(false, Ordering::Relaxed);
         self.inside.store(0, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Notes that the call inside has returned. The gate stays closed for other calls, because a
+    /// group of the calling thread keeps it.
+    pub(super) fn pause(&self) {
+        self.is_paused.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Notes that the thread whose group keeps the gate makes a further call.
+    pub(super) fn resume(&self) {
+        self.is_paused.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits until no call is inside. A group that keeps the gate does not count between two of its
+    /// calls. Returns false when a call is still inside at the deadline.
+    pub(super) fn wait_until_idle(&self, deadline: &Deadline) -> bool {
+        if self.is_idle() {
+            return true;
+        }
+        let mut waiting = self.lock();
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        while !self.is_idle() && !deadline.passed() {
+            waiting = self.freed.wait_timeout(waiting, deadline.slice()).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        self.is_idle()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0 || self.is_paused.load(Ordering::SeqCst)
+    }
+
+    #[inline]
+    fn wake(&self) {
         if self.waiters.load(Ordering::SeqCst) > 0 {
             drop(self.lock());
             self.freed.notify_all();
@@ -113,5 +159,27 @@ mod tests {
             other.join().unwrap().unwrap();
         });
         assert_eq!(gate.inside.load(Ordering::SeqCst), 8);
+    }
+
+    #[test]
+    fn a_call_inside_is_waited_for_and_an_open_group_is_not() {
+        let (gate, at_once) = (Gate::default(), || Deadline::after(Duration::ZERO));
+        assert!(gate.wait_until_idle(&at_once()));
+        gate.enter(7, || Wait::after(Duration::ZERO), &call).unwrap();
+        assert!(!gate.wait_until_idle(&at_once()));
+        gate.pause();
+        assert!(gate.wait_until_idle(&at_once()));
+        gate.resume();
+        assert!(!gate.wait_until_idle(&at_once()));
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| gate.wait_until_idle(&Deadline::after(Duration::from_secs(60))));
+            while gate.waiters.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            gate.leave();
+            assert!(other.join().unwrap());
+        });
+        gate.enter(7, || Wait::after(Duration::ZERO), &call).unwrap();
+        assert!(!gate.wait_until_idle(&at_once()), "the gate remembers no pause of an earlier group");
     }
 }

@@ -14,11 +14,11 @@ struct OpenGroup {
     depth: usize,
     /// How many operations wait for the end of the group.
     queued: usize,
-    /// The first operation that waits, for messages.
-    first: String,
     /// The first error of an operation that was refused in the group. The whole group fails with
     /// this error.
     refused: Option<Error>,
+    /// The communicators on which operations wait, each with the first of these operations.
+    used: Vec<(Arc<Communicator>, String)>,
     /// The communicators with streams that have operations in the group. This thread keeps their
     /// gates until the group ends.
     inside: Vec<Arc<Communicator>>,
@@ -33,17 +33,76 @@ impl OpenGroup {
         self.inside.iter().any(|communicator| communicator.state() != State::Ready)
     }
 
+    /// The calls on communicators that were ended meanwhile, and the calls on the others.
+    fn ended_and_alive(&self) -> (Vec<&str>, Vec<&str>) {
+        let calls = |is_ended: bool| {
+            let chosen = self.used.iter().filter(move |(one, _)| (one.state() != State::Ready) == is_ended);
+            chosen.map(|(_, call)| call.as_str()).collect()
+        };
+        (calls(true), calls(false))
+    }
+
+    /// The error of a group that cannot run, because a communicator in it was ended.
+    fn ended_before(&self) -> Option<Error> {
+        let (ended, alive) = self.ended_and_alive();
+        (!ended.is_empty()).then(|| {
+            Error::aborted(format!(
+                "dm_group_end: the communicator of {} was aborted while the group was open; none of the group's operations ran{}",
+                ended.join(", "),
+                if alive.is_empty() { String::new() } else { format!(", also not {}", alive.join(", ")) }
+            ))
+        })
+    }
+
+    /// The error of a group in which a communicator was ended while its operations ran. `error` is
+    /// the library's.
+    fn ended_meanwhile(&self, error: &Error) -> Option<Error> {
+        let (ended, alive) = self.ended_and_alive();
+        (!ended.is_empty()).then(|| {
+            let failed = alive.is_empty() || self.used.iter().any(|(one, _)| one.state() == State::Ready && one.has_failed());
+            let others = match (alive.is_empty(), failed) {
+                (true, _) => String::new(),
+                (false, false) => format!("; {} ran to the end", alive.join(", ")),
+                (false, true) => format!("; {} did not all run to the end: {}", alive.join(", "), error.message()),
+            };
+            let ended = ended.join(", ");
+            Error::aborted(format!(
+                "dm_group_end: the communicator of {ended} was aborted while the group ran, so {ended} did not end well{others}"
+            ))
+            .with_ccl_result(error.ccl_result())
+        })
+    }
+
+    /// Enters all communicators of the group where the library is about to run the group, so that
+    /// nobody ends one of them meanwhile. Returns them. `None` where one has ended: the group is
+    /// then lost.
+    fn enter_all(&mut self) -> Option<Vec<Arc<Communicator>>> {
+        if self.is_lost {
+            return None;
+        }
+        if self.depth > 1 || !self.library.has_streams() {
+            return Some(Vec::new());
+        }
+        let entered = self.inside.iter().take_while(|communicator| communicator.enter_again().is_ok()).count();
+        if entered < self.inside.len() {
+            self.inside[..entered].iter().for_each(|communicator| communicator.pause());
+            self.lose();
+            return None;
+        }
+        Some(self.inside.clone())
+    }
+
     /// Gives the group up: the library cannot end it.
     fn lose(&mut self) {
         self.is_lost = true;
         self.queued = 0;
-        self.inside.drain(..).for_each(|communicator| communicator.gate().leave());
+        self.inside.drain(..).for_each(|communicator| communicator.leave());
     }
 }
 
 impl Drop for OpenGroup {
     fn drop(&mut self) {
-        self.inside.iter().for_each(|communicator| communicator.gate().leave());
+        self.inside.iter().for_each(|communicator| communicator.leave());
     }
 }
 
@@ -77,12 +136,13 @@ pub(super) fn in_group(library: &Arc<Library>) -> bool {
     with_group(library, |_| ()).is_some()
 }
 
-/// Notes an operation that waits for the end of this thread's group, if there is one.
-pub(super) fn note(library: &Arc<Library>, call: impl FnOnce() -> String) {
-    with_group(library, |group| {
+/// Notes an operation on a communicator that waits for the end of this thread's group, if there is
+/// one.
+pub(super) fn note(communicator: &Arc<Communicator>, call: impl FnOnce() -> String) {
+    with_group(communicator.library(), |group| {
         group.queued += 1;
-        if group.queued == 1 {
-            group.first = call();
+        if !group.used.iter().any(|(known, _)| Arc::ptr_eq(known, communicator)) {
+            group.used.push((Arc::clone(communicator), call()));
         }
     });
 }
@@ -103,7 +163,7 @@ pub(super) fn holds_gate(communicator: &Arc<Communicator>) -> bool {
 /// would then wait, or end, without these operations.
 pub(super) fn refuse_inside(call: &str, library: Option<&Arc<Library>>) -> Result<()> {
     let waiting = library.and_then(|library| {
-        with_group(library, |group| (group.queued > 0).then(|| (group.queued, group.first.clone()))).flatten()
+        with_group(library, |group| group.used.first().map(|(_, first)| (group.queued, first.clone()))).flatten()
     });
     let Some((queued, first)) = waiting else { return Ok(()) };
     let operations = if queued == 1 { "1 operation is".to_owned() } else { format!("{queued} operations are") };
@@ -120,8 +180,8 @@ pub(super) fn begin(library: &Arc<Library>) {
             library: Arc::clone(library),
             depth: 1,
             queued: 0,
-            first: String::new(),
             refused: None,
+            used: Vec::new(),
             inside: Vec::new(),
             is_lost: false,
         }),
@@ -135,24 +195,27 @@ pub(super) fn begin(library: &Arc<Library>) {
 pub(super) fn end(library: &Arc<Library>) -> std::result::Result<(), (Error, bool)> {
     // When a communicator was aborted meanwhile, its operations are still in the library's list,
     // but its memory is gone. So the library must not run the list.
-    let is_lost = with_group(library, |group| {
-        if group.is_lost || (group.depth == 1 && library.has_streams() && group.holds_ended()) {
-            group.lose();
-        }
-        group.is_lost
-    });
-    if is_lost == Some(true) {
-        return Err((lost(library), false));
+    let inside = match with_group(library, |group| group.enter_all()) {
+        Some(None) => return Err((lost(library), false)),
+        entered => entered.flatten().unwrap_or_default(),
+    };
+    // The host engine would run the other operations, but a group runs as a whole.
+    let ended_before = with_group(library, |group| if group.depth == 1 { group.ended_before() } else { None });
+    if let Some(error) = ended_before.flatten() {
+        refuse(Some(library), &error);
     }
     let ended = library.group_end();
+    inside.iter().for_each(|communicator| communicator.pause());
     let closed = with_open(|open| {
         let at = open.iter().position(|group| group.library.is_same(library))?;
         open[at].depth -= 1;
         (open[at].depth == 0).then(|| open.remove(at))
     });
-    match closed.flatten().and_then(|mut group| group.refused.take()) {
-        Some(refused) => Err((refused, false)),
-        None => ended.map_err(|error| (error, true)),
+    let Some(mut group) = closed.flatten() else { return ended.map_err(|error| (error, true)) };
+    match (group.refused.take(), ended) {
+        (Some(refused), _) => Err((refused, false)),
+        (None, Err(error)) => Err(group.ended_meanwhile(&error).map_or((error, true), |aborted| (aborted, false))),
+        (None, Ok(())) => Ok(()),
     }
 }
 
@@ -183,15 +246,16 @@ pub(crate) fn end_in_vain(error: &Error) {
     let _ = end(&library);
 }
 
-/// Ends the groups that this thread has open in `library`, after a mesh was aborted: later
+/// Ends the groups that this thread has open in `library`, after a mesh or the world was
+/// aborted by the call `by`: later
 /// operations must not wait for an end of the group that the program may have left out. The host
 /// engine drops the operations of the group. NCCL ends a group only where no operation of an
 /// aborted communicator is queued in it; otherwise the group is lost.
-pub(super) fn abandon(library: &Arc<Library>) {
+pub(super) fn abandon(library: &Arc<Library>, by: &str) {
     let found = with_group(library, |group| (group.is_lost, group.holds_ended(), group.queued));
     let Some((false, holds_ended, queued)) = found else { return };
     if library.is_host_engine() {
-        library.fail_group("dm_abort ended the group");
+        library.fail_group(&format!("{by} ended the group"));
     } else if holds_ended {
         with_group(library, OpenGroup::lose);
         return;
@@ -217,7 +281,7 @@ pub(super) fn check_usable(library: &Arc<Library>) -> Result<()> {
 
 fn lost(library: &Library) -> Error {
     Error::aborted(format!(
-        "dm_abort ended a communicator with operations queued in a group of this thread, which {} cannot end: operations of this thread would only be queued; call from another thread",
+        "an abort ended a communicator with operations queued in a group of this thread, which {} cannot end: operations of this thread would only be queued; call from another thread",
         library.label()
     ))
 }

@@ -45,12 +45,14 @@ impl RootComms {
         if communicator.state() != State::Unmade {
             return Ok(());
         }
-        call.agree(scope, &format!("dm_get_comm(dim={dim})"))?.run(|work| {
+        call.agree(&scope, &format!("dm_get_comm(dim={dim})"))?.run(|work| {
             world.select_device()?;
             let raw = Maker { library, peers: work.peers, timeout }.meet_for_use("comm/lazy", group, config)?;
             work.log.made(communicator, raw, timeout);
             Ok(())
-        })
+        })?;
+        communicator.forget_scope();
+        Ok(())
     }
 
     /// Notes that this rank has refused a call that may have been the first use of a communicator.
@@ -60,13 +62,13 @@ impl RootComms {
             if communicator.state() == State::Unmade && communicator.group().size() > 1 {
                 // Without a scope this rank cannot make the communicator, and learns of that when it
                 // tries.
-                let _ = self.scope_of_first_use(communicator).map(Scope::may_be_behind);
+                let _ = self.scope_of_first_use(communicator).map(|scope| scope.may_be_behind());
             }
         }
     }
 
     /// The scope in which the ranks of a planned communicator agree on its first use.
-    pub(super) fn scope_of_first_use<'a>(&self, communicator: &'a Communicator) -> Result<&'a Scope> {
+    pub(super) fn scope_of_first_use(&self, communicator: &Communicator) -> Result<Arc<Scope>> {
         let group = communicator.group();
         let (Some(world), Some(scope_id)) = (self.world(), &communicator.first_use().scope_id) else {
             let what = group.describe();

@@ -18,7 +18,7 @@ use super::ending::finalize;
 use super::failure::{blame, name_ranks};
 use super::names::world_ranks;
 use super::polling::{millis, poll_until_done};
-use crate::ccl::{CommConfig, Library, NO_COLOR, RawComm, UniqueId};
+use crate::ccl::{CallName, CommConfig, Library, NO_COLOR, RawComm, UniqueId};
 use crate::error::{Error, Result, Status};
 use crate::mesh::Mesh;
 
@@ -82,10 +82,10 @@ impl Maker<'_> {
         let explain = |error: Error| match group.ranks().first() {
             // The communicator was never complete, so the engine cannot name the lost rank. Then
             // the lost rank is the one that made the id.
-            Some(maker) if error.status() == Status::PeerLost && self.library.lost_rank(comm).is_none() => {
-                error.within(&format!("rank {maker} was lost (it made the id)")).with_ranks(&[*maker])
+            Some(maker) if error.status() == Status::PeerLost && error.blamed().is_empty() => {
+                error.within(&format!("rank {maker} was lost (it made the id)")).with_lost(&[*maker])
             }
-            _ => blame(self.library, comm, group, error),
+            _ => blame(group, error),
         };
         self.poll_new(comm, what, explain)?;
         Ok(comm)
@@ -180,7 +180,7 @@ impl Maker<'_> {
             ));
         }
         // The child may still be in progress by itself, so it is waited for as well.
-        let made = self.poll_new(child, what, |error| blame(self.library, child, group, error));
+        let made = self.poll_new(child, what, |error| blame(group, error));
         let restored = parent.set_timeout(millis(self.timeout));
         made?;
         if let Err(error) = restored {
@@ -216,7 +216,7 @@ impl Maker<'_> {
                     // parent does not write to it any more.
                     drop(unsafe { Box::from_raw(child) });
                 }
-                self.poll_new(made, what, |error| blame(self.library, made, group, error)).map(|()| made)
+                self.poll_new(made, what, |error| blame(group, error)).map(|()| made)
             }
             Ok(()) => {
                 Err(Error::new(Status::Ccl, format!("ncclCommShrink of {} left no communicator", self.library.name())))
@@ -250,10 +250,20 @@ impl Maker<'_> {
         what: impl Fn() -> String,
         start: impl FnOnce(RawComm, *mut RawComm) -> Result<()>,
     ) -> Result<(*mut RawComm, Result<()>)> {
-        let raw = parent.ready()?;
+        let mut raw = parent.ready()?;
         parent.set_timeout(self.millis_left())?;
         let child: *mut RawComm = Box::into_raw(Box::new(RawComm::NULL));
-        if let Err(error) = start(raw, child) {
+        let started = match self.library.has_streams() {
+            false => start(raw, child),
+            // No other thread ends the parent while the library begins.
+            true => parent.enter(CallName::OF_MAKING.tag(), || self.peers.wait().clone(), &what).and_then(|now| {
+                raw = now;
+                let started = start(now, child);
+                parent.leave();
+                started
+            }),
+        };
+        if let Err(error) = started {
             // SAFETY: the handle came from a box, and a library that refuses to start does not keep
             // its place.
             drop(unsafe { Box::from_raw(child) });

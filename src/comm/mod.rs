@@ -16,8 +16,8 @@
 //! A file imports files of lower layers only, and within a layer only files to its left:
 //!
 //! ```text
-//! 7  what a program calls     operations  ragged  view_groups  slices  buffers  on_stream  default_world
-//! 6  collective calls         lazy  view  new_dims  create  shrink  end
+//! 7  what a program calls     operations  ragged  lost  view_groups  slices  buffers  on_stream  default_world
+//! 6  collective calls         lazy  view  new_dims  create  shrink  end  world_end
 //! 5  their work               maker  dims
 //! 4  the ritual of a call     call
 //! 3  who calls                world  root
@@ -40,6 +40,7 @@ mod failure;
 mod gate;
 mod groups;
 mod lazy;
+mod lost;
 mod maker;
 mod names;
 mod new_dims;
@@ -57,10 +58,11 @@ mod slices;
 mod view;
 mod view_groups;
 mod world;
+mod world_end;
 
 pub use buffers::{Buffer, BufferAt, Collective, Memory};
 pub(crate) use create::adopted_position;
-pub(crate) use default_world::{abort_default_worlds, default_world, joined_default_world};
+pub(crate) use default_world::{abort_default_worlds, default_world, finalize_default_worlds, joined_default_world};
 pub use elements::{Element, Operator};
 pub(crate) use groups::{end_in_vain as end_group_in_vain, refuse as refuse_in_group};
 #[cfg(feature = "cudarc")]

@@ -1,10 +1,9 @@
 //! How ranks and communicators are called in messages, in the text of a call, and in the library's
 //! logs.
 
-use std::ffi::{CStr, CString};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::ffi::CString;
 
-use crate::ccl::{CommConfig, Library};
+use crate::ccl::{CommConfig, Library, lasting};
 use crate::digest::Fnv1a;
 use crate::mesh::Mesh;
 
@@ -31,20 +30,6 @@ pub(super) fn world_ranks(group: &Mesh) -> String {
 /// The caller's `ncclConfig_t`, or one in which nothing is set, with `name` as the communicator's
 /// name.
 pub(super) fn named_config(library: &Library, callers: Option<&CommConfig>, name: &str) -> CommConfig {
-    callers.cloned().unwrap_or_else(|| CommConfig::unset(library.version())).named(lasting_name(name))
-}
-
-/// A C string that lives as long as the process, because communicator libraries keep the pointer
-/// and a communicator may outlive every handle. Equal names are one string, so the memory for them
-/// is bounded by the number of different names.
-fn lasting_name(name: &str) -> &'static CStr {
-    static NAMES: OnceLock<Mutex<Vec<&'static CStr>>> = OnceLock::new();
-    let wanted = CString::new(name.replace('\0', "")).unwrap_or_default();
-    let mut names = NAMES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = names.iter().find(|known| ***known == *wanted) {
-        return known;
-    }
-    let name: &'static CStr = Box::leak(wanted.into_boxed_c_str());
-    names.push(name);
-    name
+    let name = CString::new(name.replace('\0', "")).unwrap_or_default();
+    callers.cloned().unwrap_or_else(|| CommConfig::unset(library.version())).named(lasting(&name))
 }

@@ -98,14 +98,7 @@ impl View {
         self.tell_if_refused("dm_slice_range", || self.cut(dim, start, len, step, options))
     }
 
-    fn cut(
-        &self,
-        dim: Option<&str>,
-        start: usize,
-        len: usize,
-        step: usize,
-        options: &CallOptions,
-    ) -> Result<View> {
+    fn cut(&self, dim: Option<&str>, start: usize, len: usize, step: usize, options: &CallOptions) -> Result<View> {
         self.root_comms().alive()?;
         let (along, index) = self.mesh().along(dim)?;
         let name = along.dim_name(index);

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaViewMut, DevicePtrMut, DriverError, sys};
 
+use super::communicator::Communicator;
 use super::elements::{Element, Operator, block_for_each_rank, block_of_each_rank, root_rank};
 use super::groups::in_group;
 use super::operations::Operands;
@@ -219,7 +220,8 @@ impl OnStream<'_> {
         self.view.along_dim(dim, |view, index| {
             let count = count(buffers.each_ref().map(|(_, buffer)| buffer.len()), view.mesh().dim_size(index))?;
             let operands = Operands::new(count, T::DTYPE, self.stream.cu_stream().cast());
-            self.check_device(name, view.comm(index)?)?;
+            view.comm(index)?;
+            self.check_device(name, view.communicator(index)?)?;
             context.bind_to_thread().map_err(|error| failed(name, "an earlier call of cudarc", error))?;
             keep(self.stream);
             // The stream waits for the last uses of the buffers.
@@ -248,10 +250,13 @@ impl OnStream<'_> {
     }
 
     /// Fails where the communicator is of another device than the stream.
-    fn check_device(&self, name: &str, comm: RawComm) -> Result<()> {
+    fn check_device(&self, name: &str, communicator: &Communicator) -> Result<()> {
         let (mut device, ours) = (0, self.stream.context().ordinal());
-        // SAFETY: the communicator is live, and the out-parameter valid.
-        let code = self.device_of.map(|device_of| unsafe { device_of(comm, &mut device) });
+        let code = match self.device_of {
+            // SAFETY: the communicator is live while it is asked, and the out-parameter is valid.
+            Some(device_of) => Some(communicator.ask(|comm| unsafe { device_of(comm, &mut device) })?),
+            None => None,
+        };
         match code == Some(result::SUCCESS) && usize::try_from(device).ok() != Some(ours) {
             false => Ok(()),
             true => Err(Error::invalid(format!(

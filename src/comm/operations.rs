@@ -82,6 +82,17 @@ impl View {
         if let Some((buffer, _)) = buffers.iter().find(|(_, pointer)| count > 0 && pointer.is_null()) {
             return Err(Error::invalid(format!("{name}: {buffer} is NULL, but count is {count}")));
         }
+        self.issue(name, index, stream, issue).map_err(|error| self.with_dim(error, index))
+    }
+
+    /// Runs `issue` on the communicator along dimension `index`. The arguments are checked.
+    fn issue(
+        &self,
+        name: &str,
+        index: usize,
+        stream: *mut c_void,
+        issue: impl FnOnce(&Library, RawComm) -> NcclResult,
+    ) -> Result<()> {
         let raw = self.comm(index)?;
         let communicator = self.communicator(index)?;
         let library = communicator.library();
@@ -102,12 +113,12 @@ impl View {
                 library.name_next_call(call);
                 self.outcome(name, communicator, raw, issue(library, raw))
             }
-            false => self.through_gate(name, index, communicator, call, || {
+            false => self.through_gate(name, index, communicator, call, |raw| {
                 self.outcome(name, communicator, raw, issue(library, raw))
             }),
         };
         if outcome.is_ok() {
-            groups::note(library, || format!("{name} along {}", self.mesh().dim_name(index)));
+            groups::note(communicator, || format!("{name} along {}", self.mesh().dim_name(index)));
         }
         outcome
     }
@@ -127,27 +138,30 @@ impl View {
         )))
     }
 
-    /// Runs `issue` while no other thread issues anything on the communicator. Inside a group, no
-    /// other thread does so until the end of the group.
+    /// Runs `issue` while no other thread issues anything on the communicator, and nobody ends it.
+    /// Inside a group, no other thread issues anything until the end of the group.
     fn through_gate(
         &self,
         name: &str,
         index: usize,
         communicator: &Arc<Communicator>,
         call: &CallName,
-        issue: impl FnOnce() -> Result<()>,
+        issue: impl FnOnce(RawComm) -> Result<()>,
     ) -> Result<()> {
         if groups::holds_gate(communicator) {
-            return issue();
+            let outcome = issue(communicator.enter_again()?);
+            communicator.pause();
+            return outcome;
         }
         let described = || format!("{name} along {}", self.mesh().dim_name(index));
         // Sends, receives and collectives of one dimension have different tags. So they wait for
         // each other, and are not refused.
         let lane = if name.ends_with("send") { 1 } else { u64::from(name.ends_with("recv")) * 2 };
-        communicator.gate().enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
-        let outcome = issue();
-        if !groups::hold_gate(communicator) {
-            communicator.gate().leave();
+        let raw = communicator.enter(call.tag().wrapping_add(lane), || self.root_comms().wait(None), &described)?;
+        let outcome = issue(raw);
+        match groups::hold_gate(communicator) {
+            true => communicator.pause(),
+            false => communicator.leave(),
         }
         outcome
     }
@@ -259,7 +273,8 @@ impl View {
 
     /// The asynchronous error of the communicator along dimension `index`. Local.
     pub fn check(&self, index: usize) -> Result<()> {
-        self.communicator(index)?.poll().map(drop)
+        let checked = self.communicator(index).and_then(|communicator| communicator.poll().map(drop));
+        checked.map_err(|error| self.with_dim(error, index))
     }
 
     fn outcome(&self, name: &str, communicator: &Arc<Communicator>, raw: RawComm, code: NcclResult) -> Result<()> {

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use super::communicator::Held;
+use super::background::hand_over;
+use super::communicator::{Communicator, Held};
+use super::ending::abort_all;
 use super::refusal::tell_if_refused;
 use super::world::World;
 use crate::ccl::{CallName, Library};
@@ -157,6 +159,16 @@ impl RootComms {
         &self.id
     }
 
+    /// The words that tell this mesh from others with the same dimension names, for messages.
+    pub(super) fn apart(&self) -> String {
+        let shape: Vec<String> = self.mesh.shape().iter().map(usize::to_string).collect();
+        let made = match self.id.strip_prefix("mesh").filter(|call| call.parse::<u64>().is_ok()) {
+            Some(call) => format!("that call {call} made"),
+            None => format!("\"{}\"", self.id),
+        };
+        format!("on the mesh of shape ({}) {made}", shape.join(", "))
+    }
+
     pub(super) fn is_lazy(&self) -> bool {
         self.is_lazy
     }
@@ -226,8 +238,14 @@ impl RootComms {
     pub(super) fn alive(&self) -> Result<()> {
         match self.life() {
             Life::Alive => self.cancel.check(),
-            Life::Aborted => Err(Error::aborted(format!("{} was aborted by dm_abort", self.mesh.describe()))),
-            Life::Finalized => Err(Error::aborted(format!("{} was finalized by dm_finalize", self.mesh.describe()))),
+            Life::Aborted => {
+                let by = if self.cancel.is_raised_above() { "dm_world_abort" } else { "dm_abort" };
+                Err(Error::aborted(format!("{} was aborted by {by}", self.mesh.describe())))
+            }
+            Life::Finalized => Err(Error::aborted(format!(
+                "{} was finalized by dm_finalize or dm_world_finalize",
+                self.mesh.describe()
+            ))),
             Life::Shrunk => Err(Error::aborted(format!(
                 "{} was ended by dm_shrink: go on with the mesh that it gave",
                 self.mesh.describe()
@@ -242,10 +260,30 @@ impl Drop for RootComms {
     fn drop(&mut self) {
         let dims = std::mem::take(self.dims.get_mut().unwrap_or_else(PoisonError::into_inner));
         let parent = self.parent.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        drop((dims, parent));
-        if let Some(world) = &self.world {
-            world.comms().end_abandoned();
+        let Some(world) = self.world.take() else { return };
+        // The scope uses the store of the world, so it is dropped first.
+        drop((dims, parent, self.scope.take()));
+        let abandoned = world.comms().take_abandoned();
+        // Exactly one owner of a world gets it here, however many threads drop their hold on it.
+        let last = Arc::into_inner(world);
+        if last.is_some() || !abandoned.is_empty() {
+            hand_over(Leftovers { abandoned, _world: last });
         }
+    }
+}
+
+/// What is left when a root mesh is dropped, and takes time to end.
+struct Leftovers {
+    /// Failed communicators that no root mesh holds any more.
+    abandoned: Vec<Arc<Communicator>>,
+    /// The world, where nobody else had it.
+    _world: Option<World>,
+}
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        // An abort that fails leaves nothing to be done.
+        let _ = abort_all(&self.abandoned);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hostccl::fork;
 
@@ -147,14 +148,24 @@ impl CommTable {
         lock(&self.living).retain(|communicator| !Arc::ptr_eq(communicator, ended));
     }
 
-    /// Ends the failed communicators that no root mesh holds any more. Those that have not failed
-    /// stay, because their raw pointers may be in use.
-    pub(super) fn end_abandoned(&self) {
+    /// Takes the failed communicators that no root mesh holds any more; the caller ends them. Those
+    /// that have not failed stay, because their raw pointers may be in use.
+    pub(super) fn take_abandoned(&self) -> Vec<Arc<Communicator>> {
         let known = lock(&self.living).clone();
         let abandoned: Vec<_> = known.into_iter().filter(|communicator| communicator.is_abandoned()).collect();
-        // An abort that fails leaves nothing to be done.
-        let _ = abort_all(&abandoned);
         abandoned.iter().for_each(|communicator| self.forget(communicator));
+        abandoned
+    }
+
+    /// Ends the failed communicators that no root mesh holds any more.
+    pub(super) fn end_abandoned(&self) {
+        // An abort that fails leaves nothing to be done.
+        let _ = abort_all(&self.take_abandoned());
+    }
+
+    /// Whether others are split from this communicator, and it is never handed out.
+    pub(super) fn is_parent(&self, communicator: &Arc<Communicator>) -> bool {
+        self.shared().iter().any(|(key, known)| key.is_parent && Arc::ptr_eq(known, communicator))
     }
 
     fn shared(&self) -> MutexGuard<'_, HashMap<PartitionKey, Arc<Communicator>>> {
@@ -172,7 +183,8 @@ impl Drop for CommTable {
         // streams, destroying it may wait for the device.
         let ours = single.filter(|single| !fork::is_child() && !single.library().has_streams());
         if let Some(single) = ours.filter(|single| single.drop_user()) {
-            single.take_to_finalize().map(|raw| single.library().destroy(raw));
+            let raw = single.take_to_finalize(Duration::ZERO).ok().flatten();
+            raw.map(|raw| single.library().destroy(raw));
         }
     }
 }

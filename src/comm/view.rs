@@ -147,7 +147,18 @@ impl View {
     pub fn comm(&self, index: usize) -> Result<RawComm> {
         match self.comms.ready(index) {
             Some(raw) => Ok(raw),
-            None => self.communicator(index)?.ready(),
+            None => self
+                .communicator(index)
+                .and_then(|communicator| communicator.ready())
+                .map_err(|error| self.with_dim(error, index)),
+        }
+    }
+
+    /// The error of a call along dimension `index`, with the dimension's name.
+    pub(super) fn with_dim(&self, error: Error, index: usize) -> Error {
+        match index < self.mesh.ndim() {
+            true => error.along(self.mesh.dim_name(index)),
+            false => error,
         }
     }
 
@@ -209,7 +220,6 @@ impl View {
 
     /// The address of a function of that library.
     pub fn symbol(&self, name: &str) -> Result<*const c_void> {
-        let library = self.library()?;
-        library.symbol(name).ok_or_else(|| Error::not_found(format!("{} has no symbol {name}", library.label())))
+        self.library()?.required_symbol(name)
     }
 }

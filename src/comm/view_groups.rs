@@ -2,7 +2,7 @@
 
 use std::thread::sleep;
 
-use super::communicator::State;
+use super::communicator::{Communicator, State};
 use super::groups;
 use super::polling::poll_until_done;
 use super::root::RootComms;
@@ -51,11 +51,20 @@ fn wait_until_idle(root: &RootComms) -> Result<()> {
 fn explain(root: &RootComms, error: Error) -> Error {
     for communicator in root.communicators() {
         match communicator.state() {
-            State::Ready if communicator.poll().is_err() => return communicator.explain(communicator.raw(), error),
+            State::Ready if communicator.poll().is_err() => {
+                return along(&communicator, communicator.explain(communicator.raw(), error));
+            }
             // The communicator was ended here, by this root or by another one that shares it.
-            State::Aborted | State::Finalized => return communicator.explain(communicator.raw(), error),
+            State::Aborted | State::Finalized => {
+                return along(&communicator, communicator.explain(communicator.raw(), error));
+            }
             State::Ready | State::Unmade | State::Absent => {}
         }
     }
     error
+}
+
+/// The error with the name of the dimension for which the communicator was made.
+fn along(communicator: &Communicator, error: Error) -> Error {
+    error.along(communicator.group().dim_name(0))
 }

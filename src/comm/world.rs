@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use super::background::wait_for_handed_over;
 use super::communicator::Communicator;
 use super::ending::abort_all;
 use super::groups::{self, refuse_inside};
@@ -17,6 +18,9 @@ use crate::digest::Fnv1a;
 use crate::error::{Error, Result};
 use crate::rendezvous::{self, Equipment, JoinOptions};
 use crate::wait::{Cancel, Wait};
+
+/// How long a join waits for the end of an earlier world whose last handle was freed.
+const FREEING: Duration = Duration::from_secs(1);
 
 /// How a process joins a world.
 #[derive(Default)]
@@ -52,6 +56,10 @@ pub(super) trait EndsWithWorld: Send + Sync {
     /// Marks the root mesh as aborted on this rank, and returns its communicators, which the world
     /// then aborts.
     fn end_with_world(&self) -> Vec<Arc<Communicator>>;
+
+    /// Marks the root mesh as finalized on this rank, unless it has ended before, and returns all
+    /// its communicators, which the world then finalizes.
+    fn finalize_with_world(&self) -> Vec<Arc<Communicator>>;
 }
 
 /// Something that C callers borrow from a world.
@@ -82,6 +90,8 @@ pub struct World {
     adopted: Mutex<HashMap<Vec<i32>, u64>>,
     /// Raised by [`abort`](World::abort). The flags of the root meshes are its children.
     cancel: Cancel,
+    /// Whether the world was finalized.
+    is_finalized: AtomicBool,
     /// Whether the other ranks were told that this one takes no further part.
     is_departure_told: AtomicBool,
     /// The root meshes of this world, which its abort ends.
@@ -103,6 +113,8 @@ impl World {
     /// that fails in that tells the others.
     pub fn join(device_type: &str, options: &WorldOptions) -> Result<World> {
         options.join.cancel.check()?;
+        // An earlier world may be about to end, and with it a server at the same address.
+        wait_for_handed_over(FREEING);
         let prepare = |local_rank, world_size| {
             if options.join.offline {
                 return Ok(((None, None), None));
@@ -127,6 +139,7 @@ impl World {
             turn_over: Condvar::new(),
             adopted: Mutex::default(),
             cancel: options.join.cancel.clone(),
+            is_finalized: AtomicBool::new(false),
             is_departure_told: AtomicBool::new(false),
             roots: Mutex::default(),
             single_turn: Mutex::default(),
@@ -208,7 +221,7 @@ impl World {
             }
         }
         let outcome = abort_all(&ended);
-        self.library.iter().for_each(groups::abandon);
+        self.library.iter().for_each(|library| groups::abandon(library, "dm_world_abort"));
         self.comms.share_nothing();
         if !self.is_departure_told.swap(true, Ordering::SeqCst) {
             self.rendezvous.leave();
@@ -220,9 +233,30 @@ impl World {
         &self.comms
     }
 
-    /// Fails with `DM_STATUS_ABORTED` after [`abort`](World::abort).
+    /// Fails with `DM_STATUS_ABORTED` after [`abort`](World::abort) and
+    /// [`finalize`](World::finalize).
     pub(super) fn alive(&self) -> Result<()> {
+        if self.is_finalized.load(Ordering::SeqCst) {
+            return Err(Error::aborted("the world was finalized by dm_world_finalize: join a new one"));
+        }
         self.cancel.check()
+    }
+
+    /// Marks the world and its root meshes as finalized on this rank. Returns their communicators,
+    /// the last made first, so that children come before the communicator from which they were
+    /// split.
+    pub(super) fn take_to_finalize(&self) -> Vec<Arc<Communicator>> {
+        self.is_finalized.store(true, Ordering::SeqCst);
+        let roots: Vec<_> = lock(&self.roots).iter().filter_map(Weak::upgrade).collect();
+        let mut taken = self.comms.take_living();
+        for known in roots.iter().flat_map(|root| root.finalize_with_world()) {
+            if !taken.iter().any(|other| Arc::ptr_eq(other, &known)) {
+                taken.push(known);
+            }
+        }
+        taken.retain(|communicator| !communicator.raw().is_null());
+        taken.reverse();
+        taken
     }
 
     /// A flag for a root mesh, which counts as raised also when the world's flag is.

@@ -168,7 +168,9 @@ pub unsafe extern "C" fn dm_coordinate_of(
             unsafe { give_len(ndim, len_out)? };
             let place = quick.mesh.coordinate_of(world_rank)?;
             // SAFETY: the caller's contract.
-            unsafe { give_each("coordinate", ndim, place.iter().map(|index| *index as i32), coordinate, capacity, len_out) }
+            unsafe {
+                give_each("coordinate", ndim, place.iter().map(|index| *index as i32), coordinate, capacity, len_out)
+            }
         })?
     })
 }

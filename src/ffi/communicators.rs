@@ -3,12 +3,13 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use super::arguments::text;
+use super::arguments::{optional_text, text};
 use super::ask::dim_text;
 use super::guard::guard;
 use super::make::{MESHES, find};
 use super::pointers::out;
 use super::types::{dm_mesh, dm_status, ncclComm_t};
+use crate::ccl::{self, Resolver};
 use crate::comm::View;
 use crate::error::Result;
 
@@ -19,9 +20,12 @@ use crate::error::Result;
 /// along it. dim NULL is allowed on a 1-D mesh. All dimensions of size 1 give one communicator,
 /// which holds this rank alone and is made at the first such call.
 ///
-/// The communicator is borrowed from the root mesh. It lives until dm_finalize, dm_abort or the
-/// end of the process, whatever handles are freed. The caller never destroys it. It is valid only
-/// in the library that made it: call it through dm_get_proc. On NCCL it is blocking, unless the
+/// The communicator is borrowed from the root mesh. It lives until the mesh or its world is
+/// finalized, aborted or shrunk, or until the process ends, whatever handles are freed. Only a
+/// communicator that has failed ends with the last handle of its meshes. The caller never destroys
+/// it. It is valid only in the library that made it: call it through dm_get_proc, or ask for
+/// device type "cuda" by name and link that same copy of NCCL. A mesh of device type NULL may be on
+/// cpu, and a linked NCCL crashes on its communicator. On NCCL it is blocking, unless the
 /// dimension's nccl_config says otherwise: operations are on the stream when they return. The call
 /// takes no lock and lasts a few nanoseconds.
 ///
@@ -78,6 +82,63 @@ pub unsafe extern "C" fn dm_get_proc(
         unsafe { proc_out.write(address.cast_mut()) };
         Ok(())
     })
+}
+
+/// The function of that name ("ncclMemAlloc", ...) in the library that meshes of device_type will
+/// get, before there is a mesh.
+///
+/// Local. device_type is "cuda", "cpu" or NULL, as in dm_world_init. The library is the one that a
+/// world gets whose options name none; a program that names one (dm_world_options.ccl_library) asks
+/// dm_get_proc with a mesh of that world. Errors: DM_STATUS_NOT_FOUND (names the library and its
+/// version), DM_STATUS_LIBRARY, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// Strings are NULL or NUL-terminated; proc_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_get_device_proc(
+    device_type: *const c_char,
+    symbol: *const c_char,
+    proc_out: *mut *mut c_void,
+) -> dm_status {
+    guard(|| {
+        let proc_out = out("proc_out", proc_out)?;
+        // SAFETY: the caller's contract.
+        let (device_type, symbol) = unsafe { (optional_text("device_type", device_type)?, text("symbol", symbol)?) };
+        let address = ccl::for_device(ccl::device_type(device_type)?)?.required_symbol(symbol)?;
+        // SAFETY: not NULL, and writable by the caller's word.
+        unsafe { proc_out.write(address.cast_mut()) };
+        Ok(())
+    })
+}
+
+/// Makes the NCCL that is linked into the program the library of device type cuda: resolve gives
+/// the address of NCCL's function of a name, or NULL where the program has none of that name.
+///
+/// ```c
+/// static void *resolve(void *user_data, const char *name) {
+///   return strcmp(name, "ncclAllReduce") == 0 ? (void *)ncclAllReduce : ... : NULL;
+/// }
+/// dm_set_ccl_resolver(resolve, NULL);
+/// ```
+///
+/// Local, for the whole process; call it before anything else of device type cuda or NULL. Without
+/// it the library loads a shared NCCL, and a communicator of that copy crashes in the functions
+/// that the program links. It goes before DM_CCL_LIBRARY and after dm_world_options.ccl_library.
+/// resolve is called here and by dm_get_proc, from any thread, until the process ends. NULL takes
+/// an earlier resolver back. Not every rank needs one; the releases of NCCL must be equal.
+/// docs/nccl.md lists the functions that must be there. Errors: DM_STATUS_LIBRARY (a function is
+/// missing; it is named), DM_STATUS_INVALID_ARGUMENT (device type cuda is in use already).
+///
+/// # Safety
+/// resolve is NULL or gives functions as nccl.h declares them, and may be called with user_data
+/// from any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_set_ccl_resolver(
+    resolve: Option<unsafe extern "C" fn(user_data: *mut c_void, name: *const c_char) -> *mut c_void>,
+    user_data: *mut c_void,
+) -> dm_status {
+    // SAFETY: the caller's contract.
+    guard(|| ccl::set_resolver(resolve.map(|resolve| unsafe { Resolver::new(resolve, user_data) })))
 }
 
 /// The view in which the dimension of that name is, with its communicators, and the dimension's

@@ -1,6 +1,7 @@
 //! Errors and versions.
 
 use std::ffi::c_char;
+use std::ptr::null;
 
 use super::arguments::write_struct;
 use super::guard::{NO_ERROR, ask, with_last};
@@ -27,7 +28,9 @@ pub extern "C" fn dm_last_error() -> *const c_char {
     with_last(|last| last.map_or(NO_ERROR.as_ptr(), |last| last.message.as_ptr()))
 }
 
-/// This thread's last failing call in full: status, message and the codes of the layers below.
+/// This thread's last failing call in full: status, message, the codes of the layers below, and
+/// which ranks, dimension and call the failure is about. A program needs no text to go on without
+/// the ranks that are lost (dm_shrink).
 ///
 /// Local. `info_out->struct_size` is set by the caller (DM_ERROR_INFO_INIT). Before any failure the
 /// status is DM_STATUS_OK and the message "". Errors: DM_STATUS_INVALID_ARGUMENT when info_out is
@@ -44,6 +47,13 @@ pub unsafe extern "C" fn dm_last_error_info(info_out: *mut dm_error_info) -> dm_
         device_error: 0,
         os_error: 0,
         message: NO_ERROR.as_ptr(),
+        ranks: null(),
+        num_ranks: 0,
+        lost_ranks: null(),
+        num_lost: 0,
+        dim: null(),
+        waited_seconds: -1.0,
+        call: -1,
     };
     // Read before the guard, whose own failure would replace the answer.
     with_last(|last| {
@@ -53,10 +63,20 @@ pub unsafe extern "C" fn dm_last_error_info(info_out: *mut dm_error_info) -> dm_
             info.device_error = last.error.device_error();
             info.os_error = last.error.os_error();
             info.message = last.message.as_ptr();
+            (info.ranks, info.num_ranks) = borrowed(last.error.ranks());
+            (info.lost_ranks, info.num_lost) = borrowed(last.error.lost());
+            info.dim = last.dimension.as_ref().map_or(null(), |name| name.as_ptr());
+            info.waited_seconds = last.error.waited().map_or(-1.0, |waited| waited.as_secs_f64());
+            info.call = last.error.call().and_then(|call| i64::try_from(call).ok()).unwrap_or(-1);
         }
     });
     // SAFETY: the caller's contract.
     ask(|| unsafe { write_struct("info_out", info_out, info) })
+}
+
+/// A list that the caller may read until this thread's next failing call; NULL when it is empty.
+fn borrowed(ranks: &[i32]) -> (*const i32, usize) {
+    (if ranks.is_empty() { null() } else { ranks.as_ptr() }, ranks.len())
 }
 
 /// The version of the loaded library: 10000 * major + 100 * minor + patch, so 200 is 0.2.0.

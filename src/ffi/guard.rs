@@ -18,6 +18,8 @@ pub(super) struct LastError {
     pub(super) error: Error,
     /// Its message, to which dm_last_error points.
     pub(super) message: CString,
+    /// The name of its dimension, to which dm_error_info points.
+    pub(super) dimension: Option<CString>,
 }
 
 thread_local! {
@@ -93,11 +95,12 @@ fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 
 fn remember(error: Error) -> dm_status {
     let status = error.status() as dm_status;
-    let message = CString::new(error.message().replace('\0', "\\0")).unwrap_or_default();
+    let text = |text: &str| CString::new(text.replace('\0', "\\0")).unwrap_or_default();
+    let (message, dimension) = (text(error.message()), error.dimension().map(text));
     // A thread that is exiting has no place for the error. The status still says what happened.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
-            *last = Some(LastError { error, message });
+            *last = Some(LastError { error, message, dimension });
         }
     });
     status

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::arguments::list;
+use super::arguments::{give_list, list};
 use super::ask::dim_text;
 use super::communicators::view_along;
 use super::guard::guard;
@@ -40,7 +40,10 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// communicators from dm_get_comm must not be used any more. A second abort, or one after
 /// dm_finalize or dm_shrink, does nothing. A dm_init in progress has no mesh yet: dm_world_abort
 /// ends it. With NCCL it returns when this root's work has left the streams: where that lies
-/// behind a stuck call of another mesh, dm_world_abort ends both. Another rank that waits for this
+/// behind a stuck call of another mesh, dm_world_abort ends both. NCCL forbids ending a
+/// communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
+/// and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
+/// returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
 /// one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
 /// is told by dm_world_abort only; otherwise it waits until its deadline.
 #[unsafe(no_mangle)]
@@ -71,6 +74,32 @@ pub unsafe extern "C" fn dm_finalize(mesh: *const dm_mesh, options: *const dm_ca
         // SAFETY: the caller's contract.
         let options = unsafe { read_call_options(options, 0)? };
         find(mesh)?.root_comms().finalize_within(options.timeout)
+    })
+}
+
+/// The world ranks of the mesh that are known to be lost by now, in ascending order: their
+/// processes have ended, they left the world (dm_world_abort, dm_world_free), or their hosts fell
+/// silent. dm_shrink takes them.
+///
+/// Local: it asks the store, and waits for half a second at most where the store does not answer.
+/// *len_out is their number. Other ranks may learn of a loss a moment earlier or later. The handle
+/// may be of a mesh that was aborted. Without a world (dm_from_comms) only losses are known that a
+/// communicator of the mesh has met. Errors: DM_STATUS_BUFFER_TOO_SMALL,
+/// DM_STATUS_INVALID_HANDLE, DM_STATUS_INVALID_ARGUMENT.
+///
+/// # Safety
+/// ranks is NULL or has room for capacity elements; len_out is NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dm_lost_ranks(
+    mesh: *const dm_mesh,
+    ranks: *mut i32,
+    capacity: usize,
+    len_out: *mut usize,
+) -> dm_status {
+    guard(|| {
+        let lost = find(mesh)?.lost_ranks()?;
+        // SAFETY: the caller's contract.
+        unsafe { give_list("ranks", &lost, ranks, capacity, len_out) }
     })
 }
 

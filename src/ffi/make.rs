@@ -12,7 +12,9 @@ use super::pointers::{null, out};
 use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
 use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
-use crate::comm::{DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world, joined_default_world};
+use crate::comm::{
+    DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world, joined_default_world,
+};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, MeshSpec, MeshText};
 use crate::wait::Deadline;
@@ -242,10 +244,12 @@ impl<'a> MeshRequest<'a> {
     fn check_adopting(&self) -> Result<()> {
         let MeshOptions { lazy, dims, .. } = &self.options.mesh;
         match (lazy, dims.is_empty()) {
-            (true, _) => Err(Error::invalid("dm_from_comms takes communicators that exist: DM_INIT_LAZY is not for it")),
-            (_, false) => Err(Error::invalid(
-                "dm_from_comms takes communicators that exist: options.dim_options must be NULL",
-            )),
+            (true, _) => {
+                Err(Error::invalid("dm_from_comms takes communicators that exist: DM_INIT_LAZY is not for it"))
+            }
+            (_, false) => {
+                Err(Error::invalid("dm_from_comms takes communicators that exist: options.dim_options must be NULL"))
+            }
             _ => Ok(()),
         }
     }

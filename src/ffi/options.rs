@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::arguments::{check_flags, check_reserved, natural, optional_text, read_struct, text, timeout};
 use super::types::{
-    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_OFFLINE, dm_call_options, dm_dim_options, dm_init_options,
-    dm_store_callbacks, dm_world, dm_world_options,
+    DM_DIM_OWN_COMM, DM_INIT_LAZY, DM_INIT_OWN_COMMS, DM_WORLD_OFFLINE, dm_call_options, dm_dim_options,
+    dm_init_options, dm_store_callbacks, dm_world, dm_world_options,
 };
-use crate::ccl::CommConfig;
+use crate::ccl::copied_config;
 use crate::comm::{self, CallOptions, DimOptions, MeshOptions};
 use crate::error::{Error, Result};
 use crate::rendezvous::JoinOptions;
@@ -180,7 +180,7 @@ pub(super) unsafe fn read_dim_options(
         let config = match given.nccl_config.is_null() {
             true => None,
             // SAFETY: the caller's contract.
-            false => Some(unsafe { CommConfig::copy_of(given.nccl_config)? }),
+            false => Some(unsafe { copied_config(given.nccl_config)? }),
         };
         let name = match given.comm_name.is_null() {
             true => None,

@@ -82,7 +82,11 @@ pub unsafe extern "C" fn dm_plan_ranks(
         let (shape, traffic) = unsafe {
             (
                 sizes("options.shape", options.shape, ndim)?,
-                if options.traffic.is_null() { None } else { Some(short_list("options.traffic", options.traffic, ndim)?) },
+                if options.traffic.is_null() {
+                    None
+                } else {
+                    Some(short_list("options.traffic", options.traffic, ndim)?)
+                },
             )
         };
         let world_size = check_size(&shape, options.world_size)?;

@@ -136,6 +136,27 @@ pub struct dm_error_info {
     pub os_error: i32,
     /// One line with the values. Borrowed: valid until this thread's next failing call.
     pub message: *const c_char,
+    /// The world ranks that the failure is about, in ascending order: those that were lost,
+    /// aborted, did not come, failed, or made another call than the others. At most 512. NULL
+    /// when there are none. Borrowed: valid until this thread's next failing call.
+    pub ranks: *const i32,
+    /// The number of ranks.
+    pub num_ranks: usize,
+    /// Those of ranks that are lost, in ascending order: their processes have ended, they left the
+    /// world (dm_world_abort, dm_world_free), or their hosts fell silent. A rank that only aborted
+    /// a mesh, did not come or made another call is not lost. NULL when there are none. Borrowed:
+    /// valid until this thread's next failing call.
+    pub lost_ranks: *const i32,
+    /// The number of lost_ranks.
+    pub num_lost: usize,
+    /// The name of the dimension along which the failing call was made; NULL for a call that has no
+    /// dimension. Borrowed: valid until this thread's next failing call.
+    pub dim: *const c_char,
+    /// How long the failing call waited for other ranks, in seconds; negative when it did not wait.
+    pub waited_seconds: f64,
+    /// The number of the failing collective call, as the message shows it ("as call 7"); -1 when
+    /// the call has no number.
+    pub call: i64,
 }
 
 /// World flag: no rendezvous and no communicators; layout and planning for any rank of any world,
@@ -212,7 +233,8 @@ pub struct dm_store_callbacks {
     pub add: Option<
         unsafe extern "C" fn(user_data: *mut c_void, key: *const c_char, amount: i64, value_out: *mut i64) -> i32,
     >,
-    /// Called exactly once, when the world is gone. May be NULL.
+    /// Called exactly once, when the world is gone: by dm_world_free, or on a thread of the library
+    /// after dm_free of the last mesh. May be NULL.
     pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
     /// Removes key; it is no error when it is not there. What it returns does not matter. May be
     /// NULL: then what the library has stored stays in the caller's service, some kilobytes for
@@ -234,7 +256,8 @@ pub struct dm_dim_options {
     pub flags: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// NULL or the caller's ncclConfig_t; copied by its own size field. A dimension with a config
+    /// NULL or the caller's ncclConfig_t; copied by its own size field, with its strings (netName,
+    /// commName). A dimension with a config
     /// does not share its communicator. The fields other than names must be the same on every rank.
     pub nccl_config: *const c_void,
     /// The communicator's name in the library's logs. NULL: "mesh_" and the dimension's name.

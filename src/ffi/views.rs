@@ -310,9 +310,11 @@ pub unsafe extern "C" fn dm_clone(mesh: *const dm_mesh, mesh_out: *mut *mut dm_m
 /// Frees a mesh handle. Local, never blocks; NULL is a no-op, and so are a handle that was freed
 /// before and any handle in a forked child.
 ///
-/// Other views and the communicators are not touched: those live until dm_finalize, dm_abort or the
-/// end of the process. A program that makes meshes and only frees them keeps the memory of every
-/// communicator.
+/// Other views are not touched, and communicators live as long as dm_get_comm says: a program that
+/// makes meshes and only frees them keeps the memory of every communicator until dm_world_finalize.
+/// What takes time to end is ended on a thread of the library: failed communicators that no mesh
+/// has any more, and the world, where this was its last handle. The end of the process waits for
+/// that thread for two seconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_free(mesh: *mut dm_mesh) {
     if !mesh.is_null() {

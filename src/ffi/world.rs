@@ -235,10 +235,44 @@ pub extern "C" fn dm_default_world_abort() -> dm_status {
     guard(comm::abort_default_worlds)
 }
 
+/// Ends the world in order: waits for the outstanding work of all its meshes on all ranks, destroys
+/// their communicators, also those of meshes whose handles were freed, and ends the meshes and the
+/// world. It is what destroy_process_group() is in PyTorch.
+///
+/// Collective over the world; local in an offline world. timeout_ms 0: the world's timeout. Every
+/// call of the world and its meshes answers DM_STATUS_ABORTED from then on, raw communicators of
+/// its meshes must not be used any more, and handles are still to be freed. Communicators that
+/// dm_from_comms took without DM_INIT_OWN_COMMS stay the caller's. Where dm_init joined the world
+/// by itself, the next dm_init joins it anew. Errors: DM_STATUS_TIMEOUT and DM_STATUS_MISMATCH as
+/// in dm_init (when a rank never made the call, the world is as before, and dm_world_abort ends
+/// it), DM_STATUS_CCL and DM_STATUS_PEER_LOST (a communicator had failed, or fails now: it is
+/// aborted, and the world has ended all the same), DM_STATUS_ABORTED (it has ended already),
+/// DM_STATUS_INVALID_ARGUMENT (a negative timeout, or a group of this thread is open),
+/// DM_STATUS_INVALID_HANDLE.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_world_finalize(world: *const dm_world, timeout_ms: i64) -> dm_status {
+    guard(|| {
+        let timeout = timeout("timeout_ms", timeout_ms)?;
+        find(world)?.finalize(timeout)
+    })
+}
+
+/// Ends the default worlds in order, those that dm_init joins by itself, as dm_world_finalize does.
+///
+/// Collective over the default worlds that this process is in: all of them have the same ranks.
+/// Where it is in none, this does nothing. A dm_init that begins after that joins the default world
+/// anew. Errors: those of dm_world_finalize.
+#[unsafe(no_mangle)]
+pub extern "C" fn dm_default_world_finalize(timeout_ms: i64) -> dm_status {
+    guard(|| comm::finalize_default_worlds(timeout("timeout_ms", timeout_ms)?))
+}
+
 /// Frees a world handle. Local; NULL is a no-op, and so are a handle that was freed before and any
 /// handle in a forked child.
 ///
-/// Meshes keep what they need of the world alive; communicators live on as dm_get_comm says.
+/// Meshes keep what they need of the world alive; communicators live on as dm_get_comm says. Where
+/// this was the last handle of the world, the call returns when the store has been let go, and on
+/// rank 0 when its server has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_world_free(world: *mut dm_world) {
     if !world.is_null() {

@@ -42,4 +42,4 @@ pub(super) use members::Members;
 pub(super) use round::Membership;
 pub use round::Round;
 pub use scope::Scope;
-pub(super) use verdict::ranges;
+pub(crate) use verdict::ranges;

@@ -92,7 +92,7 @@ impl World {
                 self.place.size
             ))
             .with_os_error(error.os_error())
-            .with_ranks(error.ranks()),
+            .with_facts_of(&error),
             _ => error,
         };
         let server = self.session.as_ref().and_then(|session| session.server.as_ref());
@@ -107,7 +107,7 @@ impl World {
             error.message()
         ))
         .with_os_error(error.os_error())
-        .with_ranks(error.ranks())
+        .with_facts_of(&error)
     }
 
     /// Reaches the store, and agrees with rank 0 on a prefix for the keys, which no earlier run has

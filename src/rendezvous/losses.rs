@@ -8,7 +8,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hostccl::machine;
 use hostccl::process::{Process, ProcessId};
@@ -17,11 +17,17 @@ use super::agreement::WorldKeys;
 use super::host::HostIdentity;
 use super::store::Store;
 use crate::digest::Fnv1a;
-use crate::error::Result;
+use crate::error::{Result, Status};
 use crate::wait::{Deadline, Wait};
 
 /// How long it may take to write or read a note of a lost rank.
 const SHORT: Duration = Duration::from_millis(500);
+
+/// A loss after which no other one was told for so long stands alone.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// How long a call that has found a loss waits for others at most.
+const LONGEST_SETTLING: Duration = Duration::from_millis(250);
 
 /// The ranks of one world that are lost, as far as this rank knows.
 pub(super) struct Losses {
@@ -50,6 +56,15 @@ struct Known {
     /// How many of the notes in the store were read. This number may differ from the number of
     /// ranks, because this rank learns of some losses without a note.
     read: usize,
+    /// When this rank learned of the last loss.
+    last: Option<Instant>,
+}
+
+impl Known {
+    fn add(&mut self, rank: Option<i32>) {
+        self.ranks.extend(rank);
+        self.last = Some(Instant::now());
+    }
 }
 
 impl Losses {
@@ -110,7 +125,7 @@ impl Losses {
         // next note is found.
         if known.read + 1 == number {
             known.read = number;
-            known.ranks.extend(rank);
+            known.add(rank);
         }
     }
 
@@ -136,6 +151,39 @@ impl Losses {
         self.known().ranks.iter().copied().filter(|rank| is_missed(*rank)).collect()
     }
 
+    /// Returns once no further rank was lost for a moment. Ranks whose host or launcher has ended
+    /// are lost one right after the other.
+    pub(super) fn settle(&self, of_caller: &Wait) {
+        let end = Deadline::after(LONGEST_SETTLING);
+        let wait = Wait { watch: None, ..of_caller.clone() };
+        loop {
+            self.look(&wait);
+            let last = self.known().last;
+            let left = last.map_or(Duration::ZERO, |last| QUIET.saturating_sub(last.elapsed()));
+            if left.is_zero() || end.passed() || wait.cancel.is_raised() {
+                return;
+            }
+            let (number, key) = self.next();
+            match self.store.get(&key, &wait.with_deadline(Deadline::after(left))) {
+                Ok(value) => self.note(number, &value),
+                Err(error) if error.status() == Status::Timeout => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Reads the notes of losses that are in the store by now. Fails when the store does not answer.
+    pub(super) fn refresh(&self, of_caller: &Wait) -> Result<()> {
+        let wait = Wait { watch: None, ..of_caller.with_deadline(Deadline::after(SHORT)) };
+        self.look(&wait);
+        while !wait.deadline.passed() {
+            let (number, key) = self.next();
+            let Some(value) = self.store.try_get(&key, &wait)? else { break };
+            self.note(number, &value);
+        }
+        Ok(())
+    }
+
     /// Looks at the processes of this host, where the store does not know who is lost. What is
     /// found is announced to all ranks.
     pub(super) fn look(&self, of_caller: &Wait) {
@@ -154,7 +202,7 @@ impl Losses {
         });
         // The store may have ended with that rank.
         if told.is_err() {
-            self.known().ranks.push(rank);
+            self.known().add(Some(rank));
         }
     }
 }

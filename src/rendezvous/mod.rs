@@ -23,6 +23,7 @@ mod serve;
 pub mod store;
 mod world;
 
+pub(crate) use agreement::ranges;
 #[doc(hidden)]
 pub use agreement::{Round, Scope};
 #[doc(hidden)]

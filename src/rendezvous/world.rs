@@ -9,7 +9,7 @@ use super::agreement::{Members, Membership, Scope, ScopeKeys, WorldKeys};
 use super::launcher::Place;
 use super::losses::Losses;
 use super::store::{Server, Store};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::wait::Wait;
 
 /// A job as one of its ranks sees it.
@@ -107,6 +107,20 @@ impl World {
         if let Some(session) = self.session().ok().filter(|_| self.place.size > 1) {
             session.losses.announce(self.place.rank as i32);
         }
+    }
+
+    /// Returns the ranks that are known to be lost by now. Asks the store, for half a second at
+    /// most. A store that does not answer leaves it at what this rank knows. When rank 0 serves the
+    /// store, and the store is out of reach, rank 0 is lost.
+    pub fn lost_ranks(&self) -> Result<Vec<i32>> {
+        let session = self.session()?;
+        let refreshed = session.losses.refresh(&Wait::after(self.timeout));
+        let mut lost: Vec<i32> = session.losses.all(|rank| rank != self.place.rank as i32).into_iter().collect();
+        let is_unreachable = refreshed.is_err_and(|error| error.status() == Status::Store);
+        if is_unreachable && session.served && self.place.rank != 0 && !lost.contains(&0) {
+            lost.push(0);
+        }
+        Ok(lost)
     }
 
     /// Returns when every rank has called this function. **Collective over the world**.

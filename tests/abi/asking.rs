@@ -306,16 +306,11 @@ fn plan(session: &mut Session<'_>) {
     let place = if session.rarely(32) { Room::null() } else { sized(size, options) };
     // SAFETY: as many of each as said; the ranks have room for the shape where it fits.
     let status = unsafe {
-        dm_plan_ranks(
-            place.as_ptr(),
-            out.as_ptr(),
-            report.room.as_ptr().cast(),
-            report.capacity,
-            report.len.as_ptr(),
-        )
+        dm_plan_ranks(place.as_ptr(), out.as_ptr(), report.room.as_ptr().cast(), report.capacity, report.len.as_ptr())
     };
     let refused = place.is_null() || !(48..=4096).contains(&size) || options.flags != 0;
-    let wrong = refused || out.is_null() || fits.is_none() || wrong_path || !report.room.is_null() && report.len.is_null();
+    let wrong =
+        refused || out.is_null() || fits.is_none() || wrong_path || !report.room.is_null() && report.len.is_null();
     if status == DM_STATUS_BUFFER_TOO_SMALL {
         assert!(report.len.get(0) > report.capacity);
     }

@@ -209,9 +209,8 @@ pub fn end_groups(session: &mut Session<'_>) {
     if session.groups > 0 {
         let mesh = Room::<*mut dm_mesh>::new(1);
         // SAFETY: a shape of one; writable.
-        let made = unsafe {
-            dm_init(c"cpu".as_ptr(), [1i32].as_ptr(), 1, std::ptr::null(), std::ptr::null(), mesh.as_ptr())
-        };
+        let made =
+            unsafe { dm_init(c"cpu".as_ptr(), [1i32].as_ptr(), 1, std::ptr::null(), std::ptr::null(), mesh.as_ptr()) };
         assert_eq!(made, DM_STATUS_OK, "the default world is there: {}", last_error());
         for _ in 0..session.groups {
             let ended = dm_group_end(mesh.get(0));

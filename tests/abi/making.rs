@@ -85,7 +85,11 @@ fn any_mesh(session: &mut Session<'_>) {
         || ndim > 1 << 16
         || shape.iter().any(|size| *size < 1)
         || !names.pointers.is_null() && !names.are_names()
-        || !place.is_null() && (!(48..=4096).contains(&size) || options.flags & !3 != 0 || options.reserved != 0 || options.timeout_ms < 0);
+        || !place.is_null()
+            && (!(48..=4096).contains(&size)
+                || options.flags & !3 != 0
+                || options.reserved != 0
+                || options.timeout_ms < 0);
     let (dead, real) = if place.is_null() { (false, true) } else { (!world.alive, world.real) };
     init(session, &device, &Room::with(&shape), ndim, &names, &place, real, Given { dead, wrong, unsure: true });
 }

@@ -233,6 +233,13 @@ impl Session<'_> {
             device_error: 0,
             os_error: 0,
             message: std::ptr::null(),
+            ranks: std::ptr::null(),
+            num_ranks: 0,
+            lost_ranks: std::ptr::null(),
+            num_lost: 0,
+            dim: std::ptr::null(),
+            waited_seconds: -1.0,
+            call: -1,
         };
         // SAFETY: as large as it says.
         assert_eq!(unsafe { dm_last_error_info(&mut info) }, DM_STATUS_OK);

@@ -24,9 +24,12 @@ int main(void)
   CHECK(DM_SUM == (int)ncclSum && DM_PROD == (int)ncclProd && DM_MAX == (int)ncclMax && DM_MIN == (int)ncclMin && DM_AVG == (int)ncclAvg);
   CHECK(DM_WORLD_OFFLINE == 1u && DM_DIM_OWN_COMM == 1u && DM_INIT_LAZY == 1u && DM_INIT_OWN_COMMS == 2u);
 
-  CHECK(sizeof(dm_error_info) == 32);
+  CHECK(sizeof(dm_error_info) == 88);
   AT(dm_error_info, status, 8); AT(dm_error_info, ccl_result, 12); AT(dm_error_info, device_error, 16);
   AT(dm_error_info, os_error, 20); AT(dm_error_info, message, 24);
+  AT(dm_error_info, ranks, 32); AT(dm_error_info, num_ranks, 40); AT(dm_error_info, lost_ranks, 48);
+  AT(dm_error_info, num_lost, 56); AT(dm_error_info, dim, 64); AT(dm_error_info, waited_seconds, 72);
+  AT(dm_error_info, call, 80);
   CHECK(sizeof(dm_world_options) == 64);
   AT(dm_world_options, flags, 8); AT(dm_world_options, world_size, 12); AT(dm_world_options, rank, 16);
   AT(dm_world_options, local_rank, 20); AT(dm_world_options, timeout_ms, 24); AT(dm_world_options, init_method, 32);

@@ -42,7 +42,7 @@ def named(message):
     """The world ranks that a message blames. The rank that reports is not among them, nor are
     the numbers inside a communicator."""
     message = re.sub(r"^(rank \d+ failed in dm_\w+\(.*?\): )+", "", message)
-    message = re.sub(r"\(rank \d+ of .*", "", message)
+    message = re.sub(r"\(ranks? \d[\d, -]* of .*", "", message)
     ranks = set()
     for text in re.findall(r"\branks? (\d[\d, -]*)", message):
         for part in re.findall(r"\d+-\d+|\d+", text):

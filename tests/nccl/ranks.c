@@ -452,6 +452,127 @@ static void gate(void)
   dm_free(second);
 }
 
+/* Adds up along pp and tp until the mesh has ended, in single calls or in groups. */
+typedef struct adder {
+  dm_mesh *mesh;
+  int in_groups, begun;
+} adder;
+
+static void *add_until_the_end(void *data)
+{
+  adder *self = (adder *)data;
+  for (;;) {
+    float mine = 1, along_pp = 0, along_tp = 0;
+    if (self->in_groups && dm_group_start(self->mesh) != DM_STATUS_OK) break;
+    dm_status status = dm_all_reduce(self->mesh, "pp", &mine, &along_pp, 1, DM_FLOAT32, DM_SUM, NULL);
+    if (status == DM_STATUS_OK) status = dm_all_reduce(self->mesh, "tp", &mine, &along_tp, 1, DM_FLOAT32, DM_SUM, NULL);
+    if (self->in_groups) {
+      const dm_status ended = dm_group_end(self->mesh);
+      if (status == DM_STATUS_OK) status = ended;
+    }
+    __atomic_store_n(&self->begun, 1, __ATOMIC_SEQ_CST);
+    if (status != DM_STATUS_OK) {
+      CHECK(status == DM_STATUS_ABORTED || status == DM_STATUS_PEER_LOST || status == DM_STATUS_CCL);
+      break;
+    }
+    CHECK(along_pp == 2 && along_tp == 2);
+  }
+  return NULL;
+}
+
+/* dm_abort and dm_world_abort while another thread issues calls. The recorder sees when they meet. */
+static void beside(void)
+{
+  for (int round = 0; round < 30; ++round) {
+    dm_mesh *mesh = made(kCube, 3, kNames);
+    adder adds = {mesh, round % 2, 0};
+    pthread_t thread = begun(add_until_the_end, &adds);
+    while (!__atomic_load_n(&adds.begun, __ATOMIC_SEQ_CST)) usleep(100);
+    usleep((useconds_t)((round * 131 + rank * 57) % 1000));
+    OK(dm_abort(mesh));
+    CHECK(pthread_join(thread, NULL) == 0);
+    dm_free(mesh);
+    OK(dm_world_barrier(world, 0));
+  }
+  CHECK(living() == 0);
+}
+
+/* A call stays inside the library for longer than dm_abort waits. The communicator ends when the
+ * call returns. */
+static void *add_once(void *mesh)
+{
+  float mine = 1, sum = 0;
+  (void)dm_all_reduce((dm_mesh *)mesh, "tp", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL);
+  return NULL;
+}
+
+static void inside(void)
+{
+  int (*insiders)(void) = NULL;
+  dm_mesh *mesh = made(kCube, 3, kNames);
+  REQUIRE(dm_get_proc(mesh, "recorder_inside", (void **)&insiders));
+  pthread_t thread = begun(add_once, mesh);
+  while (insiders() == 0) usleep(1000);
+  FAILS(DM_STATUS_TIMEOUT, "a thread was inside a call", dm_abort(mesh));
+  note("gave up");
+  CHECK(living() == 1);
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(living() == 0);
+  dm_free(mesh);
+}
+
+/* The names in the caller's configuration change before a lazy dimension is made. */
+static void lazy_names(void)
+{
+  char comm_name[] = "mine", net_name[] = "mynet";
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  dm_dim_options dims[3] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
+  config.commName = comm_name;
+  config.netName = net_name;
+  dims[2].nccl_config = &config;
+  options.dim_options = dims;
+  options.flags = DM_INIT_LAZY;
+  dm_mesh *mesh = made(kCube, 3, kNames);
+  memset(comm_name, 'X', sizeof comm_name);
+  memset(net_name, 'X', sizeof net_name);
+  memset(&config, 0, sizeof config);
+  memset(dims, 0, sizeof dims);
+  options.dim_options = NULL;
+  options.flags = 0;
+  CHECK(sum_along(mesh, "tp") == 2);
+  OK(dm_finalize(mesh));
+  dm_free(mesh);
+}
+
+/* dm_world_finalize ends all meshes: a whole one, one that was freed, one of half of the ranks and
+ * a lazy one, whose dimensions are made in another order on every other rank. */
+static void finalize_world(void)
+{
+  const size_t wide[] = {4, 2}, half[] = {2, 2};
+  const char *lazily[] = {"x", "y"}, *parts[] = {"p", "q"};
+  dm_mesh *mesh = made(kCube, 3, kNames), *freed = made(wide, 2, lazily), *part = made(half, 2, parts), *lazy = NULL;
+  options.flags = DM_INIT_LAZY;
+  dm_dim_options own[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
+  own[0].flags = own[1].flags = DM_DIM_OWN_COMM;
+  options.dim_options = own;
+  lazy = made(wide, 2, lazily);
+  options.dim_options = NULL;
+  options.flags = 0;
+  dm_free(freed);
+  if (rank % 4 < 2) CHECK(sum_along(lazy, "y") == 2);
+  CHECK(sum_along(lazy, "x") == 4);
+  if (rank % 4 >= 2) CHECK(sum_along(lazy, "y") == 2);
+  CHECK(sum_along(mesh, "dp") == 2);
+  note("finalize");
+  OK(dm_world_finalize(world, 0));
+  CHECK(living() == 0);
+  GIVES(DM_STATUS_ABORTED, dm_check(mesh, "tp"));
+  GIVES(DM_STATUS_ABORTED, dm_world_finalize(world, 0));
+  dm_free(mesh);
+  dm_free(part);
+  dm_free(lazy);
+}
+
 int main(int count, char **arguments)
 {
   const char *what = count > 1 ? arguments[1] : "";
@@ -462,7 +583,7 @@ int main(int count, char **arguments)
   const double began = seconds_now();
   const dm_status joined = dm_world_init("cuda", &join, &world);
   if (joined != DM_STATUS_OK) {
-    dm_error_info info = {sizeof info, DM_STATUS_OK, 0, 0, 0, NULL};
+    dm_error_info info = DM_ERROR_INFO_INIT;
     OK(dm_last_error_info(&info));
     printf("joined %s device_error=%d: %s\n", dm_status_name(joined), info.device_error, info.message);
     CHECK(seconds_now() - began < 15);
@@ -475,6 +596,10 @@ int main(int count, char **arguments)
   if (strcmp(what, "path") == 0) path();
   if (strcmp(what, "left group") == 0) left_group();
   if (strcmp(what, "gate") == 0) gate();
+  if (strcmp(what, "beside") == 0) beside();
+  if (strcmp(what, "inside") == 0) inside();
+  if (strcmp(what, "lazy names") == 0) lazy_names();
+  if (strcmp(what, "finalize world") == 0) finalize_world();
   if (strcmp(what, "attempt") == 0) attempt();
   if (strcmp(what, "ragged") == 0) ragged();
   if (strcmp(what, "unknown") == 0) unknown();

@@ -9,7 +9,9 @@
  * RECORDER_SLOW, milliseconds for which non-blocking work stays in progress; RECORDER_FAIL, "rank
  * call code": which call of which rank (-1: every one) fails with what; RECORDER_LATE,
  * milliseconds for which an operation stays in progress, and it is then never done;
- * RECORDER_STUCK, the rank whose ncclCommFinalize does not return; RECORDER_TOGETHER, how many
+ * RECORDER_INSIDE, microseconds that an operation and the end of a group last on the host;
+ * RECORDER_STUCK, the rank whose ncclCommFinalize (RECORDER_STUCK_DESTROY: ncclCommDestroy of a
+ * communicator that was split) does not return; RECORDER_TOGETHER, how many
  * ncclCommAbort must have begun (in all) before one returns. Built with -DLACKS_SPLIT and so on,
  * it lacks that function. */
 #include <hostccl.h>
@@ -108,6 +110,14 @@ int recorder_living(void)
 /* The last communicator that was made by an id. The others are split from it. */
 static struct ncclComm *root;
 
+/* How many threads are inside an operation. */
+static int insiders;
+int recorder_inside(void);
+int recorder_inside(void)
+{
+  return __atomic_load_n(&insiders, __ATOMIC_SEQ_CST);
+}
+
 /* From now on that communicator (NULL: the root) has an asynchronous error on this rank. */
 void recorder_break(ncclComm_t comm, int code);
 void recorder_break(ncclComm_t comm, int code)
@@ -149,6 +159,11 @@ static struct ncclComm *made(int blocking)
   comm->number = __atomic_add_fetch(&comms, 1, __ATOMIC_SEQ_CST);
   __atomic_add_fetch(&living, 1, __ATOMIC_SEQ_CST);
   return comm;
+}
+
+static void note_net_name(const ncclConfig_t *config)
+{
+  if (config != NULL && config->netName != NULL) note("net %s", config->netName);
 }
 
 /* The caller's configuration as any release lays it out. */
@@ -233,6 +248,7 @@ static ncclResult_t begin(ncclComm_t *out, int size, const ncclUniqueId *id, int
   *out = made(blocking);
   (*out)->real = comm;
   if (size > 1) root = *out;
+  note_net_name(config);
   note("init c%d size=%d rank=%d blocking=%d ids=%d name=%s device=%d", (*out)->number, size, rank, blocking, ids, name_of(config), device());
   return blocking ? ncclSuccess : ncclInProgress;
 }
@@ -264,6 +280,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
   ncclComm_t nobody = NULL;
   const int blocking = wants_blocking(config);
   if (code != ncclSuccess) return code;
+  note_net_name(config);
   host.blocking = parent->blocking;
   *out = NULL;
   code = told_to("split");
@@ -327,6 +344,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
   if (code == ncclSuccess) code = told_to("finalize");
   if (code != ncclSuccess) return code;
   note("finalize c%d", comm->number);
+  if (__atomic_load_n(&comm->inside, __ATOMIC_SEQ_CST) > 0) note("BUSY finalize c%d: a thread is inside", comm->number);
   /* A blocking communicator waits for its work, which may wait for a peer that has gone. */
   if (comm->blocking && number_from("RECORDER_STUCK", -1) == number_from("RANK", 0)) sleep(60);
   if (!comm->blocking) comm->until = later();
@@ -359,6 +377,7 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
   }
   comm->state = state;
   note("%s c%d", call, comm->number);
+  if (__atomic_load_n(&comm->inside, __ATOMIC_SEQ_CST) > 0) note("BUSY %s c%d: a thread is inside", call, comm->number);
   if (state == kAborted) wait_for_other_aborts(comm);
   struct ncclComm *child = comm->child;
   const ncclResult_t code = how(comm->real);
@@ -373,6 +392,10 @@ static ncclResult_t end(ncclComm_t comm, int state, ncclResult_t (*how)(ncclComm
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
+  if (number_from("RECORDER_STUCK_DESTROY", -1) == number_from("RANK", 0) && comm != NULL && comm->blocking) {
+    note("stuck in destroy c%d", comm->number);
+    sleep(60);
+  }
   return end(comm, kDestroyed, REAL(ncclCommDestroy), "destroy");
 }
 
@@ -432,23 +455,64 @@ static void runs_on(const char *operation, cudaStream_t stream)
   dlclose(driver);
 }
 
+/* The communicators with operations in the calling thread's group. */
+enum { kMostInGroup = 64 };
+static __thread struct {
+  int depth, count;
+  struct ncclComm *comms[kMostInGroup];
+} group;
+
+static void enter(struct ncclComm *comm, const char *call)
+{
+  __atomic_add_fetch(&insiders, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_fetch_add(&comm->inside, 1, __ATOMIC_SEQ_CST) > 0) note("BUSY %s c%d: another thread is inside", call, comm->number);
+}
+
+static void leave(struct ncclComm *comm)
+{
+  __atomic_fetch_sub(&comm->inside, 1, __ATOMIC_SEQ_CST);
+  __atomic_sub_fetch(&insiders, 1, __ATOMIC_SEQ_CST);
+}
+
+static void stay_inside(void)
+{
+  const int micros = number_from("RECORDER_INSIDE", 0);
+  if (micros > 0) usleep((useconds_t)micros);
+}
+
+/* Whether an operation may go on after it has entered. Another thread must not have ended the
+ * communicator meanwhile. */
+static ncclResult_t begun(struct ncclComm *comm, const char *call)
+{
+  stay_inside();
+  if (comm->state != kLives) {
+    note("STALE %s c%d: it ended while the thread was inside", call, comm->number);
+    return ncclInvalidArgument;
+  }
+  if (group.depth > 0 && group.count < kMostInGroup) group.comms[group.count++] = comm;
+  return told_to(call);
+}
+
 /* With a non-blocking communicator an operation returns before the work is on the stream. Using
  * one here is an error that only a device would show. */
 #define OPERATION(name, parameters, arguments) \
   ncclResult_t name parameters \
   { \
     ncclResult_t code = usable(comm, #name); \
-    if (code == ncclSuccess) code = told_to(#name); \
     if (code != ncclSuccess) return code; \
-    note(#name " c%d%s", comm->number, comm->blocking ? "" : " NONBLOCKING"); \
-    if (number_from("RECORDER_LATE", 0) > 0) { \
-      comm->until = now() + 1e-3 * number_from("RECORDER_LATE", 0); \
-      return ncclInProgress; \
+    enter(comm, #name); \
+    code = begun(comm, #name); \
+    if (code == ncclSuccess) { \
+      note(#name " c%d%s", comm->number, comm->blocking ? "" : " NONBLOCKING"); \
+      if (number_from("RECORDER_LATE", 0) > 0) { \
+        comm->until = now() + 1e-3 * number_from("RECORDER_LATE", 0); \
+        code = ncclInProgress; \
+      } else { \
+        runs_on(#name, stream); \
+        code = REAL(name) arguments; \
+      } \
     } \
-    runs_on(#name, stream); \
-    if (__atomic_fetch_add(&comm->inside, 1, __ATOMIC_SEQ_CST) > 0) note("BUSY " #name " c%d: another thread is inside", comm->number); \
-    code = REAL(name) arguments; \
-    __atomic_fetch_sub(&comm->inside, 1, __ATOMIC_SEQ_CST); \
+    leave(comm); \
     return code; \
   }
 
@@ -479,11 +543,22 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
 
 ncclResult_t ncclGroupStart(void)
 {
+  ++group.depth;
   return REAL(ncclGroupStart)();
 }
 
 ncclResult_t ncclGroupEnd(void)
 {
   note("group end");
-  return REAL(ncclGroupEnd)();
+  if (--group.depth > 0) return REAL(ncclGroupEnd)();
+  for (int at = 0; at < group.count; ++at) {
+    __atomic_add_fetch(&insiders, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&group.comms[at]->inside, 1, __ATOMIC_SEQ_CST);
+    if (group.comms[at]->state != kLives) note("STALE group end c%d", group.comms[at]->number);
+  }
+  stay_inside();
+  const ncclResult_t code = REAL(ncclGroupEnd)();
+  for (int at = 0; at < group.count; ++at) leave(group.comms[at]);
+  group.count = 0;
+  return code;
 }

@@ -210,7 +210,7 @@ pub(crate) unsafe fn ncclCommFinalize(comm: ncclComm_t) -> Result<ncclResult_t> 
     let handle = handle::find(comm)?;
     let comm = handle.ready()?;
     comm.check_open()?;
-    comm.finalize();
+    comm.finalize()?;
     Ok(ncclSuccess)
 }
 
@@ -244,8 +244,9 @@ pub(crate) unsafe fn hostcclCommWait(
         handle.wait_finished(Duration::from_millis(millis(timeout_ms)?));
     }
     let status = handle.status().unwrap_or_else(|error| {
-        error::remember(error.message());
-        error.code()
+        let (code, message) = (error.code(), error.message().to_owned());
+        error::remember(error, &message);
+        code
     });
     // SAFETY: not NULL, and valid by the caller's contract.
     unsafe { async_error.write(status) };

@@ -27,10 +27,44 @@ pub(crate) unsafe fn ncclGetLastError(comm: ncclComm_t) -> Result<*const c_char>
     // A forked child has no communicators.
     if !error::has_last() && !comm.is_null() && !fork::is_child() {
         if let Err(error) = handle::find(comm).and_then(|handle| handle.status()) {
-            error::remember(error.message());
+            let message = error.message().to_owned();
+            error::remember(error, &message);
         }
     }
     Ok(error::last())
+}
+
+pub(crate) unsafe fn hostcclLastErrorRanks(
+    code: *mut ncclResult_t,
+    ranks: *mut c_int,
+    lost: *mut c_int,
+    capacity: c_int,
+    count: *mut c_int,
+    waited_ms: *mut i64,
+) -> Result<ncclResult_t> {
+    check_out("code", code)?;
+    check_out("count", count)?;
+    check_out("waited_ms", waited_ms)?;
+    let room = usize::try_from(capacity).unwrap_or(0);
+    if room > 0 {
+        check_out("ranks", ranks)?;
+        check_out("lost", lost)?;
+    }
+    let last = error::fresh();
+    let blame = last.as_ref().map(Error::blame).cloned().unwrap_or_default();
+    let waited = last.as_ref().and_then(Error::waited);
+    // SAFETY: none is NULL, and all are valid by the caller's contract; the lists have `room`
+    // places.
+    unsafe {
+        code.write(last.as_ref().map_or(ncclSuccess, Error::code));
+        count.write(blame.ranks.len() as c_int);
+        waited_ms.write(waited.map_or(-1, |waited| i64::try_from(waited.as_millis()).unwrap_or(i64::MAX)));
+        for (place, rank) in blame.ranks.iter().take(room).enumerate() {
+            ranks.add(place).write(*rank as c_int);
+            lost.add(place).write(c_int::from(blame.lost.contains(rank)));
+        }
+    }
+    Ok(ncclSuccess)
 }
 
 pub(crate) unsafe fn hostcclNextCallName(tag: u64, name: *const c_char) -> Result<ncclResult_t> {
@@ -40,6 +74,7 @@ pub(crate) unsafe fn hostcclNextCallName(tag: u64, name: *const c_char) -> Resul
         unsafe { std::ptr::copy_nonoverlapping(name.cast(), text.as_mut_ptr(), NAME_BYTES) };
     }
     Name::set_next(tag, text);
+    error::begin_call();
     Ok(ncclSuccess)
 }
 

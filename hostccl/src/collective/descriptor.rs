@@ -4,6 +4,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::call::{Call, Kind, Reduction};
+use crate::blame::Blame;
 use crate::call_name::Name;
 use crate::comm::Comm;
 use crate::error::Result;
@@ -101,20 +102,23 @@ impl Descriptor {
         let other = (1..comm.nranks).find(|&rank| of(rank).signature != first).unwrap_or(comm.rank);
         let (zero, another, other_call) = (comm.label(0), comm.label(other), of(other).signature);
         let message = format!("the ranks make different calls: {zero} calls {first}, {another} calls {other_call}");
-        Err(comm.fail(ncclInvalidUsage, None, &message))
+        let signatures: Vec<Signature> = (0..comm.nranks).map(|rank| of(rank).signature).collect();
+        Err(comm.fail(ncclInvalidUsage, Blame::of_minority(&signatures), &message))
     }
 }
 
 /// Describes two calls of different names that the ranks posted in an earlier step: "rank 0 is in
 /// ncclAllReduce(...) along tp, rank 1 in ncclAllReduce(...) along etp".
-pub(crate) fn different_names(comm: &Comm, step: u64) -> String {
+pub(crate) fn different_names(comm: &Comm, step: u64) -> (String, Blame) {
     let index = (step % SLOTS as u64) as usize;
     // SAFETY: the ranks wrote the lines in that step, which all have ended. They write them again
     // only after they have agreed on a name.
     let of = |rank: usize| unsafe { comm.segment.descriptor(rank, index).cast::<Descriptor>().read() };
     let first = of(0);
     let other = (1..comm.nranks).find(|&rank| of(rank).name.tag != first.name.tag).unwrap_or(comm.rank);
-    format!("{} is in {first}, {} in {}", comm.label(0), comm.label(other), of(other))
+    let message = format!("{} is in {first}, {} in {}", comm.label(0), comm.label(other), of(other));
+    let tags: Vec<u64> = (0..comm.nranks).map(|rank| of(rank).name.tag).collect();
+    (message, Blame::of_minority(&tags))
 }
 
 impl Display for Descriptor {

@@ -24,6 +24,9 @@ pub(crate) struct Collective {
     admission: Admission,
     /// Whether some rank may not have ended the step before the next stage.
     waiting: bool,
+    /// Whether the call has begun. It may wait for its turn since then. A failure that happens
+    /// meanwhile is its own.
+    has_begun: bool,
 }
 
 impl Collective {
@@ -42,7 +45,7 @@ impl Collective {
         let descriptor = Descriptor::new(&call, name);
         // SAFETY: the caller's promise.
         let work = unsafe { Stages::new(comm, call, ragged) };
-        Ok(Collective { work, descriptor, admission: Admission::new(name), waiting: false })
+        Ok(Collective { work, descriptor, admission: Admission::new(name), waiting: false, has_begun: false })
     }
 
     /// The name under which the call is issued.
@@ -71,7 +74,10 @@ impl Operation for Collective {
                 }
             }
             if self.work.stage == 0 {
-                self.work.comm.check_before_call()?;
+                match std::mem::replace(&mut self.has_begun, true) {
+                    false => self.work.comm.check_before_call()?,
+                    true => self.work.comm.check()?,
+                }
                 let (comm, signature) = (&self.work.comm, &self.descriptor.signature);
                 if let Some(blocked) = self.admission.poll(comm, || signature.to_string())? {
                     return Ok(blocked);

@@ -15,6 +15,7 @@
 //! the most chunks decides how many stages there are.
 
 use super::call::{Call, Kind, Reduction};
+use crate::blame::Blame;
 use crate::blocks::Block;
 use crate::comm::Comm;
 use crate::error::Result;
@@ -182,7 +183,7 @@ impl Ragged {
         let differing = pairs.map(|(from, to)| (from, to, entry(from, to).sent, entry(to, from).expected));
         let first = differing.into_iter().find(|(_, _, sent, expected)| sent != expected);
         let (from, to, sent, expected) = first.unwrap_or((me, me, 0, 0));
-        Err(comm.fail(ncclInvalidUsage, None, &differ(comm, call, (from, sent), (to, expected))))
+        Err(comm.fail(ncclInvalidUsage, Blame::of([from, to]), &differ(comm, call, (from, sent), (to, expected))))
     }
 
     /// Fails when this rank, which is alone, does not expect what it sends.
@@ -190,7 +191,7 @@ impl Ragged {
         let (sent, expected) = (self.send[0].count as u64, self.recv[0].count as u64);
         match sent == expected {
             true => Ok(()),
-            false => Err(comm.fail(ncclInvalidUsage, None, &differ(comm, call, (0, sent), (0, expected)))),
+            false => Err(comm.fail(ncclInvalidUsage, Blame::of([0]), &differ(comm, call, (0, sent), (0, expected)))),
         }
     }
 

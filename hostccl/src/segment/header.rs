@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
+use crate::blame::Blame;
 use crate::call_name::{NAME_BYTES, Name};
 use crate::error::Error;
 use crate::event::Event;
@@ -16,6 +17,10 @@ pub(crate) struct Header {
     pub(super) version: u32,
     /// The number of ranks; 0 until the first rank has mapped the segment.
     pub(crate) nranks: AtomicU32,
+    /// The ranks that came with this number of ranks, as bits.
+    pub(super) came: RankBits,
+    /// The ranks that came with another number of ranks, as bits.
+    pub(super) differ: RankBits,
     /// The random number that tells this segment from others.
     pub(super) token: [u8; 16],
     /// The failure that ended the segment.
@@ -43,13 +48,37 @@ pub(crate) struct Failure {
     state: AtomicU32,
     /// NCCL's code.
     code: AtomicI32,
-    /// The rank that was found lost or late; -1 for none.
-    rank: AtomicI32,
+    /// The ranks to blame, as bits.
+    ranks: RankBits,
+    /// Those of the ranks to blame whose processes have ended, as bits.
+    lost: RankBits,
     /// The message.
     text: Text<64>,
     /// The call that was under way on the rank that wrote the failure down; empty when there was
     /// none.
     call: Text<40>,
+}
+
+/// A set of ranks: bit r of the words stands for rank r.
+#[repr(C)]
+pub(crate) struct RankBits([AtomicU64; RankBits::RANKS / 64]);
+
+impl RankBits {
+    /// How many ranks a set has room for.
+    pub(super) const RANKS: usize = 1024;
+
+    /// Adds ranks.
+    pub(super) fn set(&self, ranks: &[usize]) {
+        for rank in ranks.iter().filter(|rank| **rank < RankBits::RANKS) {
+            self.0[rank / 64].fetch_or(1 << (rank % 64), Ordering::AcqRel);
+        }
+    }
+
+    /// Returns the ranks in ascending order.
+    pub(super) fn get(&self) -> Vec<usize> {
+        let is_in = |rank: &usize| self.0[rank / 64].load(Ordering::Acquire) >> (rank % 64) & 1 == 1;
+        (0..RankBits::RANKS).filter(is_in).collect()
+    }
 }
 
 /// A text of at most `8 * WORDS` bytes, written once.
@@ -257,14 +286,15 @@ impl Expected {
 
 impl Failure {
     /// Records a failure unless there is one.
-    fn set(&self, code: ncclResult_t, rank: Option<u32>, message: &str, call: &str) {
+    fn set(&self, code: ncclResult_t, blame: &Blame, message: &str, call: &str) {
         if !self.begin() {
             return;
         }
         self.text.set(message);
         self.call.set(call);
         self.code.store(code, Ordering::Relaxed);
-        self.rank.store(rank.map_or(-1, |rank| rank as i32), Ordering::Relaxed);
+        self.ranks.set(&blame.ranks);
+        self.lost.set(&blame.lost);
         self.state.store(2, Ordering::SeqCst);
     }
 
@@ -282,8 +312,8 @@ impl Failure {
     /// Returns the failure, or `None` when there is none.
     pub(crate) fn error(&self) -> Option<Error> {
         self.is_set().then(|| {
-            let rank = usize::try_from(self.rank.load(Ordering::Relaxed)).ok();
-            Error::new(self.code.load(Ordering::Relaxed), self.text.get()).by(rank)
+            let blame = Blame { ranks: self.ranks.get(), lost: self.lost.get() };
+            Error::new(self.code.load(Ordering::Relaxed), self.text.get()).by(blame)
         })
     }
 
@@ -296,8 +326,8 @@ impl Failure {
 impl Header {
     /// Ends the segment for every rank, unless an earlier failure has. `call` describes the call in
     /// which this rank met the failure; it is empty outside of a call.
-    pub(crate) fn fail(&self, code: ncclResult_t, rank: Option<u32>, message: &str, call: &str) {
-        self.failure.set(code, rank, message, call);
+    pub(crate) fn fail(&self, code: ncclResult_t, blame: &Blame, message: &str, call: &str) {
+        self.failure.set(code, blame, message, call);
         self.alarm.set(1);
         self.arrived.wake();
         self.barrier.wake();

@@ -16,26 +16,33 @@
 mod header;
 mod layout;
 
+use std::cmp::Ordering;
 use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic;
+use std::time::{Duration, Instant};
 
+use self::header::RankBits;
 pub(crate) use self::header::{Channel, Header, Offer, Seat};
 use self::layout::HEADER_BYTES;
 pub(crate) use self::layout::{LINE, Layout, MAX_RANKS, SLOTS};
+use crate::blame::Blame;
 use crate::error::{Error, Result};
 use crate::fork::{self, Private};
-use crate::labels::Labels;
+use crate::labels::{self, Labels};
 use crate::machine;
 use crate::process::ProcessId;
-use crate::types::ncclSystemError;
+use crate::types::{ncclInvalidUsage, ncclSystemError};
 
 /// The version of the layout. It changes with the layout, so that ranks with different versions of
 /// the library refuse each other.
-pub(crate) const LAYOUT_VERSION: u32 = 6;
+pub(crate) const LAYOUT_VERSION: u32 = 7;
+/// How long a rank that came with another number of ranks than the first waits for a third rank.
+const THIRD_RANK: Duration = Duration::from_millis(250);
+const _: () = assert!(RankBits::RANKS >= MAX_RANKS as usize);
 /// The first bytes of a segment, by which another file is recognised.
 const MAGIC: u64 = 0x6c63_6374_736f_6868;
 /// The name of the anonymous file in `/proc/<pid>/fd` and `/proc/<pid>/maps`.
@@ -120,7 +127,7 @@ unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
 pub(crate) fn is_over(fd: &OwnedFd) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
-        let nranks = header.nranks.load(Ordering::Acquire);
+        let nranks = header.nranks.load(atomic::Ordering::Acquire);
         nranks != 0 && header.arrived.value() == nranks || header.failure.is_set()
     })
 }
@@ -131,13 +138,40 @@ pub(crate) fn is_over(fd: &OwnedFd) -> bool {
 pub(crate) fn fail(fd: &OwnedFd, rank: u32, error: &Error) -> bool {
     Mapping::new(fd.as_raw_fd(), HEADER_BYTES).is_ok_and(|mapping| {
         let header = mapping.header();
-        let nranks = header.nranks.load(Ordering::Acquire);
+        let nranks = header.nranks.load(atomic::Ordering::Acquire);
         if nranks != 0 && header.arrived.value() == nranks {
             return false;
         }
-        header.fail(error.code(), Some(rank), error.message(), "");
+        header.fail(error.code(), &Blame::of([rank as usize]), error.message(), "");
         header.failure.is_set()
     })
+}
+
+/// Ends a segment because rank `rank` came with `nranks`, where the first rank came with `agreed`.
+/// Waits a moment for a third rank, because two ranks cannot tell which of them is wrong.
+fn differ(header: &Header, (nranks, rank): (u32, u32), agreed: u32) -> Error {
+    header.differ.set(&[rank as usize]);
+    let end = Instant::now() + THIRD_RANK;
+    let (came, differ) = loop {
+        let (came, differ) = (header.came.get(), header.differ.get());
+        if came.len() != differ.len() || header.failure.is_set() || Instant::now() >= end {
+            break (came, differ);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let to_blame = match came.len().cmp(&differ.len()) {
+        Ordering::Less => came.clone(),
+        Ordering::Equal => [came.clone(), differ].concat(),
+        Ordering::Greater => differ,
+    };
+    let message = format!(
+        "rank {rank} (pid {}) came with nranks {nranks}, {} with {agreed}",
+        std::process::id(),
+        labels::list(came.iter().map(|rank| *rank as i32))
+    );
+    header.fail(ncclInvalidUsage, &Blame::of(to_blame), &message, "");
+    // There is no error to read while another rank is writing down its own failure.
+    header.failure.error().unwrap_or_else(|| Error::usage(message))
 }
 
 /// Sets the size of a segment.
@@ -253,20 +287,19 @@ impl Segment {
     pub(crate) fn map(fd: &OwnedFd, nranks: u32, rank: u32, labels: &Labels) -> Result<Segment> {
         let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES)?;
         let header = first.header();
-        if let Err(agreed) = header.nranks.compare_exchange(0, nranks, Ordering::SeqCst, Ordering::SeqCst) {
+        if let Err(agreed) =
+            header.nranks.compare_exchange(0, nranks, atomic::Ordering::SeqCst, atomic::Ordering::SeqCst)
+        {
             if header.arrived.value() == agreed {
                 return Err(Error::usage(format!(
                     "the unique id has started a communicator of {agreed} ranks already; make one id for each communicator"
                 )));
             }
             if agreed != nranks {
-                let message =
-                    format!("a rank (pid {}) came with nranks {nranks}, others with {agreed}", std::process::id());
-                header.fail(crate::types::ncclInvalidUsage, None, &message, "");
-                // There is no error to read while another rank is writing down its own failure.
-                return Err(header.failure.error().unwrap_or_else(|| Error::usage(message)));
+                return Err(differ(header, (nranks, rank), agreed));
             }
         }
+        header.came.set(&[rank as usize]);
         if let Some(error) = header.failure.error() {
             return Err(error);
         }
@@ -280,7 +313,7 @@ impl Segment {
             Ok(mapping) => Ok(Segment { mapping, layout }),
             Err(error) => {
                 let error = labels.refused(rank as usize, error);
-                header.fail(error.code(), Some(rank), error.message(), "");
+                header.fail(error.code(), &Blame::of([rank as usize]), error.message(), "");
                 Err(error)
             }
         }
@@ -334,8 +367,10 @@ impl Segment {
     /// Returns the process of `rank`, or `None` while that rank has not taken its seat.
     pub(crate) fn process(&self, rank: usize) -> Option<ProcessId> {
         let seat = self.seat(rank);
-        (seat.claim.load(Ordering::Acquire) == 2)
-            .then(|| ProcessId { pid: seat.pid.load(Ordering::Relaxed), start: seat.start.load(Ordering::Relaxed) })
+        (seat.claim.load(atomic::Ordering::Acquire) == 2).then(|| ProcessId {
+            pid: seat.pid.load(atomic::Ordering::Relaxed),
+            start: seat.start.load(atomic::Ordering::Relaxed),
+        })
     }
 
     /// Returns the number of an ordered pair of ranks.
@@ -392,8 +427,31 @@ mod tests {
         let first = Segment::map(&fd, 4, 0, &Labels::default()).unwrap();
         let error = Segment::map(&fd, 3, 1, &Labels::default()).unwrap_err();
         assert_eq!(error.code(), ncclInvalidUsage);
-        assert!(error.message().contains("nranks 3, others with 4"), "{}", error.message());
+        assert!(error.message().contains("came with nranks 3, rank 0 with 4"), "{}", error.message());
+        assert_eq!(error.blame().ranks, [0, 1], "two ranks cannot tell which of them is wrong");
         assert_eq!(first.header().failure.error(), Some(error));
+    }
+
+    #[test]
+    fn the_rank_with_another_number_than_most_is_to_blame() {
+        for (numbers, wrong) in [([4, 4, 3], 2), ([3, 4, 4], 0)] {
+            let fd = create([1; 16]).unwrap();
+            let errors = std::thread::scope(|scope| {
+                let mut ranks = Vec::new();
+                for (rank, nranks) in numbers.into_iter().enumerate() {
+                    let fd = &fd;
+                    ranks.push(scope.spawn(move || Segment::map(fd, nranks, rank as u32, &Labels::default()).map(drop)));
+                    // The rank that comes first decides on the number.
+                    let first = Mapping::new(fd.as_raw_fd(), HEADER_BYTES).unwrap();
+                    while first.header().came.get().len() + first.header().differ.get().len() <= rank {
+                        std::thread::yield_now();
+                    }
+                }
+                ranks.into_iter().filter_map(|rank| rank.join().unwrap().err()).collect::<Vec<_>>()
+            });
+            assert!(!errors.is_empty());
+            assert!(errors.iter().all(|error| error.blame().ranks == [wrong]), "{errors:?}");
+        }
     }
 
     fn file_size(fd: &OwnedFd) -> u64 {
@@ -409,7 +467,11 @@ mod tests {
             assert!(first.header().failure.begin(), "another rank has begun to write down its failure");
             let error = Segment::map(&fd, came, 1, &Labels::default()).unwrap_err();
             assert_eq!(error.code(), ncclInvalidUsage);
-            assert!(error.message().contains(&format!("nranks {came}, others with 4")), "{}", error.message());
+            assert!(
+                error.message().contains(&format!("came with nranks {came}, rank 0 with 4")),
+                "{}",
+                error.message()
+            );
             assert_eq!(file_size(&fd), size, "the segment keeps the size that rank 0 has mapped");
         }
     }
@@ -430,11 +492,11 @@ mod tests {
         let segment = Segment::map(&fd, 2, 0, &Labels::default()).unwrap();
         assert_eq!(segment.header().failure.error(), None);
         let long = "é".repeat(400);
-        segment.header().fail(ncclRemoteError, Some(1), &long, "ncclAllReduce");
-        segment.header().fail(ncclInvalidUsage, None, "later", "");
+        segment.header().fail(ncclRemoteError, &Blame { ranks: vec![1, 70], lost: vec![1] }, &long, "ncclAllReduce");
+        segment.header().fail(ncclInvalidUsage, &Blame::none(), "later", "");
         let error = segment.header().failure.error().unwrap();
         assert_eq!(error.code(), ncclRemoteError);
         assert!(long.starts_with(error.message()) && error.message().len() > 500);
-        assert_eq!(error.lost(), Some(1));
+        assert_eq!((error.blame().ranks.as_slice(), error.blame().lost.as_slice()), (&[1, 70][..], &[1][..]));
     }
 }

@@ -208,4 +208,9 @@ impl EndsWithWorld for RootComms {
         self.cancel.raise();
         self.own_communicators()
     }
+
+    fn finalize_with_world(&self) -> Vec<Arc<Communicator>> {
+        self.end(Life::Finalized);
+        self.communicators()
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::round::Round;
-use super::verdict::{DETAIL, Verdict};
+use super::verdict::{Verdict, split};
 use crate::error::{Result, Status};
 use crate::rendezvous::store::any_of;
 use crate::wait::{Deadline, Wait};
@@ -26,8 +26,8 @@ impl Round {
     /// Whether the calls of this rank and of the first rank are equal. The offers are not compared
     /// here.
     pub(super) fn is_like(&self, mine: &str, theirs: &[u8]) -> bool {
-        let call = |text: &[u8]| text.split(|byte| *byte == DETAIL as u8).next().map(<[u8]>::to_vec);
-        theirs == mine.as_bytes() || (self.offers.is_some() && call(theirs) == call(mine.as_bytes()))
+        let theirs = String::from_utf8_lossy(theirs);
+        theirs == mine || (self.offers.is_some() && split(&theirs) == split(mine))
     }
 
     /// Counts this rank as a dissenter, because its call differs from that of the first rank. The
@@ -96,7 +96,8 @@ impl Round {
     }
 
     pub(super) fn mismatch(&self, dissenters: &[(i32, String)], all: usize, theirs: &str) -> Verdict {
-        Verdict::of_mismatch(dissenters, all, self.membership.members.rank(0), theirs, self.number)
+        let size = self.membership.members.len();
+        Verdict::of_mismatch(dissenters, (all, size), self.membership.members.rank(0), theirs, self.number)
     }
 
     /// Returns the key where the dissenter of that number writes its position.

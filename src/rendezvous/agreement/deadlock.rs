@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::members::Members;
 use super::round::{HURRIED, Round};
 use super::verdict::Verdict;
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use crate::wait::{Deadline, Wait};
 
 /// The most missing ranks of one call whose notes are read.
@@ -205,7 +205,8 @@ impl DeadlockSearch {
         );
         // Several ranks may find the ring at the same time, so its name must not depend on the finder.
         let id = ring.iter().map(|(_, call)| call.prefix.as_str()).min().unwrap_or_default();
-        let verdict = Verdict::of_deadlock(id, message);
+        let ranks: Vec<i32> = ring.iter().map(|(rank, _)| *rank).collect();
+        let verdict = Verdict::of_deadlock(id, &Error::new(Status::Mismatch, message).with_ranks(&ranks));
         let theirs: Vec<String> = others.iter().map(|(_, call)| call.verdict()).collect();
         // If one of the calls has ended meanwhile, there is no deadlock.
         if self.0.membership.store.present(&theirs, wait)?.contains(&true)

@@ -1,6 +1,6 @@
 //! Reaches one verdict: a rank arrives, compares, counts itself in, and waits for the verdict.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::comparing::DISSENT;
 use super::missing::FIRST_AT_DEADLINE;
@@ -32,6 +32,11 @@ impl Round {
     /// Reaches the verdict under `<prefix><phase>/`. If there is a `text`, it must be equal on all
     /// ranks.
     pub(super) fn reach_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Settled> {
+        let began = Instant::now();
+        self.seek_verdict(phase, text, wait).map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
+    }
+
+    fn seek_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Settled> {
         // Thousands of ranks may pass their deadlines at the same moment. Only the first ranks look
         // for the missing ones then, and the others wait a little longer for the verdict.
         let patience = if self.membership.me < FIRST_AT_DEADLINE { Duration::ZERO } else { grace(wait) / 2 };
@@ -50,7 +55,9 @@ impl Round {
                 // The others learn now that this rank has left, and why, and need not wait for
                 // their deadlines.
                 let verdict = match (error.status(), &self.failure) {
-                    (Status::Aborted, _) => Error::new(Status::PeerLost, "it was aborted there"),
+                    (Status::Aborted, _) => {
+                        Error::new(Status::PeerLost, "it was aborted there").with_ranks(&[self.my_rank()])
+                    }
                     (Status::Timeout, Some(failure)) => failure.clone(),
                     _ => error.clone(),
                 };

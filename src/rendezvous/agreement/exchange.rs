@@ -37,14 +37,16 @@ impl Round {
             Ok(Found::Value(value)) => Ok(value),
             Ok(Found::Verdict(verdict)) => {
                 let unlike = || Error::internal(format!("{} ended well without {key}", self.call));
-                verdict.into_result().and_then(|()| Err(unlike()))
+                verdict.into_result().and_then(|()| Err(unlike())).map_err(|error| error.in_call(self.number))
             }
             Err(error) if error.status() == Status::Timeout => Err(Error::timeout(format!(
                 "rank {from} did not publish {key} within {} ms for {}",
                 wait.deadline.timeout().as_millis(),
                 self.call
             ))
-            .with_ranks(&[from])),
+            .with_ranks(&[from])
+            .in_call(self.number)
+            .after_waiting(wait.deadline.timeout())),
             Err(error) => Err(self.membership.explain(error)),
         }
     }
@@ -60,6 +62,12 @@ impl Round {
         self.publish_verdict("/end", &Verdict::of_failure(self.my_rank(), &self.call, error), soon, wait, false)
     }
 
+    /// Does what [`fail`](Round::fail) does for a rank that was aborted, which the others miss.
+    pub fn fail_by_abort(&self, error: &Error, wait: &Wait) -> bool {
+        let lost = Error::new(Status::PeerLost, format!("it was lost: {}", error.message()));
+        self.fail(&lost.with_ranks(&[self.my_rank()]), wait)
+    }
+
     /// Returns the failure that a rank has reported by now, if any. If a rank was lost, the loss is
     /// that failure from then on.
     pub fn failed(&self, wait: &Wait) -> Result<Option<Error>> {
@@ -68,7 +76,7 @@ impl Round {
         }
         self.membership.losses.look(wait);
         match self.await_value(None, "/end", &wait.with_deadline(Deadline::after(LISTEN))) {
-            Ok(Found::Verdict(verdict)) => Ok(verdict.into_result().err()),
+            Ok(Found::Verdict(verdict)) => Ok(verdict.into_result().err().map(|error| error.in_call(self.number))),
             Ok(Found::Value(_)) => Ok(None),
             Err(error) if error.status() == Status::Timeout => Ok(None),
             Err(error) => Err(self.membership.explain(error)),

@@ -84,7 +84,7 @@ impl Round {
     fn await_readers(&self, phase: &str, wait: &Wait) -> Result<()> {
         let Membership { store, losses, members, .. } = &*self.membership;
         loop {
-            if self.lost().is_some() {
+            if self.has_lost() {
                 return self.await_each_reader(phase, wait);
             }
             let (number, next) = losses.next();

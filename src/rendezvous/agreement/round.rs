@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::cleanup::ScopeKeys;
 use super::members::Members;
-use super::verdict::Verdict;
+use super::verdict::{Verdict, ranges};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
@@ -46,7 +46,7 @@ impl Membership {
             format!("rank 0, which serves the store of this job, was lost: {}", error.message()),
         )
         .with_os_error(error.os_error())
-        .with_ranks(&[0])
+        .with_lost(&[0])
     }
 }
 
@@ -165,22 +165,34 @@ impl Round {
         self.key(phase, &format!("stuck/{position}"))
     }
 
-    /// Returns a rank of the scope that is known to be lost.
-    pub(super) fn lost(&self) -> Option<i32> {
-        self.membership.losses.first(|rank| self.is_other(rank))
+    /// Whether a rank of the scope is known to be lost.
+    pub(super) fn has_lost(&self) -> bool {
+        self.membership.losses.first(|rank| self.is_other(rank)).is_some()
     }
 
-    /// Returns the error of a call in which a rank was lost that had not come.
-    pub(super) fn lost_before(&self, rank: i32) -> Error {
-        self.lost_when("before it called", rank)
+    /// Returns the ranks of the scope that are known to be lost, in ascending order.
+    pub(super) fn lost(&self) -> Vec<i32> {
+        let mut lost: Vec<i32> = self.membership.losses.all(|rank| self.is_other(rank)).into_iter().collect();
+        lost.sort_unstable();
+        lost
     }
 
-    pub(super) fn lost_when(&self, when: &str, rank: i32) -> Error {
-        let message = format!(
-            "rank {rank} was lost {when} {} as call {}: its process ended, it freed or aborted its world, or its host fell silent",
-            self.call, self.number
-        );
-        Error::new(Status::PeerLost, message).with_ranks(&[rank])
+    /// Returns the error of a call in which ranks were lost that had not come.
+    pub(super) fn lost_before(&self, ranks: &[i32]) -> Error {
+        self.lost_when("before it called", "before they called", ranks)
+    }
+
+    /// Returns the error of a call in which ranks were lost. `one` and `several` say when that was,
+    /// for one rank and for several.
+    pub(super) fn lost_when(&self, one: &str, several: &str, ranks: &[i32]) -> Error {
+        let (when, why) = match ranks {
+            [_] => (one, "its process ended, it freed or aborted its world, or its host fell silent"),
+            _ => (several, "their processes ended, they freed or aborted their worlds, or their hosts fell silent"),
+        };
+        let was = if ranks.len() == 1 { "was" } else { "were" };
+        let who = ranges(ranks);
+        let message = format!("{who} {was} lost {when} {} as call {}: {why}", self.call, self.number);
+        Error::new(Status::PeerLost, message).with_lost(ranks)
     }
 
     /// Whether this is a rank of the scope, and not this rank itself.

@@ -63,18 +63,25 @@ impl Scope {
         self.enter(call, detail, Part::default(), wait)
     }
 
-    /// Does what [`Scope::agree`] does, for a call in which each rank may have things that it could
-    /// share with the others, such as communicators. `offers` has the same length on every rank,
+    /// Does what [`Scope::agree_in_detail`] does, for a call in which each rank may have things that
+    /// it could share with the others, such as communicators. `offers` has the same length on every rank,
     /// and names the thing that the rank has at each place. The second result says for each place
     /// whether all ranks have named the same thing there. If so, all ranks share this thing.
     /// Otherwise no rank shares anything at this place.
-    pub fn agree_to_share(&self, call: &str, offers: &[Option<String>], wait: &Wait) -> Result<(Round, Vec<bool>)> {
+    pub fn agree_to_share(
+        &self,
+        call: &str,
+        detail: &str,
+        offers: &[Option<String>],
+        wait: &Wait,
+    ) -> Result<(Round, Vec<bool>)> {
         let names = offers.iter().map(|offer| offer.as_deref().unwrap_or(NOTHING)).collect();
         let names = names_in_line(names);
         // Only what the first rank offers can be shared, so the other ranks do not publish their
         // offers.
         let offered = if self.membership.me == 0 { names.clone() } else { String::new() };
-        let round = self.enter(call, &offered, Part { offers: Some(names), failure: None }, wait)?;
+        let detail = format!("{detail}{DETAIL}{offered}");
+        let round = self.enter(call, &detail, Part { offers: Some(names), failure: None }, wait)?;
         if self.membership.members.len() < 2 {
             let shared = offers.iter().map(Option::is_some).collect();
             return Ok((round, shared));
@@ -96,8 +103,9 @@ impl Scope {
             if self.membership.members.len() < 2 {
                 return Ok(round);
             }
-            if let Some(lost) = round.lost().filter(|_| self.over.load(Ordering::SeqCst)) {
-                return Err(round.lost_before(lost));
+            if self.over.load(Ordering::SeqCst) && round.has_lost() {
+                let _ = self.membership.losses.refresh(wait);
+                return Err(round.lost_before(&round.lost()).in_call(round.number));
             }
             if self.is_behind.load(Ordering::SeqCst) && round.was_given_up(wait) {
                 continue;
@@ -117,7 +125,7 @@ impl Scope {
                     self.membership.left.note(removable);
                     // The store keeps the loss, so every rank finds it by itself, and no later call
                     // needs keys for it.
-                    if error.status() == Status::PeerLost && round.lost().is_some() {
+                    if error.status() == Status::PeerLost && round.has_lost() {
                         self.over.store(true, Ordering::SeqCst);
                     }
                     return Err(error);

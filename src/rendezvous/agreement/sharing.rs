@@ -11,7 +11,7 @@ pub(super) const NOTHING: &str = "-";
 
 /// Returns the place and the name of each thing that the first rank offers in its text.
 pub(super) fn offered(word: &str) -> impl Iterator<Item = (usize, &str)> {
-    let offers = word.split_once(DETAIL).map_or("", |(_, offers)| offers);
+    let offers = word.splitn(3, DETAIL).nth(2).unwrap_or_default();
     offers.split(' ').enumerate().filter(|(_, name)| !name.is_empty() && *name != NOTHING)
 }
 

@@ -372,9 +372,9 @@ fn what_one_rank_does_not_have_is_shared_by_none() {
     let shared = ranks(3, |me, scope| {
         let mine: Vec<Option<String>> =
             offers[me].iter().map(|name| (!name.is_empty()).then(|| (*name).to_owned())).collect();
-        let (first, shared) = scope.agree_to_share("dm_init()", &mine, &soon()).unwrap();
+        let (first, shared) = scope.agree_to_share("dm_init()", "", &mine, &soon()).unwrap();
         first.finish(&soon()).unwrap();
-        let (second, nothing) = scope.agree_to_share("dm_init()", &[None, None], &soon()).unwrap();
+        let (second, nothing) = scope.agree_to_share("dm_init()", "", &[None, None], &soon()).unwrap();
         second.finish(&soon()).unwrap();
         assert_eq!(nothing, [false, false]);
         shared
@@ -387,7 +387,7 @@ fn calls_that_share_are_compared_without_what_they_share() {
     let errors = ranks(3, |me, scope| {
         let call = if me == 2 { "dm_init(other)" } else { "dm_init()" };
         let offers = [Some(format!("of rank {me}").replace(' ', "-"))];
-        scope.agree_to_share(call, &offers, &soon()).map(drop).unwrap_err()
+        scope.agree_to_share(call, "", &offers, &soon()).map(drop).unwrap_err()
     });
     for error in errors {
         assert_eq!(error.status(), Status::Mismatch);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result, Status};
 
-/// This character stands between the text of a call and its detail.
+/// This character stands between the text of a call and its detail, and between the detail and what
+/// a rank offers to share.
 pub(super) const DETAIL: char = '\n';
 /// How many different calls a message spells out.
 const SHOWN_CALLS: usize = 3;
@@ -49,6 +50,8 @@ pub(super) struct Verdict {
     os: i32,
     /// The world ranks that the error is about ([`Error::ranks`]).
     ranks: Vec<i32>,
+    /// Those of `ranks` that are lost ([`Error::lost`]).
+    lost: Vec<i32>,
     /// Whether the call was given up or refused. Later ranks treat such a call differently.
     pub(super) reason: Reason,
     /// The message of an error, or what the ranks have agreed on when the status is OK.
@@ -63,6 +66,7 @@ impl Verdict {
             device: 0,
             os: 0,
             ranks: Vec::new(),
+            lost: Vec::new(),
             reason: Reason::Other,
             message: String::new(),
         }
@@ -85,9 +89,9 @@ impl Verdict {
     }
 
     /// Makes the verdict of the calls whose ranks wait for each other in a ring. `id` names the ring.
-    pub(super) fn of_deadlock(id: &str, message: String) -> Verdict {
+    pub(super) fn of_deadlock(id: &str, error: &Error) -> Verdict {
         let reason = Reason::Deadlock { id: id.to_owned() };
-        Verdict { reason, ..Verdict::of(&Error::new(Status::Mismatch, message)) }
+        Verdict { reason, ..Verdict::of(error) }
     }
 
     /// Makes the verdict that all is well, with what the ranks have agreed on.
@@ -107,29 +111,34 @@ impl Verdict {
             device: error.device_error(),
             os: error.os_error(),
             ranks: error.ranks().to_vec(),
+            lost: error.lost().to_vec(),
             reason: Reason::Other,
             message: error.message().to_owned(),
         }
     }
 
-    /// Makes the verdict that a rank failed by itself. `rank` reports the failure. It may report
-    /// what has happened to another rank before that rank does: a communicator library tells all
-    /// ranks which rank could not go on. The verdict then names that other rank.
+    /// Makes the verdict that a rank failed. The rank itself is to blame unless other ranks made it
+    /// fail: its error names these, or says that some rank was lost or late. `rank` may report what
+    /// has happened to another rank before that rank does: a communicator library tells all ranks
+    /// which rank could not go on. The message then names that other rank.
     pub(super) fn of_failure(rank: i32, call: &str, error: &Error) -> Verdict {
         let failed = match error.ranks() {
             [other] if error.status() == Status::Ccl => *other,
             _ => rank,
         };
         let message = format!("rank {failed} failed in {call}: {}", error.message());
-        Verdict { message, ..Verdict::of(&error.clone().with_ranks(&[failed])) }
+        let by_others = matches!(error.status(), Status::PeerLost | Status::Timeout | Status::Mismatch);
+        let is_own = error.ranks().is_empty() && !by_others;
+        let own = if is_own { &[rank][..] } else { &[] };
+        Verdict { message, ..Verdict::of(&error.clone().with_ranks(own)) }
     }
 
     /// Makes the verdict that ranks asked for something else than `theirs`, which rank `first`
     /// asked for. `dissenters` are some of these ranks, with what each asked for; `all` is the
-    /// number of all of them.
+    /// number of all of them, and `size` the number of ranks of the call.
     pub(super) fn of_mismatch(
         dissenters: &[(i32, String)],
-        all: usize,
+        (all, size): (usize, usize),
         first: i32,
         theirs: &str,
         number: u64,
@@ -142,6 +151,7 @@ impl Verdict {
                 None => groups.push((text, vec![*rank])),
             }
         }
+        let ranks = outvoted(&groups, (all, size), first);
         groups.truncate(SHOWN_CALLS);
         let shown: usize = groups.iter().map(|(_, ranks)| ranks.len()).sum();
         // The detail is shown only when the calls are equal.
@@ -162,7 +172,7 @@ impl Verdict {
         if all > shown {
             message.push_str(&format!("; {all} ranks in all differ from rank {first}"));
         }
-        Verdict { status: Status::Mismatch, message, ..Verdict::agreed() }
+        Verdict { status: Status::Mismatch, message, ranks, ..Verdict::agreed() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -173,7 +183,9 @@ impl Verdict {
             Reason::Deadlock { id } => (3, format!("{id}\n")),
         };
         let codes = [self.status as i32, self.ccl, self.device, self.os, kind];
-        let numbers: Vec<String> = codes.iter().chain(&self.ranks).map(i32::to_string).collect();
+        // A lost rank r is written as -1 - r.
+        let ranks = self.ranks.iter().map(|rank| if self.lost.contains(rank) { -1 - rank } else { *rank });
+        let numbers: Vec<String> = codes.into_iter().chain(ranks).map(|number| number.to_string()).collect();
         format!("{}\n{more}{}", numbers.join(" "), self.message).into_bytes()
     }
 
@@ -214,8 +226,10 @@ impl Verdict {
         };
         let status = Status::from_code(*status)?;
         let silent = status != Status::Ok && message.is_empty();
-        let (ccl, device, os, ranks) = (*ccl, *device, *os, ranks.to_vec());
-        (!silent).then_some(Verdict { status, ccl, device, os, ranks, reason, message: message.to_owned() })
+        let lost: Vec<i32> = ranks.iter().filter(|rank| **rank < 0).map(|rank| -1 - rank).collect();
+        let ranks = ranks.iter().map(|rank| if *rank < 0 { -1 - rank } else { *rank }).collect();
+        let (ccl, device, os, message) = (*ccl, *device, *os, message.to_owned());
+        (!silent).then_some(Verdict { status, ccl, device, os, ranks, lost, reason, message })
     }
 
     /// Whether a rank refused its own call of another function than this one.
@@ -240,13 +254,30 @@ impl Verdict {
                 .with_ccl_result(self.ccl)
                 .with_device_error(self.device)
                 .with_os_error(self.os)
-                .with_ranks(&self.ranks)),
+                .with_ranks(&self.ranks)
+                .with_lost(&self.lost)),
         }
     }
 }
 
+/// Returns the ranks that are to blame for a mismatch. `groups` are the ranks that differ from rank
+/// `first`, by their calls. The ranks that agree with more than half of all ranks are right. When
+/// no call has so many ranks, nobody knows who is right, and the error is about all of them.
+fn outvoted(groups: &[(&str, Vec<i32>)], (all, size): (usize, usize), first: i32) -> Vec<i32> {
+    let is_right = |ranks: &Vec<i32>| 2 * ranks.len() > size;
+    let mut to_blame: Vec<i32> =
+        groups.iter().filter(|(_, ranks)| !is_right(ranks)).flat_map(|(_, ranks)| ranks.clone()).collect();
+    if 2 * all >= size {
+        to_blame.push(first);
+    }
+    to_blame.sort_unstable();
+    to_blame
+}
+
+/// Returns the call and the detail of a rank's text.
 pub(super) fn split(text: &str) -> (&str, &str) {
-    text.split_once(DETAIL).unwrap_or((text, ""))
+    let mut parts = text.splitn(3, DETAIL);
+    (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
 }
 
 /// Returns the name of the function that the text of a call begins with.
@@ -255,7 +286,7 @@ pub(super) fn function_of(call: &str) -> &str {
 }
 
 /// Writes ranks as people do: "rank 5", "ranks 5, 17-31 and 40 more".
-pub(in crate::rendezvous) fn ranges(ranks: &[i32]) -> String {
+pub(crate) fn ranges(ranks: &[i32]) -> String {
     const SHOWN: usize = 8;
     let mut sorted = ranks.to_vec();
     sorted.sort_unstable();

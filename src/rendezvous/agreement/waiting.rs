@@ -41,12 +41,14 @@ impl Round {
         let wait = &Wait { watch: Some(watch), ..wait.clone() };
         let (store, verdict) = (&self.membership.store, self.key(phase, "verdict"));
         loop {
-            if let Some(lost) = self.lost() {
+            if self.has_lost() {
                 // A value that was published before the loss still counts.
                 if let Some(value) = key.map(|key| store.try_get(key, wait)).transpose()?.flatten() {
                     return Ok(Found::Value(value));
                 }
-                let found = Verdict::of(&self.loss(phase, lost, wait));
+                // Ranks that are lost together, as those of one host, are reported together.
+                self.membership.losses.settle(wait);
+                let found = Verdict::of(&self.loss(phase, &self.lost(), wait));
                 return self.decide(phase, &found, wait).map(Found::Verdict);
             }
             let (number, lost) = self.membership.losses.next();
@@ -58,7 +60,7 @@ impl Round {
                     // A store may report without end losses of ranks that are not in this scope.
                     // The call ends at its deadline all the same.
                     wait.cancel.check()?;
-                    if wait.deadline.passed() && self.lost().is_none() {
+                    if wait.deadline.passed() && !self.has_lost() {
                         return Err(Error::timeout(format!(
                             "the store at {} reports lost ranks without end",
                             store.name()
@@ -71,10 +73,16 @@ impl Round {
         }
     }
 
-    /// Returns the error that this rank was lost, before or after it came to the call.
-    fn loss(&self, phase: &str, rank: i32, wait: &Wait) -> Error {
-        let position = self.membership.members.position(rank);
-        let came = position.and_then(|position| self.membership.store.try_get(&self.here(phase, position), wait).ok());
-        if phase.is_empty() && came.flatten().is_none() { self.lost_before(rank) } else { self.lost_when("in", rank) }
+    /// Returns the error that these ranks were lost, before or after they came to the call.
+    fn loss(&self, phase: &str, ranks: &[i32], wait: &Wait) -> Error {
+        let store = &self.membership.store;
+        let has_come = |rank: &i32| {
+            let position = self.membership.members.position(*rank);
+            position.and_then(|position| store.try_get(&self.here(phase, position), wait).ok()?).is_some()
+        };
+        match phase.is_empty() && !ranks.iter().any(has_come) {
+            true => self.lost_before(ranks),
+            false => self.lost_when("in", "in", ranks),
+        }
     }
 }

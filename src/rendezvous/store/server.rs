@@ -133,7 +133,7 @@ impl Server {
         let cause = machine::explained(&io::Error::from_raw_os_error(libc::EMFILE));
         let message =
             format!("{}; the store that this rank serves could not take every connection: {cause}", error.message());
-        Error::new(error.status(), message).with_os_error(libc::EMFILE).with_ranks(error.ranks())
+        Error::new(error.status(), message).with_os_error(libc::EMFILE).with_facts_of(&error)
     }
 
     /// Whether it listens on loopback addresses alone, so that no other host can reach it.

@@ -1,0 +1,77 @@
+//! How a world ends in order: all its ranks finalize all their meshes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::call::{Call, Peers};
+use super::communicator::Communicator;
+use super::ending::finalize;
+use super::groups::refuse_inside;
+use super::world::World;
+use crate::error::{Error, Result};
+
+/// The call as the ranks agree on it, and as messages name it.
+const CALL: &str = "dm_world_finalize()";
+
+impl World {
+    /// Waits for the outstanding work of all meshes of the world, destroys their communicators, and
+    /// ends the world. `timeout` bounds the call; `None` stands for the world's timeout.
+    /// **Collective over the world** unless it is offline. When a rank never made the call, the
+    /// world is as before. When the work of a rank has failed, the world has ended all the same.
+    pub fn finalize(&self, timeout: Option<Duration>) -> Result<()> {
+        self.alive()?;
+        if self.rendezvous().is_offline() {
+            self.take_to_finalize();
+            return Ok(());
+        }
+        refuse_inside("dm_world_finalize", self.library().ok())?;
+        let wait = self.wait(timeout.unwrap_or(self.rendezvous().timeout()));
+        let call = Call::begin(self, None, wait)?.agree(self.rendezvous().scope()?, CALL)?;
+        let ended = call.run(|work| self.finalize_all(work.peers));
+        self.comms().share_nothing();
+        ended
+    }
+
+    fn finalize_all(&self, peers: Peers<'_>) -> Result<()> {
+        let all = self.take_to_finalize();
+        let (parents, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|communicator| self.comms().is_parent(communicator));
+        let outcome = end_together(&others, peers);
+        outcome.and(end_together(&parents, peers))
+    }
+}
+
+/// Ends communicators. On a library with streams each of them ends on a thread of its own, because
+/// finalizing one may wait for its other ranks, and ranks may have made theirs in different orders.
+fn end_together(communicators: &[Arc<Communicator>], peers: Peers<'_>) -> Result<()> {
+    let has_streams = communicators.iter().any(|communicator| communicator.library().has_streams());
+    if !has_streams || communicators.len() < 2 {
+        return communicators.iter().map(|communicator| end(communicator, peers)).fold(Ok(()), Result::and);
+    }
+    std::thread::scope(|scope| {
+        let (mut here, mut threads) = (Vec::new(), Vec::new());
+        for communicator in communicators {
+            match hostccl::thread::spawn_scoped(scope, "dm-finalize", || end(communicator, peers)) {
+                Ok(thread) => threads.push(thread),
+                Err(_) => here.push(communicator),
+            }
+        }
+        let outcome = here.into_iter().map(|communicator| end(communicator, peers)).fold(Ok(()), Result::and);
+        let panicked = |_| Err(Error::internal("finalizing a communicator panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(outcome, Result::and)
+    })
+}
+
+/// Ends one communicator. A failed one has no work to wait for, so it is aborted.
+fn end(communicator: &Arc<Communicator>, peers: Peers<'_>) -> Result<()> {
+    match communicator.has_failed().then(|| communicator.earlier_failure()).flatten() {
+        Some(error) => {
+            peers.tell(&error);
+            let _ = communicator.abort();
+            Err(error)
+        }
+        None => finalize(communicator, peers.wait(), &|error| {
+            peers.tell(error);
+        }),
+    }
+}

@@ -1,0 +1,64 @@
+/* A program that has NCCL (the recorder) linked into itself. Rank 0 passes its own functions by
+ * dm_set_ccl_resolver and calls them on the communicators that it gets. The other ranks load a
+ * library. */
+#include "recorder.c"
+
+#include <check.h>
+
+static int asked, with_abort;
+
+/* As much of a table as a program needs: NULL for what it does not have. */
+static void *resolve(void *user_data, const char *name)
+{
+#define KNOWN(function) {#function, (void *)(size_t)&function}
+  const struct { const char *name; void *address; } known[] = {
+    KNOWN(ncclGetVersion), KNOWN(ncclGetUniqueId), KNOWN(ncclCommInitRankConfig), KNOWN(ncclCommSplit), KNOWN(ncclCommFinalize),
+    KNOWN(ncclCommDestroy), KNOWN(ncclCommAbort), KNOWN(ncclCommGetAsyncError), KNOWN(ncclCommCount), KNOWN(ncclCommUserRank),
+    KNOWN(ncclGetErrorString), KNOWN(ncclGetLastError), KNOWN(ncclAllReduce), KNOWN(ncclReduce), KNOWN(ncclBroadcast), KNOWN(ncclAllGather),
+    KNOWN(ncclReduceScatter), KNOWN(ncclSend), KNOWN(ncclRecv), KNOWN(ncclGroupStart), KNOWN(ncclGroupEnd),
+  };
+  CHECK(user_data == &asked);
+  __atomic_add_fetch((int *)user_data, 1, __ATOMIC_SEQ_CST);
+  if (!with_abort && strcmp(name, "ncclCommAbort") == 0) return NULL;
+  for (size_t at = 0; at < sizeof known / sizeof *known; ++at)
+    if (strcmp(known[at].name, name) == 0) return known[at].address;
+  return NULL;
+}
+
+int main(void)
+{
+  const int is_linked = strcmp(getenv("RANK"), "0") == 0;
+  const size_t shape[] = {2};
+  const char *names[] = {"x"};
+  dm_mesh *mesh = NULL;
+  ncclComm_t comm = NULL;
+  float mine = 1, sum = 0;
+  ncclResult_t (*version)(int *) = NULL, (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) = NULL;
+  if (is_linked) {
+    FAILS(DM_STATUS_LIBRARY, "dm_set_ccl_resolver) has no symbol ncclCommAbort: it says NCCL", dm_set_ccl_resolver(resolve, &asked));
+    with_abort = 1;
+    REQUIRE(dm_set_ccl_resolver(resolve, &asked));
+    REQUIRE(dm_set_ccl_resolver(NULL, NULL));
+    REQUIRE(dm_set_ccl_resolver(resolve, &asked));
+  }
+  /* Before there is a mesh. */
+  OK(dm_get_device_proc("cuda", "ncclGetVersion", (void **)&version));
+  CHECK((version == ncclGetVersion) == is_linked);
+  OK(dm_get_device_proc("cpu", "ncclGetVersion", (void **)&version));
+  CHECK(version != ncclGetVersion);
+  FAILS(DM_STATUS_NOT_FOUND, "has no symbol ncclNoSuchThing", dm_get_device_proc("cuda", "ncclNoSuchThing", (void **)&version));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "device_type", dm_get_device_proc("tpu", "ncclGetVersion", (void **)&version));
+  FAILS(DM_STATUS_INVALID_ARGUMENT, "in use already", dm_set_ccl_resolver(resolve, &asked));
+
+  REQUIRE(dm_init("cuda", shape, 1, names, NULL, &mesh));
+  REQUIRE(dm_get_comm(mesh, "x", &comm));
+  OK(dm_get_proc(mesh, "ncclAllReduce", (void **)&all_reduce));
+  CHECK((all_reduce == ncclAllReduce) == is_linked);
+  CHECK((is_linked ? ncclAllReduce : all_reduce)(&mine, &sum, 1, ncclFloat, ncclSum, comm, NULL) == ncclSuccess && sum == 2);
+  OK(dm_all_reduce(mesh, "x", &mine, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
+  CHECK((asked > 0) == is_linked);
+  OK(dm_default_world_finalize(0));
+  CHECK(!is_linked || recorder_living() == 0);
+  dm_free(mesh);
+  return finish();
+}
