@@ -6,7 +6,7 @@ tests/test_header.py compares this file with the header, so it finds a function 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, List, Tuple
 
 WORLD_OFFLINE = 1
@@ -21,7 +21,8 @@ PARTIAL = 2
 class ErrorInfo(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("status", c_int32), ("ccl_result", c_int32), ("device_error", c_int32), ("os_error", c_int32),
-        ("message", c_char_p)]
+        ("message", c_char_p), ("ranks", POINTER(c_int32)), ("num_ranks", c_size_t), ("lost_ranks", POINTER(c_int32)), ("num_lost", c_size_t),
+        ("dim", c_char_p), ("waited_seconds", c_double), ("call", c_int64)]
 
 
 StoreSet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t)
@@ -70,6 +71,7 @@ class PlanOptions(Structure):
         ("ndim", c_size_t), ("traffic", POINTER(c_uint32))]
 
 
+CclResolver = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
 STATUS = c_int32
 HANDLE = c_void_p
 TEXT = c_char_p
@@ -92,6 +94,8 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_world_locations": (STATUS, [HANDLE, TEXT, POINTER(NAMES)]),
     "dm_world_abort": (STATUS, [HANDLE]),
     "dm_default_world_abort": (STATUS, []),
+    "dm_world_finalize": (STATUS, [HANDLE, c_int64]),
+    "dm_default_world_finalize": (STATUS, [c_int64]),
     "dm_world_free": (None, [HANDLE]),
     "dm_init": (STATUS, [TEXT, RANKS, c_size_t, NAMES, POINTER(InitOptions), HANDLE_OUT]),
     "dm_from_comms": (STATUS, [TEXT, RANKS, c_size_t, NAMES, POINTER(c_void_p), POINTER(InitOptions), HANDLE_OUT]),
@@ -130,6 +134,8 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_plan_ranks": (STATUS, [POINTER(PlanOptions), RANKS, TEXT, c_size_t, LENGTHS]),
     "dm_get_comm": (STATUS, [HANDLE, TEXT, HANDLE_OUT]),
     "dm_get_proc": (STATUS, [HANDLE, TEXT, HANDLE_OUT]),
+    "dm_get_device_proc": (STATUS, [TEXT, TEXT, HANDLE_OUT]),
+    "dm_set_ccl_resolver": (STATUS, [CclResolver, MEMORY]),
     "dm_all_reduce": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
     "dm_reduce": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, c_int32, MEMORY]),
     "dm_broadcast": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
@@ -146,6 +152,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_check": (STATUS, [HANDLE, TEXT]),
     "dm_abort": (STATUS, [HANDLE]),
     "dm_finalize": (STATUS, [HANDLE, POINTER(CallOptions)]),
+    "dm_lost_ranks": (STATUS, [HANDLE, RANKS, c_size_t, LENGTHS]),
     "dm_register": (STATUS, [HANDLE, TEXT]),
     "dm_unregister": (STATUS, [TEXT]),
     "dm_lookup": (STATUS, [TEXT, HANDLE_OUT]),

@@ -84,6 +84,10 @@ def exception(status: int) -> DeviceMeshError:
     kind = BY_STATUS.get(status, DeviceMeshError)
     error = kind((info.message or b"").decode(errors="replace"))
     error.status, error.ccl_result, error.device_error, error.os_error = status, info.ccl_result, info.device_error, info.os_error
+    error.ranks, error.lost_ranks = tuple(info.ranks[: info.num_ranks]), tuple(info.lost_ranks[: info.num_lost])
+    error.dimension = None if info.dim is None else info.dim.decode(errors="replace")
+    error.waited = None if info.waited_seconds < 0 else info.waited_seconds
+    error.call = None if info.call < 0 else info.call
     return error
 
 

@@ -8,14 +8,14 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from . import _interrupt as interrupt
 from ._arguments import as_tuple, call_options, one_dim, split
-from ._beside import mesh_changes
+from ._beside import has_ended
 from ._library import Timeout, check, int32, library, listing, optional_text, ranks, texts
 from ._queries import Dim, MeshQueries
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike
 from .world import World, abort_default_worlds
 
-__all__ = ["MeshViews", "has_ended", "world_end"]
+__all__ = ["MeshViews", "world_end"]
 
 Mesh = TypeVar("Mesh", bound="MeshViews")
 
@@ -147,8 +147,3 @@ class MeshViews(MeshQueries):
 def world_end(world: Optional[World]) -> interrupt.End:
     """The function that ends a call that waits for the whole world."""
     return abort_default_worlds if world is None else world._end
-
-
-def has_ended() -> None:
-    for changed in mesh_changes:
-        changed(None)

@@ -13,12 +13,12 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 from . import _declarations as declarations
 from . import _interrupt as interrupt
 from ._arguments import as_many, call_options, init_options, labels, nested, only_two
-from ._beside import mesh_changes
-from ._library import Timeout, check, flag, library, listing, optional_text, rank_counts, string
+from ._beside import has_ended, mesh_changes
+from ._library import Timeout, check, flag, library, listed, listing, optional_text, rank_counts, string
 from ._library import text as as_text
 from ._open_groups import outside_groups
 from ._queries import Dim
-from ._views import MeshViews, has_ended, world_end
+from ._views import MeshViews, world_end
 from .communicator import Collectives, adopted_handle
 from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError
 from .group import Group
@@ -218,6 +218,11 @@ class DeviceMesh(MeshViews):
         wait."""
         check(library.dm_check(self._handle, self._dim(mesh_dim)))
 
+    def lost_ranks(self) -> Tuple[int, ...]:
+        """The world ranks of the mesh that are known to be lost by now, for shrink(). Local; it
+        asks the store, for half a second at most. The mesh may have been aborted."""
+        return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_lost_ranks(self._handle, *out))))
+
     def abort(self) -> None:
         """Ends the root mesh on this rank at once, and wakes every call that is blocked in any of
         its views. Local, from any thread."""
@@ -228,7 +233,7 @@ class DeviceMesh(MeshViews):
         """Waits for outstanding work and destroys the communicators of the root mesh. Collective
         over the root mesh. From then on every view raises AbortedError."""
         outside_groups("finalize")
-        after_all_of(self)
+        after_all_of(self.root)
         check(interrupt.call(self._end, library.dm_finalize, self._handle, call_options(timeout)))
         has_ended()
 

@@ -186,13 +186,17 @@ def after_earlier(member: Member) -> None:
         queue.last._over.wait()
 
 
-def after_all_of(mesh: Any) -> None:
-    """Returns when the asynchronous operations on all views of this mesh's root are over."""
-    pending = [queue for queue in list(queues.values()) if not queue.last.is_completed()]
-    if not pending:
-        return
-    for queue in pending:
+def after_all_of(root: Callable[[], Any]) -> None:
+    """Returns when the asynchronous operations on all views of this root mesh are over."""
+    for queue in list(queues.values()):
         # A mesh that has ended has no root any more. Equal root meshes share their communicators.
         with contextlib.suppress(DeviceMeshError):
-            if queue.mesh.root() == mesh.root():
+            if not queue.last.is_completed() and queue.mesh.root() == root():
                 queue.last._over.wait()
+
+
+def after_all_in(world: Any) -> None:
+    """Returns when the asynchronous operations on the meshes of this world are over."""
+    for queue in list(queues.values()):
+        if queue.mesh.world is world:
+            queue.last._over.wait()

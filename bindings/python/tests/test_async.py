@@ -155,6 +155,7 @@ class Asynchronous(Case):
                 self.assertIsInstance(handle.exception(), AbortedError)
                 self.assertFalse(handle.is_success())
             self.assertIn("failed", repr(handles[0]))
+        self.world_says_go()
         mesh.abort()
 
     def test_finalize_comes_after_the_operations(self):

@@ -15,7 +15,7 @@ import numpy
 
 import devicemesh
 from devicemesh import (
-    DeviceMesh, DeviceMeshError, DimOptions, DType, InvalidArgumentError, InvalidHandleError, MeshTimeoutError, NotFoundError, NotMemberError,
+    DeviceMesh, DeviceMeshError, DimOptions, DType, InvalidArgumentError, InvalidHandleError, LibraryError, MeshTimeoutError, NotFoundError, NotMemberError,
     Partial, Replicate, Shard, UnsupportedError, World, init_device_mesh)
 from devicemesh import buffers
 
@@ -211,6 +211,23 @@ class Refusals(unittest.TestCase):
         for kind in devicemesh.errors.BY_STATUS.values():
             self.assertEqual(str(kind("what went wrong")), "what went wrong")
             self.assertTrue(issubclass(kind, DeviceMeshError))
+
+
+class Libraries(unittest.TestCase):
+    def test_functions_before_there_is_a_mesh(self):
+        self.assertGreater(devicemesh.get_device_proc("cpu", "ncclAllReduce"), 0)
+        with self.assertRaisesRegex(NotFoundError, "ncclNoSuchThing"):
+            devicemesh.get_device_proc("cpu", "ncclNoSuchThing")
+
+    def test_a_resolver(self):
+        asked = []
+        with self.assertRaisesRegex(LibraryError, "ncclGetVersion|nccl"):
+            devicemesh.set_ccl_resolver(lambda name: asked.append(name))
+        self.assertTrue(asked)
+        with self.assertRaises(LibraryError) as caught:
+            devicemesh.set_ccl_resolver(lambda name: 1 // 0)
+        self.assertIsInstance(caught.exception.__cause__, ZeroDivisionError)
+        devicemesh.set_ccl_resolver(None)
 
 
 class OnlyDlpack:
