@@ -3,20 +3,23 @@ it belongs to."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
-from ._library import check, is_bool, library, within
+from . import _control as control
+from ._library import Timeout, check, is_bool, library, within
+from ._open_groups import outside_groups
 from ._operands import Operands
 from .buffers import memory, stream_handle
 from .constants import DType, Op, ReduceOp, reduction
 from .errors import InvalidArgumentError, UnsupportedError
 from .group import operation
-from .work import Work
+from .objects import ObjectCollectives
+from .work import Work, after_earlier, queues
 
 __all__ = ["Collectives"]
 
 
-class Collectives(Operands):
+class Collectives(Operands, ObjectCollectives):
     """This rank's group along one dimension of a mesh: ``mesh.get_group("tp")``.
 
     Buffers are anything with the buffer protocol (bytearray, array, numpy), DLPack (torch, jax,
@@ -31,6 +34,9 @@ class Collectives(Operands):
 
     Ranks (``root``, ``peer``) count along the dimension, from 0 to size - 1. mesh.translate_rank
     makes a world rank of one, and mesh.translate_world_rank makes one of a world rank.
+
+    Bytes and objects (all_gather_object ...) and barriers come after the asynchronous operations
+    that were issued before them along the dimension.
 
     The interpreter lock is released while a call blocks, and Ctrl-C ends it (and the mesh with it).
     """
@@ -200,6 +206,27 @@ class Collectives(Operands):
         peer, on = self._member("peer", peer), stream_handle(stream)
         target = self._one(buffer, True, on)
         return self._pair(async_op, library.dm_recv, target, None, target.address, target.count, target.dtype, peer, on)
+
+    def barrier(self, *, timeout: Timeout = None) -> None:
+        """Returns when every rank of the group has called it. It does not wait for work on
+        devices."""
+        self._begin("barrier")
+        control.barrier(self, timeout)
+
+    def _begin(self, call: str) -> None:
+        outside_groups(call)
+        if queues:
+            after_earlier(self)
+
+    def _root(self, root: Any) -> Tuple[bool, int]:
+        number = self._member("root", root)
+        return number == self._rank, number
+
+    def _gather(self, data: bytes, timeout: Timeout) -> List[bytes]:
+        return control.all_gather(self, data, timeout)
+
+    def _cast(self, data: bytes, root: int, timeout: Timeout) -> bytes:
+        return control.broadcast(self, data, root, timeout)
 
     def __reduce__(self) -> Tuple[Any, ...]:
         raise TypeError("a Communicator lives in one process and cannot be pickled; pickle its mesh")

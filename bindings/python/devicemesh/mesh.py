@@ -22,7 +22,6 @@ from ._views import MeshViews, world_end
 from .communicator import Collectives, adopted_handle
 from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError
 from .group import Group
-from .objects import ObjectCollectives
 from .options import DimOptionsLike
 from .work import after_all_of
 from .world import World
@@ -43,7 +42,7 @@ class Stack(threading.local):
 stack = Stack()
 
 
-class Communicator(Collectives, ObjectCollectives):
+class Communicator(Collectives):
     __doc__ = Collectives.__doc__
 
     _mesh: DeviceMesh
