@@ -11,9 +11,11 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 var background = context.Background()
@@ -65,9 +67,19 @@ func TestQueries(t *testing.T) {
 	expect(t, []int{4, 5, 6, 7})(mesh.GroupRanks("tp"))
 	expect(t, [][]int{{0, 4}, {1, 5}, {2, 6}, {3, 7}})(mesh.ReplicaGroups("dp"))
 	expect(t, 2)(mesh.TranslateRank("dp", 0))
-	expect(t, 7)(mesh.Neighbor("tp", 1, false))
+	expect(t, 0)(mesh.TranslateWorldRank("dp", 2))
+	expect(t, 3)(mesh.TranslateWorldRank("tp", 7))
+	_, err := mesh.TranslateWorldRank("tp", 3)
+	refused(t, err, ErrNotMember, "3")
+	expect(t, []int{0, 3})(mesh.CoordinateOf(3))
+	_, err = mesh.CoordinateOf(8)
+	refused(t, err, ErrNotMember, "8")
+	// Rank 6 is rank 2 along tp. Its neighbour there is rank 3 along tp, and rank 7 of the world.
+	expect(t, 3)(mesh.Neighbor("tp", 1, false))
+	expect(t, 7)(mesh.TranslateRank("tp", 3))
 	expect(t, -1)(mesh.Neighbor("tp", 2, false))
-	expect(t, 4)(mesh.Neighbor("tp", 2, true))
+	expect(t, 0)(mesh.Neighbor("tp", 2, true))
+	expect(t, []int{})(mesh.LostRanks())
 	if names := mesh.Names(); !reflect.DeepEqual(names, []string{"dp", "tp"}) {
 		t.Error(names)
 	}
@@ -131,7 +143,7 @@ func TestViews(t *testing.T) {
 		{view(mesh.Slice("tp", "dp")), "DeviceMesh((tp=4, dp=2), 'cpu', stride=(1, 4))"},
 		{view(mesh.Slice()), "DeviceMesh((), 'cpu', stride=())"},
 		{view(mesh.Flatten(background, "all")), "DeviceMesh((all=8), 'cpu', stride=(1,))"},
-		{view(mesh.Unflatten(background, "tp", []int{2, 2}, []string{"a", "b"}, DimOptions{}, DimOptions{OwnComm: true, CommName: "b"})),
+		{view(mesh.Unflatten(background, "tp", []int{2, 2}, []string{"a", "b"}, CallOptions{Dims: []DimOptions{{}, {OwnComm: true, CommName: "b"}}})),
 			"DeviceMesh((dp=2, a=2, b=2), 'cpu', stride=(4, 2, 1))"},
 		{view(mesh.Reshape(background, []int{8, 1}, []string{"ep", "one"})), "DeviceMesh((ep=8, one=1), 'cpu', stride=(1, ()))"},
 		{view(mesh.SliceRange(background, "tp", 2, 2, 1)), "DeviceMesh((dp=2, tp=2), 'cpu', stride=(2, 1))"},
@@ -164,6 +176,10 @@ func TestPlanning(t *testing.T) {
 	mesh := offline(t)
 	shape, offset, err := mesh.LocalShard([]Placement{Shard(0, 1), Shard(0, 0)}, []int{16, 3}, -1)
 	if err != nil || !reflect.DeepEqual([][]int{shape, offset}, [][]int{{2, 3}, {10, 0}}) {
+		t.Error(shape, offset, err)
+	}
+	shape, offset, err = mesh.LocalShard([]Placement{Partial(), Replicate()}, []int{16, 3}, 1)
+	if err != nil || !reflect.DeepEqual([][]int{shape, offset}, [][]int{{16, 3}, {0, 0}}) {
 		t.Error(shape, offset, err)
 	}
 	_, _, err = mesh.LocalShard([]Placement{{}}, []int{16}, -1)
@@ -213,7 +229,11 @@ func TestWrongArguments(t *testing.T) {
 	mustFail(ErrInvalidArgument, "1 options")(bad(init([]int{2, 4}, nil, MeshOptions{Dims: make([]DimOptions, 1)})))
 	mustFail(ErrInvalidArgument, "timeout")(bad(init([]int{2, 4}, nil, MeshOptions{Timeout: -time.Second})))
 	mustFail(ErrInvalidArgument, "xpu")(bad(Init(background, "xpu", []int{2}, nil, &MeshOptions{World: world})))
-	mustFail(ErrInvalidArgument, "2 options")(bad(mesh.Flatten(background, "f", DimOptions{}, DimOptions{})))
+	mustFail(ErrInvalidArgument, "2 options")(bad(mesh.Flatten(background, "f", CallOptions{Dims: make([]DimOptions, 2)})))
+	mustFail(ErrInvalidArgument, "2 CallOptions")(bad(mesh.Flatten(background, "f", CallOptions{}, CallOptions{})))
+	mustFail(ErrInvalidArgument, "1 options for 0 dimensions")(nil, mesh.Finalize(background, CallOptions{Dims: make([]DimOptions, 1)}))
+	mustFail(ErrInvalidArgument, "timeout")(nil, mesh.Finalize(background, CallOptions{Timeout: -time.Second}))
+	mustFail(ErrInvalidArgument, "1 options for 2 dimensions")(bad(mesh.Shrink(background, "dp", []int{1}, CallOptions{Dims: make([]DimOptions, 1)})))
 	mustFail(ErrInvalidArgument, "3 names")(bad(mesh.Unflatten(background, "tp", []int{2, 2}, []string{"a", "b", "c"})))
 	mustFail(ErrInvalidArgument, "index is -1")(bad(mesh.Submesh(-1, "tp")))
 	mustFail(ErrInvalidArgument, "1 communicators")(bad(FromComms("cpu", []int{2, 4}, nil, []Comm{1}, false, nil)))
@@ -247,7 +267,8 @@ func TestClosedAndNil(t *testing.T) {
 	values := []float32{1}
 	for _, m := range []*Mesh{tp, none, {}} {
 		results := []error{
-			m.Abort(), m.Check("tp"), m.Finalize(background), AllReduce(background, m, "tp", values, values, Sum),
+			m.Abort(), m.Check("tp"), m.Finalize(background), m.Register("x"), AllGatherV(background, m, "tp", values, values, Blocks{Counts: []int{1}}),
+			AllReduce(background, m, "tp", values, values, Sum),
 			AllGather(background, m, "tp", values, make([]float32, 4)), Broadcast(background, m, "tp", values, 0),
 			m.Group(background, func(context.Context) error { t.Error("a group of no mesh began"); return nil }),
 		}
@@ -260,6 +281,9 @@ func TestClosedAndNil(t *testing.T) {
 		add(m.Rank())
 		add(m.Hash())
 		add(m.Serialize())
+		add(m.CoordinateOf(0))
+		add(m.TranslateWorldRank("tp", 0))
+		add(m.LostRanks())
 		add(m.Equal(mesh))
 		add(mesh.Equal(m))
 		add(m.Slice("tp"))
@@ -277,7 +301,6 @@ func TestClosedAndNil(t *testing.T) {
 		}
 		_ = m.String()
 	}
-	refused(t, none.Register("x"), ErrInvalidHandle, "nil")
 	if none.Close() != nil || none.Names() != nil || none.World() != nil {
 		t.Error("a nil mesh has something")
 	}
@@ -295,7 +318,8 @@ func TestClosedAndNil(t *testing.T) {
 		refused(t, w.Barrier(background, 0), ErrInvalidHandle, "")
 		_, err = w.Locations(background, "")
 		refused(t, err, ErrInvalidHandle, "")
-		refused(t, w.Abort(), ErrInvalidHandle, "")
+		refused(t, w.Abort(), ErrInvalidHandle, "not a live dm_world")
+		refused(t, w.Finalize(background, 0), ErrInvalidHandle, "not a live dm_world")
 	}
 	_, err = Init(background, "cpu", []int{1}, nil, &MeshOptions{World: world})
 	refused(t, err, ErrInvalidHandle, "dm_world")
@@ -416,5 +440,34 @@ func TestHalves(t *testing.T) {
 	nan := float32(math.NaN())
 	if half, brain := ToFloat16(nan).Float32(), ToBFloat16(nan).Float32(); half == half || brain == brain {
 		t.Error(half, brain)
+	}
+}
+
+func TestFunctionsOfTheLibrary(t *testing.T) {
+	for _, name := range []string{"ncclAllReduce", "ncclMemAlloc"} {
+		proc, err := DeviceProc("cpu", name)
+		if proc == nil || err != nil {
+			t.Error(name, proc, err)
+		}
+	}
+	_, err := DeviceProc("cpu", "ncclNothing")
+	refused(t, err, ErrNotFound, "ncclNothing")
+	_, err = DeviceProc("xpu", "ncclAllReduce")
+	refused(t, err, ErrInvalidArgument, "xpu")
+
+	// A resolver that lacks functions, one that panics, and one that ends its goroutine.
+	var asked atomic.Int64
+	for part, resolve := range map[string]func(string) unsafe.Pointer{
+		"nccl":                func(string) unsafe.Pointer { asked.Add(1); return nil },
+		"resolver panicked":   func(string) unsafe.Pointer { panic("at once") },
+		"ended its goroutine": func(string) unsafe.Pointer { runtime.Goexit(); return nil },
+	} {
+		refused(t, SetCCLResolver(resolve), ErrLibrary, part)
+	}
+	if asked.Load() == 0 {
+		t.Error("the resolver was not asked")
+	}
+	if err := SetCCLResolver(nil); err != nil {
+		t.Error(err)
 	}
 }

@@ -81,6 +81,8 @@ func line(t *testing.T, world *World, options MeshOptions) *Mesh {
 	options.World = world
 	mesh, err := Init(background, "cpu", []int{size}, []string{"x"}, &options)
 	must(t, err)
+	// A mesh that the collector closes later would end the world while its folder is removed.
+	t.Cleanup(func() { mesh.Close() })
 	return mesh
 }
 
@@ -218,7 +220,7 @@ func TestFlattenedAndOtherViews(t *testing.T) {
 	equal(t, "along the flattened dimension", value, []int{size})
 	tp, err := mesh.Slice("tp")
 	must(t, err)
-	own, err := tp.Flatten(background, "own", DimOptions{OwnComm: true, CommName: "mine"})
+	own, err := tp.Flatten(background, "own", CallOptions{Timeout: time.Minute, Dims: []DimOptions{{OwnComm: true, CommName: "mine"}}})
 	must(t, err)
 	first, _ := mesh.Comm(background, "tp")
 	second, _ := own.Comm(background, "own")

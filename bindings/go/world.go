@@ -38,9 +38,9 @@ type World struct {
 	store *callbackStore
 }
 
-// noWorld is the error of a call on a closed world. Such a call must not reach the library, where
-// a NULL handle means a default world.
-var noWorld = &Error{Status: ErrInvalidHandle, Message: "the world was closed or never joined: it is not a live dm_world"}
+// noWorld is the error of a mesh that is to be made in a closed world. The call must not reach the
+// library, where no world in the options means a default world.
+var noWorld = refusal(ErrInvalidHandle, "the world was closed or never joined: it is not a live dm_world")
 
 // Join joins a world. Collective over it, except with Offline. deviceType is "cuda", "cpu", or ""
 // for what this machine has.
@@ -86,7 +86,9 @@ func Join(ctx context.Context, deviceType string, options *WorldOptions) (*World
 				}
 			}
 		}()
-		return nil, &Error{Status: ErrAborted, Message: "joining the world was given up", Cause: causeOf(ctx)}
+		failed := refusal(ErrAborted, "joining the world was given up")
+		failed.Cause = causeOf(ctx)
+		return nil, failed
 	}
 }
 
@@ -165,7 +167,7 @@ func (w *World) explain(err error) error {
 func (w *World) end() {
 	switch {
 	case w == nil:
-		C.go_drop_outcome(C.go_world_abort(0))
+		C.go_drop_outcome(C.go_default_world_abort())
 	case w.handle != 0:
 		C.go_drop_outcome(C.go_world_abort(w.handle))
 	}
@@ -222,20 +224,38 @@ func (w *World) Locations(ctx context.Context, location string) ([]string, error
 // Abort ends this rank's part in the world at once: every blocked call of it returns with
 // ErrAborted, and its meshes are aborted. Other ranks that wait for this one get ErrPeerLost.
 func (w *World) Abort() error {
-	if w.token() == 0 {
-		// The library would take a nil handle for the default worlds.
-		if w != nil {
-			return noWorld
-		}
-		return &Error{Status: ErrInvalidHandle, Message: "the world is nil; AbortDefaultWorlds aborts the default ones"}
-	}
 	return failure(C.go_world_abort(w.token()))
+}
+
+// Finalize ends the world in order: it waits for the outstanding work of all its meshes on all
+// ranks, destroys their communicators, also those of meshes that were closed, and ends the meshes and
+// the world. Collective over the world. A timeout of 0 means the world's. From then on every call of
+// the world and its meshes returns ErrAborted; Close still frees them. When a rank never makes the
+// call, the others get ErrTimeout, and the world is as before. When ctx is done first, the world is
+// aborted as by Abort.
+func (w *World) Finalize(ctx context.Context, timeout time.Duration) error {
+	var a arguments
+	limit := a.milliseconds(timeout)
+	return w.collective(ctx, &a, func(world C.uintptr_t) C.outcome { return C.go_world_finalize(world, limit) })
 }
 
 // AbortDefaultWorlds aborts the worlds that Init joins by itself, also while one is being joined.
 // A later Init joins a new default world.
 func AbortDefaultWorlds() error {
-	return failure(C.go_world_abort(0))
+	return failure(C.go_default_world_abort())
+}
+
+// FinalizeDefaultWorlds ends the worlds that Init joins by itself, as World.Finalize does. Collective
+// over them. A later Init joins a new default world. When ctx is done first, they are aborted as by
+// AbortDefaultWorlds.
+func FinalizeDefaultWorlds(ctx context.Context, timeout time.Duration) error {
+	var a arguments
+	limit := a.milliseconds(timeout)
+	call := func() error { return a.call(func() C.outcome { return C.go_default_world_finalize(limit) }) }
+	if a.err != nil {
+		return a.err
+	}
+	return until(ctx, (*World)(nil).end, call)
 }
 
 // collective makes a call that ends when the world ends. On a nil or closed world the call fails.
