@@ -130,9 +130,13 @@ public:
       error.ccl_result_ = info.ccl_result;
       error.device_error_ = info.device_error;
       error.os_error_ = info.os_error;
-      if (info.num_ranks > 0) error.ranks_.assign(info.ranks, info.ranks + info.num_ranks);
-      if (info.num_lost > 0) error.lost_ranks_.assign(info.lost_ranks, info.lost_ranks + info.num_lost);
-      if (info.dim != nullptr) error.dim_ = info.dim;
+      if (info.num_ranks > 0 || info.num_lost > 0 || info.dim != nullptr) {
+        const auto about = std::make_shared<About>();
+        about->ranks.assign(info.ranks, info.ranks + info.num_ranks);
+        about->lost_ranks.assign(info.lost_ranks, info.lost_ranks + info.num_lost);
+        if (info.dim != nullptr) about->dim = info.dim;
+        error.about_ = about;
+      }
       error.waited_seconds_ = info.waited_seconds;
       error.call_ = info.call;
     }
@@ -148,11 +152,11 @@ public:
   /// The errno, 0 when the operating system was not involved.
   [[nodiscard]] std::int32_t os_error() const noexcept { return os_error_; }
   /// The world ranks that the error is about, in ascending order.
-  [[nodiscard]] const std::vector<std::int32_t> &ranks() const noexcept { return ranks_; }
+  [[nodiscard]] const std::vector<std::int32_t> &ranks() const noexcept { return about().ranks; }
   /// Those of ranks() that are lost.
-  [[nodiscard]] const std::vector<std::int32_t> &lost_ranks() const noexcept { return lost_ranks_; }
+  [[nodiscard]] const std::vector<std::int32_t> &lost_ranks() const noexcept { return about().lost_ranks; }
   /// The dimension along which the call was made; empty for a call that has none.
-  [[nodiscard]] const std::string &dim() const noexcept { return dim_; }
+  [[nodiscard]] const std::string &dim() const noexcept { return about().dim; }
   /// How long the call waited for other ranks, in seconds; negative when it did not wait.
   [[nodiscard]] double waited_seconds() const noexcept { return waited_seconds_; }
   /// The number of the collective call, as the message shows it; -1 when it has none.
@@ -161,12 +165,22 @@ public:
   [[nodiscard]] const char *message() const noexcept { return what() + std::strlen(status_name(status_)) + 2; }
 
 private:
+  // Shared, so that a copy of an error cannot fail.
+  struct About {
+    std::vector<std::int32_t> ranks, lost_ranks;
+    std::string dim;
+  };
+  [[nodiscard]] const About &about() const noexcept
+  {
+    static const About nothing;
+    return about_ ? *about_ : nothing;
+  }
+
   Status status_;
   std::int32_t ccl_result_ = 0, device_error_ = 0, os_error_ = 0;
-  std::vector<std::int32_t> ranks_, lost_ranks_;
-  std::string dim_;
   double waited_seconds_ = -1;
   std::int64_t call_ = -1;
+  std::shared_ptr<const About> about_;
 };
 
 namespace detail {
@@ -609,13 +623,13 @@ private:
 using Placement = dm_placement;
 
 /// Every rank along the mesh dimension holds the same.
-[[nodiscard]] constexpr Placement replicate() noexcept { return {DM_REPLICATE, 0, 0, {}}; }
+[[nodiscard]] constexpr Placement replicate() noexcept { return DM_PLACEMENT_REPLICATE; }
 
 /// Every rank along the mesh dimension holds a part of a sum that is still to be made, of the whole shape.
-[[nodiscard]] constexpr Placement partial() noexcept { return {DM_PARTIAL, 0, 0, {}}; }
+[[nodiscard]] constexpr Placement partial() noexcept { return DM_PLACEMENT_PARTIAL; }
 
 /// The mesh dimension splits this dimension of the tensor. Where several do, those of lower order split first.
-[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept { return {DM_SHARD, tensor_dim, order, {}}; }
+[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept { return DM_PLACEMENT_SHARD(tensor_dim, order); }
 
 // ---- the world ----
 

@@ -5,14 +5,14 @@
 
 static dm_world *world;
 static int32_t me;
-static const size_t kShape[] = {3, 2};
+static const int32_t kShape[] = {3, 2};
 static const char *const kNames[] = {"dp", "tp"};
 
 static dm_mesh *mesh_of_all(const char *name, int64_t timeout_ms)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL;
-  const size_t shape[] = {6};
+  const int32_t shape[] = {6};
   options.world = world;
   options.timeout_ms = timeout_ms;
   REQUIRE(dm_init("cpu", shape, 1, &name, &options, &mesh));
@@ -56,7 +56,7 @@ static void another_call(void)
   GIVES(DM_STATUS_MISMATCH, dm_flatten(mesh, me == 1 ? "mine" : "ours", NULL, &flat));
   is_about(1, NULL);
   CHECK(facts().call > 0 && facts().waited_seconds >= 0);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
 }
 
@@ -66,15 +66,15 @@ static void equal_names(void)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *meshes[2] = {NULL, NULL};
-  const size_t other[] = {2, 3};
+  const int32_t other[] = {2, 3};
   options.world = world;
   REQUIRE(dm_init("cpu", kShape, 2, kNames, &options, &meshes[0]));
   REQUIRE(dm_init("cpu", other, 2, kNames, &options, &meshes[1]));
-  FAILS(DM_STATUS_MISMATCH, "rank 5 called dm_finalize(dp, tp) on the mesh of shape (2, 3)", dm_finalize(meshes[me == 5]));
+  FAILS(DM_STATUS_MISMATCH, "rank 5 called dm_finalize(dp, tp) on the mesh of shape (2, 3)", dm_finalize(meshes[me == 5], NULL));
   CHECK(strstr(dm_last_error(), "rank 0 called it on the mesh of shape (3, 2)") != NULL);
   is_about(5, NULL);
-  OK(dm_finalize(meshes[0]));
-  OK(dm_finalize(meshes[1]));
+  OK(dm_finalize(meshes[0], NULL));
+  OK(dm_finalize(meshes[1], NULL));
   dm_free(meshes[0]);
   dm_free(meshes[1]);
 }

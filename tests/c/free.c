@@ -64,7 +64,7 @@ static dm_mesh *last_of_a_world(void (*drop)(void *))
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_world *world = NULL;
   dm_mesh *mesh = NULL;
-  const size_t shape[] = {1};
+  const int32_t shape[] = {1};
   float one = 1, sum = 0;
   store.set = set;
   store.get = get;

@@ -8,7 +8,7 @@
 
 static dm_mesh *fresh(const char *name)
 {
-  const size_t shape[] = {2};
+  const int32_t shape[] = {2};
   dm_dim_options own = DM_DIM_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL;
@@ -58,8 +58,8 @@ int main(void)
     group(aborted, live, round % 2 == 0);
     dm_free(aborted);
   }
-  OK(dm_finalize(live));
-  OK(dm_finalize(both));
+  OK(dm_finalize(live, NULL));
+  OK(dm_finalize(both, NULL));
   dm_free(live);
   dm_free(both);
   return finish();

@@ -16,7 +16,7 @@ static void in_step(void)
 static dm_mesh *make(int64_t timeout_ms, uint32_t flags)
 {
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  const size_t shape[] = {3, 1};
+  const int32_t shape[] = {3, 1};
   const char *names[] = {"tp", "one"};
   dm_mesh *mesh = NULL;
   options.world = world;
@@ -58,7 +58,8 @@ static void late(int32_t rank_that_is_late)
 static void refused(void)
 {
   dm_mesh *mesh = make(600000, 0), *view = NULL;
-  const size_t wrong[] = {5}, right[] = {3}, apart[] = {3, 1}, four[] = {4}, five[] = {5};
+  const int32_t right[] = {3}, apart[] = {3, 1};
+  const int32_t wrong[] = {5}, four[] = {4}, five[] = {5};
   const char *names[] = {"x"}, *parts[] = {"a", "b"};
   float in = 1, sum = 0;
   double began;
@@ -74,8 +75,8 @@ static void refused(void)
     OK(dm_reshape(mesh, right, names, 1, NULL, &view));
     dm_free(view);
     FAILS(DM_STATUS_NOT_FOUND, rank == 1 ? "nowhere" : "rank 1 refused its own dm_slice_range as call 5: ",
-          dm_slice_range(mesh, rank == 1 ? "nowhere" : "tp", 0, 2, 1, &view));
-    OK(dm_slice_range(mesh, "tp", 0, 2, 1, &view));
+          dm_slice_range(mesh, rank == 1 ? "nowhere" : "tp", 0, 2, 1, NULL, &view));
+    OK(dm_slice_range(mesh, "tp", 0, 2, 1, NULL, &view));
     dm_free(view);
     FAILS(DM_STATUS_INVALID_ARGUMENT, rank == 1 ? "sizes is NULL" : "rank 1 refused its own dm_unflatten as call 7: sizes is NULL",
           dm_unflatten(mesh, "tp", rank == 1 ? NULL : apart, parts, 2, NULL, &view));
@@ -91,13 +92,13 @@ static void refused(void)
     if (rank == 0) {
       REQUIRE(dm_group_start(mesh));
       REQUIRE(dm_all_reduce(mesh, "tp", &in, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
-      GIVES(DM_STATUS_INVALID_ARGUMENT, dm_finalize(mesh));
+      GIVES(DM_STATUS_INVALID_ARGUMENT, dm_finalize(mesh, NULL));
       REQUIRE(dm_group_end(mesh));
     } else {
-      FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 0 refused its own dm_finalize as call ", dm_finalize(mesh));
+      FAILS(DM_STATUS_INVALID_ARGUMENT, "rank 0 refused its own dm_finalize as call ", dm_finalize(mesh, NULL));
       REQUIRE(dm_all_reduce(mesh, "tp", &in, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
     }
-    OK(dm_finalize(mesh));
+    OK(dm_finalize(mesh, NULL));
   }
   CHECK(seconds_now() - began < 60);
   in_step();

@@ -61,7 +61,7 @@ static void *refused(void *mesh)
 /* Both threads of rank 0 are inside before rank 1 comes, so the overlap is certain. */
 static void one_name(int is_blocking)
 {
-  const size_t shape[] = {2};
+  const int32_t shape[] = {2};
   const char *names[] = {"x"};
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   dm_dim_options dim = DM_DIM_OPTIONS_INIT;
@@ -90,7 +90,7 @@ int main(void)
 {
   const char *wanted = getenv("DM_ORDER_ROUNDS");
   const int rounds = wanted == NULL ? 20 : atoi(wanted);
-  const size_t shape[] = {2, 1};
+  const int32_t shape[] = {2, 1};
   const char *names[] = {"x", "one"};
   dm_mesh *mesh = NULL, *flat = NULL;
   ncclComm_t along_x = NULL, along_all = NULL;

@@ -125,7 +125,7 @@ static void mismatches(dm_world *world, const dm_mesh *mesh, int32_t me, int32_t
   for (int which = 0; which < 4; ++which) {
     dm_init_options options = DM_INIT_OPTIONS_INIT;
     dm_dim_options own = DM_DIM_OPTIONS_INIT;
-    const size_t shape[] = {(size_t)n};
+    const int32_t shape[] = {n};
     const char *names[] = {"all"};
     dm_mesh *mine = NULL;
     own.flags = DM_DIM_OWN_COMM;
@@ -160,7 +160,7 @@ int main(void)
   dm_world *world = NULL;
   REQUIRE(dm_world_init("cpu", &join, &world));
   REQUIRE(dm_world_size(world, &ranks));
-  const size_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {(size_t)ranks / inner, inner};
+  const int32_t inner = ranks % 2 == 0 ? 2 : 1, shape[] = {ranks / inner, inner};
   const char *names[] = {"outer", "inner"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL, *flat = NULL;
@@ -171,11 +171,11 @@ int main(void)
   for (int round = 0; round < 30; ++round) {
     const char *const dim = dims[round % 3];
     int32_t me = -1;
-    size_t size = 0;
+    int32_t size = 0;
     REQUIRE(dm_get_local_rank(round % 3 == 2 ? flat : mesh, dim, &me));
     REQUIRE(dm_size(round % 3 == 2 ? flat : mesh, dim, &size));
-    exchange(round % 3 == 2 ? flat : mesh, dim, me, (int32_t)size, round % 2);
-    if (round < 3) refusals(round % 3 == 2 ? flat : mesh, dim, me, (int32_t)size);
+    exchange(round % 3 == 2 ? flat : mesh, dim, me, size, round % 2);
+    if (round < 3) refusals(round % 3 == 2 ? flat : mesh, dim, me, size);
   }
   OK(dm_world_barrier(world, 0));
   if (ranks > 1) mismatches(world, flat, rank_of(flat), ranks);

@@ -45,7 +45,7 @@ int main(void)
   REQUIRE(dm_world_init("cpu", &join, &world));
   REQUIRE(dm_world_size(world, &size));
   options.world = world;
-  const size_t shape[] = {(size_t)size};
+  const int32_t shape[] = {size};
   REQUIRE(dm_init("cpu", shape, 1, names, &options, &mesh));
   rank = rank_of(mesh);
 
@@ -110,7 +110,7 @@ int main(void)
   FAILS(DM_STATUS_INVALID_ARGUMENT, "not one of 0 to 4", dm_all_reduce(mesh, NULL, two, two, 2, DM_INT32, (dm_op)op, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "op is -1", dm_all_reduce(mesh, NULL, two, two, 2, DM_INT32, -1, NULL));
   FAILS(DM_STATUS_INVALID_ARGUMENT, "dtype is 12, not one of 0 to 11", dm_all_reduce(mesh, NULL, two, two, 1, 12, DM_SUM, NULL));
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
   dm_world_free(world);
   return finish();

@@ -185,7 +185,7 @@ static void refused(const dm_mesh *mesh)
   } else {
     for (int call = 0; call < 7; ++call)
       FAILS(call == 4 ? DM_STATUS_NOT_FOUND : DM_STATUS_INVALID_ARGUMENT, "rank 3 refused its own dm_slice_range as call ",
-            dm_slice_range(mesh, "pp", 0, 3, 1, &range));
+            dm_slice_range(mesh, "pp", 0, 3, 1, NULL, &range));
   }
   range = range_of(mesh, "pp", 0, 3, 1);
   dm_free(range);

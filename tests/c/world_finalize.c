@@ -8,13 +8,13 @@ static void everything_ended(dm_world *world, dm_mesh *mesh, dm_mesh *lazy)
   float one = 1, sum = 0;
   ncclComm_t comm = NULL;
   dm_mesh *made = NULL;
-  size_t shape[] = {1};
+  int32_t shape[] = {1};
   const char *text = "finalized by dm_finalize or dm_world_finalize";
   FAILS(DM_STATUS_ABORTED, text, dm_get_comm(mesh, "x", &comm));
   FAILS(DM_STATUS_ABORTED, text, dm_get_comm(lazy, "x", &comm));
   FAILS(DM_STATUS_ABORTED, text, dm_all_reduce(mesh, "x", &one, &sum, 1, DM_FLOAT32, DM_SUM, NULL));
   FAILS(DM_STATUS_ABORTED, text, dm_flatten(mesh, "all", NULL, &made));
-  FAILS(DM_STATUS_ABORTED, text, dm_finalize(mesh));
+  FAILS(DM_STATUS_ABORTED, text, dm_finalize(mesh, NULL));
   if (world == NULL) return;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.world = world;
@@ -34,7 +34,7 @@ static void a_world(void)
   const char *names[] = {"x"};
   REQUIRE(dm_world_init("cpu", NULL, &world));
   REQUIRE(dm_world_size(world, &size));
-  const size_t line[] = {(size_t)size}, half[] = {(size_t)(size + 1) / 2};
+  const int32_t line[] = {size}, half[] = {(size + 1) / 2};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   options.world = world;
   REQUIRE(dm_init("cpu", line, 1, names, &options, &mesh));
@@ -61,7 +61,7 @@ static void a_world(void)
 
 static void the_default_world(int size)
 {
-  const size_t line[] = {(size_t)size};
+  const int32_t line[] = {size};
   const char *names[] = {"x"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   for (int life = 0; life < 3; ++life) {
@@ -91,7 +91,7 @@ static void a_rank_that_does_not_come(int size)
   dm_mesh *mesh = NULL;
   int32_t rank = -1;
   float one = 1, sum = 0;
-  const size_t line[] = {(size_t)size};
+  const int32_t line[] = {size};
   const char *names[] = {"x"};
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   REQUIRE(dm_world_init("cpu", NULL, &world));
@@ -118,7 +118,7 @@ static void an_offline_world(void)
   dm_mesh *mesh = NULL, *made = NULL;
   dm_world_options join = DM_WORLD_OPTIONS_INIT;
   dm_init_options options = DM_INIT_OPTIONS_INIT;
-  const size_t shape[] = {4, 2};
+  const int32_t shape[] = {4, 2};
   join.flags = DM_WORLD_OFFLINE;
   join.world_size = 8;
   REQUIRE(dm_world_init("cpu", &join, &world));

@@ -28,7 +28,7 @@ static void *resolve(void *user_data, const char *name)
 int main(void)
 {
   const int is_linked = strcmp(getenv("RANK"), "0") == 0;
-  const size_t shape[] = {2};
+  const int32_t shape[] = {2};
   const char *names[] = {"x"};
   dm_mesh *mesh = NULL;
   ncclComm_t comm = NULL;

@@ -42,7 +42,7 @@ static ncclComm_t comm_of(const dm_mesh *mesh, const char *dim)
 /* Exchanges with a count for each rank: rank r sends r + p elements to rank p. */
 static void ragged(void)
 {
-  const size_t all[] = {8};
+  const int32_t all[] = {8};
   const char *name[] = {"all"};
   dm_mesh *mesh = made(all, 1, name);
   float send[128], recv[128];
@@ -73,13 +73,13 @@ static void ragged(void)
   note("end");
   FAILS(DM_STATUS_INVALID_ARGUMENT, "overlap", dm_all_to_allv(mesh, NULL, send, out, NULL, send, out, NULL, DM_FLOAT32, NULL));
   FAILS(DM_STATUS_UNSUPPORTED, "dtype is 42, whose size is not known here", dm_all_gatherv(mesh, NULL, send, recv, counts, displs, 42, NULL));
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
 }
 
 /* Element types and operators that this library does not know go to NCCL, which judges them. */
 static void unknown(void)
 {
-  const size_t all[] = {8};
+  const int32_t all[] = {8};
   const char *name[] = {"all"};
   dm_mesh *mesh = made(all, 1, name);
   float buffer[16] = {1}, *apart = buffer + 8;
@@ -101,7 +101,7 @@ static void unknown(void)
   OK(dm_all_reduce(mesh, NULL, buffer, apart, 1, DM_FLOAT32, (dm_op)op, NULL));
   CHECK(apart[0] == 4);
   note("end");
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
 }
 
 /* Makes every call that makes, shares or ends communicators, in one fixed order. */
@@ -540,7 +540,7 @@ static void lazy_names(void)
   options.dim_options = NULL;
   options.flags = 0;
   CHECK(sum_along(mesh, "tp") == 2);
-  OK(dm_finalize(mesh));
+  OK(dm_finalize(mesh, NULL));
   dm_free(mesh);
 }
 
@@ -548,7 +548,7 @@ static void lazy_names(void)
  * a lazy one, whose dimensions are made in another order on every other rank. */
 static void finalize_world(void)
 {
-  const size_t wide[] = {4, 2}, half[] = {2, 2};
+  const int32_t wide[] = {4, 2}, half[] = {2, 2};
   const char *lazily[] = {"x", "y"}, *parts[] = {"p", "q"};
   dm_mesh *mesh = made(kCube, 3, kNames), *freed = made(wide, 2, lazily), *part = made(half, 2, parts), *lazy = NULL;
   options.flags = DM_INIT_LAZY;

@@ -38,7 +38,7 @@ int main(int argc, char **argv)
   dm_init_options options = DM_INIT_OPTIONS_INIT;
   dm_mesh *mesh = NULL, *flat = NULL, *smaller = NULL;
   int32_t me = -1;
-  const size_t shape[] = {3, 2};
+  const int32_t shape[] = {3, 2};
   const char *const names[] = {"dp", "tp"};
   float data = 1, sum = 0;
   if (argc < 3) return 2;
@@ -69,11 +69,11 @@ int main(int argc, char **argv)
   int32_t lost[6];
   size_t count = 0;
   REQUIRE(dm_lost_ranks(mesh, lost, 6, &count));
-  REQUIRE(dm_shrink(mesh, "dp", lost, count, &smaller));
+  REQUIRE(dm_shrink(mesh, "dp", lost, count, NULL, &smaller));
   const dm_status gone = dm_all_reduce(smaller, "tp", &data, &sum, 1, DM_FLOAT32, DM_SUM, NULL);
   if (gone != DM_STATUS_NOT_MEMBER) {
     CHECK(gone == DM_STATUS_OK && sum == 2);
-    OK(dm_finalize(smaller));
+    OK(dm_finalize(smaller, NULL));
   }
   dm_free(smaller);
   dm_free(flat);
