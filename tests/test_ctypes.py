@@ -23,9 +23,9 @@ print("fine")
 def test_example_of_the_page(tmp_path):
     example = re.search(r"```python\n(.*?)```", (ROOT / "docs/binding.md").read_text(), re.S).group(1)
     example = example.replace('"libdevicemesh.so"', repr(str(LIBRARY / "libdevicemesh.so")))
-    before, after = example.split("check(lib.dm_finalize(mesh))")
+    before, after = example.split("check(lib.dm_finalize(mesh, None))")
     program = tmp_path / "example.py"
-    program.write_text(before + CHECKS + "check(lib.dm_finalize(mesh))" + after)
+    program.write_text(before + CHECKS + "check(lib.dm_finalize(mesh, None))" + after)
     # Python writes a text and its line break apart, so lines of different ranks may run into each
     # other.
     said = launch(4, sys.executable, program).stdout

@@ -30,8 +30,9 @@
 //! The caller of this file hands in what differs between calls: the scope (the ranks that take
 //! part), the text on which all ranks must agree, and the work.
 //!
-//! Some collective calls do not come here. dm_world_init, dm_world_barrier and dm_world_locations
-//! make no communicators, so they only agree (world.rs). An operation such as dm_all_reduce is
+//! A call of the control plane (control.rs) is such a call too, but makes nothing: its work
+//! exchanges bytes through the store. Some collective calls do not come here. dm_world_init,
+//! dm_world_barrier and dm_world_locations only agree (world.rs). An operation such as dm_all_reduce is
 //! collective over the ranks of one dimension, and the communicator library matches the ranks'
 //! calls (operations.rs). A communicator that holds this rank alone needs no other rank
 //! (`run_alone`).
@@ -163,6 +164,13 @@ impl<'a> AgreedCall<'a> {
         }
     }
 
+    /// Runs work that exchanges values with the other ranks and makes nothing, and ends the call. The
+    /// work enters no communicator library.
+    pub(super) fn exchange<T>(self, work: impl FnOnce(&Round, &Wait) -> Result<T>) -> Result<T> {
+        let done = catch_unwind(AssertUnwindSafe(|| work(&self.round, &self.call.wait)));
+        self.end(done.unwrap_or_else(|panic| Err(Error::of_panic(&*panic))), Log::default())
+    }
+
     fn peers(&self) -> Peers<'_> {
         Peers { round: Some(&self.round), wait: &self.call.wait }
     }
@@ -207,7 +215,9 @@ fn verdict_for_all<T>(mine: Result<T>, verdict: Result<()>) -> Result<T> {
     match (mine, verdict) {
         (Ok(value), verdict) => verdict.map(|()| value),
         (Err(mine), Err(verdict)) => Err(match (mine.status(), verdict.status()) {
-            (Status::Aborted, _) | (_, Status::Aborted | Status::Store) | (Status::Timeout, Status::Timeout) => mine,
+            (Status::Aborted, _)
+            | (_, Status::Aborted | Status::Store | Status::Exhausted)
+            | (Status::Timeout, Status::Timeout) => mine,
             _ => verdict,
         }),
         (Err(mine), Ok(())) => Err(mine),

@@ -184,7 +184,15 @@ impl DimMaker<'_, '_> {
             return Ok(());
         }
         let communicator = match shared {
-            Some(known) => Arc::clone(known),
+            Some(known) => {
+                log::info!(
+                    "rank {}: dimension {name} of {} shares the communicator of {}",
+                    view.rank(),
+                    view.describe(),
+                    known.label()
+                );
+                Arc::clone(known)
+            }
             None => self.plan(view, index, options)?,
         };
         // The dimension is noted before its communicator is made, so that an abort meanwhile finds

@@ -1,12 +1,14 @@
 //! A root mesh with its communicators: what it owns, and whether it is alive.
 
 mod communicators;
+mod control;
 mod ranges;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
+use self::control::ControlScopes;
 use super::background::hand_over;
 use super::communicator::{Communicator, Held};
 use super::ending::abort_all;
@@ -106,6 +108,8 @@ pub struct RootComms {
     /// How often this rank has called dm_shrink on the root. Each attempt has an agreement scope
     /// of its own.
     pub(super) shrink_attempts: AtomicU64,
+    /// The scopes in which groups along dimensions make calls of the control plane.
+    control: ControlScopes,
 }
 
 impl RootComms {
@@ -130,6 +134,7 @@ impl RootComms {
             outer: outer.map_or_else(Weak::new, Arc::downgrade),
             ranges: Mutex::default(),
             shrink_attempts: AtomicU64::new(0),
+            control: ControlScopes::default(),
         }))
     }
 
@@ -157,6 +162,11 @@ impl RootComms {
 
     pub(super) fn id(&self) -> &str {
         &self.id
+    }
+
+    /// The scopes in which groups along the root's dimensions make calls of the control plane.
+    pub(super) fn control_scopes(&self) -> &ControlScopes {
+        &self.control
     }
 
     /// The words that tell this mesh from others with the same dimension names, for messages.
@@ -261,8 +271,8 @@ impl Drop for RootComms {
         let dims = std::mem::take(self.dims.get_mut().unwrap_or_else(PoisonError::into_inner));
         let parent = self.parent.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(world) = self.world.take() else { return };
-        // The scope uses the store of the world, so it is dropped first.
-        drop((dims, parent, self.scope.take()));
+        // The scopes use the store of the world, so they are dropped first.
+        drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control)));
         let abandoned = world.comms().take_abandoned();
         // Exactly one owner of a world gets it here, however many threads drop their hold on it.
         let last = Arc::into_inner(world);

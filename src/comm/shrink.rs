@@ -15,6 +15,7 @@ use super::view::View;
 use super::world::World;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
+use crate::rendezvous::ranges;
 
 /// One attempt of this rank to shrink a mesh.
 struct Attempt {
@@ -124,6 +125,7 @@ impl RootComms {
         // the middle of a split.
         let parent = parent.filter(|parent| parent.state() == State::Ready);
         let call = call.agree(&scope, &text)?;
+        log::warn!("rank {}: goes on without {}: {text}", self.mesh().rank(), ranges(&lost));
         // Where the parent is gone on some rank, because dm_abort came first there, all ranks do
         // without it.
         let detail = if parent.is_some() { "with its communicator" } else { "without its communicator" };

@@ -126,7 +126,8 @@ macro_rules! growing {
 
 growing!(
     dm_error_info = 32,
-    dm_world_options = 64,
+    dm_world_options = 72,
+    dm_world_info = 56,
     dm_store_callbacks = 56,
     dm_call_options = 32,
     dm_dim_options = 32,

@@ -44,8 +44,9 @@ pub unsafe extern "C" fn dm_check(mesh: *const dm_mesh, dim: *const c_char) -> d
 /// communicator while a thread is inside a call on it: dm_abort waits for calls of this library,
 /// and after five seconds gives DM_STATUS_TIMEOUT; the communicator then ends when the call
 /// returns. Calls on raw communicators are the program's to keep away. Another rank that waits for this
-/// one through the store alone, to make a communicator that a DM_INIT_LAZY mesh has not made yet,
-/// is told by dm_world_abort only; otherwise it waits until its deadline.
+/// one through the store alone (to make a communicator that a DM_INIT_LAZY mesh has not made yet, or
+/// in dm_barrier and its neighbours where no communicator of the host engine tells it) is told by
+/// dm_world_abort only; otherwise it waits until its deadline.
 #[unsafe(no_mangle)]
 pub extern "C" fn dm_abort(mesh: *const dm_mesh) -> dm_status {
     guard(|| find(mesh)?.root_comms().abort())

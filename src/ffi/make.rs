@@ -16,6 +16,7 @@ use crate::comm::{
     DimComms, MeshOptions, RootComms, View, World, adopted_position, default_world, joined_default_world,
 };
 use crate::error::{Error, Result};
+use crate::logging;
 use crate::mesh::{Mesh, MeshSpec, MeshText};
 use crate::wait::Deadline;
 
@@ -171,6 +172,7 @@ impl<'a> MeshRequest<'a> {
         options: *const dm_init_options,
         is_collective: bool,
     ) -> Result<MeshRequest<'a>> {
+        logging::init_from_environment();
         // SAFETY: the caller's contract.
         let options = unsafe { read_init_options(options, ndim)? };
         let world = if options.world.is_null() { None } else { Some(find_world(options.world)?) };

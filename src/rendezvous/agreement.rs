@@ -20,6 +20,7 @@
 //! Keys that a call left in the store are removed when the next call is agreed (cleanup.rs), so the
 //! store stays small.
 
+mod bytes;
 mod cleanup;
 mod comparing;
 mod deadlock;
@@ -37,6 +38,7 @@ mod tests;
 mod verdict;
 mod waiting;
 
+pub(crate) use bytes::check_len;
 pub(super) use cleanup::{ScopeKeys, WorldKeys};
 pub(super) use members::Members;
 pub(super) use round::Membership;

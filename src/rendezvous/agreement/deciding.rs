@@ -33,7 +33,21 @@ impl Round {
     /// ranks.
     pub(super) fn reach_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Settled> {
         let began = Instant::now();
-        self.seek_verdict(phase, text, wait).map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
+        let settled = self.seek_verdict(phase, text, wait);
+        if log::log_enabled!(log::Level::Debug) {
+            let outcome = match (&settled, phase) {
+                (Ok(Settled::Agreed), "/end") => "is done on all ranks",
+                (Ok(Settled::Agreed), _) => "is agreed",
+                (Ok(Settled::PassedOver), _) => "is no call of this rank",
+                (Err(_), _) => "has failed",
+            };
+            let millis = began.elapsed().as_secs_f64() * 1e3;
+            log::debug!("rank {}: call {} {outcome} after {millis:.1} ms: {}", self.my_rank(), self.number, self.call);
+        }
+        if let Err(error) = &settled {
+            self.membership.losses.warn_of(error.lost());
+        }
+        settled.map_err(|error| error.in_call(self.number).after_waiting(began.elapsed()))
     }
 
     fn seek_verdict(&self, phase: &str, text: Option<&str>, wait: &Wait) -> Result<Settled> {

@@ -24,6 +24,9 @@ const AT_MOST: usize = 1 << 20;
 
 const NEVER_CALLED: &str = "never called";
 
+/// How long the store may take to say who is missing, for a line in the log.
+const SHORT: Duration = Duration::from_millis(500);
+
 /// The result of a search for ranks that have left no key.
 struct Absent {
     /// The positions of the missing ranks, in ascending order.
@@ -80,6 +83,26 @@ impl Round {
         }
         self.list_missing(&absent.positions, soon);
         Ok(Verdict::of_missing(&absent.ranks, message, self.my_rank(), timeout))
+    }
+
+    /// Warns in the log when half and 90 % of the call's time have passed, with the ranks that are
+    /// not here.
+    pub(super) fn warn_if_near(&self, phase: &str, of_caller: &Wait) {
+        let Some(percent) = self.search.nearing.due(&of_caller.deadline) else { return };
+        let soon = Deadline::after(SHORT.min(of_caller.deadline.left()));
+        let wait = Wait { watch: None, ..of_caller.with_deadline(soon) };
+        let who = match self.absent(|position| self.here(phase, position), soon, &wait) {
+            Ok(absent) if !absent.ranks.is_empty() => ranges(&absent.ranks),
+            Ok(_) => "ranks that are here, but have got no further,".to_owned(),
+            Err(_) => "other ranks (the store does not say which)".to_owned(),
+        };
+        log::warn!(
+            "rank {}: {} as call {} waits for {who}: {percent} % of its {} ms have passed",
+            self.my_rank(),
+            self.call,
+            self.number,
+            of_caller.deadline.timeout().as_millis()
+        );
     }
 
     /// Returns the ranks that have not left their key. When there is no time for all ranks, it

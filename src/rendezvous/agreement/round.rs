@@ -10,7 +10,7 @@ use super::verdict::{Verdict, ranges};
 use crate::error::{Error, Result, Status};
 use crate::rendezvous::losses::Losses;
 use crate::rendezvous::store::Store;
-use crate::wait::Wait;
+use crate::wait::{Nearing, Wait};
 
 /// The longest time that a rank waits for a request when it is aborted or its deadline has passed.
 pub(super) const HURRIED: Duration = Duration::from_millis(50);
@@ -41,6 +41,7 @@ impl Membership {
         if error.status() != Status::Store || full || !self.served || self.serving {
             return error;
         }
+        self.losses.noticed(0, "the store that it serves does not answer");
         Error::new(
             Status::PeerLost,
             format!("rank 0, which serves the store of this job, was lost: {}", error.message()),
@@ -85,6 +86,8 @@ pub(super) struct SearchState {
     pub(super) seen: AtomicI64,
     /// Whether the store has a note that says where this rank waits.
     pub(super) has_note: AtomicBool,
+    /// How much of the call's time was used up when the log last said so.
+    pub(super) nearing: Nearing,
 }
 
 impl Round {

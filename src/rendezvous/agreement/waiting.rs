@@ -31,10 +31,14 @@ impl Round {
         let of_caller = wait.watch.clone();
         let (order, looking) =
             (phase.is_empty().then(|| DeadlockSearch::of(self)), Wait { watch: None, ..wait.clone() });
+        let warning = log::log_enabled!(log::Level::Warn).then(|| (self.copy(), phase.to_owned()));
         let watch: Watch = Arc::new(move || {
             losses.look(&looking);
             if let Some(order) = &order {
                 order.look(&looking);
+            }
+            if let Some((round, phase)) = &warning {
+                round.warn_if_near(phase, &looking);
             }
             of_caller.as_ref().map_or(Ok(()), |watch| watch())
         });
