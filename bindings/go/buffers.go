@@ -11,8 +11,8 @@ import (
 )
 
 // A DType is the type of a buffer's elements. It has the values of ncclDataType_t. On cuda every
-// number up to 255 goes to NCCL, which refuses those that it does not know. The overlap of buffers of
-// a type that is not listed here is not checked.
+// number up to 255 goes to NCCL, which refuses those that it does not know. The overlap of buffers
+// of a type that is not listed here is not checked.
 type DType int32
 
 // The types of elements.
@@ -32,13 +32,14 @@ const (
 )
 
 // An Op is a reduction operator. It has the values of ncclRedOp_t. A number that
-// ncclRedOpCreatePreMulSum of the library (Mesh.Proc) has made for the communicator (Mesh.Comm) is an
-// operator, too.
+// ncclRedOpCreatePreMulSum of the library (Mesh.Proc) has made for the communicator (Mesh.Comm) is
+// an operator, too.
 type Op int32
 
-// The reduction operators. Avg is the sum divided by the number of ranks, truncated for integers. It
-// does not overflow on the host engine. NCCL makes the sum of integers in their own type. Max and Min
-// are NaN on the host engine where a rank has NaN; NCCL ignores a NaN where another rank has a number.
+// The reduction operators. Avg is the sum divided by the number of ranks, truncated for integers.
+// It does not overflow on the host engine. NCCL makes the sum of integers in their own type. Max
+// and Min are NaN on the host engine where a rank has NaN; NCCL ignores a NaN where another rank
+// has a number.
 const (
 	Sum  Op = C.DM_SUM
 	Prod Op = C.DM_PROD
@@ -149,7 +150,8 @@ func (a *arguments) times(its string, large Buffer, other string, small Buffer, 
 	}
 }
 
-// buffer refuses a buffer that no collective of the mesh can use, and has it pinned during the call.
+// buffer refuses a buffer that no collective of the mesh can use, and has it pinned during the
+// call.
 func (a *arguments) buffer(b Buffer, m *Mesh) {
 	known := b.DType.size() > 0
 	switch {
@@ -166,8 +168,8 @@ func (a *arguments) buffer(b Buffer, m *Mesh) {
 	}
 }
 
-// onCUDA says whether the mesh has device type cuda. No function of the library but dm_describe tells
-// the device type. A name can hold any text, but the device type comes after all names.
+// onCUDA says whether the mesh has device type cuda. No function of the library but dm_describe
+// tells the device type. A name can hold any text, but the device type comes after all names.
 func (m *Mesh) onCUDA() bool {
 	text := m.String()
 	return strings.HasSuffix(text[:max(0, strings.LastIndexByte(text, '\''))], "'cuda")

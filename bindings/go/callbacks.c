@@ -33,3 +33,9 @@ void *go_resolver(void *user_data, const char *name)
   (void)user_data;
   return goResolve((char *)name);
 }
+
+void go_log(void *user_data, dm_log_level level, const char *message)
+{
+  (void)user_data;
+  goLog(level, (char *)message);
+}

@@ -52,6 +52,9 @@ const (
 	ErrPeerLost Status = C.DM_STATUS_PEER_LOST
 	// The library has a bug.
 	ErrInternal Status = C.DM_STATUS_INTERNAL
+	// This process has no more handles, memory, descriptors or threads; the message names the limit
+	// and how to raise it.
+	ErrExhausted Status = C.DM_STATUS_EXHAUSTED
 )
 
 // Error gives the status's C name, for example "DM_STATUS_TIMEOUT".
@@ -78,7 +81,8 @@ type Error struct {
 	Dimension string
 	// How long the call waited for other ranks. 0: it did not wait.
 	Waited time.Duration
-	// The number of the collective call, as the message shows it ("as call 7"). -1: it has no number.
+	// The number of the collective call, as the message shows it ("as call 7"). -1: it has no
+	// number.
 	Call int64
 
 	// The codes of the layers below (ncclResult_t, CUresult, errno); 0 where those were not

@@ -19,25 +19,25 @@ type Blocks struct {
 	Displs []int
 }
 
-// AllToAllV sends block i of send to rank i along a dimension, and receives block i of recv from it.
-// What rank i sends to rank k is what k expects from i: on cpu other counts are ErrMismatch on all
-// ranks, before anything is written; NCCL does not compare them. No block of recv overlaps another
-// block of either buffer.
+// AllToAllV sends block i of send to rank i along a dimension, and receives block i of recv from
+// it. What rank i sends to rank k is what k expects from i: on cpu other counts are ErrMismatch on
+// all ranks, before anything is written; NCCL does not compare them. No block of recv overlaps
+// another block of either buffer.
 func AllToAllV[T Element](ctx context.Context, m *Mesh, dim string, send []T, sends Blocks, recv []T, receives Blocks) error {
 	return m.AllToAllVBuffer(ctx, dim, Of(send), sends, Of(recv), receives, nil)
 }
 
-// AllGatherV gathers the send of every rank i in block i of recv. All ranks give the same counts, and
-// send has as many elements as this rank's own block: on cpu other counts are ErrMismatch on all
-// ranks; NCCL does not compare them. In place when send is this rank's block of recv.
+// AllGatherV gathers the send of every rank i in block i of recv. All ranks give the same counts,
+// and send has as many elements as this rank's own block: on cpu other counts are ErrMismatch on
+// all ranks; NCCL does not compare them. In place when send is this rank's block of recv.
 func AllGatherV[T Element](ctx context.Context, m *Mesh, dim string, send, recv []T, receives Blocks) error {
 	return m.AllGatherVBuffer(ctx, dim, Of(send), Of(recv), receives, nil)
 }
 
 // ReduceScatterV reduces block i of send over all ranks, and leaves it in the recv of rank i. All
 // ranks give the same counts, and recv has as many elements as this rank's own block: on cpu other
-// counts are ErrMismatch on all ranks; NCCL does not compare them. In place when recv is this rank's
-// block of send.
+// counts are ErrMismatch on all ranks; NCCL does not compare them. In place when recv is this
+// rank's block of send.
 func ReduceScatterV[T Element](ctx context.Context, m *Mesh, dim string, send []T, sends Blocks, recv []T, op Op) error {
 	return m.ReduceScatterVBuffer(ctx, dim, Of(send), sends, Of(recv), op, nil)
 }

@@ -37,8 +37,8 @@ func blocksOf(values []int64, blocks Blocks) (joined []int64) {
 	return joined
 }
 
-// apartBy gives blocks of these counts with a gap before each, the last one first, and the length of
-// their buffer.
+// apartBy gives blocks of these counts with a gap before each, the last one first, and the length
+// of their buffer.
 func apartBy(gap int, counts []int) (blocks Blocks, length int) {
 	blocks = Blocks{Counts: counts, Displs: make([]int, len(counts))}
 	for i := len(counts) - 1; i >= 0; i-- {

@@ -9,9 +9,9 @@ import (
 	"unsafe"
 )
 
-// DeviceProc gives the address of the function of that name ("ncclMemAlloc" ...) in the library that
-// meshes of deviceType will get, before there is a mesh. Mesh.Proc knows the library of a world
-// whose options name one.
+// DeviceProc gives the address of the function of that name ("ncclMemAlloc" ...) in the library
+// that meshes of deviceType will get, before there is a mesh. Mesh.Proc knows the library of a
+// world whose options name one.
 func DeviceProc(deviceType, symbol string) (unsafe.Pointer, error) {
 	var a arguments
 	var proc unsafe.Pointer
@@ -32,9 +32,9 @@ var resolving struct {
 // SetCCLResolver makes the NCCL that is linked into the program the library of device type cuda.
 // resolve gives the address of NCCL's function of a name, or nil where the program has none of that
 // name. It is called here and by Proc, from any goroutine, until the process ends. nil takes an
-// earlier resolver back. Call SetCCLResolver before anything else of device type cuda or "". Without
-// it the library loads a shared NCCL, and a communicator of that copy crashes in the functions that
-// the program links.
+// earlier resolver back. Call SetCCLResolver before anything else of device type cuda or "".
+// Without it the library loads a shared NCCL, and a communicator of that copy crashes in the
+// functions that the program links.
 //
 // ErrLibrary names a function that is missing. ErrInvalidArgument says that device type cuda is in
 // use already.

@@ -5,17 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"reflect"
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 )
 
 var background = context.Background()
@@ -86,9 +81,13 @@ func TestQueries(t *testing.T) {
 	if text := fmt.Sprint(mesh); text != "DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1))" {
 		t.Error(text)
 	}
-	if rank, err := mesh.World().Rank(); rank != 6 || err != nil {
-		t.Error(rank, err)
+	world, err := mesh.World()
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer world.Close()
+	expect(t, 6)(world.Rank())
+	expect(t, WorldInfo{Rank: 6, Size: 8, LocalRank: 6, LocalSize: 8, NumHosts: 1, Device: -1, DeviceType: "cpu"})(world.Info())
 	if Version() < 100 {
 		t.Error(Version())
 	}
@@ -170,6 +169,7 @@ func TestViews(t *testing.T) {
 	}
 	_, err = Lookup("go/tp")
 	refused(t, err, ErrNotFound, "go/tp")
+	refused(t, Unregister("go/tp"), ErrNotFound, "go/tp")
 }
 
 func TestPlanning(t *testing.T) {
@@ -201,7 +201,11 @@ func TestPlanning(t *testing.T) {
 
 func TestWrongArguments(t *testing.T) {
 	mesh := offline(t)
-	world := mesh.World()
+	world, err := mesh.World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer world.Close()
 	mustFail := func(status Status, part string) func(any, error) {
 		t.Helper()
 		return func(_ any, err error) { t.Helper(); refused(t, err, status, part) }
@@ -243,12 +247,21 @@ func TestWrongArguments(t *testing.T) {
 	mustFail(ErrUnsupported, "offline")(mesh.Proc("ncclAllReduce"))
 	refused(t, AllReduce(background, mesh, "tp", []float32{1}, []float32{1}, Sum), ErrUnsupported, "offline")
 	refused(t, mesh.Register(""), ErrInvalidArgument, "name")
-	_, err := Join(background, "cpu", &WorldOptions{Size: 2, Rank: 2})
+	_, err = Join(background, "cpu", &WorldOptions{Size: 2, Rank: 2})
 	refused(t, err, ErrInvalidArgument, "2")
 	_, err = Join(background, "cpu", &WorldOptions{Size: 1, InitMethod: "file://\x00"})
 	refused(t, err, ErrInvalidArgument, "NUL")
 	_, err = Join(background, "cpu", &WorldOptions{Size: 1 << 40})
 	refused(t, err, ErrInvalidArgument, "32 bits")
+	device := 0
+	_, err = Join(background, "cpu", &WorldOptions{Size: 1, Device: &device})
+	refused(t, err, ErrInvalidArgument, "device")
+	refused(t, mesh.Barrier(background, "tp", 0), ErrUnsupported, "offline")
+	mustFail(ErrUnsupported, "offline")(mesh.AllGatherBytes(background, "tp", nil, 0))
+	mustFail(ErrUnsupported, "offline")(world.BroadcastBytes(background, nil, 0, 0))
+	mustFail(ErrInvalidArgument, "timeout")(world.AllGatherBytes(background, nil, -1))
+	mustFail(ErrInvalidArgument, "xpu")(DefaultWorld(background, "xpu", 0))
+	mustFail(ErrInvalidArgument, "timeout")(DefaultWorld(background, "cpu", -1))
 }
 
 func TestClosedAndNil(t *testing.T) {
@@ -281,6 +294,10 @@ func TestClosedAndNil(t *testing.T) {
 		add(m.Rank())
 		add(m.Hash())
 		add(m.Serialize())
+		results = append(results, m.Barrier(background, "tp", 0))
+		add(m.AllGatherBytes(background, "tp", nil, 0))
+		add(m.BroadcastBytes(background, "tp", []byte{1}, 0, 0))
+		add(m.World())
 		add(m.CoordinateOf(0))
 		add(m.TranslateWorldRank("tp", 0))
 		add(m.LostRanks())
@@ -301,7 +318,7 @@ func TestClosedAndNil(t *testing.T) {
 		}
 		_ = m.String()
 	}
-	if none.Close() != nil || none.Names() != nil || none.World() != nil {
+	if none.Close() != nil || none.Names() != nil {
 		t.Error("a nil mesh has something")
 	}
 
@@ -317,6 +334,12 @@ func TestClosedAndNil(t *testing.T) {
 		refused(t, err, ErrInvalidHandle, "")
 		refused(t, w.Barrier(background, 0), ErrInvalidHandle, "")
 		_, err = w.Locations(background, "")
+		refused(t, err, ErrInvalidHandle, "")
+		_, err = w.Info()
+		refused(t, err, ErrInvalidHandle, "")
+		_, err = w.AllGatherBytes(background, nil, 0)
+		refused(t, err, ErrInvalidHandle, "")
+		_, err = w.BroadcastBytes(background, nil, 0, 0)
 		refused(t, err, ErrInvalidHandle, "")
 		refused(t, w.Abort(), ErrInvalidHandle, "not a live dm_world")
 		refused(t, w.Finalize(background, 0), ErrInvalidHandle, "not a live dm_world")
@@ -390,84 +413,5 @@ func TestMeshesThatNothingRefersToAreClosed(t *testing.T) {
 		}
 		runtime.GC()
 		time.Sleep(time.Millisecond)
-	}
-}
-
-func TestErrorsOfTheLayersBelow(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, err := Join(background, "cpu", &WorldOptions{Size: 2, InitMethod: "file://" + file + "/in/it", Timeout: time.Second})
-	refused(t, err, ErrStore, file)
-	if !errors.Is(err, syscall.ENOTDIR) {
-		t.Errorf("%v should be ENOTDIR", err)
-	}
-	cause := errors.New("the cause")
-	failed := &Error{Status: ErrTimeout, Message: "late", Cause: cause}
-	if !failed.Timeout() || !errors.Is(failed, cause) || errors.Is(failed, ErrStore) || failed.Error() != "late: the cause" {
-		t.Error(failed)
-	}
-	if text := Status(99).Error(); text != "DM_STATUS_UNKNOWN" {
-		t.Error(text)
-	}
-}
-
-func TestHalves(t *testing.T) {
-	for bits := range 1 << 16 {
-		half, brain := Float16(bits), BFloat16(bits)
-		if value := half.Float32(); value == value && ToFloat16(value) != half {
-			t.Fatalf("float16 %#x is %v, which is %#x", bits, value, ToFloat16(value))
-		}
-		if value := brain.Float32(); value == value && ToBFloat16(value) != brain {
-			t.Fatalf("bfloat16 %#x is %v, which is %#x", bits, value, ToBFloat16(value))
-		}
-	}
-	inf := float32(math.Inf(1))
-	for _, each := range []struct {
-		value float32
-		half  Float16
-		brain BFloat16
-	}{
-		{1, 0x3c00, 0x3f80}, {-2, 0xc000, 0xc000}, {65504, 0x7bff, 0x4780}, {65519.996, 0x7bff, 0x4780}, {65520, 0x7c00, 0x4780}, {inf, 0x7c00, 0x7f80},
-		{0x1p-24, 1, 0x3380}, {0x1p-25, 0, 0x3300}, {0x1.8p-24, 2, 0x33c0}, {1 + 0x1p-11, 0x3c00, 0x3f80}, {1 + 0x3p-11, 0x3c02, 0x3f80},
-		{1 + 0x1p-8, 0x3c04, 0x3f80}, {1 + 0x3p-8, 0x3c0c, 0x3f82}, {2 - 0x1p-20, 0x4000, 0x4000},
-	} {
-		if half, brain := ToFloat16(each.value), ToBFloat16(each.value); half != each.half || brain != each.brain {
-			t.Errorf("%v is %#x and %#x, expected %#x and %#x", each.value, half, brain, each.half, each.brain)
-		}
-	}
-	nan := float32(math.NaN())
-	if half, brain := ToFloat16(nan).Float32(), ToBFloat16(nan).Float32(); half == half || brain == brain {
-		t.Error(half, brain)
-	}
-}
-
-func TestFunctionsOfTheLibrary(t *testing.T) {
-	for _, name := range []string{"ncclAllReduce", "ncclMemAlloc"} {
-		proc, err := DeviceProc("cpu", name)
-		if proc == nil || err != nil {
-			t.Error(name, proc, err)
-		}
-	}
-	_, err := DeviceProc("cpu", "ncclNothing")
-	refused(t, err, ErrNotFound, "ncclNothing")
-	_, err = DeviceProc("xpu", "ncclAllReduce")
-	refused(t, err, ErrInvalidArgument, "xpu")
-
-	// A resolver that lacks functions, one that panics, and one that ends its goroutine.
-	var asked atomic.Int64
-	for part, resolve := range map[string]func(string) unsafe.Pointer{
-		"nccl":                func(string) unsafe.Pointer { asked.Add(1); return nil },
-		"resolver panicked":   func(string) unsafe.Pointer { panic("at once") },
-		"ended its goroutine": func(string) unsafe.Pointer { runtime.Goexit(); return nil },
-	} {
-		refused(t, SetCCLResolver(resolve), ErrLibrary, part)
-	}
-	if asked.Load() == 0 {
-		t.Error("the resolver was not asked")
-	}
-	if err := SetCCLResolver(nil); err != nil {
-		t.Error(err)
 	}
 }

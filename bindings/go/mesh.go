@@ -211,8 +211,8 @@ func (m *Mesh) Abort() error {
 }
 
 // Finalize waits for outstanding work and destroys the communicators of the root mesh. Collective
-// over the root mesh. From then on every view returns ErrAborted. World.Finalize ends all meshes of a
-// world.
+// over the root mesh. From then on every view returns ErrAborted. World.Finalize ends all meshes of
+// a world.
 func (m *Mesh) Finalize(ctx context.Context, options ...CallOptions) error {
 	var a arguments
 	chosen := a.callOptions(options, 0)
@@ -220,8 +220,9 @@ func (m *Mesh) Finalize(ctx context.Context, options ...CallOptions) error {
 }
 
 // LostRanks gives the world ranks of the mesh that are known to be lost by now, in ascending order,
-// for Shrink. Local. It asks the store, and waits for half a second at most where the store does not
-// answer. Other ranks may learn of a loss a moment earlier or later. The mesh may have been aborted.
+// for Shrink. Local. It asks the store, and waits for half a second at most where the store does
+// not answer. Other ranks may learn of a loss a moment earlier or later. The mesh may have been
+// aborted.
 func (m *Mesh) LostRanks() ([]int, error) {
 	defer runtime.KeepAlive(m)
 	ranks, err := listed(func(ranks *C.int32_t, capacity C.size_t, length *C.size_t) C.outcome {
@@ -238,9 +239,20 @@ func (m *Mesh) Names() []string {
 	return slices.Clone(m.names)
 }
 
-// World gives the world in which the mesh was made, or nil for a default world.
-func (m *Mesh) World() *World {
-	return m.itsWorld()
+// World gives a new handle of the world that the mesh is in, also when Init joined that world by
+// itself. Close it: the world lives on as long as one of its handles or meshes does. It works for
+// each view of the mesh, and after the mesh has ended. ErrUnsupported: the mesh has no world
+// (FromComms).
+func (m *Mesh) World() (*World, error) {
+	world := &World{}
+	if joined := m.itsWorld(); joined != nil {
+		world.store = joined.store
+	}
+	err := m.call(&arguments{}, func(mesh C.uintptr_t) C.outcome { return C.go_get_world(mesh, &world.handle) })
+	if err != nil {
+		return nil, err
+	}
+	return world, nil
 }
 
 // A Comm is an ncclComm_t, for a function of Mesh.Proc. Never dereference it.

@@ -33,8 +33,9 @@ func Partial() Placement {
 	return Placement{C.dm_placement{kind: C.DM_PARTIAL}}
 }
 
-// LocalShard gives the shape and the offset of one rank's block of a tensor. worldRank is a rank
-// of the mesh, and -1 means this process's. Local. placements has one element for each dimension of the mesh.
+// LocalShard gives the shape and the offset of one rank's block of a tensor. worldRank is a rank of
+// the mesh, and -1 means this process's. Local. placements has one element for each dimension of
+// the mesh.
 func (m *Mesh) LocalShard(placements []Placement, tensorShape []int, worldRank int) (shape, offset []int, err error) {
 	var a arguments
 	if m != nil {

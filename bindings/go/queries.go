@@ -129,9 +129,9 @@ func (m *Mesh) TranslateRank(dim string, dimRank int) (int, error) {
 	return int(rank), err
 }
 
-// TranslateWorldRank gives the rank along a dimension of a world rank in this rank's group along it:
-// the number that Send, Recv and root arguments take. It gives ErrNotMember for a rank of another
-// group.
+// TranslateWorldRank gives the rank along a dimension of a world rank in this rank's group along
+// it: the number that Send, Recv and root arguments take. It gives ErrNotMember for a rank of
+// another group.
 func (m *Mesh) TranslateWorldRank(dim string, worldRank int) (int, error) {
 	var a arguments
 	var rank C.int32_t
@@ -140,8 +140,8 @@ func (m *Mesh) TranslateWorldRank(dim string, worldRank int) (int, error) {
 	return int(rank), err
 }
 
-// Neighbor gives the rank along a dimension that lies offset steps from this rank. Send and Recv take
-// it as it is; TranslateRank makes a world rank of it. Past the end it gives -1, or with wrap
+// Neighbor gives the rank along a dimension that lies offset steps from this rank. Send and Recv
+// take it as it is; TranslateRank makes a world rank of it. Past the end it gives -1, or with wrap
 // continues from the other end.
 func (m *Mesh) Neighbor(dim string, offset int, wrap bool) (int, error) {
 	var a arguments

@@ -62,9 +62,14 @@ void go_store_callbacks(dm_store_callbacks *callbacks, uintptr_t store);
 /* The resolver that asks the one written in Go. Defined in callbacks.c. */
 void *go_resolver(void *user_data, const char *name);
 
+/* The log that passes each record to Go. Defined in callbacks.c. */
+void go_log(void *user_data, dm_log_level level, const char *message);
+
 static inline long go_thread(void) { return syscall(SYS_gettid); }
 static inline void go_free(uintptr_t mesh) { dm_free((dm_mesh *)mesh); }
 static inline void go_world_free(uintptr_t world) { dm_world_free((dm_world *)world); }
+static inline size_t go_buffers_count(uintptr_t buffers) { return dm_buffers_count((dm_buffers *)buffers); }
+static inline void go_buffers_free(uintptr_t buffers) { dm_buffers_free((dm_buffers *)buffers); }
 static inline size_t go_ndim(uintptr_t mesh) { return dm_ndim((dm_mesh *)mesh); }
 static inline const char *go_dim_name(uintptr_t mesh, size_t index) { return dm_dim_name((dm_mesh *)mesh, index); }
 static inline void go_set_world(dm_init_options *options, uintptr_t world) { options->world = (dm_world *)world; }
@@ -72,16 +77,21 @@ static inline void go_set_world(dm_init_options *options, uintptr_t world) { opt
 #define MESH (dm_mesh *)mesh
 #define WORLD (dm_world *)world
 #define MESH_OUT (dm_mesh **)mesh_out
+#define WORLD_OUT (dm_world **)world_out
+#define BUFFERS_OUT (dm_buffers **)buffers_out
 #define SHIM(name, parameters, arguments) \
   static inline outcome go_##name parameters { return go_outcome(dm_##name arguments); }
 
-SHIM(world_init, (const char *device_type, const dm_world_options *options, uintptr_t *world_out), (device_type, options, (dm_world **)world_out))
+SHIM(world_init, (const char *device_type, const dm_world_options *options, uintptr_t *world_out), (device_type, options, WORLD_OUT))
 SHIM(world_rank, (uintptr_t world, int32_t *rank_out), (WORLD, rank_out))
 SHIM(world_size, (uintptr_t world, int32_t *size_out), (WORLD, size_out))
 SHIM(world_barrier, (uintptr_t world, int64_t timeout_ms), (WORLD, timeout_ms))
 SHIM(world_locations, (uintptr_t world, const char *location, const char *const **locations_out), (WORLD, location, locations_out))
 SHIM(world_abort, (uintptr_t world), (WORLD))
 SHIM(world_finalize, (uintptr_t world, int64_t timeout_ms), (WORLD, timeout_ms))
+SHIM(world_get_info, (uintptr_t world, dm_world_info *info_out), (WORLD, info_out))
+SHIM(get_world, (uintptr_t mesh, uintptr_t *world_out), (MESH, WORLD_OUT))
+SHIM(default_world, (const char *device_type, int64_t timeout_ms, uintptr_t *world_out), (device_type, timeout_ms, WORLD_OUT))
 SHIM(default_world_abort, (void), ())
 SHIM(default_world_finalize, (int64_t timeout_ms), (timeout_ms))
 
@@ -178,6 +188,21 @@ SHIM(reduce_scatterv,
      (MESH, dim, SEND, send_counts, send_displs, RECV, dtype, op, stream))
 SHIM(group_start, (uintptr_t mesh), (MESH))
 SHIM(group_end, (uintptr_t mesh), (MESH))
+
+/* Bytes are addressed by integers, as the buffers of collectives are. */
+#define DATA (const void *)data
+SHIM(barrier, (uintptr_t mesh, const char *dim, int64_t timeout_ms), (MESH, dim, timeout_ms))
+SHIM(all_gather_bytes, (uintptr_t mesh, const char *dim, uintptr_t data, size_t len, int64_t timeout_ms, uintptr_t *buffers_out),
+     (MESH, dim, DATA, len, timeout_ms, BUFFERS_OUT))
+SHIM(broadcast_bytes, (uintptr_t mesh, const char *dim, uintptr_t data, size_t len, int32_t root, int64_t timeout_ms, uintptr_t *buffers_out),
+     (MESH, dim, DATA, len, root, timeout_ms, BUFFERS_OUT))
+SHIM(world_all_gather_bytes, (uintptr_t world, uintptr_t data, size_t len, int64_t timeout_ms, uintptr_t *buffers_out),
+     (WORLD, DATA, len, timeout_ms, BUFFERS_OUT))
+SHIM(world_broadcast_bytes, (uintptr_t world, uintptr_t data, size_t len, int32_t root, int64_t timeout_ms, uintptr_t *buffers_out),
+     (WORLD, DATA, len, root, timeout_ms, BUFFERS_OUT))
+SHIM(buffers_get, (uintptr_t buffers, size_t index, const void **data_out, size_t *len_out), ((dm_buffers *)buffers, index, data_out, len_out))
+
+SHIM(set_log, (int32_t level, bool given), (level, given ? go_log : NULL, NULL))
 
 /* Checks that a group can begin on this mesh: begins an empty one and ends it. */
 static inline outcome go_group_check(uintptr_t mesh)

@@ -277,8 +277,8 @@ func TestManyGoroutinesOnOneMesh(t *testing.T) {
 }
 
 // Nothing says which goroutine's call belongs to which call of another rank. Calls that overlap get
-// an error, and no call hangs. The sums of calls that do not overlap may be mixed (docs/threads.md),
-// so this test does not compare them.
+// an error, and no call hangs. The sums of calls that do not overlap may be mixed
+// (docs/threads.md), so this test does not compare them.
 func TestTwoGoroutinesOnOneDimension(t *testing.T) {
 	_, folder := ranks(t)
 	world := private(t, folder, "goroutines")
