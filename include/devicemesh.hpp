@@ -1729,13 +1729,21 @@ public:
         [&](std::int32_t *ranks, std::size_t capacity, std::size_t *length) { return dm_lost_ranks(capi(), ranks, capacity, length); });
   }
 
-  /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died: mesh.shrink("dp", {5}). Collective over the
-  /// ranks that are not lost; ends the root mesh, whatever comes of it. See dm_shrink.
+  /// The mesh without the indices along dim that hold a lost rank, for going on after ranks have died. The ranks that are left agree on who is
+  /// lost. Collective over them; ends the root mesh, whatever comes of it. The new mesh inherits the options of this one. See dm_shrink.
+  [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim) const { return shrink(dim, std::chrono::milliseconds()); }
+
+  /// Shrinks within that time: mesh.shrink("dp", 30s).
+  template <class Rep, class Period> [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, std::chrono::duration<Rep, Period> timeout) const
+  {
+    return shrink(dim, nullptr, 0, std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
+  }
+
+  /// Shrinks where the caller knows the lost ranks: mesh.shrink("dp", {5}). The list is equal on all ranks that are left, and not empty.
   [[nodiscard]] Returns<BasicMesh> shrink(const Text &dim, Span<const std::int32_t> lost_ranks, std::chrono::milliseconds timeout = {}) const
   {
-    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
-    wishes.timeout_ms = timeout.count();
-    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks.data(), lost_ranks.size(), &wishes, mesh); });
+    const std::int32_t none = -1;
+    return shrink(dim, lost_ranks.empty() ? &none : lost_ranks.data(), lost_ranks.size(), timeout);
   }
 
   /// Keeps this view under a name, for lookup(). Local. See dm_register.
@@ -2047,6 +2055,13 @@ public:
   }
 
 private:
+  Returns<BasicMesh> shrink(const Text &dim, const std::int32_t *lost_ranks, std::size_t num_lost, std::chrono::milliseconds timeout) const
+  {
+    dm_call_options wishes = DM_CALL_OPTIONS_INIT;
+    wishes.timeout_ms = timeout.count();
+    return view([&](dm_mesh **mesh) { return dm_shrink(capi(), dim.c_str(), lost_ranks, num_lost, &wishes, mesh); });
+  }
+
   template <class Function> static Function function(void *address)
   {
     static_assert(std::is_pointer_v<Function> && std::is_function_v<std::remove_pointer_t<Function>>, "proc<F>: F is a pointer to a function");

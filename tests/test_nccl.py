@@ -545,3 +545,17 @@ def test_going_on_without_a_lost_rank(run):
         check(len(splits) == 2 and all(line.startswith(f"split {child} ") and "blocking=1" in line for line in splits), f"rank {rank}: {lines}")
         check(f"abort {parent}" in lines[at[0]:], f"rank {rank}: {lines}")
     run("lose without", library=run.recorder("SHRINK"))
+
+
+def test_what_is_left_inherits_the_options(run):
+    """A name and a configuration arrive at the communicators of the smaller mesh, which stays lazy.
+    Options of the call replace them."""
+    for rank, lines in run("inherit")[1].items():
+        if rank > 5:
+            continue
+        names = [line for line in between(lines, "inherited", "replaced") if line.startswith(("split", "net"))]
+        check(len(names) == 3 and "name=replicas" in names[0] and names[1] == "net mynet" and "name=shards" in names[2], f"rank {rank}: {names}")
+        early = [line for line in between(lines, "replaced", "made") if line.startswith(("split", "init"))]
+        check(not early, f"rank {rank}: a lazy mesh made {early}")
+        later = [line for line in lines[lines.index("# made"):] if "name=" in line]
+        check(later and all("name=shards" not in line and "name=replicas" not in line for line in later) and any("name=others" in line for line in later), f"rank {rank}: {later}")

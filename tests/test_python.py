@@ -79,8 +79,17 @@ def test_on_one_process(python):
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(8, marks=pytest.mark.long)])
 def test_on_ranks(python, ranks):
-    output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", "tests/test_groups.py", **OURS, DM_ROOT=ROOT)
+    output = run(TOOL, "run", "-n", ranks, "--prefix", "--", python, "-m", "unittest", "tests/test_ranks.py", "tests/test_groups.py", "tests/test_async.py", "tests/test_objects.py", **OURS, DM_ROOT=ROOT)
     assert count_of(r"^\[rank 0\] Ran (\d+) tests", output) > 10, output
+
+
+def test_examples_of_the_readme(python, tmp_path):
+    """The code of bindings/python/README.md, as one program on eight ranks."""
+    program = tmp_path / "train.py"
+    blocks = re.findall(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.S)
+    program.write_text("".join(blocks) + "assert [list(part) for part in parts] == [[7.0] * count for count in (1, 2, 3, 4)]\nprint('fine', flush=True)\n")
+    output = run(TOOL, "run", "-n", 8, "--", python, program, **OURS)
+    assert len(blocks) == 2 and output.count("fine") == 8, output
 
 
 @pytest.mark.long

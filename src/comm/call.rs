@@ -43,6 +43,7 @@ use std::time::Duration;
 
 use super::communicator::Communicator;
 use super::groups::outside_groups;
+use super::options::DimOptions;
 use super::polling::millis;
 use super::root::RootComms;
 use super::world::{Turn, World};
@@ -50,7 +51,7 @@ use crate::ccl::RawComm;
 use crate::error::{Error, Result, Status};
 use crate::layout::Dim;
 use crate::mesh::Mesh;
-use crate::rendezvous::{Round, Scope};
+use crate::rendezvous::{AgreedLosses, Round, Scope};
 use crate::wait::Wait;
 
 /// A collective call that has its turn. Its ranks have not agreed on it yet.
@@ -93,6 +94,13 @@ impl<'a> Call<'a> {
     pub(super) fn agree(self, scope: &Scope, text: &str) -> Result<AgreedCall<'a>> {
         let round = self.wait.outcome(scope.agree(text, &self.wait))?;
         Ok(AgreedCall { call: self, round })
+    }
+
+    /// Agrees with the other ranks of `scope` that are left on which of its ranks are lost, before
+    /// the call `text` itself is agreed. `known` are the lost ranks that this rank knows of by its
+    /// communicators.
+    pub(super) fn agree_on_lost(&self, scope: &Scope, text: &str, known: &[i32]) -> Result<AgreedLosses> {
+        self.wait.outcome(scope.agree_on_lost(text, known, &self.wait))
     }
 
     /// Does what [`agree`](Call::agree) does, for a call whose ranks must mean the same mesh. Meshes
@@ -327,8 +335,15 @@ impl Log {
     }
 
     /// Gives a dimension of `root` its communicator, made or still to be made.
-    pub(super) fn add_dim(&mut self, root: &Arc<RootComms>, name: &str, dim: &Dim, communicator: &Arc<Communicator>) {
-        root.add_dim(name, dim, communicator);
+    pub(super) fn add_dim(
+        &mut self,
+        root: &Arc<RootComms>,
+        name: &str,
+        dim: &Dim,
+        communicator: &Arc<Communicator>,
+        options: &DimOptions,
+    ) {
+        root.add_dim(name, dim, communicator, options);
         self.changes.push(Change::Dim { root: Arc::clone(root), communicator: Arc::clone(communicator) });
     }
 

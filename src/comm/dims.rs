@@ -197,7 +197,7 @@ impl DimMaker<'_, '_> {
         };
         // The dimension is noted before its communicator is made, so that an abort meanwhile finds
         // the communicator.
-        self.work.log.add_dim(self.holder, name, dim, &communicator);
+        self.work.log.add_dim(self.holder, name, dim, &communicator, options);
         let is_wanted_now = !self.root.is_lazy() && dim.size() > 1;
         if is_wanted_now && communicator.state() == State::Unmade {
             let raw = self.make_raw(&communicator, view, index, options)?;

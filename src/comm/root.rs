@@ -12,6 +12,7 @@ use self::control::ControlScopes;
 use super::background::hand_over;
 use super::communicator::{Communicator, Held};
 use super::ending::abort_all;
+use super::options::DimOptions;
 use super::refusal::tell_if_refused;
 use super::world::World;
 use crate::ccl::{CallName, Library};
@@ -55,6 +56,8 @@ pub(super) struct DimComm {
     communicator: Held,
     /// The name under which calls along the dimension are issued, equal on all its ranks.
     call: CallName,
+    /// The caller's options of the dimension. A mesh that dm_shrink makes inherits them.
+    options: DimOptions,
 }
 
 /// The parts of a new root mesh.
@@ -110,6 +113,9 @@ pub struct RootComms {
     pub(super) shrink_attempts: AtomicU64,
     /// The scopes in which groups along dimensions make calls of the control plane.
     control: ControlScopes,
+    /// The scope in which the ranks of the root agree on who is lost. It is made when dm_shrink
+    /// first needs it.
+    survivors: Mutex<Option<Arc<Scope>>>,
 }
 
 impl RootComms {
@@ -135,6 +141,7 @@ impl RootComms {
             ranges: Mutex::default(),
             shrink_attempts: AtomicU64::new(0),
             control: ControlScopes::default(),
+            survivors: Mutex::default(),
         }))
     }
 
@@ -158,6 +165,19 @@ impl RootComms {
 
     pub(super) fn scope(&self) -> Option<&Arc<Scope>> {
         self.scope.as_ref()
+    }
+
+    /// The scope in which the ranks of the root agree on who is lost.
+    pub(super) fn survivors_scope(&self, world: &World) -> Result<Arc<Scope>> {
+        let mut scope = self.survivors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(scope) = &*scope {
+            return Ok(Arc::clone(scope));
+        }
+        let position = self.mesh.root_position().unwrap_or(0);
+        let ranks = self.mesh.root_ranks().into();
+        let made = Arc::new(world.rendezvous().subscope(&format!("{}/survivors", self.id), ranks, position)?);
+        *scope = Some(Arc::clone(&made));
+        Ok(made)
     }
 
     pub(super) fn id(&self) -> &str {
@@ -272,7 +292,8 @@ impl Drop for RootComms {
         let parent = self.parent.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(world) = self.world.take() else { return };
         // The scopes use the store of the world, so they are dropped first.
-        drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control)));
+        let survivors = self.survivors.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        drop((dims, parent, self.scope.take(), std::mem::take(&mut self.control), survivors));
         let abandoned = world.comms().take_abandoned();
         // Exactly one owner of a world gets it here, however many threads drop their hold on it.
         let last = Arc::into_inner(world);

@@ -9,6 +9,7 @@ use super::guard::guard;
 use super::handles::Table;
 use super::options::{InitOptions, read_init_options};
 use super::pointers::{null, out};
+use super::release;
 use super::types::{dm_init_options, dm_mesh, dm_status, ncclComm_t};
 use super::world::find as find_world;
 use crate::ccl::{self, RawComm};
@@ -72,6 +73,7 @@ pub unsafe extern "C" fn dm_init(
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
+        release::check()?;
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let request = unsafe { MeshRequest::read(device_type, shape, ndim, dim_names, options, true)? };
@@ -106,6 +108,7 @@ pub unsafe extern "C" fn dm_from_comms(
     mesh_out: *mut *mut dm_mesh,
 ) -> dm_status {
     guard(|| {
+        release::check()?;
         let mesh_out = out("mesh_out", mesh_out)?;
         // SAFETY: the caller's contract.
         let (request, comms) = unsafe {

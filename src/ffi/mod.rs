@@ -24,6 +24,7 @@ mod options;
 mod pointers;
 mod ragged;
 mod registry;
+mod release;
 mod sharding;
 mod text;
 mod topology;

@@ -10,6 +10,7 @@ use super::guard::{ask, free, guard};
 use super::handles::Table;
 use super::options::read_world_options;
 use super::pointers::out;
+use super::release;
 use super::types::{dm_status, dm_world, dm_world_options};
 use crate::ccl;
 use crate::comm::{self, World};
@@ -55,6 +56,7 @@ pub unsafe extern "C" fn dm_world_init(
 ) -> dm_status {
     guard(|| {
         logging::init_from_environment();
+        release::check()?;
         let world_out = out("world_out", world_out)?;
         // SAFETY: the caller's contract.
         let device_type = unsafe { optional_text("device_type", device_type)? };

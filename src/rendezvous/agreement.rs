@@ -17,6 +17,8 @@
 //! A rank may come to a call that the others have given up, or refuse its own call. late.rs and
 //! [`Scope::tell_refusal`] put the ranks level again, so that the next call of all ranks meets.
 //!
+//! After ranks were lost, the others agree on who is lost (survivors.rs).
+//!
 //! Keys that a call left in the store are removed when the next call is agreed (cleanup.rs), so the
 //! store stays small.
 
@@ -33,6 +35,7 @@ mod readers;
 mod round;
 mod scope;
 mod sharing;
+mod survivors;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -44,4 +47,5 @@ pub(super) use members::Members;
 pub(super) use round::Membership;
 pub use round::Round;
 pub use scope::Scope;
+pub use survivors::AgreedLosses;
 pub(crate) use verdict::ranges;

@@ -375,6 +375,48 @@ static void lose(int expected)
   dm_free(mesh);
 }
 
+/* What is left of a mesh inherits its options, unless the call has others. */
+static void inherit(void)
+{
+  const int32_t shape[] = {4, 2};
+  const char *names[] = {"dp", "tp"};
+  char net_name[] = "mynet";
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.netName = net_name;
+  dm_dim_options dims[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT}, others[2] = {DM_DIM_OPTIONS_INIT, DM_DIM_OPTIONS_INIT};
+  dims[0].comm_name = "replicas";
+  dims[1].comm_name = "shards";
+  dims[1].nccl_config = &config;
+  options.dim_options = dims;
+  dm_mesh *mesh = made(shape, 2, names), *left = NULL, *lazily = NULL;
+  options.flags = DM_INIT_LAZY;
+  dm_mesh *lazy = made(shape, 2, names);
+  options.flags = 0;
+  options.dim_options = NULL;
+  memset(net_name, 'X', sizeof net_name);
+  OK(dm_world_barrier(world, 0));
+  if (rank == 7) _exit(0);
+  note("inherited");
+  REQUIRE(dm_shrink(mesh, "dp", NULL, 0, NULL, &left));
+  note("replaced");
+  dm_call_options call = DM_CALL_OPTIONS_INIT;
+  others[0].comm_name = "others";
+  call.dim_options = others;
+  REQUIRE(dm_shrink(lazy, "dp", NULL, 0, &call, &lazily));
+  note("made");
+  if (rank < 6) {
+    CHECK(sum_along(left, "dp") == 3 && sum_along(left, "tp") == 2);
+    CHECK(sum_along(lazily, "dp") == 3);
+    OK(dm_finalize(left, NULL));
+    OK(dm_finalize(lazily, NULL));
+    CHECK(living() == 0);
+  }
+  dm_free(left);
+  dm_free(lazily);
+  dm_free(mesh);
+  dm_free(lazy);
+}
+
 /* Checks the threads that the library has started. With "path" it also checks that every thread
  * that it starts beside NCCL was among them. */
 static int ended(int is_whole)
@@ -635,6 +677,7 @@ int main(int count, char **arguments)
   if (strcmp(what, "together") == 0) together();
   if (strcmp(what, "anew") == 0) anew();
   if (strcmp(what, "lose") == 0) lose(DM_STATUS_OK);
+  if (strcmp(what, "inherit") == 0) inherit();
   if (strcmp(what, "lose without") == 0) lose(DM_STATUS_UNSUPPORTED);
   const char *const plain[] = {"chosen", "current", "named", "named alone", "options", "options reversed"};
   for (size_t at = 0; at < sizeof plain / sizeof *plain; ++at)

@@ -173,9 +173,9 @@ struct Call {
     count = operand.element_count() * wire->parts;
     if (dm_status status = library.dm_lookup(mesh_name.c_str(), &handle.mesh)) return error_of(status);
     mesh = handle.mesh;
-    size_t now = 0;
+    int32_t now = 0;
     if (dm_status status = library.dm_size(mesh, dim, &now)) return error_of(status);
-    if (now != static_cast<size_t>(size)) {
+    if (now != size) {
       return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
                         "dimension " + dim_name + " of mesh \"" + mesh_name + "\" has " + std::to_string(now) + " ranks now and had " + std::to_string(size) +
                             " when this was traced; trace it again, or register the new mesh under another name");

@@ -23,18 +23,20 @@ from .constants import DType, ReduceOp
 from .current import get_current_mesh
 from .errors import *  # noqa: F403
 from .group import Group
+from .libraries import get_device_proc, set_ccl_resolver
 from .mesh import Communicator, DeviceMesh, deserialize, init_device_mesh, lookup, unregister
 from .options import DimOptions
 from .planning import RankPlan, plan_ranks
-from .sharding import Placement, Replicate, Shard, local_shard
+from .sharding import Partial, Placement, Replicate, Shard, local_shard
 from .stores import Store, TorchStore
-from .world import World, abort_default_worlds
+from .work import Work
+from .world import World, abort_default_worlds, finalize_default_worlds
 
 __version__ = _version()
 __all__ = [
-    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
-    "World",
-    "abort_default_worlds", "deserialize", "get_current_mesh", "init_device_mesh", "last_error", "local_shard", "lookup", "plan_ranks", "status_name",
-    "unregister",
+    "Communicator", "DType", "DeviceMesh", "DimOptions", "Group", "Partial", "Placement", "RankPlan", "ReduceOp", "Replicate", "Shard", "Store", "TorchStore",
+    "Work", "World",
+    "abort_default_worlds", "deserialize", "finalize_default_worlds", "get_current_mesh", "get_device_proc", "init_device_mesh", "last_error",
+    "local_shard", "lookup", "plan_ranks", "set_ccl_resolver", "status_name", "unregister",
 ]
 __all__ += errors.__all__

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from datetime import timedelta
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _declarations as declarations
-from ._library import in_order, integer, milliseconds, ranks, sizes, texts
+from ._library import Timeout, in_order, integer, milliseconds, rank_counts, ranks, texts
 from .errors import InvalidArgumentError
-from .options import DimOptionsLike, dim_options
+from .options import DimOptions, DimOptionsLike, dim_options
 from .world import World
-
-Timeout = Union[None, float, timedelta]
 
 
 def as_tuple(names: Union[str, Sequence[str]]) -> Sequence[str]:
@@ -28,9 +25,33 @@ def labels(names: Optional[Sequence[str]], ndim: int) -> Any:
     return array
 
 
-def split(mesh_sizes: Sequence[int], names: Sequence[str], wishes: DimOptionsLike) -> Tuple[Any, Any, Any]:
-    lengths = sizes("mesh_sizes", mesh_sizes)
-    return lengths, labels(names, len(lengths)), dim_options(wishes, len(lengths), names)
+def call_options(timeout: Timeout, wishes: DimOptionsLike = None, ndim: int = 0, names: Optional[Sequence[str]] = None) -> Any:
+    """A dm_call_options, or None when everything is the default. ``wishes`` are those of ndim new
+    dimensions with these names."""
+    if timeout is None and wishes is None:
+        return None
+    # ctypes keeps the array alive that is assigned to the pointer.
+    return declarations.CallOptions(
+        struct_size=ctypes.sizeof(declarations.CallOptions), timeout_ms=milliseconds(timeout), dim_options=dim_options(wishes, ndim, names))
+
+
+def one_dim(options: Optional[DimOptions]) -> DimOptionsLike:
+    """The options of a call that makes one dimension."""
+    if options is not None and not isinstance(options, DimOptions):
+        raise TypeError(f"options is a {type(options).__name__}, not a DimOptions")
+    return None if options is None else [options]
+
+
+def only_two(call: str, positional: Sequence[Any]) -> None:
+    """Refuses a third positional argument, as PyTorch does."""
+    if positional:
+        named = f"mesh_dim_names={positional[0]!r}" if isinstance(positional[0], (str, list, tuple)) else "world=, ranks= ..."
+        raise TypeError(f"{call} takes two positional arguments, the device type and the mesh, as in PyTorch: pass the others by name ({named})")
+
+
+def split(mesh_sizes: Sequence[int], names: Sequence[str], timeout: Timeout, wishes: DimOptionsLike) -> Tuple[Any, Any, Any]:
+    lengths = rank_counts("mesh_sizes", mesh_sizes)
+    return lengths, labels(names, len(lengths)), call_options(timeout, wishes, len(lengths), names)
 
 
 def as_many(shape: Sequence[int], numbers: Optional[Sequence[int]]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, List
 
-__all__ = ["after_outstanding", "after_outstanding_success", "before_call", "group_changes", "mesh_changes"]
+__all__ = ["after_outstanding", "after_outstanding_success", "before_call", "group_changes", "has_ended", "mesh_changes"]
 
 # Each function runs on the calling thread before a call of the library that can wait for other
 # ranks. It returns when the outstanding work of this thread is over, and raises when that work has
@@ -23,6 +23,12 @@ group_changes: List[Callable[[int], Any]] = []
 # Each function is called with a mesh object that was made, and with None when a mesh of this
 # process has ended. So a name can pass from a mesh that has ended to an equal one.
 mesh_changes: List[Callable[[Any], Any]] = []
+
+
+def has_ended() -> None:
+    """Tells that a mesh of this process has ended."""
+    for changed in mesh_changes:
+        changed(None)
 
 
 def after_outstanding(function: Callable[..., int], *arguments: Any) -> int:

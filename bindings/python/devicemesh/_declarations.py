@@ -6,7 +6,7 @@ tests/test_header.py compares this file with the header, so it finds a function 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, List, Tuple
 
 WORLD_OFFLINE = 1
@@ -15,12 +15,14 @@ INIT_LAZY = 1
 INIT_OWN_COMMS = 2
 REPLICATE = 0
 SHARD = 1
+PARTIAL = 2
 
 
 class ErrorInfo(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("status", c_int32), ("ccl_result", c_int32), ("device_error", c_int32), ("os_error", c_int32),
-        ("message", c_char_p)]
+        ("message", c_char_p), ("ranks", POINTER(c_int32)), ("num_ranks", c_size_t), ("lost_ranks", POINTER(c_int32)), ("num_lost", c_size_t),
+        ("dim", c_char_p), ("waited_seconds", c_double), ("call", c_int64)]
 
 
 StoreSet = ctypes.CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_size_t)
@@ -44,24 +46,37 @@ class WorldOptions(Structure):
 
 
 class DimOptions(Structure):
-    _fields_ = [("struct_size", c_size_t), ("flags", c_uint32), ("nccl_config", c_void_p), ("comm_name", c_char_p)]
+    _fields_ = [
+        ("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("nccl_config", c_void_p), ("comm_name", c_char_p)]
 
 
 class InitOptions(Structure):
     _fields_ = [
-        ("struct_size", c_size_t), ("flags", c_uint32), ("world", c_void_p), ("ranks", POINTER(c_int32)),
+        ("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("world", c_void_p), ("ranks", POINTER(c_int32)),
         ("dim_options", POINTER(DimOptions)), ("timeout_ms", c_int64)]
 
 
+class CallOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("flags", c_uint32), ("reserved", c_uint32), ("timeout_ms", c_int64), ("dim_options", POINTER(DimOptions))]
+
+
 class Placement(Structure):
-    _fields_ = [("kind", c_int32), ("tensor_dim", c_int32), ("order", c_int32)]
+    _fields_ = [("kind", c_int32), ("tensor_dim", c_int32), ("order", c_int32), ("reserved", c_uint32 * 5)]
 
 
+class PlanOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("locations", POINTER(c_char_p)), ("shape", POINTER(c_int32)),
+        ("ndim", c_size_t), ("traffic", POINTER(c_uint32))]
+
+
+CclResolver = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
 STATUS = c_int32
 HANDLE = c_void_p
 TEXT = c_char_p
 NAMES = POINTER(c_char_p)
-SIZES = POINTER(c_size_t)
+LENGTHS = POINTER(c_size_t)
 RANKS = POINTER(c_int32)
 HANDLE_OUT = POINTER(c_void_p)
 MEMORY = c_void_p
@@ -78,58 +93,67 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_world_barrier": (STATUS, [HANDLE, c_int64]),
     "dm_world_locations": (STATUS, [HANDLE, TEXT, POINTER(NAMES)]),
     "dm_world_abort": (STATUS, [HANDLE]),
+    "dm_default_world_abort": (STATUS, []),
+    "dm_world_finalize": (STATUS, [HANDLE, c_int64]),
+    "dm_default_world_finalize": (STATUS, [c_int64]),
     "dm_world_free": (None, [HANDLE]),
-    "dm_init": (STATUS, [TEXT, SIZES, c_size_t, NAMES, POINTER(InitOptions), HANDLE_OUT]),
-    "dm_from_comms": (STATUS, [TEXT, SIZES, c_size_t, NAMES, POINTER(c_void_p), POINTER(InitOptions), HANDLE_OUT]),
-    "dm_serialize": (STATUS, [HANDLE, TEXT, c_size_t, SIZES]),
+    "dm_init": (STATUS, [TEXT, RANKS, c_size_t, NAMES, POINTER(InitOptions), HANDLE_OUT]),
+    "dm_from_comms": (STATUS, [TEXT, RANKS, c_size_t, NAMES, POINTER(c_void_p), POINTER(InitOptions), HANDLE_OUT]),
+    "dm_serialize": (STATUS, [HANDLE, TEXT, c_size_t, LENGTHS]),
     "dm_deserialize": (STATUS, [TEXT, POINTER(InitOptions), HANDLE_OUT]),
     "dm_slice": (STATUS, [HANDLE, NAMES, c_size_t, HANDLE_OUT]),
-    "dm_flatten": (STATUS, [HANDLE, TEXT, POINTER(DimOptions), HANDLE_OUT]),
-    "dm_unflatten": (STATUS, [HANDLE, TEXT, SIZES, NAMES, c_size_t, POINTER(DimOptions), HANDLE_OUT]),
-    "dm_reshape": (STATUS, [HANDLE, SIZES, NAMES, c_size_t, POINTER(DimOptions), HANDLE_OUT]),
-    "dm_slice_range": (STATUS, [HANDLE, TEXT, c_size_t, c_size_t, c_size_t, HANDLE_OUT]),
-    "dm_shrink": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, HANDLE_OUT]),
+    "dm_flatten": (STATUS, [HANDLE, TEXT, POINTER(CallOptions), HANDLE_OUT]),
+    "dm_unflatten": (STATUS, [HANDLE, TEXT, RANKS, NAMES, c_size_t, POINTER(CallOptions), HANDLE_OUT]),
+    "dm_reshape": (STATUS, [HANDLE, RANKS, NAMES, c_size_t, POINTER(CallOptions), HANDLE_OUT]),
+    "dm_slice_range": (STATUS, [HANDLE, TEXT, c_int32, c_int32, c_int32, POINTER(CallOptions), HANDLE_OUT]),
+    "dm_shrink": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, POINTER(CallOptions), HANDLE_OUT]),
     "dm_concatenate": (STATUS, [POINTER(c_void_p), c_size_t, HANDLE_OUT]),
     "dm_root": (STATUS, [HANDLE, HANDLE_OUT]),
-    "dm_submesh_count": (STATUS, [HANDLE, NAMES, c_size_t, SIZES]),
-    "dm_submesh": (STATUS, [HANDLE, NAMES, c_size_t, c_size_t, HANDLE_OUT]),
+    "dm_submesh_count": (STATUS, [HANDLE, NAMES, c_size_t, RANKS]),
+    "dm_submesh": (STATUS, [HANDLE, NAMES, c_size_t, c_int32, HANDLE_OUT]),
     "dm_clone": (STATUS, [HANDLE, HANDLE_OUT]),
     "dm_free": (None, [HANDLE]),
     "dm_ndim": (c_size_t, [HANDLE]),
     "dm_dim_name": (TEXT, [HANDLE, c_size_t]),
-    "dm_shape": (STATUS, [HANDLE, SIZES, c_size_t, SIZES]),
-    "dm_size": (STATUS, [HANDLE, TEXT, SIZES]),
+    "dm_shape": (STATUS, [HANDLE, RANKS, c_size_t, LENGTHS]),
+    "dm_size": (STATUS, [HANDLE, TEXT, RANKS]),
     "dm_rank": (STATUS, [HANDLE, RANKS]),
     "dm_get_local_rank": (STATUS, [HANDLE, TEXT, RANKS]),
-    "dm_get_coordinate": (STATUS, [HANDLE, SIZES, c_size_t, SIZES]),
-    "dm_ranks": (STATUS, [HANDLE, RANKS, c_size_t, SIZES]),
-    "dm_group_ranks": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, SIZES]),
-    "dm_replica_groups": (STATUS, [HANDLE, TEXT, POINTER(c_int64), c_size_t, SIZES]),
+    "dm_get_coordinate": (STATUS, [HANDLE, RANKS, c_size_t, LENGTHS]),
+    "dm_coordinate_of": (STATUS, [HANDLE, c_int32, RANKS, c_size_t, LENGTHS]),
+    "dm_ranks": (STATUS, [HANDLE, RANKS, c_size_t, LENGTHS]),
+    "dm_group_ranks": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, LENGTHS]),
+    "dm_replica_groups": (STATUS, [HANDLE, TEXT, RANKS, c_size_t, LENGTHS]),
     "dm_equal": (STATUS, [HANDLE, HANDLE, POINTER(c_bool)]),
     "dm_hash": (STATUS, [HANDLE, POINTER(c_uint64)]),
-    "dm_describe": (STATUS, [HANDLE, TEXT, c_size_t, SIZES]),
+    "dm_describe": (STATUS, [HANDLE, TEXT, c_size_t, LENGTHS]),
     "dm_translate_rank": (STATUS, [HANDLE, TEXT, c_int32, RANKS]),
-    "dm_neighbor": (STATUS, [HANDLE, TEXT, c_int64, c_bool, RANKS]),
-    "dm_local_shard": (STATUS, [HANDLE, POINTER(Placement), SIZES, c_size_t, c_int32, SIZES, SIZES]),
-    "dm_plan_ranks": (STATUS, [NAMES, c_size_t, SIZES, c_size_t, POINTER(c_uint32), RANKS, TEXT, c_size_t, SIZES]),
+    "dm_translate_world_rank": (STATUS, [HANDLE, TEXT, c_int32, RANKS]),
+    "dm_neighbor": (STATUS, [HANDLE, TEXT, c_int32, c_bool, RANKS]),
+    "dm_local_shard": (STATUS, [HANDLE, POINTER(Placement), LENGTHS, c_size_t, c_int32, LENGTHS, LENGTHS]),
+    "dm_plan_ranks": (STATUS, [POINTER(PlanOptions), RANKS, TEXT, c_size_t, LENGTHS]),
     "dm_get_comm": (STATUS, [HANDLE, TEXT, HANDLE_OUT]),
     "dm_get_proc": (STATUS, [HANDLE, TEXT, HANDLE_OUT]),
+    "dm_get_device_proc": (STATUS, [TEXT, TEXT, HANDLE_OUT]),
+    "dm_set_ccl_resolver": (STATUS, [CclResolver, MEMORY]),
     "dm_all_reduce": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
     "dm_reduce": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, c_int32, MEMORY]),
     "dm_broadcast": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
     "dm_all_gather": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, MEMORY]),
     "dm_reduce_scatter": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
     "dm_all_to_all": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, c_size_t, c_int32, MEMORY]),
-    "dm_all_to_allv": (STATUS, [HANDLE, TEXT, MEMORY, SIZES, SIZES, MEMORY, SIZES, SIZES, c_int32, MEMORY]),
-    "dm_all_gatherv": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, SIZES, SIZES, c_int32, MEMORY]),
-    "dm_reduce_scatterv": (STATUS, [HANDLE, TEXT, MEMORY, SIZES, SIZES, MEMORY, c_int32, c_int32, MEMORY]),
+    "dm_all_to_allv": (STATUS, [HANDLE, TEXT, MEMORY, LENGTHS, LENGTHS, MEMORY, LENGTHS, LENGTHS, c_int32, MEMORY]),
+    "dm_all_gatherv": (STATUS, [HANDLE, TEXT, MEMORY, MEMORY, LENGTHS, LENGTHS, c_int32, MEMORY]),
+    "dm_reduce_scatterv": (STATUS, [HANDLE, TEXT, MEMORY, LENGTHS, LENGTHS, MEMORY, c_int32, c_int32, MEMORY]),
     "dm_send": (STATUS, [HANDLE, TEXT, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
     "dm_recv": (STATUS, [HANDLE, TEXT, MEMORY, c_size_t, c_int32, c_int32, MEMORY]),
     "dm_group_start": (STATUS, [HANDLE]),
     "dm_group_end": (STATUS, [HANDLE]),
     "dm_check": (STATUS, [HANDLE, TEXT]),
     "dm_abort": (STATUS, [HANDLE]),
-    "dm_finalize": (STATUS, [HANDLE]),
+    "dm_finalize": (STATUS, [HANDLE, POINTER(CallOptions)]),
+    "dm_lost_ranks": (STATUS, [HANDLE, RANKS, c_size_t, LENGTHS]),
     "dm_register": (STATUS, [HANDLE, TEXT]),
+    "dm_unregister": (STATUS, [TEXT]),
     "dm_lookup": (STATUS, [TEXT, HANDLE_OUT]),
 }

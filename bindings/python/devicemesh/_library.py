@@ -16,8 +16,10 @@ from .errors import BY_STATUS, DeviceMeshError, InvalidArgumentError
 HERE = Path(__file__).resolve().parent
 SONAME = "libdevicemesh.so.0.2"
 # Below 1.0 a minor version may change the ABI, so this package works with one minor version.
-VERSIONS = range(100, 200)
+VERSIONS = range(200, 300)
 BUFFER_TOO_SMALL = 5
+# Seconds or a timedelta. None is the default.
+Timeout = Union[None, float, timedelta]
 
 
 def candidates() -> Iterator[str]:
@@ -82,6 +84,10 @@ def exception(status: int) -> DeviceMeshError:
     kind = BY_STATUS.get(status, DeviceMeshError)
     error = kind((info.message or b"").decode(errors="replace"))
     error.status, error.ccl_result, error.device_error, error.os_error = status, info.ccl_result, info.device_error, info.os_error
+    error.ranks, error.lost_ranks = tuple(info.ranks[: info.num_ranks]), tuple(info.lost_ranks[: info.num_lost])
+    error.dimension = None if info.dim is None else info.dim.decode(errors="replace")
+    error.waited = None if info.waited_seconds < 0 else info.waited_seconds
+    error.call = None if info.call < 0 else info.call
     return error
 
 
@@ -178,13 +184,19 @@ def sizes(what: str, values: Iterable[Any]) -> Any:
     return (ctypes.c_size_t * len(numbers))(*numbers)
 
 
+def rank_counts(what: str, values: Iterable[Any]) -> Any:
+    """A C array of int32_t, from sizes that count ranks: the shape of a mesh."""
+    numbers = [int32(what, number) for number in sizes(what, values)]
+    return (ctypes.c_int32 * len(numbers))(*numbers)
+
+
 def ranks(what: str, values: Iterable[Any]) -> Any:
     """A C array of int32_t."""
     numbers = [int32(what, value) for value in listing(what, values)]
     return (ctypes.c_int32 * len(numbers))(*numbers)
 
 
-def milliseconds(timeout: Union[None, float, timedelta]) -> int:
+def milliseconds(timeout: Timeout) -> int:
     """Milliseconds from a timeout in seconds or a timedelta, as in PyTorch. None is the default,
     which is 0 in C."""
     if timeout is None:

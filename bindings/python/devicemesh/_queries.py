@@ -8,7 +8,7 @@ import weakref
 from ctypes import byref
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
-from ._library import check, flag, int32, integer, library, listed, string, within
+from ._library import check, flag, int32, integer, library, listed, string
 from ._library import text as as_text
 from .errors import InvalidHandleError, NotMemberError
 from .sharding import Placement, local_shard
@@ -32,7 +32,7 @@ class MeshQueries:
         self._handle = handle
         self._world = world
         self._free: "weakref.finalize[Any, Any]" = weakref.finalize(self, library.dm_free, handle)
-        self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_shape(handle, *out))))
+        self._shape: Tuple[int, ...] = tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_shape(handle, *out))))
         self._names: Tuple[str, ...] = tuple(library.dm_dim_name(handle, index).decode() for index in range(len(self._shape)))
         # No other function tells the device type, and whether the program gave the names.
         printed = repr(self)
@@ -82,7 +82,7 @@ class MeshQueries:
 
     def size(self, mesh_dim: Dim = None) -> int:
         """The number of ranks, of the mesh or along one dimension."""
-        answer = ctypes.c_size_t()
+        answer = ctypes.c_int32()
         check(library.dm_size(self._handle, self._dim(mesh_dim), byref(answer)))
         return answer.value
 
@@ -102,7 +102,16 @@ class MeshQueries:
     def get_coordinate(self) -> Optional[Tuple[int, ...]]:
         """This rank's coordinates, one per dimension. None when it is not in the mesh."""
         try:
-            return tuple(listed(ctypes.c_size_t, lambda *out: int(library.dm_get_coordinate(self._handle, *out))))
+            return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_get_coordinate(self._handle, *out))))
+        except NotMemberError:
+            return None
+
+    def coordinate_of(self, world_rank: int) -> Optional[Tuple[int, ...]]:
+        """The coordinates of any rank of the mesh, by its world rank. None when that rank is not
+        in the mesh."""
+        asked = int32("world_rank", world_rank)
+        try:
+            return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_coordinate_of(self._handle, asked, *out))))
         except NotMemberError:
             return None
 
@@ -115,22 +124,30 @@ class MeshQueries:
         """All groups along a dimension, as XLA's replica groups. Every rank of the root mesh is in
         one."""
         dim = self._dim(mesh_dim)
-        flat = listed(ctypes.c_int64, lambda *out: int(library.dm_replica_groups(self._handle, dim, *out)))
+        flat = listed(ctypes.c_int32, lambda *out: int(library.dm_replica_groups(self._handle, dim, *out)))
         length = self.size(self._names[0] if mesh_dim is None else mesh_dim)
         return [flat[start : start + length] for start in range(0, len(flat), length)]
 
-    def translate_rank(self, mesh_dim: Dim, local_rank: int) -> int:
-        """The world rank of member local_rank of this rank's group along a dimension."""
+    def translate_rank(self, mesh_dim: Dim, dim_rank: int) -> int:
+        """The world rank of the rank that is dim_rank along a dimension, in this rank's group."""
         answer = ctypes.c_int32()
-        check(library.dm_translate_rank(self._handle, self._dim(mesh_dim), int32("local_rank", local_rank), byref(answer)))
+        check(library.dm_translate_rank(self._handle, self._dim(mesh_dim), int32("dim_rank", dim_rank), byref(answer)))
+        return answer.value
+
+    def translate_world_rank(self, mesh_dim: Dim, world_rank: int) -> int:
+        """The rank along a dimension of a world rank in this rank's group: the number that send,
+        recv and ``root`` take. NotMemberError for a rank of another group."""
+        answer = ctypes.c_int32()
+        check(library.dm_translate_world_rank(self._handle, self._dim(mesh_dim), int32("world_rank", world_rank), byref(answer)))
         return answer.value
 
     def neighbor(self, mesh_dim: Dim, offset: int, *, wrap: bool = False) -> Optional[int]:
-        """The world rank offset steps along a dimension: 1 is the next stage of a pipeline, -1 the
-        one before. Past the end it is None, or with ``wrap`` the count continues from the other
-        end."""
+        """The rank along a dimension that lies offset steps from this one: 1 is the next stage of
+        a pipeline, -1 the one before. ``peer`` of send and recv takes it as it is; translate_rank
+        makes a world rank of it. Past the end it is None, or with ``wrap`` the count continues from
+        the other end."""
         answer = ctypes.c_int32()
-        check(library.dm_neighbor(self._handle, self._dim(mesh_dim), within("offset", offset, -(2**63), 2**63 - 1), flag("wrap", wrap), byref(answer)))
+        check(library.dm_neighbor(self._handle, self._dim(mesh_dim), int32("offset", offset), flag("wrap", wrap), byref(answer)))
         return None if answer.value < 0 else answer.value
 
     def local_shard(

@@ -7,15 +7,15 @@ from ctypes import byref
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, TypeVar, Union, cast
 
 from . import _interrupt as interrupt
-from ._arguments import as_tuple, split
-from ._beside import mesh_changes
-from ._library import check, library, listing, optional_text, ranks, texts
+from ._arguments import as_tuple, call_options, one_dim, split
+from ._beside import has_ended
+from ._library import Timeout, check, int32, library, listing, optional_text, ranks, texts
 from ._queries import Dim, MeshQueries
 from .errors import InvalidArgumentError
 from .options import DimOptions, DimOptionsLike
 from .world import World, abort_default_worlds
 
-__all__ = ["MeshViews", "has_ended", "world_end"]
+__all__ = ["MeshViews", "world_end"]
 
 Mesh = TypeVar("Mesh", bound="MeshViews")
 
@@ -51,27 +51,32 @@ class MeshViews(MeshQueries):
         array = texts("mesh_dim_names", names)
         return self._view(library.dm_slice, self._handle, array, len(array))
 
-    def flatten(self: Mesh, mesh_dim_name: Optional[str] = None, *, options: Optional[DimOptions] = None) -> Mesh:
+    def flatten(self: Mesh, mesh_dim_name: Optional[str] = None, *, options: Optional[DimOptions] = None, timeout: Timeout = None) -> Mesh:
         """Makes one dimension out of all dimensions of this view. Collective over the root mesh.
-        The name defaults to the dimensions' names joined with "_"."""
-        struct = None if options is None else byref(options.struct())
-        return self._view(library.dm_flatten, self._handle, optional_text("mesh_dim_name", mesh_dim_name), struct)
+        The name defaults to the dimensions' names joined with "_". ``timeout`` is how long the
+        call may take; None is as long as the mesh's calls, here and in the methods below."""
+        return self._view(library.dm_flatten, self._handle, optional_text("mesh_dim_name", mesh_dim_name), call_options(timeout, one_dim(options), 1))
 
     def unflatten(
-        self: Mesh, dim: Union[int, str], mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None
+        self: Mesh, dim: Union[int, str], mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None,
+        timeout: Timeout = None,
     ) -> Mesh:
         """The view with one dimension replaced by several, whose sizes multiply to its size.
         Collective over the root mesh."""
-        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
+        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, timeout, dim_options)
         return self._view(library.dm_unflatten, self._handle, self._dim(dim), lengths, array, len(lengths), wishes)
 
-    def reshape(self: Mesh, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None) -> Mesh:
+    def reshape(
+        self: Mesh, mesh_sizes: Sequence[int], mesh_dim_names: Sequence[str], *, dim_options: DimOptionsLike = None, timeout: Timeout = None
+    ) -> Mesh:
         """All ranks of this view under another shape. Collective over the root mesh. A name that
         exists already must mean the same groups."""
-        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, dim_options)
+        lengths, array, wishes = split(mesh_sizes, mesh_dim_names, timeout, dim_options)
         return self._view(library.dm_reshape, self._handle, lengths, array, len(lengths), wishes)
 
-    def slice_range(self: Mesh, dim: Dim, indices: Union[range, slice]) -> Mesh:
+    def slice_range(
+        self: Mesh, dim: Dim, indices: Union[range, slice], *, options: Optional[DimOptions] = None, timeout: Timeout = None
+    ) -> Mesh:
         """The view with a dimension restricted to some of its indices:
         ``mesh.slice_range("pp", range(2, 4))``. Collective over the root mesh, also for the ranks
         at other indices, whose handle raises NotMemberError where membership matters."""
@@ -81,9 +86,12 @@ class MeshViews(MeshQueries):
             raise TypeError(f"indices is a {type(indices).__name__}, not a range or a slice")
         if indices.step < 0 or (len(indices) and indices[0] < 0):
             raise InvalidArgumentError(f"indices are {indices!r}; they must ascend from 0 on")
-        return self._view(library.dm_slice_range, self._handle, self._dim(dim), indices.start if len(indices) else 0, len(indices), indices.step)
+        start, length, step = (int32("indices", number) for number in (indices.start if len(indices) else 0, len(indices), indices.step))
+        return self._view(library.dm_slice_range, self._handle, self._dim(dim), start, length, step, call_options(timeout, one_dim(options), 1))
 
-    def shrink(self: Mesh, mesh_dim: Dim, lost_ranks: Sequence[int]) -> Mesh:
+    def shrink(
+        self: Mesh, mesh_dim: Dim, lost_ranks: Sequence[int], *, dim_options: DimOptionsLike = None, timeout: Timeout = None
+    ) -> Mesh:
         """The mesh without the indices along a dimension that hold a lost rank, so that a job can
         go on after a rank has died. Whole replicas leave the mesh. This mesh ends.
 
@@ -92,8 +100,9 @@ class MeshViews(MeshQueries):
         meanwhile, make it again on this mesh.
         """
         lost, handle = ranks("lost_ranks", lost_ranks), ctypes.c_void_p()
+        options = call_options(timeout, dim_options, len(self._names), self._names)
         # The mesh ends at once, so only the world can end the call.
-        check(interrupt.call(world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost), byref(handle)))
+        check(interrupt.call(world_end(self._world), library.dm_shrink, self._handle, self._dim(mesh_dim), lost, len(lost), options, byref(handle)))
         has_ended()
         return cast(Mesh, self._adopted(handle, self._world))
 
@@ -116,7 +125,7 @@ class MeshViews(MeshQueries):
     def submesh_count(self, mesh_dim_names: Union[str, Sequence[str]]) -> int:
         """How many parallel copies of the named dimensions there are over the ranks of the root
         mesh."""
-        array, answer = texts("mesh_dim_names", as_tuple(mesh_dim_names)), ctypes.c_size_t()
+        array, answer = texts("mesh_dim_names", as_tuple(mesh_dim_names)), ctypes.c_int32()
         check(library.dm_submesh_count(self._handle, array, len(array), byref(answer)))
         return answer.value
 
@@ -138,8 +147,3 @@ class MeshViews(MeshQueries):
 def world_end(world: Optional[World]) -> interrupt.End:
     """The function that ends a call that waits for the whole world."""
     return abort_default_worlds if world is None else world._end
-
-
-def has_ended() -> None:
-    for changed in mesh_changes:
-        changed(None)

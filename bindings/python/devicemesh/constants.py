@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import IntEnum
-from typing import Any, Optional, Union
+from typing import Any, Callable, Literal, Optional, Protocol, Union
 
 from .errors import InvalidArgumentError
 
@@ -36,8 +36,8 @@ class DType(IntEnum):
 class ReduceOp(IntEnum):
     """A reduction operator. The values are those of ncclRedOp_t.
 
-    An operator can also be given as its name in any case ("sum"), its number as an int, or an
-    operator of torch.distributed or mpi4py. Operators of those libraries are known by their names,
+    An operator can also be given as its name in any case ("sum"; "mean" is AVG, and "product" is
+    PROD), its number as an int, or an operator of torch.distributed or mpi4py. Operators of those libraries are known by their names,
     because their numbers mean other operators. Any operator that is not among the five is refused.
     """
 
@@ -52,8 +52,20 @@ SIZES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 SUPPORTED = ", ".join(kind.name.lower() for kind in DType)
 
 
-NAMES = {**ReduceOp.__members__, "PRODUCT": ReduceOp.PROD}
-EXPECTED = f"one of {', '.join(name.lower() for name in ReduceOp.__members__)} (a devicemesh.ReduceOp, its name or number, torch's or mpi4py's of that name)"
+class NamedOp(Protocol):
+    """An operator of torch.distributed, which this package does not import."""
+
+    @property
+    def name(self) -> str:
+        """The operator's name there."""
+
+
+OpName = Literal[
+    "sum", "prod", "product", "max", "min", "avg", "mean", "SUM", "PROD", "PRODUCT", "MAX", "MIN", "AVG", "MEAN"]
+# The operators of mpi4py are functions of two values.
+Op = Union[ReduceOp, OpName, int, NamedOp, Callable[[Any, Any], Any]]
+NAMES = {**ReduceOp.__members__, "PRODUCT": ReduceOp.PROD, "MEAN": ReduceOp.AVG}
+EXPECTED = f"one of {', '.join(name.lower() for name in NAMES)} (a devicemesh.ReduceOp, its name or number, torch's or mpi4py's of that name)"
 
 
 def reduction(op: Any) -> int:

@@ -6,7 +6,7 @@ Each exception has the library's message, its status and the codes of the layers
 
 from __future__ import annotations
 
-from typing import Dict, Type
+from typing import Dict, Optional, Tuple, Type
 
 __all__ = [
     "AbortedError", "BufferTooSmallError", "CclError", "DeviceError", "DeviceMeshError", "InternalError", "InvalidArgumentError",
@@ -21,12 +21,23 @@ class DeviceMeshError(RuntimeError):
     ``status`` is the DM_STATUS_ number of the class. ``ccl_result`` (ncclResult_t),
     ``device_error`` (CUresult) and ``os_error`` (errno) are the codes of the layers below, 0 where
     those were not involved.
+
+    ``ranks`` are the world ranks that the failure is about: those that were lost, aborted, did not
+    come, failed, or made another call than the others. ``lost_ranks`` are those of them that are
+    lost; DeviceMesh.shrink takes them. ``dimension`` is the name of the dimension along which the
+    call was made, or None. ``waited`` says how many seconds the call waited for other ranks, None
+    when it did not wait. ``call`` is the number of the collective call ("as call 7"), or None.
     """
 
     status: int = 0
     ccl_result: int = 0
     device_error: int = 0
     os_error: int = 0
+    ranks: Tuple[int, ...] = ()
+    lost_ranks: Tuple[int, ...] = ()
+    dimension: Optional[str] = None
+    waited: Optional[float] = None
+    call: Optional[int] = None
 
     def __str__(self) -> str:
         # KeyError and OSError print their arguments in ways of their own.

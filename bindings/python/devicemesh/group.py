@@ -8,24 +8,35 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Protocol, Sequence, Tuple, TypeVar, cast
 
 from . import _interrupt as interrupt
-from ._beside import group_changes
-from ._library import check, library
+from ._beside import before_call, group_changes
+from ._library import check, flag, library
 from ._open_groups import current_task, open_group, opened
 from ._queries import MeshQueries
-from .errors import InvalidHandleError
+from .errors import InvalidArgumentError, InvalidHandleError
+from .work import Key, Work, after_earlier, queues, submit
 
 if TYPE_CHECKING:
     from .buffers import Memory
 
 __all__ = ["Group"]
 
-Method = TypeVar("Method", bound=Callable[..., None])
+Method = TypeVar("Method", bound=Callable[..., Work])
+# The names of arguments of torch.distributed and mpi4py, and what to write here.
+RANKS_HERE = "the rank along the dimension; theirs may be a world rank, of which mesh.translate_world_rank makes one"
+ELSEWHERE = {
+    "src": f"root= (of recv: peer=), {RANKS_HERE}", "dst": f"root= (of send: peer=), {RANKS_HERE}", "group_src": "root= (of recv: peer=)",
+    "group_dst": "root= (of send: peer=)", "dest": "peer=", "source": "peer=", "group": 'mesh.get_group("tp") and its method', "tensor": "buffer=",
+    "input": "buffer=", "input_tensor": "buffer=", "sendbuf": "buffer=", "output": "out=", "output_tensor": "out=", "recvbuf": "out="}
 
 
 class Member(Protocol):
     """The part of a communicator that a group needs."""
 
     _mesh: MeshQueries
+
+    @property
+    def _key(self) -> Key:
+        """The key of its asynchronous operations."""
 
     @property
     def handle(self) -> int:
@@ -50,10 +61,17 @@ class Group:
     When the body raises, or an operation was refused, no operation runs and the exception is
     raised. So no exchange is half done. The other ranks then wait for this one until their
     deadline, unless they raised too.
+
+    ``work`` is the handle of the operations. After ``with mesh.group(async_op=True) as group:``
+    they run on a thread of this package, and ``group.work.wait()`` waits for them.
     """
 
-    def __init__(self, mesh: MeshQueries) -> None:
+    def __init__(self, mesh: MeshQueries, async_op: bool = False) -> None:
         self._mesh = mesh
+        self._async = flag("async_op", async_op)
+        self.work = Work("a group", unissued=True)
+        # The handles of the groups inside this one. They are over when this one is.
+        self._inner: List[Work] = []
         self._handle = 0
         self._queue: List[Queued] = []
         self._refused: Optional[Exception] = None
@@ -63,7 +81,8 @@ class Group:
     def __enter__(self) -> "Group":
         if self._handle:
             raise RuntimeError("this group is open already; call mesh.group() again for one within it")
-        open_group("mesh.group")
+        if open_group("mesh.group") is not None and self._async:
+            raise InvalidArgumentError("async_op: a group inside a group runs with it; give async_op to the outer one")
         # The group has a handle of its own, so it can end although the body has closed the mesh.
         handle = ctypes.c_void_p()
         check(library.dm_clone(self._mesh._handle, ctypes.byref(handle)))
@@ -76,6 +95,7 @@ class Group:
             library.dm_free(own)
             raise
         self._handle, self._refused, self._task = own, None, current_task()
+        self.work, self._inner = Work("a group", unissued=True), []
         opened.groups.append(self)
         for changed in group_changes:
             changed(1)
@@ -92,23 +112,39 @@ class Group:
         if queue and isinstance(raised, GeneratorExit):
             # Python swallows GeneratorExit, and then nobody would hear that operations were dropped.
             failure = RuntimeError(f"a generator was closed inside a group, so the operations queued in it ({len(queue)}) did not run: leave the group before the yield")
+        outer = opened.groups[-1] if opened.groups else None
+        later = self._async and bool(queue) and self._mesh.device_type == "cpu"
+        handle, inner = self._handle, self._inner
+        self._handle, self._task, self._inner = 0, None, []
         try:
-            if failure is None and opened.groups:
-                opened.groups[-1]._queue += queue
-                queue = []
-            elif failure is None:
-                failure = self._issue(queue)
+            if failure is None and outer is None and not later:
+                failure = issue(handle, queue)
             # The library's group was begun, so it must end, also when this package has put nothing
             # into it.
-            status = interrupt.call(partial(library.dm_abort, self._handle), library.dm_group_end, self._handle)
+            status = interrupt.call(partial(library.dm_abort, handle), library.dm_group_end, handle)
             if failure is None:
                 check(status)
+            if failure is None and outer is not None:
+                outer._queue += queue
+                outer._inner += [self.work, *inner]
+                queue, inner = [], []
+            elif failure is None and later:
+                for wait in before_call:
+                    wait()
+                for waiting in (self.work, *inner):
+                    waiting._unissued = False
+                submit([operation.of for operation in queue], self.work, partial(run, handle, queue, inner))
+                handle, queue, inner = 0, [], []
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             for changed in group_changes:
                 changed(-1)
-            library.dm_free(self._handle)
-            self._handle, self._task = 0, None
+            library.dm_free(handle or None)
             release(queue)
+            if handle and outer is None or failure is not None:
+                finish((self.work, *inner), failure)
         if failure is not None and failure is not raised:
             raise failure
 
@@ -125,20 +161,50 @@ class Group:
         """Notes that an operation was refused. The others will not run then."""
         self._refused = self._refused or error
 
-    def _issue(self, queue: Sequence[Queued]) -> Optional[BaseException]:
-        """Passes the operations to the library, whose group collects them. Returns the error, or
-        None."""
+
+def issue(handle: int, queue: Sequence[Queued]) -> Optional[BaseException]:
+    """Passes the operations to the library, whose group collects them. Returns the error, or
+    None."""
+    try:
+        if queues:
+            for operation in queue:
+                after_earlier(operation.of)
+        for operation in queue:
+            check(operation.issue())
+    except Exception as error:
+        return error
+    except BaseException as error:
+        # Ctrl-C came between two operations. The mesh ends, as it does when Ctrl-C ends a call, so
+        # that no peer takes half of the group for all of it.
+        library.dm_abort(handle)
+        return error
+    return None
+
+
+def run(handle: int, queue: Sequence[Queued], inner: Sequence[Work]) -> None:
+    """Runs the operations of an asynchronous group, and frees what it holds."""
+    failure: Optional[BaseException] = None
+    try:
+        check(library.dm_group_start(handle))
         try:
             for operation in queue:
                 check(operation.issue())
-        except Exception as error:
-            return error
-        except BaseException as error:
-            # Ctrl-C came between two operations. The mesh ends, as it does when Ctrl-C ends a
-            # call, so that no peer takes half of the group for all of it.
-            library.dm_abort(self._handle)
-            return error
-        return None
+        finally:
+            status = library.dm_group_end(handle)
+        check(status)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        library.dm_free(handle)
+        release(queue)
+        finish(inner, failure)
+
+
+def finish(works: Sequence[Work], failure: Optional[BaseException]) -> None:
+    """Tells those who wait for these groups that they are over."""
+    for work in works:
+        work._finish(failure)
 
 
 def operation(method: Method) -> Method:
@@ -146,14 +212,20 @@ def operation(method: Method) -> Method:
     group fails."""
 
     @functools.wraps(method)
-    def noting(*arguments: Any, **named: Any) -> None:
+    def noting(*arguments: Any, **named: Any) -> Work:
         group = open_group(method.__name__) if opened.groups else None
-        if group is None:
-            return method(*arguments, **named)
         try:
-            method(*arguments, **named)
+            return method(*arguments, **named)
+        except TypeError as error:
+            if group is not None:
+                group.refuse(error)
+            for name, here in ELSEWHERE.items():
+                if name in named:
+                    raise TypeError(f"{method.__name__} has no {name}=; write {here}") from None
+            raise
         except Exception as error:
-            group.refuse(error)
+            if group is not None:
+                group.refuse(error)
             raise
 
     return cast(Method, noting)

@@ -8,21 +8,22 @@ import threading
 import weakref
 from ctypes import byref
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._arguments import Timeout, as_many, init_options, labels, nested
-from ._beside import mesh_changes
-from ._library import check, flag, library, listing, optional_text, sizes, string
+from ._arguments import as_many, call_options, init_options, labels, nested, only_two
+from ._beside import has_ended, mesh_changes
+from ._library import Timeout, check, flag, library, listed, listing, optional_text, rank_counts, string
 from ._library import text as as_text
 from ._open_groups import outside_groups
 from ._queries import Dim
-from ._views import MeshViews, has_ended, world_end
+from ._views import MeshViews, world_end
 from .communicator import Collectives, adopted_handle
 from .errors import DeviceMeshError, InvalidArgumentError, InvalidHandleError
 from .group import Group
 from .options import DimOptionsLike
+from .work import after_all_of
 from .world import World
 
 __all__ = ["Communicator", "DeviceMesh", "deserialize", "init_device_mesh", "lookup", "unregister"]
@@ -78,13 +79,14 @@ class DeviceMesh(MeshViews):
         self,
         device_type: Optional[str],
         mesh: Any,
-        *,
+        *positional: NoReturn,
         mesh_dim_names: Optional[Sequence[str]] = None,
         world: Optional[World] = None,
         lazy: bool = False,
         timeout: Timeout = None,
         dim_options: DimOptionsLike = None,
     ) -> None:
+        only_two("DeviceMesh", positional)
         if mesh is None:
             raise TypeError("mesh is None; pass its ranks in nested lists or an array, or call init_device_mesh with a shape")
         shape, numbers = nested(mesh)
@@ -94,7 +96,7 @@ class DeviceMesh(MeshViews):
         self, device_type: Optional[str], shape: Sequence[int], numbers: Optional[Sequence[int]], names: Optional[Sequence[str]],
         world: Optional[World], lazy: bool, timeout: Timeout, wishes: DimOptionsLike,
     ) -> None:
-        lengths, names_array = sizes("mesh_shape", shape), labels(names, len(shape))
+        lengths, names_array = rank_counts("mesh_shape", shape), labels(names, len(shape))
         options, _kept = init_options(world, numbers, len(lengths), names, timeout, wishes)
         options.flags = declarations.INIT_LAZY if flag("lazy", lazy) else 0
         as_many(lengths, numbers)
@@ -138,10 +140,11 @@ class DeviceMesh(MeshViews):
         """The communicators of all dimensions, in order."""
         return [self.get_group(name) for name in self._names]
 
-    def group(self) -> Group:
+    def group(self, *, async_op: bool = False) -> Group:
         """``with mesh.group():`` runs the operations of its body together, so that no order of
-        sends and receives blocks."""
-        return Group(self)
+        sends and receives blocks. With ``async_op`` they run while the program goes on, and
+        ``group.work.wait()`` waits for them."""
+        return Group(self, async_op)
 
     def get_proc(self, symbol: str) -> int:
         """The address of the function of that name ("ncclAllReduce") in the library that made the
@@ -187,7 +190,7 @@ class DeviceMesh(MeshViews):
             raise InvalidArgumentError(f"mesh has {len(shape)} dimensions, but there are {len(groups)} groups")
         if world is None:
             world = next((each._mesh._world for each in groups if isinstance(each, Communicator)), None)
-        lengths, array = sizes("mesh", shape), labels(mesh_dim_names, len(shape))
+        lengths, array = rank_counts("mesh", shape), labels(mesh_dim_names, len(shape))
         options, _kept = init_options(world, numbers if world is not None else None, len(shape), mesh_dim_names, None, None)
         options.flags = declarations.INIT_OWN_COMMS if flag("own", own) else 0
         comms = (ctypes.c_void_p * len(groups))(*(adopted_handle(each, device_type) for each in groups))
@@ -215,17 +218,23 @@ class DeviceMesh(MeshViews):
         wait."""
         check(library.dm_check(self._handle, self._dim(mesh_dim)))
 
+    def lost_ranks(self) -> Tuple[int, ...]:
+        """The world ranks of the mesh that are known to be lost by now, for shrink(). Local; it
+        asks the store, for half a second at most. The mesh may have been aborted."""
+        return tuple(listed(ctypes.c_int32, lambda *out: int(library.dm_lost_ranks(self._handle, *out))))
+
     def abort(self) -> None:
         """Ends the root mesh on this rank at once, and wakes every call that is blocked in any of
         its views. Local, from any thread."""
         check(library.dm_abort(self._handle))
         has_ended()
 
-    def finalize(self) -> None:
+    def finalize(self, *, timeout: Timeout = None) -> None:
         """Waits for outstanding work and destroys the communicators of the root mesh. Collective
         over the root mesh. From then on every view raises AbortedError."""
         outside_groups("finalize")
-        check(interrupt.call(self._end, library.dm_finalize, self._handle))
+        after_all_of(self.root)
+        check(interrupt.call(self._end, library.dm_finalize, self._handle, call_options(timeout)))
         has_ended()
 
     def close(self) -> None:
@@ -261,7 +270,7 @@ class DeviceMesh(MeshViews):
 def init_device_mesh(
     device_type: Optional[str],
     mesh_shape: Sequence[int],
-    *,
+    *positional: NoReturn,
     mesh_dim_names: Optional[Sequence[str]] = None,
     ranks: Optional[Sequence[int]] = None,
     world: Optional[World] = None,
@@ -277,6 +286,7 @@ def init_device_mesh(
     Ranks lie row-major: the last dimension is the fastest. ``ranks`` is a flat list of world ranks
     instead of 0 .. n-1, for example a RankPlan's. The other arguments are those of DeviceMesh.
     """
+    only_two("init_device_mesh", positional)
     made = DeviceMesh.__new__(DeviceMesh)
     made._init(device_type, tuple(listing("mesh_shape", mesh_shape)), ranks, mesh_dim_names, world, lazy, timeout, dim_options)
     return made
@@ -321,5 +331,5 @@ def lookup(name: str) -> DeviceMesh:
 
 
 def unregister(name: str) -> None:
-    """Forgets the name."""
-    check(library.dm_register(None, as_text("name", name)))
+    """Forgets the view that was registered under that name. NotFoundError where there is none."""
+    check(library.dm_unregister(as_text("name", name)))

@@ -7,7 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from ._library import check, library, sizes, texts, within
+from . import _declarations as declarations
+from ._library import check, library, rank_counts, texts, within
 from .errors import InvalidArgumentError
 
 __all__ = ["RankPlan", "plan_ranks"]
@@ -35,12 +36,14 @@ def plan_ranks(locations: Sequence[str], shape: Sequence[int], traffic: Optional
         shape: the mesh's; its product may be smaller than the number of locations.
         traffic: how much a rank exchanges along each dimension; None: later dimensions talk more.
     """
-    paths, lengths = texts("locations", locations), sizes("shape", shape)
+    paths, lengths = texts("locations", locations), rank_counts("shape", shape)
     weights = None
     if traffic is not None:
         if len(traffic) != len(lengths):
             raise InvalidArgumentError(f"traffic has {len(traffic)} weights for {len(lengths)} dimensions")
         weights = (ctypes.c_uint32 * len(traffic))(*(within("traffic", weight, 0, 2**32 - 1) for weight in traffic))
+    options = declarations.PlanOptions(
+        struct_size=ctypes.sizeof(declarations.PlanOptions), world_size=len(paths), locations=paths, shape=lengths, ndim=len(lengths), traffic=weights)
     count = 1
     for length in lengths:
         count *= length
@@ -49,7 +52,7 @@ def plan_ranks(locations: Sequence[str], shape: Sequence[int], traffic: Optional
     length, capacity = ctypes.c_size_t(), 4096
     while True:
         report = ctypes.create_string_buffer(capacity)
-        status = library.dm_plan_ranks(paths, len(paths), lengths, len(lengths), weights, ranks, report, capacity, ctypes.byref(length))
+        status = library.dm_plan_ranks(ctypes.byref(options), ranks, report, capacity, ctypes.byref(length))
         if status == 0 or length.value <= capacity:
             check(status)
             return RankPlan(tuple(ranks), json.loads(report.value))

@@ -10,7 +10,7 @@ from . import _declarations as declarations
 from ._library import check, int32, library, sizes
 from .errors import InvalidArgumentError
 
-__all__ = ["Placement", "Replicate", "Shard", "local_shard"]
+__all__ = ["Partial", "Placement", "Replicate", "Shard", "local_shard"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,13 @@ class Shard:
     order: int = 0
 
 
-Placement = Union[Replicate, Shard]
+@dataclass(frozen=True)
+class Partial:
+    """Every rank along the mesh dimension holds a part of a sum (or of another reduction) that is
+    still to be made. Each part has the whole shape, so Partial cuts nothing."""
+
+
+Placement = Union[Replicate, Shard, Partial]
 
 
 class MeshHandle(Protocol):
@@ -71,10 +77,12 @@ def local_shard(
 
 def _struct(placement: Placement, ndim: int) -> declarations.Placement:
     if isinstance(placement, Replicate):
-        return declarations.Placement(declarations.REPLICATE, 0, 0)
+        return declarations.Placement(kind=declarations.REPLICATE)
+    if isinstance(placement, Partial):
+        return declarations.Placement(kind=declarations.PARTIAL)
     if isinstance(placement, Shard):
         # A negative dimension counts from the end, as in Python. The library refuses one that is
         # still negative.
         dim = int32("Shard.dim", placement.dim)
         return declarations.Placement(declarations.SHARD, dim + ndim if -ndim <= dim < 0 else dim, int32("Shard.order", placement.order))
-    raise TypeError(f"a placement is a {type(placement).__name__}, not Replicate() or Shard(dim)")
+    raise TypeError(f"a placement is a {type(placement).__name__}, not Replicate(), Shard(dim) or Partial()")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from datetime import timedelta
 from functools import partial
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple
 
 from . import _declarations as declarations
 from . import _interrupt as interrupt
-from ._library import check, flag, int32, library, milliseconds, optional_text
+from ._beside import has_ended
+from ._library import Timeout, check, flag, int32, library, milliseconds, optional_text
 from ._open_groups import outside_groups
 from .errors import InvalidArgumentError
 from .stores import Callbacks, Store
+from .work import after_all_in
 
-__all__ = ["World", "abort_default_worlds"]
+__all__ = ["World", "abort_default_worlds", "finalize_default_worlds"]
 
 
 class World:
@@ -49,7 +50,7 @@ class World:
         rank: Optional[int] = None,
         local_rank: int = 0,
         init_method: Optional[str] = None,
-        timeout: Union[None, float, timedelta] = None,
+        timeout: Timeout = None,
         ccl_library: Optional[str] = None,
         store: Optional[Store] = None,
         offline: bool = False,
@@ -115,7 +116,7 @@ class World:
         check(library.dm_world_size(self._handle, ctypes.byref(answer)))
         return answer.value
 
-    def barrier(self, timeout: Union[None, float, timedelta] = None) -> None:
+    def barrier(self, timeout: Timeout = None) -> None:
         """Returns when every rank of the world has called it. Collective. It does not wait for
         work on devices."""
         outside_groups("barrier")
@@ -129,6 +130,15 @@ class World:
         check(interrupt.call(
             self._end, library.dm_world_locations, self._handle, optional_text("location", location), ctypes.byref(paths)))
         return [(paths[rank] or b"").decode() for rank in range(self.size)]
+
+    def finalize(self, timeout: Timeout = None) -> None:
+        """Waits for the outstanding work of all meshes of the world, destroys their communicators,
+        and ends the meshes and the world, as torch.distributed's destroy_process_group() does.
+        Collective. Later calls of the world and of its meshes raise AbortedError."""
+        outside_groups("finalize")
+        after_all_in(self)
+        check(interrupt.call(self._end, library.dm_world_finalize, self._handle, milliseconds(timeout)))
+        has_ended()
 
     def abort(self) -> None:
         """Ends this rank's part in the world at once: wakes every blocked call of the world and
@@ -158,7 +168,16 @@ def _abort_and_free(handle: int) -> None:
     library.dm_world_free(handle)
 
 
+def finalize_default_worlds(timeout: Timeout = None) -> None:
+    """Ends the worlds that init_device_mesh joins by itself, with all their meshes, as
+    World.finalize does. Collective. A later init_device_mesh joins anew."""
+    outside_groups("finalize_default_worlds")
+    after_all_in(None)
+    check(interrupt.call(abort_default_worlds, library.dm_default_world_finalize, milliseconds(timeout)))
+    has_ended()
+
+
 def abort_default_worlds() -> None:
     """Ends the worlds that init_device_mesh joins by itself, also while one is being joined. A
     later init_device_mesh joins anew."""
-    check(library.dm_world_abort(None))
+    check(library.dm_default_world_abort())

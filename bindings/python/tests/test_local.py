@@ -15,8 +15,8 @@ import numpy
 
 import devicemesh
 from devicemesh import (
-    DeviceMesh, DeviceMeshError, DimOptions, DType, InvalidArgumentError, InvalidHandleError, MeshTimeoutError, NotFoundError, NotMemberError,
-    Replicate, Shard, UnsupportedError, World, init_device_mesh)
+    DeviceMesh, DeviceMeshError, DimOptions, DType, InvalidArgumentError, InvalidHandleError, LibraryError, MeshTimeoutError, NotFoundError, NotMemberError,
+    Partial, Replicate, Shard, UnsupportedError, World, init_device_mesh)
 from devicemesh import buffers
 
 
@@ -62,7 +62,9 @@ class Views(unittest.TestCase):
         self.assertEqual(mesh.submesh_count(("dp",)), 4)
         self.assertEqual(mesh.replica_groups("tp"), [[0, 1, 2, 3], [4, 5, 6, 7]])
         self.assertEqual((mesh.translate_rank("tp", 0), mesh.translate_rank("dp", 0)), (4, 2))
-        self.assertEqual((mesh.neighbor("tp", 1), mesh.neighbor("tp", 2), mesh.neighbor("tp", 2, wrap=True)), (7, None, 4))
+        self.assertEqual((mesh.neighbor("tp", 1), mesh.neighbor("tp", 2), mesh.neighbor("tp", 2, wrap=True)), (3, None, 0))
+        self.assertEqual((mesh.translate_world_rank("tp", 4), mesh.translate_rank("tp", mesh.neighbor("tp", 1))), (0, 7))
+        self.assertEqual((mesh.coordinate_of(3), mesh["tp"].coordinate_of(3)), ((0, 3), None))
 
     def test_values_hashes_copies_and_pickles(self):
         same, other = offline(1, (2, 4), ("dp", "tp")), offline(6, (2, 4), ("dp", "cp"))
@@ -106,6 +108,7 @@ class Views(unittest.TestCase):
         self.assertEqual(devicemesh.local_shard(mesh, (16, 8), (Shard(0), Shard(0))), ((2, 8), (12, 0)))
         self.assertEqual(mesh.local_shard((16, 8), (Shard(0, order=1), Shard(0))), ((2, 8), (10, 0)))
         self.assertEqual(mesh.local_shard((16, 8), (Replicate(), Shard(-1)), rank=1), ((16, 2), (0, 2)))
+        self.assertEqual(mesh.local_shard((16, 8), (Partial(), Shard(-1)), rank=1), ((16, 2), (0, 2)))
         for shape, placements, rank in (((16,), (Shard(0),), None), ((16,), (Shard(1), Replicate()), None), ((16,), (Shard(-2), Replicate()), None),
                                         ((-1,), (Shard(0), Replicate()), None), ((16,), (Shard(0), Replicate()), -1)):
             with self.assertRaises(InvalidArgumentError):
@@ -132,6 +135,17 @@ class Refusals(unittest.TestCase):
             ask()
         self.assertIn(text, str(caught.exception))
         return caught.exception
+
+    def test_positional_arguments_are_pytorchs(self):
+        for make in (lambda: init_device_mesh("cpu", (2, 4), ("dp", "tp")), lambda: DeviceMesh("cpu", [[0, 1]], ("dp", "tp"))):
+            self.refuses(TypeError, "pass the others by name (mesh_dim_names=('dp', 'tp'))", make)
+        self.refuses(TypeError, "write mesh['dp']", lambda: self.mesh[0])
+
+    def test_ranks_of_two_kinds(self):
+        self.refuses(NotMemberError, "3", lambda: self.mesh.translate_world_rank("tp", 3))
+        self.refuses(ValueError, "4", lambda: self.mesh.translate_rank("tp", 4))
+        self.refuses(ValueError, "-1", lambda: self.mesh.translate_rank("tp", -1))
+        self.refuses(TypeError, "world_rank is", lambda: self.mesh.coordinate_of("3"))
 
     def test_unknown_dimensions(self):
         for ask in (lambda: self.mesh["pp"], lambda: self.mesh.get_group("pp"), lambda: self.mesh.size("pp"), lambda: self.mesh["tp", "pp"]):
@@ -197,6 +211,23 @@ class Refusals(unittest.TestCase):
         for kind in devicemesh.errors.BY_STATUS.values():
             self.assertEqual(str(kind("what went wrong")), "what went wrong")
             self.assertTrue(issubclass(kind, DeviceMeshError))
+
+
+class Libraries(unittest.TestCase):
+    def test_functions_before_there_is_a_mesh(self):
+        self.assertGreater(devicemesh.get_device_proc("cpu", "ncclAllReduce"), 0)
+        with self.assertRaisesRegex(NotFoundError, "ncclNoSuchThing"):
+            devicemesh.get_device_proc("cpu", "ncclNoSuchThing")
+
+    def test_a_resolver(self):
+        asked = []
+        with self.assertRaisesRegex(LibraryError, "ncclGetVersion|nccl"):
+            devicemesh.set_ccl_resolver(lambda name: asked.append(name))
+        self.assertTrue(asked)
+        with self.assertRaises(LibraryError) as caught:
+            devicemesh.set_ccl_resolver(lambda name: 1 // 0)
+        self.assertIsInstance(caught.exception.__cause__, ZeroDivisionError)
+        devicemesh.set_ccl_resolver(None)
 
 
 class OnlyDlpack:

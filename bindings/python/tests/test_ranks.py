@@ -243,6 +243,68 @@ class Ranks(unittest.TestCase):
                 mesh.get_group().all_reduce(value)
         self.mesh.flatten("after_shrink")
 
+    def test_a_rank_that_leaves_the_world_is_named_as_data(self):
+        if SIZE == 1:
+            return
+        world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/leaves", timeout=60)
+        mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)
+        gone = SIZE - 1
+        if RANK == gone:
+            world.abort()
+        else:
+            with self.assertRaises(PeerLostError) as caught:
+                mesh.get_group().all_reduce(bytearray(1))
+            # Another rank that has ended its mesh after the loss may be met first.
+            self.assertTrue(caught.exception.ranks)
+            self.assertEqual(caught.exception.dimension, "x")
+            # The loss may have been known before the call.
+            self.assertTrue(caught.exception.waited is None or caught.exception.waited >= 0)
+            again = pickle.loads(pickle.dumps(caught.exception))
+            self.assertEqual((again.ranks, again.dimension), (caught.exception.ranks, "x"))
+            until = time.monotonic() + 60
+            while mesh.lost_ranks() != (gone,) and time.monotonic() < until:
+                time.sleep(0.01)
+            self.assertEqual(mesh.lost_ranks(), (gone,))
+            left = mesh.shrink("x", mesh.lost_ranks(), dim_options={"x": DimOptions(own_comm=True)}, timeout=50)
+            self.assertEqual(left.ranks, tuple(range(gone)))
+        self.mesh.flatten("after_leaving")
+
+    def test_the_end_of_a_world(self):
+        world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/ends", timeout=60)
+        mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)
+        value = numpy.ones(1)
+        handle = mesh.get_group().all_reduce(value, async_op=True)
+        with self.assertRaisesRegex(InvalidArgumentError, "1 operation is queued"), self.mesh.group():
+            self.tp.all_reduce(value.copy())
+            world.finalize()
+        world.finalize(timeout=50)
+        self.assertTrue(handle.is_success())
+        for ask in (world.barrier, world.finalize, mesh.finalize, lambda: mesh.get_group().all_reduce(value)):
+            with self.assertRaises(AbortedError):
+                ask()
+
+    def test_timeouts_of_calls(self):
+        self.assertEqual(self.mesh["dp"].flatten("timely", timeout=30).shape, (self.dp.size,))
+        self.assertEqual(self.mesh.unflatten("dp", (1, self.dp.size), ("one", "rest"), timeout=30).ndim, 3)
+        self.assertEqual(self.mesh.reshape((SIZE,), ("all",), timeout=30).shape, (SIZE,))
+        self.assertEqual(self.mesh.slice_range("dp", range(1), timeout=30, options=DimOptions()).shape, (1, self.tp.size))
+        world = World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/late", timeout=60)
+        mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("x",), world=world)
+        over = os.path.join(self.folder, "late is over")
+        if SIZE > 1 and RANK == 0:
+            with self.assertRaises(MeshTimeoutError) as caught:
+                mesh.finalize(timeout=0.2)
+            self.assertIn(1, caught.exception.ranks)
+            self.assertGreater(caught.exception.waited, 0.1)
+            self.assertIsInstance(caught.exception.call, int)
+            os.mkdir(over)
+        while SIZE > 1 and not os.path.exists(over):
+            time.sleep(0.01)
+        mesh.abort()
+        for wrong in (-1, "1", True):
+            with self.assertRaises((TypeError, ValueError)):
+                self.mesh.flatten("f", timeout=wrong)
+
     def test_a_world_of_its_own_and_a_store_in_python(self):
         with World("cpu", world_size=SIZE, rank=RANK, init_method=f"file://{self.folder}/file", timeout=60) as world:
             self.assertEqual((world.rank, world.size, repr(world)), (RANK, SIZE, f"World(rank={RANK}, size={SIZE})"))

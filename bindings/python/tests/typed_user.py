@@ -2,7 +2,7 @@
 
 from typing import List, Optional, Tuple
 
-from devicemesh import Communicator, DeviceMesh, DType, NotFoundError, ReduceOp, Shard, World, init_device_mesh, plan_ranks
+from devicemesh import Communicator, DeviceMesh, DType, NotFoundError, ReduceOp, Shard, Work, World, init_device_mesh, plan_ranks
 
 world: World = World("cpu", world_size=8, rank=6, offline=True)
 mesh: DeviceMesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), world=world)
@@ -16,6 +16,17 @@ ranks: Tuple[int, ...] = plan_ranks(["a"] * 8, (2, 4)).ranks
 names: Optional[Tuple[str, ...]] = mesh._unflatten("tp", (2, 2), ("cp", "tp")).mesh_dim_names
 kind: DType = DType.BFLOAT16
 op: ReduceOp = ReduceOp.SUM
+
+
+def checked(buffer: bytearray) -> bool:
+    """Is not called: the types alone are looked at."""
+    work: Work = group.all_reduce(buffer, op="mean", async_op=True)
+    group.all_reduce(buffer, op=op)
+    group.all_reduce(buffer, op="medium")  # type: ignore[arg-type]
+    init_device_mesh("cpu", (2, 4), ("dp", "tp"))  # type: ignore[arg-type]
+    return work.wait(timeout=3.0)
+
+
 with mesh as current, mesh.group():
     same: DeviceMesh = current
 try:

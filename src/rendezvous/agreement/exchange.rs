@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::deciding::Part;
 use super::round::Round;
 use super::verdict::Verdict;
 use super::waiting::Found;
@@ -90,7 +91,7 @@ impl Round {
         if self.membership.members.len() < 2 {
             return Ok(());
         }
-        self.reach_verdict("/end", None, wait)?;
+        self.reach_verdict("/end", Part::Equal(None), wait)?;
         let published = self.membership.left.take_under(&self.key("/data", ""));
         if !published.is_empty() {
             self.membership.store.forget(published, wait);

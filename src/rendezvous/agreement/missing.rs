@@ -28,13 +28,13 @@ const NEVER_CALLED: &str = "never called";
 const SHORT: Duration = Duration::from_millis(500);
 
 /// The result of a search for ranks that have left no key.
-struct Absent {
+pub(super) struct Absent {
     /// The positions of the missing ranks, in ascending order.
     positions: Vec<usize>,
-    /// The missing ranks, as ranks of the world.
-    ranks: Vec<i32>,
+    /// The missing ranks, as ranks of the world. Ranks that are known to be lost are not among them.
+    pub(super) ranks: Vec<i32>,
     /// How many members were looked at, counted from position 0.
-    looked_at: usize,
+    pub(super) looked_at: usize,
 }
 
 impl Round {
@@ -105,9 +105,9 @@ impl Round {
         );
     }
 
-    /// Returns the ranks that have not left their key. When there is no time for all ranks, it
-    /// looks at the first ones only.
-    fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
+    /// Returns the ranks that have not left their key and are not known to be lost. When there is no
+    /// time for all ranks, it looks at the first ones only.
+    pub(super) fn absent(&self, key: impl Fn(usize) -> String, until: Deadline, wait: &Wait) -> Result<Absent> {
         let (members, mut positions, mut at) = (&self.membership.members, Vec::new(), 0);
         while at < members.len().min(AT_MOST) && (at == 0 || !until.passed()) {
             let end = members.len().min(at + if at == 0 { AT_FIRST } else { AT_ONCE });
@@ -121,6 +121,8 @@ impl Round {
             positions.extend(missing.map(|(_, position)| position));
             at = end;
         }
+        let lost = self.membership.losses.all(|_| true);
+        positions.retain(|position| !lost.contains(&members.rank(*position)));
         let ranks = positions.iter().map(|position| members.rank(*position)).collect();
         Ok(Absent { positions, ranks, looked_at: at })
     }

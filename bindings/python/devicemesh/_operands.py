@@ -1,0 +1,237 @@
+"""One communicator of a mesh, as its collectives use it: its ranks, the checks of their buffers, and
+the way of a call into the library, into an open group or to the thread of asynchronous operations.
+communicator.py has the collectives."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import Any, Callable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, cast
+
+from . import _interrupt as interrupt
+from ._beside import before_call
+from ._library import check, flag, int32, library, listed, sizes
+from ._open_groups import opened
+from ._queries import MeshQueries
+from .buffers import Memory, changed, memory, stream_handle
+from .constants import SIZES, DType
+from .errors import InvalidArgumentError
+from .group import Queued
+from .work import DONE, Key, Work, after_earlier, queues, submit
+
+__all__ = ["Operands"]
+
+
+class Blocks(NamedTuple):
+    """A block of memory for each rank of a group."""
+
+    # What holds the memory.
+    memories: Tuple[Memory, ...]
+    # Displacements count from here.
+    address: int
+    # The number of elements of each block, a C array.
+    counts: Any
+    # How many elements after the address each block begins, a C array. None: one after the other.
+    displacements: Any
+    dtype: int
+
+    def begin(self, rank: int) -> int:
+        """The address of the block of that rank."""
+        before = sum(self.counts[:rank]) if self.displacements is None else self.displacements[rank]
+        return self.address + int(before) * SIZES[self.dtype]
+
+    def release(self) -> None:
+        for each in self.memories:
+            each.release()
+
+
+class Operands:
+    """This rank's group along one dimension of a mesh, without the collectives."""
+
+    def __init__(self, mesh: MeshQueries, name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._dim = name.encode()
+        self._handle = mesh._handle
+        self._end = partial(library.dm_abort, mesh._handle)
+        self._device = mesh.device_type
+        rank = ctypes.c_int32()
+        check(library.dm_get_local_rank(self._handle, self._dim, ctypes.byref(rank)))
+        self._rank = rank.value
+        self._ranks: Tuple[int, ...] = tuple(
+            listed(ctypes.c_int32, lambda *out: int(library.dm_group_ranks(self._handle, self._dim, *out))))
+        self._queue_key: Optional[Key] = None
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return len(self._ranks)
+
+    @property
+    def handle(self) -> int:
+        """The raw ncclComm_t, for calls through ``mesh.get_proc``. Valid until the mesh is
+        finalized or aborted; never destroy it."""
+        comm = ctypes.c_void_p()
+        check(interrupt.call(self._end, library.dm_get_comm, self._handle, self._dim, ctypes.byref(comm)))
+        return comm.value or 0
+
+    @property
+    def _key(self) -> Key:
+        """The key of the queue of asynchronous operations."""
+        if self._queue_key is None:
+            self._queue_key = (self.handle, self._name)
+        return self._queue_key
+
+    def _run(self, async_op: bool, function: Any, kept: Sequence[Memory], *arguments: Any) -> Work:
+        """Makes the call, queues it inside a group, or gives it to the thread of asynchronous
+        operations. Its buffers are kept until it is over."""
+        later = async_op is not False and flag("async_op", async_op)
+        call = partial(function, self._handle, self._dim, *arguments)
+        if opened.groups:
+            if later:
+                self._refuse(
+                    "async_op: an operation in a group runs when the group ends; make the group itself asynchronous: mesh.group(async_op=True)", *kept)
+            group = opened.groups[-1]
+            group.add(Queued(self, call, tuple(kept)))
+            return cast(Work, group.work)
+        if later and self._device == "cpu":
+            for wait in before_call:
+                wait()
+            return submit((self,), Work(f"{function.__name__[3:]} along {self._name}"), partial(finish, call, kept))
+        try:
+            if queues:
+                after_earlier(self)
+            check(interrupt.issue(self._end, call))
+        finally:
+            for each in kept:
+                each.release()
+        return DONE
+
+    def _pair(self, async_op: bool, function: Any, one: Memory, two: Optional[Memory], *arguments: Any) -> Work:
+        """Does what _run does, with one or two buffers."""
+        return self._run(async_op, function, (one,) if two is None or two is one else (one, two), *arguments)
+
+    def _blocks(self, arrays: Any, counts: Optional[Sequence[int]], written: bool, stream: int, what: str) -> Blocks:
+        """A buffer for each rank of the group: arrays in a list, or one array with as many elements
+        for each rank as counts says."""
+        if counts is None:
+            return self._listed(arrays, written, stream, what)
+        whole = self._one(arrays, written, stream, what)
+        numbers = sizes("counts", counts)
+        if len(numbers) != self.size or sum(numbers) != whole.count:
+            self._refuse(f"the counts {tuple(numbers)} are for {len(numbers)} ranks and {sum(numbers)} elements, but dimension {self._name} has {self.size} ranks, "
+                         f"and {what} {whole.count} elements", whole)
+        return Blocks((whole,), whole.address, numbers, None, whole.dtype)
+
+    def _listed(self, arrays: Any, written: bool, stream: int, what: str) -> Blocks:
+        if len(arrays) != self.size:
+            self._refuse(f"{what} is a list of {len(arrays)} arrays, but dimension {self._name} has {self.size} ranks: one for each")
+        taken: List[Memory] = []
+        try:
+            for rank, array in enumerate(arrays):
+                taken.append(self._one(array, written, stream, f"{what}[{rank}]"))
+                if taken[rank].dtype != taken[0].dtype:
+                    self._refuse(f"{what}[{rank}] has {DType(taken[rank].dtype).name.lower()} elements, {what}[0] has {DType(taken[0].dtype).name.lower()}")
+        except BaseException:
+            for each in taken:
+                each.release()
+            raise
+        # The library counts from one address. An empty array may have none.
+        base = min((each.address for each in taken if each.count), default=0)
+        unit = SIZES[taken[0].dtype]
+        away = [each.address - base if each.count else 0 for each in taken]
+        if any(distance % unit for distance in away):
+            self._refuse(f"the arrays of {what} do not lie whole elements of {unit} bytes apart: let each begin at a multiple of {unit}", *taken)
+        lengths = (ctypes.c_size_t * self.size)(*(each.count for each in taken))
+        return Blocks(tuple(taken), base, lengths, (ctypes.c_size_t * self.size)(*(distance // unit for distance in away)), taken[0].dtype)
+
+    def _own_block(self, blocks: Blocks, its_name: str, array: Any, written: bool, stream: int, name: str) -> Memory:
+        """The buffer with the elements of this rank's block."""
+        try:
+            own = self._one(array, written, stream, name)
+        except BaseException:
+            blocks.release()
+            raise
+        if own.dtype != blocks.dtype:
+            blocks.release()
+            self._refuse(f"{name} has {DType(own.dtype).name.lower()} elements, {its_name} has {DType(blocks.dtype).name.lower()}", own)
+        if own.count != blocks.counts[self._rank]:
+            blocks.release()
+            self._refuse(f"{name} has {own.count} elements, but {its_name} has {blocks.counts[self._rank]} for this rank, {self._rank}", own)
+        return own
+
+    def _member(self, what: str, rank: Any) -> int:
+        """A rank of the group."""
+        number = int32(what, rank)
+        if not 0 <= number < self.size:
+            self._refuse(f"{what} is {number}, but dimension {self._name} has ranks 0 to {self.size - 1}")
+        return number
+
+    def _one(self, array: Any, written: bool, stream: int, what: str = "buffer") -> Memory:
+        found = memory(array, what, stream)
+        if found.device != self._device and found.device != "managed":
+            self._refuse(f"{what} lies in {found.device} memory, but the mesh is on {self._device}", found)
+        if stream and self._device == "cpu":
+            self._refuse(f"stream is {stream:#x}, but device type cpu has no streams: pass None", found)
+        if written and found.readonly:
+            self._refuse(f"{what} is read-only, and the result would be written into it", found)
+        if written and found.copied:
+            self._refuse(f"{what} gives a copy of itself through __dlpack__, so the result that is written there would be lost", found)
+        if written:
+            changed(array)
+        return found
+
+    def _two(self, buffer: Any, out: Any, stream: Any, readonly_in_place: bool = False) -> Tuple[Memory, Memory, int]:
+        on = stream_handle(stream)
+        if out is None or out is buffer:
+            both = self._one(buffer, not readonly_in_place, on)
+            return both, both, on
+        send = self._one(buffer, False, on)
+        try:
+            receive = self._one(out, True, on, "out")
+        except BaseException:
+            send.release()
+            raise
+        if send.dtype != receive.dtype:
+            self._refuse(f"buffer has {DType(send.dtype).name.lower()} elements, out has {DType(receive.dtype).name.lower()}", send, receive)
+        return send, receive, on
+
+    def _refuse(self, why: str, *taken: Memory) -> NoReturn:
+        for each in taken:
+            each.release()
+        raise InvalidArgumentError(why)
+
+    def _same_count(self, send: Memory, receive: Memory) -> None:
+        if send.count != receive.count:
+            self._refuse(f"buffer has {send.count} elements, out has {receive.count}", send, receive)
+
+    def _times(self, large: Memory, its_name: str, small: Memory, other_name: str) -> None:
+        if large.count != small.count * self.size:
+            self._refuse(
+                f"{its_name} has {large.count} elements, but {self.size} ranks x {small.count} of {other_name} are {small.count * self.size}", large, small)
+
+    def _share(self, whole: Memory, what: str, *others: Memory) -> int:
+        if whole.count % self.size:
+            self._refuse(f"{what} has {whole.count} elements, which {self.size} ranks do not share evenly", whole, *others)
+        return whole.count // self.size
+
+    def _apart(self, call: str, send: Memory, receive: Memory, off: Optional[int]) -> None:
+        """In a group: refuses buffers that overlap, unless they are exactly in place (off is 0),
+        before anything of the group is under way.
+
+        Outside a group the library does so.
+        """
+        if off == 0 or not opened.groups:
+            return
+        apart = send.address + send.nbytes <= receive.address or receive.address + receive.nbytes <= send.address
+        if not apart and send.count and receive.count:
+            self._refuse(f"{call}: buffer and out overlap, but are not in place exactly; let them lie apart", send, receive)
+
+
+def finish(call: Callable[[], int], kept: Sequence[Memory]) -> None:
+    """Makes a call and releases its buffers."""
+    try:
+        check(call())
+    finally:
+        for each in kept:
+            each.release()

@@ -1,0 +1,202 @@
+"""Operations that run while the program goes on (``async_op=True``), and the handle to wait for
+them.
+
+On cuda every operation is asynchronous: the stream keeps the order. On cpu a thread of this package
+runs the operations. Each communicator has a queue of its own with one such thread, so its
+operations run in the order in which they were issued. A blocking operation first waits until the
+queue of its communicator is empty. A thread without work ends after IDLE seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from functools import partial
+from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Tuple
+
+from ._library import Timeout, milliseconds
+from .errors import DeviceMeshError, InvalidArgumentError, MeshTimeoutError, UnsupportedError
+
+__all__ = ["Work"]
+
+IDLE = 2.0
+# The address of the communicator and the name of the dimension. Two dimensions that share a
+# communicator have a queue each, because the library lets calls under different names take turns.
+Key = Tuple[int, str]
+
+
+class Work:
+    """The handle of an operation, as torch.distributed's Work.
+
+    Every operation returns one. That of a blocking operation is over already. That of an operation
+    inside ``with mesh.group():`` is over when the group is. On cuda it is over when the operation
+    is enqueued: the stream orders what follows.
+    """
+
+    __slots__ = ("_what", "_over", "_error", "_unissued")
+
+    def __init__(self, what: str, *, unissued: bool = False) -> None:
+        self._what = what
+        self._over = threading.Event()
+        self._error: Optional[BaseException] = None
+        # Whether this operation waits for the end of a group.
+        self._unissued = unissued
+
+    def wait(self, timeout: Timeout = None) -> bool:
+        """Returns True when the operation is over, and raises its error if it has failed.
+
+        None waits until the end, which the mesh's timeout brings. With a timeout in seconds a
+        MeshTimeoutError says that the operation is not over; it continues. Ctrl-C ends the wait
+        and not the operation.
+        """
+        if not self._over.is_set():
+            if self._unissued:
+                raise InvalidArgumentError(f"{self._what} is queued in an open group, and runs when the group ends: wait after the `with` block")
+            if not self._over.wait(None if timeout is None else milliseconds(timeout) / 1000):
+                raise MeshTimeoutError(f"{self._what} is not over after {milliseconds(timeout) / 1000:g} s; it continues, and ends by the mesh's timeout")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the operation is over. Does not wait."""
+        return self._over.is_set()
+
+    def is_success(self) -> bool:
+        """Whether the operation is over and has not failed. Does not wait."""
+        return self._over.is_set() and self._error is None
+
+    def exception(self) -> Optional[BaseException]:
+        """The error of an operation that has failed; None for any other. Does not wait."""
+        return self._error if self._over.is_set() else None
+
+    def _finish(self, error: Optional[BaseException] = None) -> None:
+        if not self._over.is_set():
+            self._error, self._unissued = error, False
+            self._over.set()
+
+    def __repr__(self) -> str:
+        state = "running" if not self._over.is_set() else "done" if self._error is None else f"failed: {self._error}"
+        return f"Work({self._what}, {state})"
+
+
+DONE = Work("operation")
+DONE._finish()
+
+
+class Member(Protocol):
+    """The part of a communicator that this file needs."""
+
+    @property
+    def _key(self) -> Key:
+        """The key of its queue."""
+
+    @property
+    def _mesh(self) -> Any:
+        """The mesh of the communicator."""
+
+
+class WorkQueue:
+    """The operations of one communicator that are still to run, and the thread that runs them."""
+
+    __slots__ = ("key", "mesh", "tasks", "ready", "last", "works")
+
+    def __init__(self, key: Key, mesh: Any) -> None:
+        self.key, self.mesh = key, mesh
+        self.tasks: Deque[Callable[[], Any]] = deque()
+        self.ready = threading.Condition(lock)
+        # The operation that was issued last.
+        self.last: Work = DONE
+        # The operations that are not over.
+        self.works: Deque[Work] = deque()
+
+    def serve(self) -> None:
+        """Runs the operations in order, until there has been none for some time."""
+        while True:
+            with lock:
+                while not self.tasks:
+                    if not self.ready.wait(IDLE) and not self.tasks:
+                        queues.pop(self.key, None)
+                        return
+                task = self.tasks.popleft()
+            task()
+            with lock:
+                self.works.popleft()
+            del task  # a thread without work keeps no array alive
+
+
+lock = threading.Lock()
+queues: Dict[Key, WorkQueue] = {}
+
+
+def forget() -> None:
+    """In a forked child: the threads are not there, so the operations never end here."""
+    global lock
+    unfinished = [work for queue in list(queues.values()) for work in list(queue.works)]
+    lock = threading.Lock()
+    queues.clear()
+    for work in unfinished:
+        work._over = threading.Event()
+        work._finish(UnsupportedError(f"{work._what} was issued by the parent of this forked process, and is not over here"))
+
+
+os.register_at_fork(after_in_child=forget)
+
+
+def submit(members: Sequence[Member], work: Work, run: Callable[[], Any]) -> Work:
+    """Puts an operation of these communicators at the end of their queues. It runs on the thread of
+    the first one, when each queue has come to it."""
+    keys = {member._key: member for member in members}
+    with lock:
+        each: List[WorkQueue] = []
+        for key, member in keys.items():
+            queue = queues.get(key)
+            if queue is None:
+                queue = WorkQueue(key, member._mesh)
+                threading.Thread(target=queue.serve, name=f"devicemesh {key[1]}", daemon=True).start()
+                queues[key] = queue
+            each.append(queue)
+        earlier = [queue.last for queue in each[1:]]
+        for queue in each:
+            queue.tasks.append(partial(perform, work, run, earlier) if queue is each[0] else work._over.wait)
+            queue.works.append(work)
+            queue.last = work
+            queue.ready.notify()
+    return work
+
+
+def perform(work: Work, run: Callable[[], Any], earlier: Sequence[Work]) -> None:
+    for other in earlier:
+        other._over.wait()
+    try:
+        run()
+    except BaseException as error:
+        work._finish(error)
+    else:
+        work._finish()
+
+
+def after_earlier(member: Member) -> None:
+    """Returns when the asynchronous operations along this communicator are over. So a blocking
+    operation comes after those that were issued before it."""
+    queue = queues.get(member._key)
+    if queue is not None:
+        queue.last._over.wait()
+
+
+def after_all_of(root: Callable[[], Any]) -> None:
+    """Returns when the asynchronous operations on all views of this root mesh are over."""
+    for queue in list(queues.values()):
+        # A mesh that has ended has no root any more. Equal root meshes share their communicators.
+        with contextlib.suppress(DeviceMeshError):
+            if not queue.last.is_completed() and queue.mesh.root() == root():
+                queue.last._over.wait()
+
+
+def after_all_in(world: Any) -> None:
+    """Returns when the asynchronous operations on the meshes of this world are over."""
+    for queue in list(queues.values()):
+        if queue.mesh.world is world:
+            queue.last._over.wait()

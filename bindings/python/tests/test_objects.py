@@ -1,0 +1,71 @@
+"""Objects, bytes and barriers of a dimension: under `devicemesh run -n N -- python -m unittest tests/test_objects.py`, for any N. Every rank runs every test."""
+
+import os
+import threading
+import unittest
+
+import numpy
+
+from devicemesh import InvalidArgumentError, init_device_mesh
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class Objects(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        rows = 1 if SIZE == 1 else 2
+        cls.mesh = init_device_mesh("cpu", (rows, SIZE // rows), mesh_dim_names=("dp", "tp"), timeout=60)
+        cls.dp, cls.tp = cls.mesh.get_all_groups()
+
+    def test_objects_of_all_ranks(self):
+        for group in (self.dp, self.tp):
+            mine = {"rank": RANK, "name": "x" * (1000 * RANK), "set": {1, 2}}
+            self.assertEqual(group.all_gather_object(mine), [{"rank": rank, "name": "x" * (1000 * rank), "set": {1, 2}} for rank in group.ranks])
+            self.assertEqual(group.all_gather_object(None), [None] * group.size)
+
+    def test_the_object_of_one_rank(self):
+        for root in range(self.tp.size):
+            mine = ("seed", self.tp.ranks[root]) if self.tp.rank == root else None
+            self.assertEqual(self.tp.broadcast_object(mine, root=root), ("seed", self.tp.ranks[root]))
+        self.assertEqual(self.tp.broadcast_object([self.tp.ranks[0]]), [self.tp.ranks[0]])
+
+    def test_bytes(self):
+        self.assertEqual(self.tp.all_gather_bytes(bytes([RANK]) * (RANK % 3)), [bytes([rank]) * (rank % 3) for rank in self.tp.ranks])
+        self.assertEqual(self.tp.broadcast_bytes(b"\0name" if self.tp.rank == 0 else None), b"\0name")
+        self.assertEqual(self.tp.broadcast_bytes(bytearray(b"") if self.tp.rank == 0 else None), b"")
+
+    def test_a_barrier_of_a_dimension(self):
+        self.tp.barrier()
+        self.dp.barrier(timeout=50)
+
+    def test_after_the_asynchronous_operations(self):
+        value = numpy.ones(1000)
+        handles = [self.tp.all_reduce(value, op="avg", async_op=True) for _ in range(20)]
+        self.tp.barrier()
+        self.assertTrue(all(handle.is_success() for handle in handles))
+
+    def test_an_object_that_cannot_be_pickled(self):
+        """The other ranks are told, and all can go on."""
+        mine = threading.Lock() if self.tp.rank == 0 else 1
+        with self.assertRaises(TypeError if self.tp.rank == 0 else InvalidArgumentError) as caught:
+            self.tp.all_gather_object(mine)
+        self.assertIn("cannot pickle", str(caught.exception))
+        with self.assertRaises(TypeError if self.tp.rank == 0 else InvalidArgumentError):
+            self.tp.broadcast_object(mine)
+        self.assertEqual(self.tp.all_gather_object(RANK), list(self.tp.ranks))
+
+    def test_what_is_refused(self):
+        with self.assertRaisesRegex(TypeError, "write objects = group.all_gather_object"):
+            self.tp.all_gather_object([None] * SIZE, 1)
+        with self.assertRaisesRegex(TypeError, "not bytes"):
+            self.tp.all_gather_bytes("text")
+        with self.assertRaisesRegex(InvalidArgumentError, "root is"):
+            self.tp.broadcast_object(1, root=self.tp.size)
+        with self.assertRaisesRegex(InvalidArgumentError, "1 operation is queued"), self.mesh.group():
+            self.tp.all_reduce(numpy.ones(1))
+            self.tp.barrier()
+
+
+if __name__ == "__main__":
+    unittest.main()
