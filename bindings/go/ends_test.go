@@ -232,7 +232,7 @@ func TestShrink(t *testing.T) {
 		return
 	}
 	world := private(t, folder, "shrink")
-	mesh := line(t, world, MeshOptions{})
+	mesh, again := line(t, world, MeshOptions{}), line(t, world, MeshOptions{})
 	if rank == size-1 {
 		must(t, world.Abort())
 	}
@@ -250,12 +250,18 @@ func TestShrink(t *testing.T) {
 		}
 		equal(t, "the lost ranks of the error", failed.Lost, gone)
 		expect(t, gone)(mesh.LostRanks())
-		left, err := mesh.Shrink(background, "x", failed.Lost, CallOptions{Timeout: time.Minute, Dims: []DimOptions{{OwnComm: true}}})
-		must(t, err)
-		defer left.Close()
-		value := []int{1}
-		must(t, AllReduce(background, left, "", value, value, Sum))
-		equal(t, "the ranks that are left", value, []int{size - 1})
+		for _, lost := range [][]int{failed.Lost, nil} {
+			if lost == nil {
+				// The survivors agree on who is lost.
+				mesh = again
+			}
+			left, err := mesh.Shrink(background, "x", lost, CallOptions{Timeout: time.Minute, Dims: []DimOptions{{OwnComm: true}}})
+			must(t, err)
+			defer left.Close()
+			value := []int{1}
+			must(t, AllReduce(background, left, "", value, value, Sum))
+			equal(t, "the ranks that are left", value, []int{size - 1})
+		}
 	}
 	together(t, everybody)
 }

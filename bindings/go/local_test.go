@@ -256,9 +256,9 @@ func TestWrongArguments(t *testing.T) {
 	device := 0
 	_, err = Join(background, "cpu", &WorldOptions{Size: 1, Device: &device})
 	refused(t, err, ErrInvalidArgument, "device")
-	refused(t, mesh.Barrier(background, "tp", 0), ErrUnsupported, "offline")
-	mustFail(ErrUnsupported, "offline")(mesh.AllGatherBytes(background, "tp", nil, 0))
-	mustFail(ErrUnsupported, "offline")(world.BroadcastBytes(background, nil, 0, 0))
+	refused(t, mesh.Barrier(background, "tp", 0), ErrUnsupported, "DM_WORLD_OFFLINE")
+	mustFail(ErrUnsupported, "DM_WORLD_OFFLINE")(mesh.AllGatherBytes(background, "tp", nil, 0))
+	mustFail(ErrUnsupported, "DM_WORLD_OFFLINE")(world.BroadcastBytes(background, nil, 0, 0))
 	mustFail(ErrInvalidArgument, "timeout")(world.AllGatherBytes(background, nil, -1))
 	mustFail(ErrInvalidArgument, "xpu")(DefaultWorld(background, "xpu", 0))
 	mustFail(ErrInvalidArgument, "timeout")(DefaultWorld(background, "cpu", -1))

@@ -73,11 +73,14 @@ func (m *Mesh) SliceRange(ctx context.Context, dim string, start, length, step i
 }
 
 // Shrink gives the mesh without the indices along a dimension that hold a lost rank, so that a job
-// can go on after a rank has died. Whole replicas leave the mesh. lostRanks are world ranks, the
-// same on every rank (LostRanks, Error.Lost). Without them the survivors agree on the ranks that
-// are lost. What the options do not say, the new mesh inherits from this one. Shrink ends this
-// mesh. Collective over the ranks that are not lost. A rank whose replica leaves also calls Shrink,
-// and gets a mesh that it is not in. When Shrink fails because another rank died meanwhile, call it
+// can go on after a rank has died. Whole replicas leave the mesh. Without lostRanks the survivors
+// agree on who is lost, and all of them leave out the same ranks; ErrInvalidArgument says that no
+// rank is lost. Otherwise lostRanks are world ranks, the same on every rank (LostRanks, Error.Lost).
+// The new mesh inherits the timeout and the options of this one; CallOptions.Dims replaces the
+// options of the dimensions. Shrink ends this mesh.
+//
+// Collective over the ranks that are not lost. A rank whose replica leaves also calls Shrink, and
+// gets a mesh that it is not in. When Shrink fails because another rank died meanwhile, call it
 // again on this mesh. When ctx is done meanwhile, the world is aborted. If the world was closed
 // before, the call ends at its timeout instead.
 func (m *Mesh) Shrink(ctx context.Context, dim string, lostRanks []int, options ...CallOptions) (*Mesh, error) {
