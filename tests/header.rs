@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader wants them; each file's functions stand under a heading of their own.
-const SOURCES: [(&str, &str); 16] = [
+const SOURCES: [(&str, &str); 18] = [
     ("types", "types"),
     ("errors", "errors and versions"),
     ("logging", "the log"),
