@@ -8,18 +8,20 @@ from functools import partial
 from typing import Any, List, Optional, Tuple
 
 from . import _declarations as declarations
+from . import _control as control
 from . import _interrupt as interrupt
 from ._beside import has_ended
 from ._library import Timeout, check, flag, int32, library, milliseconds, optional_text
 from ._open_groups import outside_groups
 from .errors import InvalidArgumentError
+from .objects import ObjectCollectives
 from .stores import Callbacks, Store
 from .work import after_all_in
 
 __all__ = ["World", "abort_default_worlds", "finalize_default_worlds"]
 
 
-class World:
+class World(ObjectCollectives):
     """This process's rank, the store where the ranks meet, the device and the communicator library.
 
     ``init_device_mesh`` joins the default world by itself, from the launcher's environment; make a
@@ -130,6 +132,21 @@ class World:
         check(interrupt.call(
             self._end, library.dm_world_locations, self._handle, optional_text("location", location), ctypes.byref(paths)))
         return [(paths[rank] or b"").decode() for rank in range(self.size)]
+
+    def _begin(self, call: str) -> None:
+        outside_groups(call)
+
+    def _root(self, root: Any) -> Tuple[bool, int]:
+        number, size = int32("root", root), self.size
+        if not 0 <= number < size:
+            raise InvalidArgumentError(f"root is {number}, but the world has ranks 0 to {size - 1}")
+        return number == self.rank, number
+
+    def _gather(self, data: bytes, timeout: Timeout) -> List[bytes]:
+        return control.world_all_gather(self, data, timeout)
+
+    def _cast(self, data: bytes, root: int, timeout: Timeout) -> bytes:
+        return control.world_broadcast(self, data, root, timeout)
 
     def finalize(self, timeout: Timeout = None) -> None:
         """Waits for the outstanding work of all meshes of the world, destroys their communicators,

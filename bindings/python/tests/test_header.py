@@ -28,7 +28,7 @@ def ctype(text):
     word = " ".join(word for word in text.replace("*", " ").split() if word not in ("const", "struct"))
     if word == "char":
         base, stars = ctypes.c_char_p, stars - 1
-    elif word in ("dm_mesh", "dm_world") or (word == "void" and stars):
+    elif word in ("dm_mesh", "dm_world", "dm_buffers") or (word == "void" and stars):
         base, stars = ctypes.c_void_p, stars - 1
     else:
         base = STRUCTS.get(word) or VALUES[word]
