@@ -10,6 +10,7 @@ from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_int32, c_in
 from typing import Any, Dict, List, Tuple
 
 WORLD_OFFLINE = 1
+WORLD_DEVICE = 2
 DIM_OWN_COMM = 1
 INIT_LAZY = 1
 INIT_OWN_COMMS = 2
@@ -41,8 +42,14 @@ class StoreCallbacks(Structure):
 class WorldOptions(Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("flags", c_uint32), ("world_size", c_int32), ("rank", c_int32), ("local_rank", c_int32),
-        ("timeout_ms", c_int64), ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks)),
+        ("device", c_int32), ("reserved", c_uint32), ("timeout_ms", c_int64), ("init_method", c_char_p), ("ccl_library", c_char_p), ("store", POINTER(StoreCallbacks)),
         ("joining_out", POINTER(c_void_p))]
+
+
+class WorldInfo(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("local_rank", c_int32), ("local_size", c_int32), ("host", c_int32),
+        ("num_hosts", c_int32), ("device", c_int32), ("version", c_int32), ("device_type", c_char_p), ("library", c_char_p)]
 
 
 class DimOptions(Structure):
@@ -90,6 +97,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_world_init": (STATUS, [TEXT, POINTER(WorldOptions), HANDLE_OUT]),
     "dm_world_rank": (STATUS, [HANDLE, POINTER(c_int32)]),
     "dm_world_size": (STATUS, [HANDLE, POINTER(c_int32)]),
+    "dm_get_world": (STATUS, [HANDLE, HANDLE_OUT]),
+    "dm_default_world": (STATUS, [TEXT, c_int64, HANDLE_OUT]),
+    "dm_world_get_info": (STATUS, [HANDLE, POINTER(WorldInfo)]),
     "dm_world_barrier": (STATUS, [HANDLE, c_int64]),
     "dm_world_locations": (STATUS, [HANDLE, TEXT, POINTER(NAMES)]),
     "dm_world_abort": (STATUS, [HANDLE]),

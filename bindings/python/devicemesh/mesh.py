@@ -66,7 +66,8 @@ class DeviceMesh(MeshViews):
         mesh: world ranks, nested in lists or as an array: ``[[0, 1], [2, 3]]``.
         mesh_dim_names: a name per dimension. Without names they are dim_0, dim_1 ... where one is
             asked for.
-        world: None is the process's default world, joined from the launcher's environment.
+        world: None is the process's default world, joined from the launcher's environment
+            (World.default()).
         lazy: make a dimension's communicator at its first use.
         timeout: how long each collective call of the mesh may take, in seconds or as a timedelta;
             None is as long as the world's. It bounds this call too, with the join of the default

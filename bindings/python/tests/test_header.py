@@ -19,7 +19,7 @@ VALUES = {
 STRUCTS = {
     "dm_error_info": declarations.ErrorInfo, "dm_store_callbacks": declarations.StoreCallbacks, "dm_world_options": declarations.WorldOptions,
     "dm_dim_options": declarations.DimOptions, "dm_init_options": declarations.InitOptions, "dm_call_options": declarations.CallOptions,
-    "dm_placement": declarations.Placement, "dm_plan_options": declarations.PlanOptions}
+    "dm_world_info": declarations.WorldInfo, "dm_placement": declarations.Placement, "dm_plan_options": declarations.PlanOptions}
 
 
 def ctype(text):
