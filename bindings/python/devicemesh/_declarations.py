@@ -14,6 +14,11 @@ WORLD_DEVICE = 2
 DIM_OWN_COMM = 1
 INIT_LAZY = 1
 INIT_OWN_COMMS = 2
+LOG_OFF = 0
+LOG_ERROR = 1
+LOG_WARN = 2
+LOG_INFO = 3
+LOG_DEBUG = 4
 REPLICATE = 0
 SHARD = 1
 PARTIAL = 2
@@ -78,6 +83,7 @@ class PlanOptions(Structure):
         ("ndim", c_size_t), ("traffic", POINTER(c_uint32))]
 
 
+Log = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
 CclResolver = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
 STATUS = c_int32
 HANDLE = c_void_p
@@ -94,6 +100,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dm_last_error": (TEXT, []),
     "dm_last_error_info": (STATUS, [POINTER(ErrorInfo)]),
     "dm_version": (c_uint32, []),
+    "dm_set_log": (STATUS, [c_int32, Log, MEMORY]),
     "dm_world_init": (STATUS, [TEXT, POINTER(WorldOptions), HANDLE_OUT]),
     "dm_world_rank": (STATUS, [HANDLE, POINTER(c_int32)]),
     "dm_world_size": (STATUS, [HANDLE, POINTER(c_int32)]),
