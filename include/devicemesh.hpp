@@ -623,13 +623,13 @@ private:
 using Placement = dm_placement;
 
 /// Every rank along the mesh dimension holds the same.
-[[nodiscard]] constexpr Placement replicate() noexcept { return {DM_REPLICATE, 0, 0, {}}; }
+[[nodiscard]] constexpr Placement replicate() noexcept { return DM_PLACEMENT_REPLICATE; }
 
 /// Every rank along the mesh dimension holds a part of a sum that is still to be made, of the whole shape.
-[[nodiscard]] constexpr Placement partial() noexcept { return {DM_PARTIAL, 0, 0, {}}; }
+[[nodiscard]] constexpr Placement partial() noexcept { return DM_PLACEMENT_PARTIAL; }
 
 /// The mesh dimension splits this dimension of the tensor. Where several do, those of lower order split first.
-[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept { return {DM_SHARD, tensor_dim, order, {}}; }
+[[nodiscard]] constexpr Placement shard(std::int32_t tensor_dim, std::int32_t order = 0) noexcept { return DM_PLACEMENT_SHARD(tensor_dim, order); }
 
 // ---- the world ----
 
