@@ -274,7 +274,7 @@ class Ranks(unittest.TestCase):
             while mesh.lost_ranks() != (gone,) and time.monotonic() < until:
                 time.sleep(0.01)
             self.assertEqual(mesh.lost_ranks(), (gone,))
-            left = mesh.shrink("x", mesh.lost_ranks(), dim_options={"x": DimOptions(own_comm=True)}, timeout=50)
+            left = mesh.shrink(dim_options={"x": DimOptions(own_comm=True)}, timeout=50)
             self.assertEqual(left.ranks, tuple(range(gone)))
         self.mesh.flatten("after_leaving")
 
